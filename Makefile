@@ -1,0 +1,29 @@
+# Every target makes .venv and installs from constraints.txt by itself.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help capture test check gpu
+
+help: ## list what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1|\2/' | column -t -s '|'
+
+capture: $(STAMP) ## the main job: capture the reference model's graphs and check every replay
+	$(BIN)/graphkit capture
+
+test: $(STAMP) ## run every test that this machine can run
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+gpu: ## run the tests that need a CUDA device, with the Python that holds torch for it
+	$(PYTHON) -m pytest -m gpu
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,115 @@
+"""Every error that graphkit raises for a caller's mistake.
+
+The tree::
+
+    GraphkitError
+    ├── ConfigError       a setting contradicts itself or the device
+    ├── InputError        a field of a batch cannot be taken
+    ├── SizeError         no captured size fits a batch
+    ├── CaptureError      a forward cannot be captured
+    ├── ReplayError       a runner is not in the state that the call needs
+    ├── AttentionError    an attention backend or a KV pool was misused
+    ├── TargetError       a TARGET cannot be found or is not one
+    ├── CheckpointError   a checkpoint folder cannot be read
+    ├── RecordError       a saved record cannot be read
+    └── DeviceError       no usable device
+
+Each keeps its facts as attributes, so that nobody has to parse its text.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class GraphkitError(Exception):
+    """What all errors of this package share."""
+
+
+class ConfigError(GraphkitError, ValueError):
+    """A setting is refused; ``field`` names it."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InputError(GraphkitError, ValueError):
+    """A field of a batch is missing or has the wrong shape, dtype or device; ``field`` names it."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class SizeError(GraphkitError, ValueError):
+    """No captured size fits; ``batch_size`` came and ``largest`` was allowed."""
+
+    def __init__(self, message: str, *, batch_size: int, largest: int) -> None:
+        super().__init__(message)
+        self.batch_size = batch_size
+        self.largest = largest
+
+
+class CaptureCause(Enum):
+    """Why a capture failed. The value is the advice for that cause alone."""
+
+    OUT_OF_MEMORY = "Capture fewer or smaller batch_sizes, or free device memory first."
+    HOST_SYNCHRONISATION = (
+        "Keep the value on the device: use tensor arithmetic, torch.where or an upper bound."
+    )
+    DATA_DEPENDENT_SHAPE = (
+        "Give the result a static shape: use torch.where or a mask instead of selecting rows."
+    )
+    UNSUPPORTED_OP = "Replace the operation by one that may run inside a CUDA graph."
+    OTHER = "The error below is the forward's own; mend it, then call capture() again."
+
+    @property
+    def label(self) -> str:
+        """The cause in plain words, such as ``host synchronisation``."""
+        return self.name.lower().replace("_", " ")
+
+
+class CaptureError(GraphkitError, RuntimeError):
+    """A forward cannot be captured.
+
+    Attributes:
+        mode: The forward mode's name.
+        batch_size: The size whose capture failed.
+        cause: Its class.
+        where: The operation, or the user's line, that failed.
+    """
+
+    def __init__(self, mode: str, batch_size: int, cause: CaptureCause, where: str) -> None:
+        super().__init__(
+            f"cannot capture {mode} at batch size {batch_size}: {cause.label} in {where}. "
+            f"{cause.value}"
+        )
+        self.mode = mode
+        self.batch_size = batch_size
+        self.cause = cause
+        self.where = where
+
+
+class ReplayError(GraphkitError, RuntimeError):
+    """A runner or a staged slot is not in the state that the call needs."""
+
+
+class AttentionError(GraphkitError, ValueError):
+    """An attention backend or a KV pool was given what it does not take."""
+
+
+class TargetError(GraphkitError, ValueError):
+    """A TARGET cannot be imported, or is not a CaptureTarget."""
+
+
+class CheckpointError(GraphkitError, ValueError):
+    """A checkpoint folder lacks a file or a tensor, or holds what is not supported."""
+
+
+class RecordError(GraphkitError, ValueError):
+    """A saved record is truncated, foreign or of a newer schema."""
+
+
+class DeviceError(GraphkitError, RuntimeError):
+    """No usable device."""

@@ -1,0 +1,21 @@
+"""Forward modes, algorithms and their widths. Needs no torch to import."""
+
+from graphkit.spec.algorithms import Algorithm, CustomSpecAlgorithm, SpecAlgorithm
+from graphkit.spec.config import Plan, SpecConfig, SpecFallbackWarning
+from graphkit.spec.future_map import FutureMap
+from graphkit.spec.modes import ForwardMode
+from graphkit.spec.registry import algorithm_names, get_algorithm, register_algorithm
+
+__all__ = [
+    "Algorithm",
+    "CustomSpecAlgorithm",
+    "ForwardMode",
+    "FutureMap",
+    "Plan",
+    "SpecAlgorithm",
+    "SpecConfig",
+    "SpecFallbackWarning",
+    "algorithm_names",
+    "get_algorithm",
+    "register_algorithm",
+]

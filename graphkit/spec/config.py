@@ -1,0 +1,130 @@
+"""The settings of a speculative run, and which generation of the step they lead to."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+from graphkit.config import require_positive
+from graphkit.errors import ConfigError
+from graphkit.spec.algorithms import Algorithm
+from graphkit.spec.modes import ForwardMode
+from graphkit.spec.registry import get_algorithm
+
+
+class SpecFallbackWarning(UserWarning):
+    """A setting made the older generation of the speculative step run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which generation of the step runs, and why.
+
+    ``v2`` overlaps the scheduler with the device; ``v1`` keeps the host in the loop.
+    """
+
+    generation: Literal["v1", "v2"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpecConfig:
+    """How a speculative step drafts and verifies.
+
+    Attributes:
+        algorithm: A name (case does not matter) or an algorithm; kept as the algorithm.
+        num_steps: Draft steps (S).
+        topk: Branches kept per draft step (K); 1 drafts a chain.
+        num_draft_tokens: Tokens verified per request, the root included (W).
+        page_size: Tokens per KV page.
+        is_draft_worker: Whether the runner belongs to the draft model.
+        linear_attention: Whether the target has mamba or linear-attention layers.
+
+    Raises:
+        ConfigError: A value breaks a rule; field, value and rule are in the text.
+    """
+
+    algorithm: str | Algorithm
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    page_size: int = 1
+    is_draft_worker: bool = False
+    linear_attention: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "algorithm", get_algorithm(self.algorithm))
+        for field in ("topk", "num_draft_tokens", "page_size"):
+            require_positive("SpecConfig", field, getattr(self, field))
+        if not isinstance(self.num_steps, int) or self.num_steps < 0:
+            raise ConfigError(
+                f"SpecConfig.num_steps must be an int >= 0, got {self.num_steps!r}.",
+                field="num_steps",
+            )
+        if self.resolved.is_eagle() or self.resolved.is_standalone():
+            self._check_stepwise_tree()
+
+    @property
+    def resolved(self) -> Algorithm:
+        """``algorithm`` as the object that it names."""
+        return get_algorithm(self.algorithm)
+
+    def _check_stepwise_tree(self) -> None:
+        """A tree grown step by step bounds W by S and K; other algorithms fill W at will."""
+        steps, topk, width = self.num_steps, self.topk, self.num_draft_tokens
+        if topk == 1 and width != steps + 1:
+            raise ConfigError(
+                f"SpecConfig.num_draft_tokens is {width}, but topk == 1 drafts a chain: "
+                f"it must be num_steps + 1 = {steps + 1}.",
+                field="num_draft_tokens",
+            )
+        most = 1 + topk + (steps - 1) * topk * topk if steps else 1
+        if width > most:
+            raise ConfigError(
+                f"SpecConfig.num_draft_tokens is {width}, but {steps} steps of topk {topk} make at "
+                f"most 1 + K + (S - 1) * K * K = {most} nodes, the root included.",
+                field="num_draft_tokens",
+            )
+
+    def plan(self) -> Plan:
+        """Say which generation of the step runs and why; a fall back to v1 also warns.
+
+        Rules: v2 moves accepted tree paths token by token, so it needs page_size 1 when topk > 1,
+        and it cannot roll back the state of mamba or linear-attention layers.
+        """
+        if self.linear_attention:
+            reason = "linear_attention is set: v2 cannot roll back recurrent state"
+        elif self.topk > 1 and self.page_size > 1:
+            reason = f"topk {self.topk} with page_size {self.page_size}: v2 trees need page_size 1"
+        else:
+            return Plan("v2", "chain, or tree with page_size 1")
+        warnings.warn(f"falling back to v1: {reason}.", SpecFallbackWarning, stacklevel=2)
+        return Plan("v1", reason)
+
+    def tokens_per_request(self, mode: ForwardMode) -> int:
+        """Rows per request in a mode (the field's num_tokens_per_bs).
+
+        Raises:
+            ConfigError: The mode has no rows, or the algorithm answers less than one row.
+        """
+        if mode is ForwardMode.TARGET_VERIFY:
+            return self._verify_width()
+        widths = {
+            ForwardMode.DECODE: 1,
+            ForwardMode.DRAFT: self.topk,
+            ForwardMode.DRAFT_EXTEND: self.num_steps + 1,
+            ForwardMode.DRAFT_EXTEND_V2: self.num_draft_tokens,
+        }
+        if mode not in widths:
+            raise ConfigError(f"forward mode {mode.name} has no rows.", field="mode")
+        return widths[mode]
+
+    def _verify_width(self) -> int:
+        width = self.resolved.get_num_tokens_per_bs_for_target_verify(
+            self.num_draft_tokens, self.is_draft_worker
+        )
+        require_positive(
+            f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width
+        )
+        return width

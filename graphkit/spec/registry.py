@@ -1,0 +1,62 @@
+"""Names of algorithms: built in, and registered by users."""
+
+from __future__ import annotations
+
+from graphkit.errors import ConfigError
+from graphkit.spec.algorithms import INTERFACE, Algorithm, CustomSpecAlgorithm, SpecAlgorithm
+
+_ALIASES = {"NEXTN": SpecAlgorithm.EAGLE}
+_custom: dict[str, CustomSpecAlgorithm] = {}
+
+
+def algorithm_names() -> tuple[str, ...]:
+    """Every name that ``get_algorithm`` knows, aliases included."""
+    return (*SpecAlgorithm.__members__, *_ALIASES, *_custom)
+
+
+def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
+    """Make ``cls(name)`` available as ``SpecConfig(algorithm=name)``.
+
+    Args:
+        name: Case does not matter.
+        cls: A class with the whole interface, most simply a ``CustomSpecAlgorithm``.
+
+    Raises:
+        ConfigError: The name is taken, or ``cls`` lacks part of the interface; the text lists
+            what is missing.
+    """
+    key = name.upper()
+    if key in algorithm_names():
+        raise ConfigError(
+            f"algorithm name {name!r} is taken; names in use: {', '.join(algorithm_names())}.",
+            field="name",
+        )
+    missing = [method for method in INTERFACE if not callable(getattr(cls, method, None))]
+    if missing:
+        raise ConfigError(
+            f"algorithm class {cls.__name__} lacks {', '.join(missing)}. "
+            "Derive it from graphkit.CustomSpecAlgorithm, which has defaults for all.",
+            field="cls",
+        )
+    _custom[key] = cls(key)
+
+
+def get_algorithm(name: str | Algorithm) -> Algorithm:
+    """The algorithm of that name, or ``name`` itself if it is one already.
+
+    Raises:
+        ConfigError: Nobody registered the name; the text lists those that exist.
+    """
+    if not isinstance(name, str):
+        return name
+    key = name.upper()
+    if key in SpecAlgorithm.__members__:
+        return SpecAlgorithm[key]
+    found = _ALIASES.get(key) or _custom.get(key)
+    if found is None:
+        raise ConfigError(
+            f"unknown algorithm {name!r}; known are {', '.join(algorithm_names())}. "
+            "Register your own with graphkit.register_algorithm(name, cls).",
+            field="algorithm",
+        )
+    return found
