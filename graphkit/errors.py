@@ -6,6 +6,7 @@ The tree::
     ├── ConfigError       a setting contradicts itself or the device
     ├── InputError        a field of a batch cannot be taken
     ├── SizeError         no captured size fits a batch
+    ├── OutputError       a forward returned what its mode does not return
     ├── CaptureError      a forward cannot be captured
     ├── ReplayError       a runner is not in the state that the call needs
     ├── AttentionError    an attention backend or a KV pool was misused
@@ -49,6 +50,10 @@ class SizeError(GraphkitError, ValueError):
         super().__init__(message)
         self.batch_size = batch_size
         self.largest = largest
+
+
+class OutputError(GraphkitError, TypeError):
+    """A forward returned what its mode does not return, or too few rows of it."""
 
 
 class CaptureCause(Enum):

@@ -1,0 +1,23 @@
+"""One runner per forward mode. Imported as ``graphkit.runners``.
+
+A batch's way: ``runner.replay`` -> ``fit`` (writes one mailbox slot) -> one graph launch -> live
+rows of the output. ``capturing`` makes the graphs, ``eager`` serves the batches that none fits.
+"""
+
+from graphkit.runners.decision import Decision, Reason
+from graphkit.runners.decode import DecodeRunner
+from graphkit.runners.outputs import Output, VerifyOutput
+from graphkit.runners.runner import Runner
+from graphkit.runners.staged import StagedBatch
+from graphkit.runners.target_verify import TargetVerifyRunner
+
+__all__ = [
+    "Decision",
+    "DecodeRunner",
+    "Output",
+    "Reason",
+    "Runner",
+    "StagedBatch",
+    "TargetVerifyRunner",
+    "VerifyOutput",
+]

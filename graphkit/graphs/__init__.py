@@ -1,0 +1,19 @@
+"""Capturing a function and running it again, on CUDA or on any machine."""
+
+from graphkit.graphs.backend import Backend, CapturedGraph
+from graphkit.graphs.cuda import CudaBackend
+from graphkit.graphs.devices import backend_for
+from graphkit.graphs.failures import CaptureFailure
+from graphkit.graphs.recorder import RecorderBackend
+from graphkit.graphs.size_table import SizeTable, default_batch_sizes
+
+__all__ = [
+    "Backend",
+    "CaptureFailure",
+    "CapturedGraph",
+    "CudaBackend",
+    "RecorderBackend",
+    "SizeTable",
+    "backend_for",
+    "default_batch_sizes",
+]

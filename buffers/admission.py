@@ -1,0 +1,65 @@
+"""Whether a value may stand for a field's live rows, and the refusal that names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from graphkit.buffers.layout import FieldLayout
+from graphkit.errors import InputError
+
+
+def admit(layout: FieldLayout, value: Any, rows: int, device: torch.device) -> torch.Tensor:
+    """The value as a contiguous tensor of the field's dtype, on ``device`` or the CPU.
+
+    Host values are cast when that loses nothing; device tensors must match as they are, because
+    a cast would launch a kernel and allocate.
+
+    Raises:
+        InputError: The value is missing or has the wrong type, shape, dtype, device or strides.
+    """
+    if value is None:
+        raise _refusal(layout, "is missing", f"Give {layout.shape(rows)} {layout.dtype}.")
+    tensor = _as_tensor(layout, value)
+    if tensor.device.type != "cpu" and tensor.device != device:
+        raise _refusal(layout, f"is on {tensor.device}", f"Move it to {device} or the CPU.")
+    if tuple(tensor.shape) != layout.shape(rows):
+        raise _refusal(
+            layout, f"has shape {tuple(tensor.shape)}", f"This batch needs {layout.shape(rows)}."
+        )
+    if tensor.dtype is not layout.dtype:
+        tensor = _cast(layout, tensor)
+    if tensor.is_contiguous():
+        return tensor
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    raise _refusal(layout, f"has strides {tensor.stride()}", "Pass .contiguous().")
+
+
+def _as_tensor(layout: FieldLayout, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    array = np.array(value)  # a copy: torch warns of read-only memory
+    if array.dtype.kind not in "biuf":
+        raise _refusal(layout, f"is a {type(value).__name__}", "Pass a tensor or a numpy array.")
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _cast(layout: FieldLayout, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        raise _refusal(layout, f"is {tensor.dtype}", f"Device tensors must be {layout.dtype}.")
+    cast = tensor.to(layout.dtype)
+    back = cast.to(tensor.dtype)
+    if not bool(((back == tensor) | (tensor != tensor)).all()):  # NaN stays NaN
+        raise _refusal(
+            layout,
+            f"is {tensor.dtype} with values that {layout.dtype} cannot hold",
+            f"Pass {layout.dtype}.",
+        )
+    return cast
+
+
+def _refusal(layout: FieldLayout, fact: str, remedy: str) -> InputError:
+    return InputError(f"field {layout.name!r} {fact}. {remedy}", field=layout.name)

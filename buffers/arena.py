@@ -1,0 +1,59 @@
+"""The device memory of a runner's fields: one allocation, and the storage of bound fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from graphkit.buffers.layout import FieldLayout
+from graphkit.errors import ConfigError
+
+_ALIGNMENT = 256  # lets the refresh kernel copy sixteen bytes at a time
+
+
+class Arena:
+    """Every field at full capacity, filled with its pad.
+
+    Attributes:
+        tensors: Each field's rows, ``layout.shape(layout.capacity)``, by name.
+        nbytes: Bytes allocated; bound fields are not counted.
+
+    Raises:
+        ConfigError: A bound tensor has not the shape, dtype, device or strides of its field.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[FieldLayout],
+        bound: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        owned = [layout for layout in layouts if layout.name not in bound]
+        sizes = [-(-layout.total_bytes // _ALIGNMENT) * _ALIGNMENT for layout in owned]
+        self.nbytes = sum(sizes)
+        memory = torch.zeros(self.nbytes, dtype=torch.uint8, device=device)
+        self.tensors: dict[str, torch.Tensor] = {}
+        for layout, part in zip(owned, memory.split(sizes), strict=True):
+            rows = part[: layout.total_bytes].view(layout.dtype)
+            self.tensors[layout.name] = rows.view(layout.shape(layout.capacity)).fill_(layout.pad)
+        for layout in layouts:
+            if layout.name in bound:
+                self.tensors[layout.name] = _checked(layout, bound[layout.name], device)
+
+    def segments(self, layout: FieldLayout) -> list[torch.Tensor]:
+        """The runs of consecutive rows of a field."""
+        tensor = self.tensors[layout.name]
+        return list(tensor) if layout.field.lead else [tensor]
+
+
+def _checked(layout: FieldLayout, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    came = (tuple(tensor.shape), tensor.dtype, tensor.device)
+    shape = layout.shape(layout.capacity)
+    if came != (shape, layout.dtype, device) or not tensor.is_contiguous():
+        raise ConfigError(
+            f"bound field {layout.name!r} is {came[0]} {came[1]} on {came[2]}. "
+            f"Bind a contiguous {shape} {layout.dtype} on {device}.",
+            field="bound",
+        )
+    return tensor

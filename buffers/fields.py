@@ -1,0 +1,91 @@
+"""How an input field is declared: once, on the inputs dataclass of its mode.
+
+Allocation, padding, refresh, validation and everything that people see read this declaration.
+
+Row shapes use the letters of the docstrings: W tokens per request, K topk, S num_steps, H hidden
+size, D hidden size that feeds the draft model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+Rows = Any
+"""A field's live rows: a torch tensor or a numpy array; always a tensor when a forward sees it."""
+
+MODEL_DTYPE = "model"
+"""Stands for ``BufferSizes.dtype``."""
+
+_KEY = "graphkit"
+
+
+class Axis(Enum):
+    """What a field has one row of."""
+
+    REQUEST = "request"
+    TOKEN = "token"
+    NONE = "none"
+
+
+class Pad(Enum):
+    """Pad values that only the runner knows."""
+
+    SEQ_LEN = "the attention backend's seq_len_fill_value"
+    WIDTH = "tokens_per_request"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The declaration of one field.
+
+    Attributes:
+        name: As on the dataclass.
+        axis: What it has one row of.
+        dtype: A ``torch.dtype``, or ``MODEL_DTYPE``.
+        pad: What the tail is filled with.
+        row: Shape of one row, letters or numbers; empty for a scalar.
+        lead: Length of a dimension before the rows, 0 if there is none.
+        optional: Whether a runner may be captured without it.
+        on_device: Whether it is too large for the mailbox, so that its address travels instead.
+        meaning: One sentence.
+    """
+
+    name: str
+    axis: Axis
+    dtype: torch.dtype | str
+    pad: int | bool | Pad
+    row: tuple[str | int, ...]
+    lead: int
+    optional: bool
+    on_device: bool
+    meaning: str
+
+
+def declare(
+    axis: Axis,
+    dtype: torch.dtype | str,
+    meaning: str,
+    *,
+    pad: int | bool | Pad = 0,
+    row: tuple[str | int, ...] = (),
+    lead: int = 0,
+    optional: bool = False,
+    on_device: bool = False,
+) -> Any:
+    """A dataclass field that carries its declaration; see ``Field`` for the arguments."""
+    facts = (axis, dtype, pad, row, lead, optional, on_device, meaning)
+    return dataclasses.field(default=None, metadata={_KEY: facts})
+
+
+def fields_of(inputs: type) -> tuple[Field, ...]:
+    """The declarations on an inputs dataclass, in order."""
+    return tuple(
+        Field(field.name, *field.metadata[_KEY])
+        for field in dataclasses.fields(inputs)
+        if _KEY in field.metadata
+    )

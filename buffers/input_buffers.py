@@ -1,0 +1,150 @@
+"""The memory behind a mode's inputs: allocated once, at the largest size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from graphkit.buffers.arena import Arena
+from graphkit.buffers.fields import fields_of
+from graphkit.buffers.inputs import Inputs, TargetVerifyInputs
+from graphkit.buffers.layout import Capacity, FieldLayout, resolve
+from graphkit.buffers.mailbox import SLOTS, Mailbox
+from graphkit.buffers.refresh_table import refresh_table, refresh_work
+from graphkit.buffers.writers import FieldWriter
+from graphkit.errors import ConfigError
+from graphkit.ops.refresh import FROM_PAYLOAD, KEEP, Header, refresh
+
+
+class InputBuffers:
+    """The arena, the mailbox and the refresh of one runner.
+
+    Life: addresses are fixed from construction on; a ``view`` of any size stays valid.
+
+    Args:
+        capacity: Rows at the largest size.
+        device: Where the arena lives.
+        inputs_type: A subclass of the mode's inputs that declares further fields.
+        optional: Optional fields to allocate; the others stay ``None`` in every view.
+        bound: Storage of fields whose live rows another graph writes in place, by name.
+        is_alive: See ``Mailbox``.
+
+    Raises:
+        ConfigError: ``optional`` or ``bound`` names no such field, or a bound tensor does not fit.
+    """
+
+    inputs_type: ClassVar[type[Inputs]] = Inputs
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        device: torch.device,
+        *,
+        inputs_type: type[Inputs] | None = None,
+        optional: Collection[str] = (),
+        bound: Mapping[str, torch.Tensor] | None = None,
+        is_alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.capacity, self.device = capacity, device
+        self.inputs = inputs_type or type(self).inputs_type
+        self.bound = dict(bound or {})
+        declared = fields_of(self.inputs)
+        _check_names("optional", optional, [f.name for f in declared if f.optional])
+        _check_names("bound", self.bound, [f.name for f in declared])
+        present = [f for f in declared if not f.optional or f.name in {*optional, *self.bound}]
+        self.layouts: tuple[FieldLayout, ...] = resolve(present, capacity)
+        self.absent = tuple(f.name for f in declared if f not in present)
+        """Optional fields that were not allocated."""
+        self.arena = Arena(self.layouts, self.bound, device)
+        self.mailbox = Mailbox(self.layouts, device, is_alive)
+        self._blank = self._make_blank()
+        for slot in range(SLOTS):
+            self.pad_slot(slot)
+        self._segments = [s for layout in self.layouts for s in self.arena.segments(layout)]
+        self._table = refresh_table(self.layouts, self.arena).to(device)
+        self._state = torch.zeros(2, dtype=torch.int64, device=device)
+        self._work: dict[int, torch.Tensor] = {}
+
+    def view(self, batch_size: int) -> Inputs:
+        """The first ``batch_size`` requests of every field; aliases the arena.
+
+        Shapes:
+            as the inputs dataclass says, with B = ``batch_size``.
+        """
+        rows: dict[str, Any] = {}
+        for layout in self.layouts:
+            count = self.capacity.rows(layout.field.axis, batch_size)
+            rows[layout.name] = self.arena.tensors[layout.name].narrow(layout.dim, 0, count)
+        return self.inputs(**rows)
+
+    def prepare(self, batch_size: int) -> None:
+        """Upload what ``refresh`` needs for a size. Before any capture of it."""
+        if batch_size not in self._work:
+            work = refresh_work(self.layouts, self.capacity, batch_size)
+            self._work[batch_size] = work.to(self.device)
+
+    def refresh(self, batch_size: int) -> None:
+        """Enqueue the refresh op for a captured size; it consumes one mailbox slot when it runs."""
+        refresh(
+            self._segments,
+            self.mailbox.ring,
+            self._state,
+            self._table,
+            self._work[batch_size],
+            SLOTS,
+            batch_size,
+            batch_size * self.capacity.tokens_per_request,
+        )
+
+    def writers(self, slot: int, requests: int) -> tuple[FieldWriter, ...]:
+        """A writer for every field that a batch of ``requests`` brings."""
+        return tuple(
+            FieldWriter(
+                self.mailbox,
+                slot,
+                layout,
+                self.capacity.rows(layout.field.axis, requests),
+                self.device,
+            )
+            for layout in self.layouts
+            if layout.name not in self.bound
+        )
+
+    def pad_slot(self, slot: int) -> None:
+        """Fill a slot's rows with pads and say that they are to be read from there."""
+        self.mailbox.slot(slot)[Header.SOURCES :].copy_(self._blank)
+
+    def post_idle(self) -> None:
+        """Post a slot without live rows: the refresh then writes pads alone."""
+        slot = self.mailbox.claim()
+        self.mailbox.post(slot, 0, 0)
+        self.mailbox.commit(slot)
+
+    def _make_blank(self) -> torch.Tensor:
+        """A slot from its sources on, holding nothing but pads."""
+        words = torch.zeros(self.mailbox.slot_words, dtype=torch.int64)
+        for layout in self.layouts:
+            source = KEEP if layout.name in self.bound else FROM_PAYLOAD
+            first = Header.SOURCES + layout.first_segment
+            words[first : first + layout.segments] = source
+            if not layout.field.on_device:
+                end = layout.payload + layout.total_bytes
+                words.view(torch.uint8)[layout.payload : end].view(layout.dtype).fill_(layout.pad)
+        return words[Header.SOURCES :].clone()
+
+
+class TargetVerifyInputBuffers(InputBuffers):
+    """Buffers of ``TargetVerifyInputs``."""
+
+    inputs_type = TargetVerifyInputs
+
+
+def _check_names(argument: str, names: Collection[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{argument} names {name!r}; it may name {', '.join(sorted(known))}.",
+                field=argument,
+            )

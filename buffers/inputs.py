@@ -1,0 +1,90 @@
+"""The live inputs of each mode.
+
+Everything used as an index pads to 0: row 0 and slot 0 are reserved for pads. Pads stand at the tail.
+
+A batch that a caller builds may hold torch tensors, on the device or the CPU, or numpy arrays.
+The view that a forward receives holds device tensors at fixed addresses, padded to a captured size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare
+
+if TYPE_CHECKING:
+    from graphkit.attention import AttentionMetadata
+
+
+@dataclass(kw_only=True, eq=False)
+class Inputs:
+    """What the inputs of all modes share.
+
+    Attributes:
+        attention: The attention backend's metadata of this batch; set for the forward.
+    """
+
+    req_pool_indices: Rows = declare(
+        Axis.REQUEST, torch.int64, "row of the request in the request pool; row 0 is the dummy"
+    )
+    seq_lens: Rows = declare(
+        Axis.REQUEST, torch.int32, "tokens of the request, as its mode counts them", pad=Pad.SEQ_LEN
+    )
+    input_ids: Rows = declare(Axis.TOKEN, torch.int64, "token ids")
+    positions: Rows = declare(Axis.TOKEN, torch.int64, "position of each token in its request")
+    out_cache_loc: Rows = declare(
+        Axis.TOKEN, torch.int64, "KV slot that each token writes; slot 0 is the dummy"
+    )
+    attention: AttentionMetadata | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Requests (B)."""
+        return int(self.req_pool_indices.shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows (T)."""
+        return int(self.input_ids.shape[0])
+
+    @property
+    def tokens_per_request(self) -> int:
+        """Rows per request, from the batch itself; 0 for an idle batch."""
+        return self.num_tokens // self.batch_size if self.batch_size else 0
+
+
+@dataclass(kw_only=True, eq=False)
+class TargetVerifyInputs(Inputs):
+    """The drafted tokens that the target scores; DECODE is the case of one token per request.
+
+    ``seq_lens`` counts the committed tokens before this step's rows.
+
+    Shapes:
+        req_pool_indices: [B] int64. seq_lens: [B] int32.
+        input_ids, positions, out_cache_loc: [T] int64, T = B * W.
+        custom_mask: [B, W, W] bool, query by key; True is visible. It covers the tree alone.
+        input_embeds: [T, H] in the model's dtype. mrope_positions: [3, T] int64.
+    """
+
+    custom_mask: Rows = declare(
+        Axis.REQUEST,
+        torch.bool,
+        "which drafted tokens each drafted token sees",
+        pad=True,  # a row that sees nothing would make a softmax NaN
+        row=("W", "W"),
+        optional=True,
+    )
+    input_embeds: Rows = declare(
+        Axis.TOKEN,
+        MODEL_DTYPE,
+        "embeddings in place of input_ids",
+        row=("H",),
+        optional=True,
+        on_device=True,
+    )
+    mrope_positions: Rows = declare(
+        Axis.TOKEN, torch.int64, "temporal, height and width positions", lead=3, optional=True
+    )

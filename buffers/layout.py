@@ -1,0 +1,172 @@
+"""Where each field of a runner lies: in the arena, and in a mailbox slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from graphkit.buffers.fields import MODEL_DTYPE, Axis, Field, Pad
+from graphkit.config import BufferSizes
+from graphkit.ops.refresh import Header
+from graphkit.spec import SpecConfig
+
+_AXIS_WORD = {
+    Axis.REQUEST: Header.REQUESTS,
+    Axis.TOKEN: Header.TOKENS,
+    Axis.NONE: Header.ONE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many rows each axis has at the largest size, and what the letters stand for.
+
+    Attributes:
+        requests: Largest captured batch size.
+        tokens_per_request: Rows per request (W).
+        letters: Value of each letter that row shapes use.
+        model_dtype: What ``MODEL_DTYPE`` stands for.
+        seq_len_fill: What ``Pad.SEQ_LEN`` stands for.
+    """
+
+    requests: int
+    tokens_per_request: int
+    letters: Mapping[str, int]
+    model_dtype: torch.dtype
+    seq_len_fill: int
+
+    def rows(self, axis: Axis, requests: int, tokens: int | None = None) -> int:
+        """Rows of an axis when ``requests`` requests are in the batch."""
+        if axis is Axis.NONE:
+            return 1
+        if axis is Axis.REQUEST:
+            return requests
+        return requests * self.tokens_per_request if tokens is None else tokens
+
+
+def capacity_of(
+    spec: SpecConfig,
+    sizes: BufferSizes,
+    *,
+    requests: int,
+    tokens_per_request: int,
+    seq_len_fill: int = 1,
+) -> Capacity:
+    """What a runner's settings say about the size of its buffers."""
+    letters = {
+        "W": tokens_per_request,
+        "K": spec.topk,
+        "S": spec.num_steps,
+        "H": sizes.hidden_size,
+        "D": sizes.spec_hidden_size or sizes.hidden_size,
+    }
+    return Capacity(requests, tokens_per_request, letters, sizes.dtype, seq_len_fill)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldLayout:
+    """A field with everything about it resolved.
+
+    Attributes:
+        field: Its declaration.
+        dtype: Dtype of its elements.
+        row: Shape of one row.
+        capacity: Rows at the largest size.
+        pad: Value of the tail.
+        first_segment: Index of its first segment; it has ``segments`` of them.
+        payload: Byte offset in a slot of its first segment's rows; 0 if only its address travels.
+    """
+
+    field: Field
+    dtype: torch.dtype
+    row: tuple[int, ...]
+    capacity: int
+    pad: int | bool
+    first_segment: int
+    payload: int
+
+    @property
+    def name(self) -> str:
+        """The field's name."""
+        return self.field.name
+
+    @property
+    def axis_word(self) -> Header:
+        """The header word that counts its live rows."""
+        return _AXIS_WORD[self.field.axis]
+
+    @property
+    def segments(self) -> int:
+        """Runs of rows that lie one after the other."""
+        return max(self.field.lead, 1)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return prod(self.row) * self.dtype.itemsize
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of one segment at the largest size."""
+        return self.capacity * self.row_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all segments at the largest size."""
+        return self.segments * self.segment_bytes
+
+    @property
+    def dim(self) -> int:
+        """The dimension that counts rows."""
+        return 1 if self.field.lead else 0
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """Shape of the field with that many rows."""
+        lead = (self.field.lead,) if self.field.lead else ()
+        return (*lead, rows, *self.row)
+
+
+def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, ...]:
+    """Lay the fields out one after the other."""
+    layouts: list[FieldLayout] = []
+    segments = sum(max(field.lead, 1) for field in fields)
+    payload = _aligned((Header.SOURCES + segments) * 8)
+    segment = 0
+    for field in fields:
+        layout = _resolve_one(field, capacity, segment, 0 if field.on_device else payload)
+        layouts.append(layout)
+        segment += layout.segments
+        if not field.on_device:
+            payload = _aligned(payload + layout.total_bytes)
+    return tuple(layouts)
+
+
+def slot_bytes(layouts: Sequence[FieldLayout]) -> int:
+    """Bytes of a mailbox slot: header, sources, payload."""
+    segments = sum(layout.segments for layout in layouts)
+    ends = [
+        layout.payload + layout.total_bytes for layout in layouts if not layout.field.on_device
+    ]
+    return _aligned(max([(Header.SOURCES + segments) * 8, *ends]))
+
+
+def _resolve_one(field: Field, capacity: Capacity, segment: int, payload: int) -> FieldLayout:
+    dtype = capacity.model_dtype if field.dtype == MODEL_DTYPE else field.dtype
+    assert isinstance(dtype, torch.dtype), f"{field.name} declares dtype {field.dtype!r}"
+    pads = {Pad.SEQ_LEN: capacity.seq_len_fill, Pad.WIDTH: capacity.tokens_per_request}
+    return FieldLayout(
+        field=field,
+        dtype=dtype,
+        row=tuple(capacity.letters[n] if isinstance(n, str) else n for n in field.row),
+        capacity=capacity.rows(field.axis, capacity.requests),
+        pad=pads[field.pad] if isinstance(field.pad, Pad) else field.pad,
+        first_segment=segment,
+        payload=payload,
+    )
+
+
+def _aligned(size: int, to: int = 128) -> int:
+    return -(-size // to) * to

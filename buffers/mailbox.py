@@ -1,0 +1,133 @@
+"""The ring through which the host hands each batch to the graph. Layout: ``graphkit.ops.refresh``.
+
+The host may write a slot once the device has consumed what stood there: it compares two numbers in
+plain memory, and waits only while every slot is in flight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from graphkit.buffers.layout import FieldLayout, slot_bytes
+from graphkit.errors import ReplayError
+from graphkit.ops.refresh import RING_WORDS, Header, Ring
+
+SLOTS = 4
+_CHECK_EVERY = 1024
+_GIVE_UP_S = 60.0
+
+
+class Mailbox:
+    """A ring of slots in memory that host and device both see.
+
+    Not for several threads at once.
+
+    Args:
+        layouts: The fields.
+        device: The device that reads it; the memory is pinned for CUDA.
+        is_alive: Called while waiting; raises if the device will never consume again.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[FieldLayout],
+        device: torch.device,
+        is_alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.slot_words = slot_bytes(layouts) // 8
+        size = RING_WORDS + SLOTS * self.slot_words
+        self.ring = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.sequence = 0
+        """Number of the next replay; its slot is ``sequence % SLOTS``."""
+        self._is_alive = is_alive
+        self._words = memoryview(self.ring.numpy())
+        self._in_flight: list[Any] = [None] * SLOTS
+        self._staging: dict[tuple[int, str], torch.Tensor] = {}
+
+    def slot(self, index: int) -> torch.Tensor:
+        """A slot's words, int64."""
+        return self.ring[RING_WORDS:].view(SLOTS, self.slot_words)[index]
+
+    def words(self, index: int) -> memoryview:
+        """A slot's words for the host to read and write one by one."""
+        begin = RING_WORDS + index * self.slot_words
+        return self._words[begin : begin + self.slot_words]
+
+    def claim(self) -> int:
+        """Index of the slot to write next; waits while the device still has to read it.
+
+        Raises:
+            ReplayError: The device read a slot out of turn, or stopped consuming.
+        """
+        sequence = self.sequence
+        if sequence - self._words[Ring.CONSUMED] >= SLOTS:
+            self._wait(sequence)
+        if self._words[Ring.FAULT]:
+            raise ReplayError(
+                f"replay {self._words[Ring.FAULT] - 1} read a mailbox slot that was not its own. "
+                "Two threads or processes drive one runner: give each its own."
+            )
+        return sequence % SLOTS
+
+    def post(self, index: int, requests: int, tokens: int) -> None:
+        """Write the header of a slot whose rows are in place."""
+        words = self.words(index)
+        words[Header.SEQUENCE] = self.sequence
+        words[Header.REQUESTS] = requests
+        words[Header.TOKENS] = tokens
+        words[Header.ONE] = 1
+
+    def commit(self, index: int, in_flight: Any = None) -> None:
+        """Count a launch, and keep what it reads alive until its slot comes round again."""
+        self._in_flight[index] = in_flight
+        self.sequence += 1
+
+    def rewind(self) -> None:
+        """Forget slots that nobody consumed. The device must be idle."""
+        self.sequence = self._words[Ring.CONSUMED]
+
+    def staging(self, index: int, layout: FieldLayout) -> torch.Tensor:
+        """Host memory that the device can read, for a field that came on the host but is too
+        large for the slot. Made at its first use.
+
+        Shapes:
+            result: ``layout.shape(layout.capacity)``.
+        """  # noqa: D205
+        key = (index, layout.name)
+        if key not in self._staging:
+            self._staging[key] = torch.empty(
+                layout.shape(layout.capacity), dtype=layout.dtype, pin_memory=self.ring.is_pinned()
+            )
+        return self._staging[key]
+
+    def _wait(self, sequence: int) -> None:
+        began, turns = time.monotonic(), 0
+        while sequence - self._words[Ring.CONSUMED] >= SLOTS:
+            turns += 1
+            if turns % _CHECK_EVERY == 0:
+                self._is_alive()
+                if time.monotonic() - began > _GIVE_UP_S:
+                    raise ReplayError(
+                        f"the device consumed no mailbox slot for {_GIVE_UP_S:.0f} s. A kernel "
+                        "before this replay does not end, or its stream waits for an event."
+                    )
+            time.sleep(0)
+
+
+def host_view(
+    mailbox: Mailbox, index: int, layout: FieldLayout, rows: int
+) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:
+    """The place in a slot for a field's live rows, as a tensor and, if numpy has the dtype, array.
+
+    Shapes:
+        both: ``layout.shape(rows)``.
+    """
+    begin, end = layout.payload, layout.payload + layout.total_bytes
+    place = mailbox.slot(index).view(torch.uint8)[begin:end].view(layout.dtype)
+    place = place.view(layout.shape(layout.capacity)).narrow(layout.dim, 0, rows)
+    return place, None if layout.dtype is torch.bfloat16 else place.numpy()

@@ -1,0 +1,169 @@
+"""A backend for any machine: records the operations of a function and runs the list again.
+
+It is for trust, not for speed. What a CUDA graph freezes is frozen here as well: Python does not
+run again, host scalars keep their value, every tensor keeps its address. What a capture refuses is
+refused here as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from graphkit.errors import CaptureCause
+from graphkit.graphs.failures import CaptureFailure, caller_place, failure_of
+from graphkit.graphs.refusing import RefusingMode
+
+_READS_THE_DEVICE = {
+    torch.Tensor.tolist: "Tensor.tolist",
+    torch.Tensor.numpy: "Tensor.numpy",
+    torch.Tensor.cpu: "Tensor.cpu",
+    torch.Tensor.__array__: "Tensor.__array__",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOp:
+    """One operation with its very arguments.
+
+    Attributes:
+        op: The ATen or custom operation.
+        args: Its positional arguments; tensors keep their storage.
+        kwargs: Its keyword arguments.
+        results: The tensors that it made, each to be written again at replay.
+        fresh: Which of the call's tensor results those are.
+    """
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[torch.Tensor, ...]
+    fresh: tuple[int, ...]
+
+    def run(self) -> None:
+        """Run it again into the same storages."""
+        made = _tensors(self.op(*self.args, **self.kwargs))
+        for index, result in zip(self.fresh, self.results, strict=True):
+            result.copy_(made[index])
+
+
+class RecordedGraph:
+    """A list of operations that can be run again. See ``CapturedGraph``."""
+
+    def __init__(self, output: Any, ops: list[RecordedOp]) -> None:
+        self.output = output
+        self.ops = tuple(ops)
+        self.num_nodes = len(ops)
+        self.pool_bytes = _storage_bytes(ops)
+
+    def replay(self) -> None:
+        """Run every operation again, in order, into the same storages."""
+        # Results made under inference_mode may only be written under it; others do not mind.
+        with torch.inference_mode():
+            for op in self.ops:
+                op.run()
+
+    def close(self) -> None:
+        """Drop the list, and with it the storages."""
+        self.ops, self.output = (), None
+
+
+class RecorderBackend:
+    """Captures on the CPU. See ``Backend``."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Nothing to prepare but the random state, which captures must not advance."""
+        state = torch.random.get_rng_state()
+        try:
+            yield
+        finally:
+            torch.random.set_rng_state(state)
+
+    def warm_up(self, function: Callable[[], Any]) -> None:
+        """Run the function once."""
+        try:
+            function()
+        except Exception as error:
+            raise failure_of(error) from error
+
+    def capture(self, function: Callable[[], Any]) -> RecordedGraph:
+        """Run the function once and keep its operations."""
+        recorder = _Recorder()
+        try:
+            with _HostReads(), recorder:
+                output = function()
+        except Exception as error:
+            raise failure_of(error) from error
+        return RecordedGraph(output, recorder.ops)
+
+    def diagnose(self, function: Callable[[], Any]) -> None:  # noqa: ARG002
+        """A capture here names the operation at once."""
+
+    def order(self) -> None:
+        """There are no streams."""
+
+    def is_alive(self) -> None:
+        """Replays end before they return."""
+
+
+class _Recorder(RefusingMode):
+    """Keeps every operation that writes something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[RecordedOp] = []
+
+    def ran(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run an operation and keep it."""
+        with torch._C.DisableTorchFunction():  # an op's own code may read what it likes
+            out = func(*args, **kwargs)
+        given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
+        made = _tensors(out)
+        fresh = tuple(i for i, tensor in enumerate(made) if _storage(tensor) not in given)
+        if fresh or func._schema.is_mutable:  # a view needs no second run: its storage is given
+            results = tuple(made[i] for i in fresh)
+            self.ops.append(RecordedOp(func, args, kwargs, results, fresh))
+        return out
+
+
+class _HostReads(TorchFunctionMode):
+    """Refuses the reads of device memory that do not pass the dispatcher on the CPU."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,  # noqa: ARG002 - torch's protocol
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _READS_THE_DEVICE:
+            where = f"{_READS_THE_DEVICE[func]} at {caller_place()}"
+            raise CaptureFailure(CaptureCause.HOST_SYNCHRONISATION, where)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _storage_bytes(ops: list[RecordedOp]) -> int:
+    sizes = {_storage(t): t.untyped_storage().nbytes() for op in ops for t in op.results}
+    return sum(sizes.values())

@@ -1,0 +1,105 @@
+"""Which batch sizes are captured, and which of them a live batch runs at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from graphkit.config import require_positive
+from graphkit.errors import ConfigError, SizeError
+
+def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
+    """The field's list for speculative decoding, with ``max_batch_size`` always in.
+
+    1-8 by 1, 10-32 by 2, 40-64 by 4, 72-256 by 8, then by 16. Denser where padding
+    costs the largest share, sparser than plain decoding because each graph is larger.
+    """
+    sizes = [
+        *range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8),
+        *range(272, max_batch_size + 1, 16),
+    ]  # fmt: skip
+    return (*[size for size in sizes if size < max_batch_size], max_batch_size)
+
+
+class SizeTable:
+    """The captured batch sizes, ascending, and the lookup from live to captured.
+
+    Args:
+        max_batch_size: Largest live batch; every batch from 1 to it has a size.
+        batch_sizes: Sizes to capture; ``None`` takes ``default_batch_sizes``. The largest is
+            always added.
+        multiple_of: Sizes are rounded up to multiples of it, for models that shard or align rows.
+
+    Raises:
+        ConfigError: A size is not an int from 1 to ``max_batch_size``, or stands twice.
+    """
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        batch_sizes: Iterable[int] | None = None,
+        *,
+        multiple_of: int = 1,
+    ) -> None:
+        require_positive("SizeTable", "max_batch_size", max_batch_size)
+        require_positive("SizeTable", "multiple_of", multiple_of)
+        self.max_batch_size = max_batch_size
+        self.multiple_of = multiple_of
+        chosen = default_batch_sizes(max_batch_size) if batch_sizes is None else batch_sizes
+        wanted = {*self._checked(list(chosen)), max_batch_size}
+        self.sizes = tuple(sorted({-(-size // multiple_of) * multiple_of for size in wanted}))
+        self._fit = self._lookup()
+
+    def _checked(self, sizes: list[int]) -> list[int]:
+        for size in sizes:
+            require_positive("SizeTable", "batch_sizes", size)
+            if size > self.max_batch_size:
+                raise ConfigError(
+                    f"batch_sizes holds {size}, but max_batch_size is {self.max_batch_size}. "
+                    "Drop it, or raise BufferSizes.max_batch_size.",
+                    field="batch_sizes",
+                )
+        if len(set(sizes)) != len(sizes):
+            raise ConfigError(f"batch_sizes holds a size twice: {sizes}.", field="batch_sizes")
+        return sizes
+
+    def _lookup(self) -> tuple[int, ...]:
+        """Captured size by live size; index 0 is the idle batch."""
+        fit = [0]
+        for size in self.sizes:
+            fit += [size] * (size - len(fit) + 1)
+        holes = [live for live in range(1, self.max_batch_size + 1) if live >= len(fit)]
+        assert not holes, f"no size for batches of {holes}"
+        return tuple(fit)
+
+    @property
+    def largest(self) -> int:
+        """The largest captured size; at least ``max_batch_size``."""
+        return self.sizes[-1]
+
+    def fits(self, batch_size: int) -> bool:
+        """Whether some captured size is large enough."""
+        return batch_size <= self.largest
+
+    def fit(self, batch_size: int) -> int:
+        """The smallest captured size that holds ``batch_size`` requests; 0 for an idle batch.
+
+        Raises:
+            SizeError: The batch is larger than the largest size.
+        """
+        if not self.fits(batch_size):
+            raise SizeError(
+                f"batch of {batch_size} requests has no captured size: largest is {self.largest}. "
+                "Raise BufferSizes.max_batch_size, or call run(), which falls back to eager.",
+                batch_size=batch_size,
+                largest=self.largest,
+            )
+        return self._fit[batch_size]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __repr__(self) -> str:
+        return f"SizeTable({list(self.sizes)})"

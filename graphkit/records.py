@@ -1,0 +1,171 @@
+"""What graphkit measured and counted, as plain data with JSON both ways. Needs no torch.
+
+Everything that people see is made from these, so it works without a GPU. A record carries its
+schema version; a reader refuses a newer one instead of guessing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from graphkit.errors import RecordError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where a record was made. Empty text stands for what does not exist there."""
+
+    device: str
+    torch: str
+    triton: str
+    cuda: str
+    driver: str
+    graphkit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRecord:
+    """One captured size.
+
+    Attributes:
+        batch_size: Requests.
+        num_tokens: Rows.
+        num_nodes: Graph nodes; operations on the recorder.
+        capture_ms: Host time of warm-ups, capture, instantiation and upload.
+        pool_bytes: Bytes by which the pool grew.
+        replay_us: Median time of a replay until its results are there; ``None`` if not measured.
+        eager_us: The same of the forward on the same live batch without a graph.
+        largest_difference: Largest absolute difference of any output on live rows from eager, over
+            all live batches that were compared; ``None`` if none was.
+        batches_compared: How many those were.
+    """
+
+    batch_size: int
+    num_tokens: int
+    num_nodes: int
+    capture_ms: float
+    pool_bytes: int
+    replay_us: float | None = None
+    eager_us: float | None = None
+    largest_difference: float | None = None
+    batches_compared: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeRecord:
+    """All sizes of one runner.
+
+    Attributes:
+        mode: The forward mode's name.
+        tokens_per_request: Rows per request.
+        host_planned: Whether the attention backend plans on the host before each replay, outside
+            the graph.
+        input_bytes: Bytes of the input arena.
+        sizes: Ascending.
+    """
+
+    mode: str
+    tokens_per_request: int
+    host_planned: bool
+    input_bytes: int
+    sizes: tuple[SizeRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRecord:
+    """What a capture made.
+
+    Attributes:
+        target: Name of what was captured.
+        backend: ``cuda`` or ``recorder``.
+        environment: Where.
+        modes: One per runner.
+    """
+
+    target: str
+    backend: str
+    environment: Environment
+    modes: tuple[ModeRecord, ...]
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        body = {"schema": SCHEMA, "kind": "capture", **asdict(self)}
+        return json.dumps(body, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a record.
+
+        Raises:
+            RecordError: The text is truncated, foreign, or of a newer schema.
+        """
+        body = _body(text, "capture")
+        try:
+            modes = tuple(
+                _read(ModeRecord, {**mode, "sizes": tuple(_read(SizeRecord, s) for s in sizes)})
+                for mode in body["modes"]
+                for sizes in [mode["sizes"]]
+            )
+            facts = {**body, "environment": _read(Environment, body["environment"])}
+            return cls(**{**_known(cls, facts), "modes": modes})
+        except (KeyError, TypeError) as error:
+            raise RecordError(f"not a whole capture record: {error}. Capture again.") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a record from a file.
+
+        Raises:
+            RecordError: The file cannot be read, or holds no such record.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecordError(f"cannot read record {path}: {error}.") from error
+        return cls.from_json(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStats:
+    """What a runner did so far.
+
+    Attributes:
+        replays: Replays, idle batches not counted.
+        padded_rows: Rows computed for nobody, in tokens.
+        fallbacks: Eager runs by reason.
+        replays_by_size: Replays by captured batch size.
+    """
+
+    replays: int
+    padded_rows: int
+    fallbacks: Mapping[str, int]
+    replays_by_size: Mapping[int, int]
+
+
+def _body(text: str, kind: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordError(f"not a whole record: {error}.") from error
+    if not isinstance(body, dict) or body.get("kind") != kind:
+        raise RecordError(f"not a {kind} record of graphkit.")
+    if not isinstance(body.get("schema"), int) or body["schema"] > SCHEMA:
+        raise RecordError(
+            f"record has schema {body.get('schema')!r}, this graphkit reads up to {SCHEMA}. "
+            "Upgrade graphkit."
+        )
+    return body
+
+
+def _known(cls: type[Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: facts[field.name] for field in fields(cls) if field.name in facts}
+
+
+def _read(cls: type[Any], facts: Mapping[str, Any]) -> Any:
+    return cls(**_known(cls, facts))
