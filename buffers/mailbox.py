@@ -18,6 +18,11 @@ from graphkit.errors import ReplayError
 from graphkit.ops.refresh import RING_WORDS, Header, Ring
 
 SLOTS = 4
+# Plain ints: indexing by an enum costs a replay more than writing the word.
+_CONSUMED, _FAULT = int(Ring.CONSUMED), int(Ring.FAULT)
+_SEQUENCE, _REQUESTS, _TOKENS = (
+    int(Header.SEQUENCE), int(Header.REQUESTS), int(Header.TOKENS),
+)  # fmt: skip
 _CHECK_EVERY = 1024
 _GIVE_UP_S = 60.0
 
@@ -46,6 +51,7 @@ class Mailbox:
         """Number of the next replay; its slot is ``sequence % SLOTS``."""
         self._is_alive = is_alive
         self._words = memoryview(self.ring.numpy())
+        self._slots = tuple(self._slot_words(index) for index in range(SLOTS))
         self._in_flight: list[Any] = [None] * SLOTS
         self._staging: dict[tuple[int, str], torch.Tensor] = {}
 
@@ -55,8 +61,7 @@ class Mailbox:
 
     def words(self, index: int) -> memoryview:
         """A slot's words for the host to read and write one by one."""
-        begin = RING_WORDS + index * self.slot_words
-        return self._words[begin : begin + self.slot_words]
+        return self._slots[index]
 
     def claim(self) -> int:
         """Index of the slot to write next; waits while the device still has to read it.
@@ -65,22 +70,21 @@ class Mailbox:
             ReplayError: The device read a slot out of turn, or stopped consuming.
         """
         sequence = self.sequence
-        if sequence - self._words[Ring.CONSUMED] >= SLOTS:
+        if sequence - self._words[_CONSUMED] >= SLOTS:
             self._wait(sequence)
-        if self._words[Ring.FAULT]:
+        if self._words[_FAULT]:
             raise ReplayError(
-                f"replay {self._words[Ring.FAULT] - 1} read a mailbox slot that was not its own. "
+                f"replay {self._words[_FAULT] - 1} read a mailbox slot that was not its own. "
                 "Two threads or processes drive one runner: give each its own."
             )
         return sequence % SLOTS
 
     def post(self, index: int, requests: int, tokens: int) -> None:
         """Write the header of a slot whose rows are in place."""
-        words = self.words(index)
-        words[Header.SEQUENCE] = self.sequence
-        words[Header.REQUESTS] = requests
-        words[Header.TOKENS] = tokens
-        words[Header.ONE] = 1
+        words = self._slots[index]
+        words[_SEQUENCE] = self.sequence
+        words[_REQUESTS] = requests
+        words[_TOKENS] = tokens
 
     def commit(self, index: int, in_flight: Any = None) -> None:
         """Count a launch, and keep what it reads alive until its slot comes round again."""
@@ -89,7 +93,7 @@ class Mailbox:
 
     def rewind(self) -> None:
         """Forget slots that nobody consumed. The device must be idle."""
-        self.sequence = self._words[Ring.CONSUMED]
+        self.sequence = self._words[_CONSUMED]
 
     def staging(self, index: int, layout: FieldLayout) -> torch.Tensor:
         """Host memory that the device can read, for a field that came on the host but is too
@@ -105,9 +109,15 @@ class Mailbox:
             )
         return self._staging[key]
 
+    def _slot_words(self, index: int) -> memoryview:
+        begin = RING_WORDS + index * self.slot_words
+        words = self._words[begin : begin + self.slot_words]
+        words[Header.ONE] = 1
+        return words
+
     def _wait(self, sequence: int) -> None:
         began, turns = time.monotonic(), 0
-        while sequence - self._words[Ring.CONSUMED] >= SLOTS:
+        while sequence - self._words[_CONSUMED] >= SLOTS:
             turns += 1
             if turns % _CHECK_EVERY == 0:
                 self._is_alive()

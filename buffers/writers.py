@@ -26,11 +26,13 @@ class FieldWriter:
     Attributes:
         name: The field.
         rows: The place in the slot as numpy, ``None`` if only the field's address travels.
+        np_dtype: What a numpy value must have to be copied to ``rows`` as it is.
+        shape: Likewise.
     """
 
     __slots__ = (
         "_address", "_device", "_device_index", "_dtype", "_first", "_layout", "_mailbox",
-        "_np_dtype", "_place", "_row_count", "_shape", "_size", "_slot", "_words", "name", "rows",
+        "_place", "_row_count", "_size", "_slot", "_words", "name", "np_dtype", "rows", "shape",
     )  # fmt: skip
 
     def __init__(
@@ -41,14 +43,14 @@ class FieldWriter:
         self._row_count, self._device = row_count, device
         self._device_index = -1 if device.type == "cpu" else device.index
         self._words = mailbox.words(slot)
-        self._first = Header.SOURCES + layout.first_segment
-        self._dtype, self._shape = layout.dtype, layout.shape(row_count)
+        self._first = int(Header.SOURCES) + layout.first_segment
+        self._dtype, self.shape = layout.dtype, layout.shape(row_count)
         self._size = row_count * layout.row_bytes
         self._place: torch.Tensor | None = None
         self.rows: np.ndarray[Any, Any] | None = None
         if not layout.field.on_device:
             self._place, self.rows = host_view(mailbox, slot, layout, row_count)
-        self._np_dtype = _NO_NUMPY if self.rows is None else self.rows.dtype
+        self.np_dtype = _NO_NUMPY if self.rows is None else self.rows.dtype
         # A field of several segments has no single address to copy to or from.
         single = self._place is not None and layout.segments == 1
         self._address = self._place.data_ptr() if single and self._place is not None else 0
@@ -64,13 +66,10 @@ class FieldWriter:
         """
         kind = type(value)
         if kind is np.ndarray:
-            if value.dtype is self._np_dtype and value.shape == self._shape:
+            if value.dtype is self.np_dtype and value.shape == self.shape:
                 self.rows[...] = value  # type: ignore[index]
-                if self._address:
-                    self._words[self._first] = FROM_PAYLOAD
-                    return None
                 return self._from_payload()
-        elif kind is torch.Tensor and value.dtype is self._dtype and value.shape == self._shape:
+        elif kind is torch.Tensor and value.dtype is self._dtype and value.shape == self.shape:
             if value.get_device() == self._device_index and self._layout.segments == 1:
                 return self._write_device(value)
             if self._address and value.is_cpu and value.is_contiguous():

@@ -78,6 +78,33 @@ class ModeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """A live row whose replay is not what it should be.
+
+    Attributes:
+        field: The output field.
+        row: Its row.
+        request: The request that the row belongs to.
+        expected: The value without a graph.
+        got: The value that the replay gave.
+        kind: What that says of the bug.
+        mode: The forward mode's name.
+        batch_size: Live requests.
+        padded_batch_size: The captured size.
+    """
+
+    field: str
+    row: int
+    request: int
+    expected: float
+    got: float
+    kind: str = ""
+    mode: str = ""
+    batch_size: int = 0
+    padded_batch_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRecord:
     """What a capture made.
 
@@ -86,12 +113,14 @@ class CaptureRecord:
         backend: ``cuda`` or ``recorder``.
         environment: Where.
         modes: One per runner.
+        mismatches: Replays that were wrong; empty also if none was compared.
     """
 
     target: str
     backend: str
     environment: Environment
     modes: tuple[ModeRecord, ...]
+    mismatches: tuple[Mismatch, ...] = ()
 
     def to_json(self) -> str:
         """The record as JSON text."""
@@ -112,8 +141,13 @@ class CaptureRecord:
                 for mode in body["modes"]
                 for sizes in [mode["sizes"]]
             )
-            facts = {**body, "environment": _read(Environment, body["environment"])}
-            return cls(**{**_known(cls, facts), "modes": modes})
+            facts = {
+                **_known(cls, body),
+                "environment": _read(Environment, body["environment"]),
+                "modes": modes,
+                "mismatches": tuple(_read(Mismatch, m) for m in body["mismatches"]),
+            }
+            return cls(**facts)
         except (KeyError, TypeError) as error:
             raise RecordError(f"not a whole capture record: {error}. Capture again.") from error
 

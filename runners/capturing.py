@@ -61,7 +61,7 @@ def _capture_one(
     buffers.prepare(size)
 
     def posted(run: Callable[[Callable[[], Any]], Any]) -> Any:
-        buffers.mailbox.rewind()  # a CUDA capture posts a slot that it does not consume
+        buffers.mailbox.rewind()  # a failed run may have left its slot unread
         buffers.post_idle()
         return run(lambda: step(size))
 

@@ -51,7 +51,7 @@ class Fit:
             InputError: A field cannot be taken. The slot may be written again.
         """
         in_flight = []
-        for writer in self.writers(slot):
+        for writer in self._writers[slot] or self.writers(slot):
             kept = writer.write(getattr(batch, writer.name))
             if kept is not None:
                 in_flight.append(kept)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
 from graphkit.buffers import Axis
+from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 
 
@@ -18,11 +20,16 @@ def _rows(axis: Axis, **options: Any) -> Any:
 
 
 @dataclass(kw_only=True, eq=False)
-class Output:
+class Output(ABC):
     """What the outputs of all modes share.
 
     From a replay, every tensor aliases graph memory: valid until the next replay of that pool.
     """
+
+    @classmethod
+    @abstractmethod
+    def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:
+        """The output of an idle batch before anything was captured: no rows."""
 
     def live(self, requests: int, tokens: int) -> Self:
         """The first rows of every field, as views."""
@@ -79,3 +86,11 @@ class VerifyOutput(Output):
 
     next_token_logits: torch.Tensor = _rows(Axis.TOKEN)
     hidden_states: torch.Tensor | None = _rows(Axis.TOKEN, default=None)
+
+    @classmethod
+    def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:
+        """See ``Output.empty``."""
+        return cls(
+            next_token_logits=torch.empty(0, sizes.vocab_size, dtype=sizes.dtype, device=device),
+            hidden_states=torch.empty(0, sizes.hidden_size, dtype=sizes.dtype, device=device),
+        )

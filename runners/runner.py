@@ -12,7 +12,7 @@ import torch
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, Inputs, admit, capacity_of
 from graphkit.config import BufferSizes
-from graphkit.errors import ConfigError, GraphkitError, InputError, ReplayError
+from graphkit.errors import ConfigError, GraphkitError, InputError, ReplayError, SizeError
 from graphkit.graphs.environment import environment
 from graphkit.graphs import Backend, CapturedGraph, SizeTable, backend_for
 from graphkit.records import CaptureRecord, ModeRecord, ReplayStats, SizeRecord
@@ -98,13 +98,14 @@ class Runner(Generic[OutputT]):
             bound=bound,
             is_alive=self.backend.is_alive,
         )
+        self._mailbox = self.buffers.mailbox
         self.life: Literal["planned", "captured", "closed"] = "planned"
         self.shadow: Literal["padded"] | None = None
         """``"padded"`` makes replays run the identical padded path without the graph."""
         self._state = dict(state or {})
         self._before_replay = getattr(attention, "before_replay", None)
         self._graphs: dict[int, CapturedGraph] = {}
-        self._fits: dict[int, Fit] = {}
+        self._fits: dict[tuple[int, int | None], Fit] = {}
         self._fallbacks: Counter[str] = Counter()
 
     def default_optional(self) -> tuple[str, ...]:
@@ -176,7 +177,9 @@ class Runner(Generic[OutputT]):
 
     # -- a batch's way ---------------------------------------------------------------------------
 
-    def replay(self, batch: Any, *, clone: bool = False) -> OutputT:
+    def replay(
+        self, batch: Any, *, padded_batch_size: int | None = None, clone: bool = False
+    ) -> OutputT:
         """Replay the graph of the smallest size that holds the batch.
 
         Enqueues on the current stream; neither synchronises nor allocates device memory. Waits
@@ -185,6 +188,7 @@ class Runner(Generic[OutputT]):
         Args:
             batch: The mode's inputs with live rows: device tensors, CPU tensors or numpy arrays.
                 Device tensors are read in stream order and may be dropped at once.
+            padded_batch_size: A captured size to run at instead of the smallest.
             clone: Whether to copy the output out of graph memory.
 
         Returns:
@@ -195,15 +199,15 @@ class Runner(Generic[OutputT]):
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``.
         """
-        fit = self._fits.get(batch.batch_size)
+        fit = self._fits.get((batch.batch_size, padded_batch_size))
         if fit is None:
             if batch.batch_size == 0:
                 return self._idle()
-            fit = self._make_fit(batch.batch_size)
+            fit = self._make_fit(batch.batch_size, padded_batch_size)
         for name in self.buffers.absent:
             if getattr(batch, name) is not None:
                 raise InputError(_not_captured(name), field=name)
-        slot = self.buffers.mailbox.claim()
+        slot = self._mailbox.claim()
         in_flight = fit.write(slot, batch)
         if self._before_replay is not None:
             self._before_replay(self.mode, batch, fit.padded_batch_size)
@@ -222,11 +226,10 @@ class Runner(Generic[OutputT]):
             raise ReplayError(
                 f"{type(self.attention).__name__} plans each batch on the host. Use replay(batch)."
             )
-        fit = self._fits.get(batch_size) or self._make_fit(batch_size)
-        mailbox = self.buffers.mailbox
-        slot = mailbox.claim()
+        fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
+        slot = self._mailbox.claim()
         self.buffers.pad_slot(slot)
-        return StagedBatch(self, fit, slot, mailbox.sequence)
+        return StagedBatch(self, fit, slot, self._mailbox.sequence)
 
     def run(self, batch: Any, *, clone: bool = False) -> OutputT:
         """Replay the batch, or run the forward without a graph and count the reason.
@@ -240,9 +243,21 @@ class Runner(Generic[OutputT]):
             return self.replay(batch, clone=clone)
         if not miss.has_eager_way:
             raise ReplayError(self._explain(miss, batch))
-        output = self._run(unpadded(batch, self.buffers.inputs, self.buffers.capacity, self.device))
+        output = self.fall_back(batch)
         self._fallbacks[miss.value] += 1
         return output
+
+    def fall_back(self, batch: Any) -> OutputT:
+        """Run the forward on the live rows alone, without padding and without a graph.
+
+        Allocates, and may synchronise as the forward does.
+
+        Raises:
+            InputError: A field is missing or wrong; its name is in the text.
+        """
+        if batch.batch_size == 0:
+            return self._idle()
+        return self._run(unpadded(batch, self.buffers.inputs, self.buffers.capacity, self.device))
 
     def can_replay(self, batch: Any) -> Decision:
         """Whether ``replay`` takes the batch, and if not, why. Launches nothing."""
@@ -278,13 +293,13 @@ class Runner(Generic[OutputT]):
     # -- inside ----------------------------------------------------------------------------------
 
     def _launch(self, fit: Fit, slot: int, in_flight: list[Any]) -> OutputT:
-        mailbox = self.buffers.mailbox
+        mailbox = self._mailbox
         mailbox.post(slot, fit.requests, fit.tokens)
-        self.backend.order()
         if self.shadow is None:
             fit.launch()
             output: Any = fit.output
         else:
+            self.backend.order()
             output = self._step(fit.padded_batch_size).live(fit.requests, fit.tokens)
         mailbox.commit(slot, in_flight)
         fit.replays += 1
@@ -293,7 +308,7 @@ class Runner(Generic[OutputT]):
     def _replay_staged(
         self, fit: Fit, slot: int, sequence: int, in_flight: list[Any], clone: bool
     ) -> OutputT:
-        if sequence != self.buffers.mailbox.sequence or self.life != "captured":
+        if sequence != self._mailbox.sequence or self.life != "captured":
             raise ReplayError(
                 "this staged batch is over: its slot was replayed or taken by another batch, or "
                 "the runner was closed. Call stage() again."
@@ -313,20 +328,29 @@ class Runner(Generic[OutputT]):
             output = self.forward(inputs)
         return self.output_type.checked(output, inputs.batch_size, inputs.num_tokens)
 
-    def _make_fit(self, requests: int) -> Fit:
+    def _make_fit(self, requests: int, size: int | None) -> Fit:
         if self.life != "captured":
             raise ReplayError(
                 f"runner is {self.life}: replay needs 'captured'. "
                 + ("Call capture() first." if self.life == "planned" else "Make a new one.")
             )
-        size = self.table.fit(requests)
-        graph = self._graphs[size]
-        fit = Fit(self.buffers, requests, size, graph, self.output_type(**graph.output))
-        self._fits[requests] = fit
+        padded = self.table.fit(requests) if size is None else size
+        if padded not in self._graphs or padded < requests:
+            raise SizeError(
+                f"{requests} requests cannot run at batch size {padded}: "
+                f"captured are {list(self.table)}.",
+                batch_size=requests,
+                largest=self.table.largest,
+            )
+        graph = self._graphs[padded]
+        fit = Fit(self.buffers, requests, padded, graph, self.output_type(**graph.output))
+        self._fits[requests, size] = fit
         return fit
 
     def _idle(self) -> OutputT:
         """Outputs without rows; nothing is launched."""
+        if self.life != "captured":
+            return self.output_type.empty(self.sizes, self.device)  # type: ignore[return-value]
         largest = self.output_type(**self._graphs[self.table.largest].output)
         return largest.live(0, 0)  # type: ignore[return-value]
 

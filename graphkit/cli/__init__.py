@@ -1,0 +1,54 @@
+"""The ``graphkit`` command. Results go to stdout, everything else to stderr.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no usable device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import graphkit
+from graphkit.cli import capture, doctor, export
+from graphkit.cli.exits import FAILED, exit_code_of
+from graphkit.errors import GraphkitError
+
+COMMANDS = (capture, export, doctor)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: Words after ``graphkit``; ``None`` takes those of the process.
+
+    Returns:
+        The exit code. argparse itself exits with 2 on wrong words, and with 0 after ``--help``.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except GraphkitError as error:
+        if arguments.verbose:
+            raise
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command's own voice
+        return exit_code_of(error)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)  # noqa: T201
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="graphkit",
+        description="CUDA graphs for every forward mode of speculative decoding.",
+    )
+    parser.add_argument("--version", action="version", version=f"graphkit {graphkit.__version__}")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show the traceback of an error"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_to(commands)
+    return parser

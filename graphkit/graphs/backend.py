@@ -23,16 +23,17 @@ class CapturedGraph(Protocol):
         output: What the captured function returned; its tensors alias graph memory.
         num_nodes: Nodes (CUDA) or recorded operations (recorder).
         pool_bytes: Bytes by which the backend's pool grew for it.
-        replay: Run the step again. Reads and writes the same addresses as at capture.
     """
 
     output: Any
     num_nodes: int
     pool_bytes: int
 
-    @property
-    def replay(self) -> Callable[[], None]:
-        """See the class."""
+    def replay(self) -> None:
+        """Run the step again, at the addresses of its capture.
+
+        Enqueues on the current stream, after earlier replays of the backend on any stream.
+        """
         ...
 
     def close(self) -> None:
@@ -60,7 +61,7 @@ class Backend(Protocol):
         ...
 
     def capture(self, function: Callable[[], Any]) -> CapturedGraph:
-        """Capture the function. Inside a ``session`` only.
+        """Capture the function and run it once. Inside a ``session`` only.
 
         Raises:
             CaptureFailure: It cannot be captured; nothing of the attempt remains.
@@ -72,7 +73,10 @@ class Backend(Protocol):
         ...
 
     def order(self) -> None:
-        """Make the current stream wait for replays that this backend issued on another one."""
+        """Make the current stream wait for replays that this backend issued on another one.
+
+        Replays do so themselves.
+        """
         ...
 
     def is_alive(self) -> None:

@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from graphkit.errors import DeviceError
-from graphkit.graphs.driver import count_nodes, upload
+from graphkit.graphs.driver import begin_empty_capture, count_nodes, launcher, stream_of, upload
 from graphkit.graphs.failures import CaptureFailure, failure_of
 from graphkit.graphs.refusing import RefusingMode
 from graphkit.graphs.weak import weak_references
 
 
 class CudaGraph:
-    """A captured CUDA graph, uploaded. See ``CapturedGraph``.
+    """A captured CUDA graph, uploaded and run once. See ``CapturedGraph``.
 
     ``output`` does not keep its memory from being reused by later captures of the pool: it is
     valid from a replay of this graph until the next replay of any graph of the pool.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, output: Any, pool_bytes: int) -> None:
+    def __init__(
+        self, backend: CudaBackend, graph: torch.cuda.CUDAGraph, output: Any, pool_bytes: int
+    ) -> None:
         self.graph = graph
         self.output = output
         self.num_nodes = count_nodes(graph)
         self.pool_bytes = pool_bytes
-        self.replay: Callable[[], None] = graph.replay
+        self._backend = backend
+        draws = self._draws_random_numbers()
+        # Only torch's own replay moves the generator on; without one a bare launch is enough.
+        self._launch = None if draws else launcher(graph)
+
+    def replay(self) -> None:
+        """Launch on the current stream, after replays of this pool on another one."""
+        backend = self._backend
+        if backend.current_handle(backend.device_index) != backend.last_handle:
+            backend.order()
+        if self._launch is None:
+            self.graph.replay()
+        else:
+            self._launch(backend.last_stream)
 
     def close(self) -> None:
         """Destroy the graph; its share of the pool becomes free."""
-        self.output = None
-        self.replay = _refuse_closed
+        self.output = self._launch = None
         self.graph.reset()
+        self._backend.graphs.discard(self)
+
+    def _draws_random_numbers(self) -> bool:
+        """Replay once, which also brings the first launch's costs forward, and look."""
+        generator = torch.cuda.default_generators[self._backend.device_index]
+        before = generator.get_offset()
+        self.graph.replay()
+        torch.cuda.current_stream().synchronize()
+        return bool(generator.get_offset() != before)
 
 
 class CudaBackend:
@@ -54,11 +78,16 @@ class CudaBackend:
             raise DeviceError("no CUDA device: torch sees none. Use device='cpu' for the recorder.")
         wanted = torch.device(device)
         index = torch.cuda.current_device() if wanted.index is None else wanted.index
-        self.device = torch.device("cuda", index)
+        self.device, self.device_index = torch.device("cuda", index), index
         self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: set[CudaGraph] = set()
+        """The graphs that are not closed."""
         self.stream = torch.cuda.Stream(self.device)
+        self.current_handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.last_handle = -1
+        """Handle of the stream of the last replay; ``last_stream`` is it for a launch."""
+        self.last_stream: Any = None
         self._last: torch.cuda.Stream | None = None
-        self._last_handle = -1
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -71,6 +100,8 @@ class CudaBackend:
         gc.collect()
         gc.disable()
         torch.cuda.synchronize(self.device)
+        if not self.graphs:  # the pool died with its last graph
+            self.pool = torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.stream(self.stream):
                 yield
@@ -91,7 +122,7 @@ class CudaBackend:
             raise failure_of(error) from error
 
     def capture(self, function: Callable[[], Any]) -> CudaGraph:
-        """Capture the function, instantiate the graph and upload it."""
+        """Capture the function, instantiate and upload the graph, and run it once."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         before = self.pool_bytes()
         try:
@@ -105,7 +136,10 @@ class CudaBackend:
             raise
         graph.instantiate()
         upload(graph, self.stream)
-        return CudaGraph(graph, weak_references(output), self.pool_bytes() - before)
+        grown = self.pool_bytes() - before
+        captured = CudaGraph(self, graph, weak_references(output), grown)
+        self.graphs.add(captured)
+        return captured
 
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function without a graph until it reaches what a capture refuses."""
@@ -122,12 +156,11 @@ class CudaBackend:
 
     def order(self) -> None:
         """Make the current stream wait for the stream of the last replay, if that was another."""
-        handle = torch._C._cuda_getCurrentRawStream(self.device.index)
-        if handle != self._last_handle:
-            current = torch.cuda.current_stream(self.device)
-            if self._last is not None:
-                current.wait_stream(self._last)
-            self._last, self._last_handle = current, handle
+        current = torch.cuda.current_stream(self.device)
+        if self._last is not None and current != self._last:
+            current.wait_stream(self._last)
+        self._last, self.last_handle = current, current.cuda_stream
+        self.last_stream = stream_of(current)
 
     def is_alive(self) -> None:
         """Raise what the device reports, such as an illegal address."""
@@ -142,13 +175,16 @@ class CudaBackend:
         )
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed. An invalidated one refuses to end, and is ended by that."""
-        with suppress(RuntimeError):
+        """End a capture that failed, so that the next one starts clean.
+
+        CUDA refuses to end a capture that a forbidden call invalidated, and torch (2.11) then stops
+        halfway: its pool keeps recording and its random generator believes in a capture. Given an
+        empty capture on the same stream, torch ends that and puts its own state right.
+        """
+        try:
             graph.capture_end()
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self.device.index, self.pool)
+        except RuntimeError:
+            begin_empty_capture(self.stream)
+            with warnings.catch_warnings(action="ignore"):  # "the graph is empty"
+                graph.capture_end()
         graph.reset()
-
-
-def _refuse_closed() -> None:
-    raise AssertionError("a closed graph was replayed")

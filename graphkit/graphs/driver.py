@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from graphkit.errors import ReplayError
 
 
 def runtime() -> Any | None:
@@ -41,6 +44,41 @@ def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
         return
     executable = bindings.cudaGraphExec_t(graph.raw_cuda_graph_exec())
     _checked(bindings.cudaGraphUpload(executable, bindings.cudaStream_t(stream.cuda_stream)))
+
+
+def launcher(graph: torch.cuda.CUDAGraph) -> Callable[[Any], None] | None:
+    """A call that launches the graph on a stream as ``stream_of`` gives it, and does nothing else.
+
+    ``CUDAGraph.replay`` also asks whether the stream is capturing and sees to the random state.
+    ``None`` without the bindings.
+    """
+    bindings = runtime()
+    if bindings is None:
+        return None
+    executable = bindings.cudaGraphExec_t(graph.raw_cuda_graph_exec())
+    graph_launch, success = bindings.cudaGraphLaunch, bindings.cudaError_t.cudaSuccess
+
+    def launch(stream: Any) -> None:
+        (error,) = graph_launch(executable, stream)
+        if error is not success and error != success:
+            raise ReplayError(f"CUDA refused to launch a graph: {error!r}.")
+
+    return launch
+
+
+def stream_of(stream: torch.cuda.Stream) -> Any:
+    """The stream as the bindings want it; ``None`` without them."""
+    bindings = runtime()
+    return None if bindings is None else bindings.cudaStream_t(stream.cuda_stream)
+
+
+def begin_empty_capture(stream: torch.cuda.Stream) -> None:
+    """Begin a capture that torch does not know of; nothing happens without the bindings."""
+    bindings = runtime()
+    if bindings is None:
+        return
+    mode = bindings.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+    _checked(bindings.cudaStreamBeginCapture(bindings.cudaStream_t(stream.cuda_stream), mode))
 
 
 def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:

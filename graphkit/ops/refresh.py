@@ -23,8 +23,8 @@ import torch
 
 RING_WORDS = 8
 """Words before slot 0: one cache line, so that polling does not touch a slot."""
-CHUNK_BYTES = 4096
-"""Bytes that one program of the CUDA kernel copies."""
+CHUNK_BYTES = 8192
+"""Bytes that one program of the CUDA kernel copies: large, as each reads the header anew."""
 FROM_PAYLOAD = 0
 """Source word: the rows stand in the slot."""
 KEEP = -1

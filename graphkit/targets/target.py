@@ -1,0 +1,87 @@
+"""What ``graphkit capture`` and its sisters work on: a model's forwards with everything around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.attention import AttentionBackend
+from graphkit.buffers import Inputs
+from graphkit.config import BufferSizes
+from graphkit.errors import TargetError
+from graphkit.graphs import Backend
+from graphkit.runners import DecodeRunner, Runner, TargetVerifyRunner
+from graphkit.spec import ForwardMode, SpecConfig
+
+RUNNERS: dict[ForwardMode, type[Runner[Any]]] = {
+    ForwardMode.DECODE: DecodeRunner,
+    ForwardMode.TARGET_VERIFY: TargetVerifyRunner,
+}
+"""The runner of each mode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureTarget:
+    """A model for the command line and the audits.
+
+    Attributes:
+        name: Shown to people.
+        spec: How its algorithm drafts and verifies.
+        sizes: How large the buffers must be.
+        forwards: The forward of each mode.
+        sample_batch: ``sample_batch(mode, batch_size, seed)`` makes a live batch, the same for the
+            same arguments.
+        weights: A module, or tensors by name; constant while graphs live.
+        state: Tensors that a step may change, by name: KV pools, counters.
+        dynamic: Host-side inputs that must not be baked: name -> (setter, two or more values).
+        attention: The attention backend that its forwards read ``inputs.attention`` from.
+        batch_sizes: Sizes to capture unless asked otherwise; ``None`` takes the field's list.
+        optional: Optional fields that its batches bring; ``None`` takes those that the spec implies.
+        inputs_type: A subclass of the mode's inputs that declares further fields.
+    """
+
+    name: str
+    spec: SpecConfig
+    sizes: BufferSizes
+    forwards: Mapping[ForwardMode, Callable[[Any], Any]]
+    sample_batch: Callable[[ForwardMode, int, int], Any]
+    weights: nn.Module | Mapping[str, torch.Tensor] | None = None
+    state: Mapping[str, torch.Tensor] | None = None
+    dynamic: Mapping[str, tuple[Callable[[Any], None], Sequence[Any]]] = field(default_factory=dict)
+    attention: AttentionBackend | None = None
+    batch_sizes: Sequence[int] | None = None
+    optional: Sequence[str] | None = None
+    inputs_type: type[Inputs] | None = None
+
+    def runner(
+        self,
+        mode: ForwardMode,
+        *,
+        batch_sizes: Sequence[int] | None = None,
+        device: torch.device | str = "auto",
+        backend: Backend | None = None,
+    ) -> Runner[Any]:
+        """A planned runner for one of the target's modes.
+
+        Raises:
+            TargetError: The target has no forward for the mode.
+        """
+        if mode not in self.forwards:
+            names = ", ".join(mode.name for mode in self.forwards)
+            raise TargetError(f"target {self.name!r} has no forward for {mode.name}; it has {names}.")
+        return RUNNERS[mode](
+            self.forwards[mode],
+            spec=self.spec,
+            sizes=self.sizes,
+            batch_sizes=self.batch_sizes if batch_sizes is None else batch_sizes,
+            device=device,
+            backend=backend,
+            attention=self.attention,
+            optional=self.optional,
+            inputs_type=self.inputs_type,
+            state=self.state,
+        )
