@@ -1,6 +1,7 @@
 """The live inputs of each mode.
 
-Everything used as an index pads to 0: row 0 and slot 0 are reserved for pads. Pads stand at the tail.
+Everything used as an index pads to 0: row 0 and slot 0 are reserved for pads, which stand at the
+tail.
 
 A batch that a caller builds may hold torch tensors, on the device or the CPU, or numpy arrays.
 The view that a forward receives holds device tensors at fixed addresses, padded to a captured size.

@@ -147,9 +147,7 @@ def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, .
 def slot_bytes(layouts: Sequence[FieldLayout]) -> int:
     """Bytes of a mailbox slot: header, sources, payload."""
     segments = sum(layout.segments for layout in layouts)
-    ends = [
-        layout.payload + layout.total_bytes for layout in layouts if not layout.field.on_device
-    ]
+    ends = [layout.payload + layout.total_bytes for layout in layouts if not layout.field.on_device]
     return _aligned(max([(Header.SOURCES + segments) * 8, *ends]))
 
 

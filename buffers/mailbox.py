@@ -50,7 +50,7 @@ class Mailbox:
         self.sequence = 0
         """Number of the next replay; its slot is ``sequence % SLOTS``."""
         self._is_alive = is_alive
-        self._words = memoryview(self.ring.numpy())
+        self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
         self._slots = tuple(self._slot_words(index) for index in range(SLOTS))
         self._in_flight: list[Any] = [None] * SLOTS
         self._staging: dict[tuple[int, str], torch.Tensor] = {}

@@ -101,9 +101,10 @@ class FieldWriter:
         self._place.copy_(tensor)
         return self._from_payload()
 
-    def _from_payload(self) -> None:
+    def _from_payload(self) -> torch.Tensor | None:
         for segment in range(self._layout.segments):
             self._words[self._first + segment] = FROM_PAYLOAD
+        return None
 
     def _point_to(self, tensor: torch.Tensor) -> torch.Tensor:
         for segment in range(self._layout.segments):

@@ -44,29 +44,60 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "attention": "AttentionBackend AttentionMetadata",
-    "buffers": "Inputs TargetVerifyInputBuffers TargetVerifyInputs",
-    "config": "BufferSizes",
-    "errors": "AttentionError CaptureCause CaptureError CheckpointError ConfigError DeviceError "
-    "GraphkitError InputError OutputError RecordError ReplayError SizeError TargetError",
-    "graphs": "CudaBackend RecorderBackend SizeTable",
-    "records": "CaptureRecord ReplayStats",
-    "runners": "Decision DecodeRunner TargetVerifyRunner VerifyOutput",
-    "spec": "CustomSpecAlgorithm ForwardMode FutureMap SpecAlgorithm SpecConfig get_algorithm "
-    "register_algorithm",
-    "targets": "CaptureTarget capture_target",
-}
-_ROOM = {name: room for room, names in _NAMES.items() for name in names.split()}
+_ROOMS = (
+    "errors", "config", "records", "spec", "graphs", "attention", "buffers", "runners", "targets",
+)  # fmt: skip
+"""Where public names live, those without torch first."""
 
-__all__ = [*_ROOM]
+__all__ = [
+    "AttentionBackend",
+    "AttentionError",
+    "AttentionMetadata",
+    "BufferSizes",
+    "CaptureCause",
+    "CaptureError",
+    "CaptureRecord",
+    "CaptureTarget",
+    "CheckpointError",
+    "ConfigError",
+    "CudaBackend",
+    "CustomSpecAlgorithm",
+    "Decision",
+    "DecodeRunner",
+    "DeviceError",
+    "ForwardMode",
+    "FutureMap",
+    "GraphkitError",
+    "InputError",
+    "Inputs",
+    "OutputError",
+    "RecordError",
+    "RecorderBackend",
+    "ReplayError",
+    "ReplayStats",
+    "SizeError",
+    "SizeTable",
+    "SpecAlgorithm",
+    "SpecConfig",
+    "TargetError",
+    "TargetVerifyInputBuffers",
+    "TargetVerifyInputs",
+    "TargetVerifyRunner",
+    "VerifyOutput",
+    "capture_target",
+    "get_algorithm",
+    "register_algorithm",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOM:
-        raise AttributeError(f"module 'graphkit' has no attribute {name!r}")
-    return getattr(import_module(f"graphkit.{_ROOM[name]}"), name)
+    if name in __all__:
+        for room in _ROOMS:
+            module = import_module(f"graphkit.{room}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'graphkit' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_ROOM])
+    return sorted({*globals(), *__all__})

@@ -1,11 +1,12 @@
 """One runner per forward mode. Imported as ``graphkit.runners``.
 
 A batch's way: ``runner.replay`` -> ``fit`` (writes one mailbox slot) -> one graph launch -> live
-rows of the output. ``capturing`` makes the graphs, ``eager`` serves the batches that none fits.
+rows of the output. ``capturing`` makes the graphs; ``dispatch`` says which batches have none, and
+``step`` runs those without.
 """
 
-from graphkit.runners.decision import Decision, Reason
 from graphkit.runners.decode import DecodeRunner
+from graphkit.runners.dispatch import Decision, Reason
 from graphkit.runners.outputs import Output, VerifyOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.staged import StagedBatch

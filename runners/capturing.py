@@ -12,7 +12,7 @@ import torch
 from graphkit.buffers import InputBuffers
 from graphkit.errors import CaptureError
 from graphkit.graphs import Backend, CapturedGraph, CaptureFailure, SizeTable
-from graphkit.records import SizeRecord
+from graphkit.records import ModeRecord, SizeRecord
 
 WARM_UPS = 2
 """The first may build lazily what the second and the capture then reuse."""
@@ -26,8 +26,9 @@ def capture_all(
     *,
     mode: str,
     state: Mapping[str, torch.Tensor],
+    host_planned: bool,
     progress: Callable[[SizeRecord], None],
-) -> tuple[dict[int, CapturedGraph], tuple[SizeRecord, ...]]:
+) -> tuple[dict[int, CapturedGraph], ModeRecord]:
     """Capture ``step(size)`` for every size, largest first so that smaller ones reuse its memory.
 
     Warm-ups and captures see a batch of pads alone: it is valid work that touches nothing but
@@ -52,7 +53,13 @@ def capture_all(
         raise
     finally:
         buffers.mailbox.rewind()
-    return graphs, tuple(reversed(records))
+    return graphs, ModeRecord(
+        mode=mode,
+        tokens_per_request=buffers.capacity.tokens_per_request,
+        host_planned=host_planned,
+        input_bytes=buffers.arena.nbytes,
+        sizes=tuple(reversed(records)),
+    )
 
 
 def _capture_one(

@@ -26,7 +26,12 @@ class Fit:
     )  # fmt: skip
 
     def __init__(
-        self, buffers: InputBuffers, requests: int, padded_batch_size: int, graph: Any, output: Output
+        self,
+        buffers: InputBuffers,
+        requests: int,
+        padded_batch_size: int,
+        graph: Any,
+        output: Output,
     ) -> None:
         self.requests = requests
         self.tokens = requests * buffers.capacity.tokens_per_request

@@ -14,9 +14,7 @@ from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 
 
-def _rows(axis: Axis, **options: Any) -> Any:
-    """An output field with one row per request or token."""
-    return dataclasses.field(metadata={"axis": axis}, **options)
+_PER_TOKEN = {"axis": Axis.TOKEN}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -84,8 +82,8 @@ class VerifyOutput(Output):
         next_token_logits: [T, V]. hidden_states: [T, H], if the draft model wants them.
     """
 
-    next_token_logits: torch.Tensor = _rows(Axis.TOKEN)
-    hidden_states: torch.Tensor | None = _rows(Axis.TOKEN, default=None)
+    next_token_logits: torch.Tensor = dataclasses.field(metadata=_PER_TOKEN)
+    hidden_states: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_TOKEN)
 
     @classmethod
     def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:

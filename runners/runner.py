@@ -1,4 +1,4 @@
-"""The machinery that the runners of all modes share."""
+"""What the runners of all modes share: settings, life, and the verbs that callers use."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 import torch
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, Inputs, admit, capacity_of
+from graphkit.buffers import InputBuffers, Inputs, capacity_of
 from graphkit.config import BufferSizes
-from graphkit.errors import ConfigError, GraphkitError, InputError, ReplayError, SizeError
-from graphkit.graphs.environment import environment
-from graphkit.graphs import Backend, CapturedGraph, SizeTable, backend_for
-from graphkit.records import CaptureRecord, ModeRecord, ReplayStats, SizeRecord
+from graphkit.errors import ConfigError, ReplayError
+from graphkit.graphs import Backend, SizeTable, backend_for, environment
+from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners.capturing import capture_all
-from graphkit.runners.decision import Decision, Reason
-from graphkit.runners.eager import unpadded
-from graphkit.runners.fit import Fit
+from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.outputs import Output
+from graphkit.runners.replayer import Replayer
 from graphkit.runners.staged import StagedBatch
+from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 
 OutputT = TypeVar("OutputT", bound=Output)
@@ -47,7 +46,7 @@ class Runner(Generic[OutputT]):
         backend: A backend to share or to keep apart; ``None`` takes the device's.
         attention: Makes ``inputs.attention``; ``None`` if the forward brings its own.
         multiple_of: Captured sizes are multiples of it.
-        optional: Optional fields that every batch will bring.
+        optional: Optional fields that every batch will bring; ``None`` takes what ``spec`` implies.
         inputs_type: A subclass of the mode's inputs that declares further fields.
         bound: Storage of fields that another graph writes in place; batches leave them out.
         state: Tensors that a step changes; capturing leaves them as they were.
@@ -59,7 +58,7 @@ class Runner(Generic[OutputT]):
 
     mode: ClassVar[ForwardMode]
     buffers_type: ClassVar[type[InputBuffers]]
-    output_type: ClassVar[type[Output]]
+    output_type: ClassVar[type[Any]]
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Runner(Generic[OutputT]):
         bound: Mapping[str, torch.Tensor] | None = None,
         state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self.forward, self.spec, self.sizes, self.attention = forward, spec, sizes, attention
+        self.spec, self.sizes, self.attention = spec, sizes, attention
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
         self.device = self.backend.device
@@ -94,21 +93,18 @@ class Runner(Generic[OutputT]):
             ),
             self.device,
             inputs_type=inputs_type,
-            optional=self.default_optional() if optional is None else optional,
+            optional=self.implied_fields() if optional is None else optional,
             bound=bound,
             is_alive=self.backend.is_alive,
         )
-        self._mailbox = self.buffers.mailbox
         self.life: Literal["planned", "captured", "closed"] = "planned"
-        self.shadow: Literal["padded"] | None = None
-        """``"padded"`` makes replays run the identical padded path without the graph."""
         self._state = dict(state or {})
-        self._before_replay = getattr(attention, "before_replay", None)
-        self._graphs: dict[int, CapturedGraph] = {}
-        self._fits: dict[tuple[int, int | None], Fit] = {}
+        self._step = Step(forward, self.mode, self.output_type, self.buffers, attention)
+        self._dispatch = Dispatch(self.table, self.buffers)
+        self._replayer: Replayer[OutputT] | None = None
         self._fallbacks: Counter[str] = Counter()
 
-    def default_optional(self) -> tuple[str, ...]:
+    def implied_fields(self) -> tuple[str, ...]:
         """Optional fields that the settings imply."""
         return ()
 
@@ -122,8 +118,6 @@ class Runner(Generic[OutputT]):
         sizes = replace(self.sizes, max_batch_size=self.table.largest)
         attention.init_state(sizes, self.table.largest * self.tokens_per_request)
 
-    # -- life ------------------------------------------------------------------------------------
-
     def capture(self, progress: Callable[[SizeRecord], None] | None = None) -> CaptureRecord:
         """Capture every size, largest first.
 
@@ -136,37 +130,40 @@ class Runner(Generic[OutputT]):
             ReplayError: The runner is not ``planned``.
         """
         if self.life != "planned":
-            raise ReplayError(f"runner is {self.life}: capture() needs 'planned'. Make a new one.")
-        self._graphs, sizes = capture_all(
+            raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
+        before_replay = self._before_replay()
+        graphs, record = capture_all(
             self.table,
             self.backend,
             self.buffers,
-            lambda size: self._step(size).tensors(),
+            lambda size: self._step.padded(size).tensors(),
             mode=self.mode.name,
             state=self._state,
+            host_planned=before_replay is not None,
             progress=progress or (lambda _size: None),
+        )
+        self._replayer = Replayer(
+            graphs=graphs,
+            table=self.table,
+            backend=self.backend,
+            buffers=self.buffers,
+            step=self._step,
+            dispatch=self._dispatch,
+            output_type=self.output_type,
+            before_replay=before_replay,
         )
         self.life = "captured"
         return CaptureRecord(
-            target=getattr(self.forward, "__qualname__", type(self.forward).__name__),
+            target=self._step.name,
             backend=self.backend.name,
             environment=environment(self.device),
-            modes=(
-                ModeRecord(
-                    mode=self.mode.name,
-                    tokens_per_request=self.tokens_per_request,
-                    host_planned=self._before_replay is not None,
-                    input_bytes=self.buffers.arena.nbytes,
-                    sizes=sizes,
-                ),
-            ),
+            modes=(record,),
         )
 
     def close(self) -> None:
         """Give all graphs back. May be called again; outputs must not be used any more."""
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs, self._fits = {}, {}
+        if self._replayer is not None:
+            self._replayer.close()
         self.life = "closed"
 
     def __enter__(self) -> Self:
@@ -174,8 +171,6 @@ class Runner(Generic[OutputT]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    # -- a batch's way ---------------------------------------------------------------------------
 
     def replay(
         self, batch: Any, *, padded_batch_size: int | None = None, clone: bool = False
@@ -199,19 +194,7 @@ class Runner(Generic[OutputT]):
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``.
         """
-        fit = self._fits.get((batch.batch_size, padded_batch_size))
-        if fit is None:
-            if batch.batch_size == 0:
-                return self._idle()
-            fit = self._make_fit(batch.batch_size, padded_batch_size)
-        for name in self.buffers.absent:
-            if getattr(batch, name) is not None:
-                raise InputError(_not_captured(name), field=name)
-        slot = self._mailbox.claim()
-        in_flight = fit.write(slot, batch)
-        if self._before_replay is not None:
-            self._before_replay(self.mode, batch, fit.padded_batch_size)
-        output = self._launch(fit, slot, in_flight)
+        output = self._captured("replay").replay(batch, padded_batch_size)
         return output.clone() if clone else output
 
     def stage(self, batch_size: int) -> StagedBatch[OutputT]:
@@ -219,30 +202,22 @@ class Runner(Generic[OutputT]):
 
         Raises:
             SizeError: The batch is larger than the largest size, or empty.
-            ReplayError: The runner is not ``captured``, or its attention backend plans on the host
-                and so needs a whole batch.
+            ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """
-        if self._before_replay is not None:
-            raise ReplayError(
-                f"{type(self.attention).__name__} plans each batch on the host. Use replay(batch)."
-            )
-        fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
-        slot = self._mailbox.claim()
-        self.buffers.pad_slot(slot)
-        return StagedBatch(self, fit, slot, self._mailbox.sequence)
+        return self._captured("stage").stage(batch_size)
 
     def run(self, batch: Any, *, clone: bool = False) -> OutputT:
-        """Replay the batch, or run the forward without a graph and count the reason.
+        """Replay the batch, or fall back and count the reason.
 
         Raises:
             InputError: A field is missing or wrong, so that there is no eager way either.
             ReplayError: The runner is closed.
         """
-        miss = self._miss(batch)
+        miss = self._dispatch.miss(batch, self.life)
         if miss is None:
             return self.replay(batch, clone=clone)
         if not miss.has_eager_way:
-            raise ReplayError(self._explain(miss, batch))
+            raise ReplayError(self._dispatch.explain(miss, batch, self.life))
         output = self.fall_back(batch)
         self._fallbacks[miss.value] += 1
         return output
@@ -254,35 +229,34 @@ class Runner(Generic[OutputT]):
 
         Raises:
             InputError: A field is missing or wrong; its name is in the text.
+            OutputError: The forward returned something else than its mode's output.
         """
-        if batch.batch_size == 0:
-            return self._idle()
-        return self._run(unpadded(batch, self.buffers.inputs, self.buffers.capacity, self.device))
+        if batch.batch_size:
+            return self._step.unpadded(batch)
+        if self.life == "captured":
+            return self._captured("fall_back").idle()
+        empty: OutputT = self.output_type.empty(self.sizes, self.device)
+        return empty
 
     def can_replay(self, batch: Any) -> Decision:
         """Whether ``replay`` takes the batch, and if not, why. Launches nothing."""
-        miss = self._miss(batch)
-        if miss is not None:
-            return Decision(False, self._explain(miss, batch), None, miss)
-        if batch.batch_size == 0:
-            return Decision(True, "", 0)
-        try:
-            for layout in self.buffers.layouts:
-                if layout.name not in self.buffers.bound:
-                    rows = self.buffers.capacity.rows(layout.field.axis, batch.batch_size)
-                    admit(layout, getattr(batch, layout.name), rows, self.device)
-        except GraphkitError as error:
-            return Decision(False, str(error), None, Reason.BAD_FIELD)
-        return Decision(True, "", self.table.fit(batch.batch_size))
+        return self._dispatch.decide(batch, self.life)
+
+    @property
+    def shadow(self) -> Literal["padded"] | None:
+        """``"padded"`` makes replays run the identical padded path without the graph."""
+        return self._captured("shadow").shadow
+
+    @shadow.setter
+    def shadow(self, way: Literal["padded"] | None) -> None:
+        if way not in ("padded", None):
+            raise ConfigError(f"shadow is 'padded' or None, got {way!r}.", field="shadow")
+        self._captured("shadow").shadow = way
 
     @property
     def stats(self) -> ReplayStats:
-        """What was replayed and what fell back so far."""
-        by_size: Counter[int] = Counter()
-        padded = 0
-        for fit in self._fits.values():
-            by_size[fit.padded_batch_size] += fit.replays
-            padded += fit.replays * (fit.padded_batch_size - fit.requests)
+        """What was replayed and what fell back so far; also after ``close``."""
+        by_size, padded = self._replayer.count() if self._replayer else (Counter[int](), 0)
         return ReplayStats(
             replays=by_size.total(),
             padded_rows=padded * self.tokens_per_request,
@@ -290,98 +264,15 @@ class Runner(Generic[OutputT]):
             replays_by_size=dict(sorted(by_size.items())),
         )
 
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _launch(self, fit: Fit, slot: int, in_flight: list[Any]) -> OutputT:
-        mailbox = self._mailbox
-        mailbox.post(slot, fit.requests, fit.tokens)
-        if self.shadow is None:
-            fit.launch()
-            output: Any = fit.output
-        else:
-            self.backend.order()
-            output = self._step(fit.padded_batch_size).live(fit.requests, fit.tokens)
-        mailbox.commit(slot, in_flight)
-        fit.replays += 1
-        return output  # type: ignore[no-any-return]
-
-    def _replay_staged(
-        self, fit: Fit, slot: int, sequence: int, in_flight: list[Any], clone: bool
-    ) -> OutputT:
-        if sequence != self._mailbox.sequence or self.life != "captured":
-            raise ReplayError(
-                "this staged batch is over: its slot was replayed or taken by another batch, or "
-                "the runner was closed. Call stage() again."
-            )
-        output = self._launch(fit, slot, in_flight)
-        return output.clone() if clone else output
-
-    def _step(self, size: int) -> OutputT:
-        """What a captured graph of this size does."""
-        self.buffers.refresh(size)
-        return self._run(self.buffers.view(size))
-
-    def _run(self, inputs: Inputs) -> OutputT:
-        with torch.no_grad():
-            if self.attention is not None:
-                inputs.attention = self.attention.metadata(self.mode, inputs)
-            output = self.forward(inputs)
-        return self.output_type.checked(output, inputs.batch_size, inputs.num_tokens)
-
-    def _make_fit(self, requests: int, size: int | None) -> Fit:
+    def _captured(self, what: str) -> Replayer[OutputT]:
         if self.life != "captured":
-            raise ReplayError(
-                f"runner is {self.life}: replay needs 'captured'. "
-                + ("Call capture() first." if self.life == "planned" else "Make a new one.")
-            )
-        padded = self.table.fit(requests) if size is None else size
-        if padded not in self._graphs or padded < requests:
-            raise SizeError(
-                f"{requests} requests cannot run at batch size {padded}: "
-                f"captured are {list(self.table)}.",
-                batch_size=requests,
-                largest=self.table.largest,
-            )
-        graph = self._graphs[padded]
-        fit = Fit(self.buffers, requests, padded, graph, self.output_type(**graph.output))
-        self._fits[requests, size] = fit
-        return fit
+            remedy = "Call capture() first." if self.life == "planned" else "Make a new one."
+            raise ReplayError(f"runner is {self.life}: {what} needs captured. {remedy}")
+        assert self._replayer is not None, "a captured runner has a replayer"
+        return self._replayer
 
-    def _idle(self) -> OutputT:
-        """Outputs without rows; nothing is launched."""
-        if self.life != "captured":
-            return self.output_type.empty(self.sizes, self.device)  # type: ignore[return-value]
-        largest = self.output_type(**self._graphs[self.table.largest].output)
-        return largest.live(0, 0)  # type: ignore[return-value]
-
-    def _miss(self, batch: Any) -> Reason | None:
-        if self.life != "captured":
-            return Reason.CLOSED if self.life == "closed" else Reason.NOT_CAPTURED
-        requests = batch.batch_size
-        if not self.table.fits(requests):
-            return Reason.BATCH_TOO_LARGE
-        if batch.num_tokens != requests * self.tokens_per_request:
-            return Reason.WRONG_WIDTH
-        for name in self.buffers.absent:
-            if getattr(batch, name) is not None:
-                return Reason.FIELD_NOT_CAPTURED
-        return None
-
-    def _explain(self, miss: Reason, batch: Any) -> str:
-        requests, tokens = batch.batch_size, batch.num_tokens
-        if miss is Reason.BATCH_TOO_LARGE:
-            return f"batch of {requests} requests; the largest captured size is {self.table.largest}"
-        if miss is Reason.WRONG_WIDTH:
-            return (
-                f"{tokens} tokens in {requests} requests; "
-                f"captured are {self.tokens_per_request} tokens per request"
-            )
-        if miss is Reason.FIELD_NOT_CAPTURED:
-            return _not_captured(
-                next(n for n in self.buffers.absent if getattr(batch, n) is not None)
-            )
-        return f"runner is {self.life}, not 'captured'"
-
-
-def _not_captured(name: str) -> str:
-    return f"field {name!r} was not captured. Pass optional=[{name!r}] to the runner."
+    def _before_replay(self) -> Callable[[Any, int], None] | None:
+        hook = getattr(self.attention, "before_replay", None)
+        if hook is None:
+            return None
+        return lambda batch, padded_batch_size: hook(self.mode, batch, padded_batch_size)

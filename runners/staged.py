@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from graphkit.errors import InputError, ReplayError
+from graphkit.errors import InputError
 from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
 
 if TYPE_CHECKING:
     from graphkit.buffers import FieldWriter
-    from graphkit.runners.runner import Runner
+    from graphkit.runners.replayer import Replayer
 
 OutputT = TypeVar("OutputT", bound=Output)
 
@@ -24,11 +24,11 @@ class StagedBatch(Generic[OutputT]):
     Life: until its ``replay``, or until another batch of the same runner is replayed.
     """
 
-    __slots__ = ("_due", "_fit", "_in_flight", "_runner", "_sequence", "_slot", "_writers")
+    __slots__ = ("_due", "_fit", "_in_flight", "_replayer", "_sequence", "_slot", "_writers")
 
-    def __init__(self, runner: Runner[OutputT], fit: Fit, slot: int, sequence: int) -> None:
+    def __init__(self, replayer: Replayer[OutputT], fit: Fit, slot: int, sequence: int) -> None:
         keep = object.__setattr__
-        keep(self, "_runner", runner)
+        keep(self, "_replayer", replayer)
         keep(self, "_fit", fit)
         keep(self, "_slot", slot)
         keep(self, "_sequence", sequence)
@@ -64,9 +64,10 @@ class StagedBatch(Generic[OutputT]):
             raise InputError(
                 f"field {missing[0]!r} was not assigned. Assign a device tensor.", field=missing[0]
             )
-        return self._runner._replay_staged(
-            self._fit, self._slot, self._sequence, self._in_flight, clone
+        output: OutputT = self._replayer.replay_staged(
+            self._fit, self._slot, self._sequence, self._in_flight
         )
+        return output.clone() if clone else output
 
     def _writer(self, name: str) -> FieldWriter:
         for writer in self._writers:

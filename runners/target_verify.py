@@ -35,6 +35,6 @@ class TargetVerifyRunner(Runner[VerifyOutput]):
             )
         super().__init__(forward, spec=spec, **options)
 
-    def default_optional(self) -> tuple[str, ...]:
+    def implied_fields(self) -> tuple[str, ...]:
         """A tree needs its mask."""
         return ("custom_mask",) if self.spec.topk > 1 else ()

@@ -41,9 +41,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it; returns the exit code."""
-    from graphkit.graphs import resolve_device  # noqa: PLC0415 - torch only when it is needed
-    from graphkit.targets import capture_target, locate  # noqa: PLC0415
-    from graphkit.views import capture_view  # noqa: PLC0415
+    from graphkit.graphs import resolve_device
+    from graphkit.targets import capture_target, locate
+    from graphkit.views import capture_view
 
     if arguments.out is not None:
         check_writable(arguments.out)
@@ -72,7 +72,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _modes(names: list[str] | None) -> list[ForwardMode] | None:
-    from graphkit.spec import ForwardMode  # noqa: PLC0415
+    from graphkit.spec import ForwardMode
 
     if names is None:
         return None

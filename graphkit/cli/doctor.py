@@ -28,7 +28,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it; returns the exit code."""
-    from graphkit.views import doctor_view  # noqa: PLC0415 - rich only when it is needed
+    from graphkit.views import doctor_view
 
     findings = list(_findings())
     if arguments.json:
@@ -39,11 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _findings() -> Iterator[Finding]:
-    import torch  # noqa: PLC0415 - `graphkit --help` must not import it
+    import torch
 
-    from graphkit.graphs.driver import driver_version, runtime  # noqa: PLC0415
-    from graphkit.graphs.environment import installed  # noqa: PLC0415
-    from graphkit.views import Finding  # noqa: PLC0415
+    from graphkit.graphs.driver import driver_version, runtime
+    from graphkit.graphs.environment import installed
+    from graphkit.views import Finding
 
     has_cuda = torch.cuda.is_available()
     yield Finding("torch", torch.__version__, True)
@@ -68,4 +68,6 @@ def _findings() -> Iterator[Finding]:
         yield Finding("driver serves CUDA", driver_version(), True)
     yield Finding("recorder backend", "any machine", True)
     usable = has_cuda and bool(triton)
-    yield Finding("cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and triton")
+    yield Finding(
+        "cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and triton"
+    )

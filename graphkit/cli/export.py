@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(record: CaptureRecord, suffix: str) -> str:
-    from graphkit.views import capture_view, svg_of  # noqa: PLC0415 - only for svg
+    from graphkit.views import capture_view, svg_of
 
     if suffix == ".json":
         return record.to_json()

@@ -3,6 +3,7 @@
 from graphkit.graphs.backend import Backend, CapturedGraph
 from graphkit.graphs.cuda import CudaBackend
 from graphkit.graphs.devices import backend_for, resolve_device
+from graphkit.graphs.environment import environment, installed
 from graphkit.graphs.failures import CaptureFailure
 from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
@@ -16,5 +17,7 @@ __all__ = [
     "SizeTable",
     "backend_for",
     "default_batch_sizes",
+    "environment",
+    "installed",
     "resolve_device",
 ]

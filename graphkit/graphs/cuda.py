@@ -77,7 +77,8 @@ class CudaBackend:
         if not torch.cuda.is_available():
             raise DeviceError("no CUDA device: torch sees none. Use device='cpu' for the recorder.")
         wanted = torch.device(device)
-        index = torch.cuda.current_device() if wanted.index is None else wanted.index
+        given: int | None = wanted.index
+        index = torch.cuda.current_device() if given is None else given
         self.device, self.device_index = torch.device("cuda", index), index
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: set[CudaGraph] = set()
@@ -144,7 +145,7 @@ class CudaBackend:
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function without a graph until it reaches what a capture refuses."""
         try:
-            with RefusingMode():
+            with RefusingMode():  # type: ignore[no-untyped-call]
                 function()
         except CaptureFailure as failure:
             return failure

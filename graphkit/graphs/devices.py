@@ -27,7 +27,8 @@ def resolve_device(device: torch.device | str) -> torch.device:
     if wanted.type == "cuda":
         if not torch.cuda.is_available():
             raise DeviceError(f"no CUDA device for device={str(wanted)!r}: torch sees none.")
-        index = torch.cuda.current_device() if wanted.index is None else wanted.index
+        given: int | None = wanted.index
+        index = torch.cuda.current_device() if given is None else given
         return torch.device("cuda", index)
     return torch.device("cpu")
 

@@ -13,7 +13,7 @@ from graphkit.errors import ReplayError
 def runtime() -> Any | None:
     """The CUDA runtime bindings, or ``None`` where the extra ``cuda`` is not installed."""
     try:
-        from cuda.bindings import runtime as bindings  # noqa: PLC0415 - optional
+        from cuda.bindings import runtime as bindings
     except ImportError:
         return None
     return bindings

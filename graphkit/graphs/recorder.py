@@ -108,7 +108,7 @@ class RecorderBackend:
             raise failure_of(error) from error
         return RecordedGraph(output, recorder.ops)
 
-    def diagnose(self, function: Callable[[], Any]) -> None:  # noqa: ARG002
+    def diagnose(self, function: Callable[[], Any]) -> None:
         """A capture here names the operation at once."""
 
     def order(self) -> None:
@@ -122,7 +122,7 @@ class _Recorder(RefusingMode):
     """Keeps every operation that writes something."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[RecordedOp] = []
 
     def ran(
@@ -146,7 +146,7 @@ class _HostReads(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Any,
-        types: Any,  # noqa: ARG002 - torch's protocol
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
@@ -161,7 +161,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _storage_bytes(ops: list[RecordedOp]) -> int:

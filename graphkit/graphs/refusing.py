@@ -17,7 +17,7 @@ class RefusingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,
-        types: Any,  # noqa: ARG002 - torch's protocol
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from graphkit.config import require_positive
 from graphkit.errors import ConfigError, SizeError
 
+
 def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
     """The field's list for speculative decoding, with ``max_batch_size`` always in.
 

@@ -34,7 +34,7 @@ class SpecConfig:
 
     Attributes:
         algorithm: A name (case does not matter) or an algorithm; kept as the algorithm.
-        num_steps: Draft steps (S).
+        num_steps: Draft steps (S); 0 verifies the root alone.
         topk: Branches kept per draft step (K); 1 drafts a chain.
         num_draft_tokens: Tokens verified per request, the root included (W).
         page_size: Tokens per KV page.
@@ -57,11 +57,8 @@ class SpecConfig:
         object.__setattr__(self, "algorithm", get_algorithm(self.algorithm))
         for field in ("topk", "num_draft_tokens", "page_size"):
             require_positive("SpecConfig", field, getattr(self, field))
-        if not isinstance(self.num_steps, int) or self.num_steps < 0:
-            raise ConfigError(
-                f"SpecConfig.num_steps must be an int >= 0, got {self.num_steps!r}.",
-                field="num_steps",
-            )
+        if self.num_steps != 0:
+            require_positive("SpecConfig", "num_steps", self.num_steps)
         if self.resolved.is_eagle() or self.resolved.is_standalone():
             self._check_stepwise_tree()
 
@@ -124,7 +121,5 @@ class SpecConfig:
         width = self.resolved.get_num_tokens_per_bs_for_target_verify(
             self.num_draft_tokens, self.is_draft_worker
         )
-        require_positive(
-            f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width
-        )
+        require_positive(f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width)
         return width

@@ -40,7 +40,7 @@ class CaptureTarget:
         dynamic: Host-side inputs that must not be baked: name -> (setter, two or more values).
         attention: The attention backend that its forwards read ``inputs.attention`` from.
         batch_sizes: Sizes to capture unless asked otherwise; ``None`` takes the field's list.
-        optional: Optional fields that its batches bring; ``None`` takes those that the spec implies.
+        optional: Optional fields that its batches bring; ``None`` takes what the spec implies.
         inputs_type: A subclass of the mode's inputs that declares further fields.
     """
 
@@ -72,7 +72,9 @@ class CaptureTarget:
         """
         if mode not in self.forwards:
             names = ", ".join(mode.name for mode in self.forwards)
-            raise TargetError(f"target {self.name!r} has no forward for {mode.name}; it has {names}.")
+            raise TargetError(
+                f"target {self.name!r} has no forward for {mode.name}; it has {names}."
+            )
         return RUNNERS[mode](
             self.forwards[mode],
             spec=self.spec,

@@ -1,0 +1,1 @@
+"""Triton kernels, one module per op, imported only where CUDA is."""

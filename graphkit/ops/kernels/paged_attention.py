@@ -1,0 +1,189 @@
+"""Paged attention for CUDA. Contract: ``graphkit.ops.paged_attention``.
+
+One program takes a tile of one request's query rows for one key-value head (all W rows of all the
+query heads that share it lie in one tile, if they fit) and one split of that request's keys. With
+more than one split each leaves its normalised partial result and the log of its weight, and a
+second kernel joins them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_SPLITS = 64
+
+
+@triton.jit
+def paged_attention_kernel(
+    out, lse, query, key_cache, value_cache, page_table, cache_seqlens, mask,
+    out_split_stride, out_token_stride, out_head_stride, query_token_stride, query_head_stride,
+    key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
+    tokens, heads, max_keys, max_pages, row_tiles, scale_log2,
+    PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HAS_MASK: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program per (request, row tile), key-value head and split."""
+    request = (tl.program_id(0) // row_tiles).to(tl.int64)
+    kv_head = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2).to(tl.int64)
+
+    row = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    own_query = row // GROUP
+    is_row = own_query < WIDTH
+    token = request * WIDTH + own_query
+    head = kv_head * GROUP + row % GROUP
+    dim = tl.arange(0, BLOCK_D)
+    is_dim = dim < HEAD_DIM
+    queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
+    q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+
+    length = tl.load(cache_seqlens + request)
+    prefix = length - WIDTH
+    end = tl.minimum(length, max_keys)
+    span = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_N) * BLOCK_N
+    first = (split * span).to(tl.int32)
+    last = tl.minimum(first + span, end)
+    # Whole blocks of prefix need no mask; what is left of the split does.
+    whole = tl.maximum(prefix, 0) // BLOCK_N * BLOCK_N
+    middle = tl.maximum(first, tl.minimum(last, whole))
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for masked in tl.static_range(2):
+        for start in range(middle if masked else first, last if masked else middle, BLOCK_N):
+            key = start + tl.arange(0, BLOCK_N)
+            is_key = key < last
+            pages = page_table + request * max_pages + key // PAGE_SIZE
+            page = tl.load(pages, mask=is_key, other=0)
+            slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+
+            keys = key_cache + kv_head * key_head_stride + slot * key_slot_stride
+            is_cell = is_dim[:, None] & is_key[None, :]
+            k = tl.load(keys[None, :] + dim[:, None], mask=is_cell, other=0.0)
+            scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale_log2
+            seen = is_key
+            if masked:
+                own_key = key - prefix
+                if HAS_MASK:
+                    is_own = (own_key >= 0) & is_key
+                    cells = mask + (request * WIDTH + own_query[:, None]) * WIDTH + own_key[None, :]
+                    tree = tl.load(cells, mask=is_row[:, None] & is_own[None, :], other=0) != 0
+                    visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
+                    seen = tl.max(visible.to(tl.int32), 0) != 0
+                else:
+                    visible = (own_key[None, :] <= own_query[:, None]) & is_key[None, :]
+                scores = tl.where(visible, scores, float("-inf"))
+
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            # A row that has seen nothing yet must not become inf - inf.
+            base = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weights = tl.exp2(scores - base[:, None])
+            shrink = tl.exp2(top - base)
+            total = total * shrink + tl.sum(weights, 1)
+            values = value_cache + kv_head * value_head_stride + slot * value_slot_stride
+            # Weight 0 times NaN is NaN: a value that no query sees is not loaded at all.
+            is_cell = seen[:, None] & is_dim[None, :]
+            v = tl.load(values[:, None] + dim[None, :], mask=is_cell, other=0.0)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
+            top = new_top
+
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    outs = out + split * out_split_stride
+    outs += token[:, None] * out_token_stride + head[:, None] * out_head_stride
+    tl.store(
+        outs + dim[None, :], result.to(out.dtype.element_ty), mask=is_row[:, None] & is_dim[None, :]
+    )
+    if SPLITS > 1:
+        weight_log2 = top + tl.log2(tl.where(total == 0.0, 1.0, total))
+        tl.store(lse + (split * tokens + token) * heads + head, weight_log2, mask=is_row)
+
+
+@triton.jit
+def join_splits_kernel(
+    out, partial, lse, rows,
+    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program per (token, head) row and BLOCK_D of its dimensions."""
+    row = tl.program_id(0).to(tl.int64)
+    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    is_dim = dim < HEAD_DIM
+    at = tl.arange(0, SPLITS) * rows + row
+    weight_log2 = tl.load(lse + at)
+    top = tl.max(weight_log2, 0)
+    weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top))
+    cells = partial + at[:, None] * HEAD_DIM + dim[None, :]
+    parts = tl.load(cells, mask=is_dim[None, :], other=0.0)
+    total = tl.sum(weight, 0)
+    result = tl.sum(parts * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + row * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=is_dim)
+
+
+def choose_splits(programs: int, max_keys: int, block_keys: int, processors: int) -> int:
+    """How many ways to split the keys: a power of two, from facts that a capture fixes.
+
+    Enough for two programs per multiprocessor, but no split under four blocks of the longest
+    context, since joining costs too.
+    """
+    wanted = -(-2 * processors // programs)
+    splits = max(1, min(wanted, max_keys // (4 * block_keys), MAX_SPLITS))
+    return 1 << (splits.bit_length() - 1)
+
+
+def launch_paged_attention(
+    query_TND: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cache_seqlens_B: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    page_size: int,
+    tokens_per_request: int,
+    splits: int | None = None,
+) -> torch.Tensor:
+    """Launch on the current stream; as ``graphkit.ops.paged_attention.paged_attention``.
+
+    ``splits`` (a power of two) is chosen by ``choose_splits`` unless given.
+    """
+    query = query_TND if query_TND.stride(2) == 1 else query_TND.contiguous()
+    key, value = key_cache, value_cache
+    tokens, heads, head_dim = query.shape
+    requests, max_pages = page_table.shape
+    out = query.new_empty(query.shape)
+    if tokens == 0 or max_pages == 0:
+        return out.zero_()
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_m = min(64, max(16, triton.next_power_of_2(tokens_per_request * group)))
+    block_n = min(64, max(16, 16384 // (block_d * query.element_size())))
+    row_tiles = triton.cdiv(tokens_per_request * group, block_m)
+    if splits is None:
+        programs = requests * row_tiles * kv_heads
+        processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+        splits = choose_splits(programs, max_pages * page_size, block_n, processors)
+    partial, lse = out, out
+    if splits > 1:
+        partial = query.new_empty((splits, *query.shape), dtype=torch.float32)
+        lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
+    paged_attention_kernel[(requests * row_tiles, kv_heads, splits)](
+        partial, lse, query, key, value, page_table.contiguous(), cache_seqlens_B.contiguous(),
+        None if mask is None else mask.contiguous().view(torch.uint8),
+        query.numel(), heads * head_dim, head_dim, query.stride(0), query.stride(1),
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        tokens, heads, max_pages * page_size, max_pages, row_tiles, scale * 1.4426950408889634,
+        PAGE_SIZE=page_size, WIDTH=tokens_per_request, GROUP=group, HEAD_DIM=head_dim,
+        HAS_MASK=mask is not None, SPLITS=splits,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        block = min(128, block_d)
+        join_splits_kernel[(tokens * heads, triton.cdiv(head_dim, block))](
+            out, partial, lse, tokens * heads, HEAD_DIM=head_dim, SPLITS=splits, BLOCK_D=block,
+            num_warps=4,
+        )  # fmt: skip
+    return out

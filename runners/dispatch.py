@@ -1,0 +1,118 @@
+"""Which way a batch goes: replay, or eager with a reason, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from graphkit.buffers import InputBuffers, admit
+from graphkit.errors import InputError
+from graphkit.graphs import SizeTable
+
+
+class Reason(Enum):
+    """Why a batch is not replayed. The value is the key under which fallbacks are counted."""
+
+    NOT_CAPTURED = "not captured"
+    CLOSED = "closed"
+    BATCH_TOO_LARGE = "batch too large"
+    WRONG_WIDTH = "wrong width"
+    FIELD_NOT_CAPTURED = "field not captured"
+    BAD_FIELD = "bad field"
+
+    @property
+    def has_eager_way(self) -> bool:
+        """Whether the batch is sound, so that the forward can run it without a graph."""
+        return self not in (Reason.CLOSED, Reason.BAD_FIELD)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer of ``can_replay``.
+
+    Attributes:
+        ok: Whether ``replay`` takes the batch.
+        reason: Why not, naming the field or the sizes; empty if ok.
+        padded_batch_size: The captured size it would run at; 0 for an idle batch.
+        kind: The class of the reason.
+    """
+
+    ok: bool
+    reason: str = ""
+    padded_batch_size: int | None = None
+    kind: Reason | None = None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+class Dispatch:
+    """The rules of one runner.
+
+    Args:
+        table: Its captured sizes.
+        buffers: Its fields.
+    """
+
+    def __init__(self, table: SizeTable, buffers: InputBuffers) -> None:
+        self._table, self._buffers = table, buffers
+        self._width = buffers.capacity.tokens_per_request
+
+    def miss(self, batch: Any, life: str) -> Reason | None:
+        """Why the batch has no graph, from its sizes alone; ``None`` if it has one."""
+        if life != "captured":
+            return Reason.CLOSED if life == "closed" else Reason.NOT_CAPTURED
+        requests = batch.batch_size
+        if not self._table.fits(requests):
+            return Reason.BATCH_TOO_LARGE
+        if batch.num_tokens != requests * self._width:
+            return Reason.WRONG_WIDTH
+        if self.surplus_field(batch) is not None:
+            return Reason.FIELD_NOT_CAPTURED
+        return None
+
+    def surplus_field(self, batch: Any) -> str | None:
+        """An optional field that the batch brings although the graph does not read it."""
+        for name in self._buffers.absent:
+            if getattr(batch, name) is not None:
+                return name
+        return None
+
+    def explain(self, miss: Reason, batch: Any, life: str) -> str:
+        """The reason as a sentence with what came and what was captured."""
+        requests, tokens = batch.batch_size, batch.num_tokens
+        if miss is Reason.BATCH_TOO_LARGE:
+            return f"batch of {requests} requests; the largest captured is {self._table.largest}"
+        if miss is Reason.WRONG_WIDTH:
+            return (
+                f"{tokens} tokens in {requests} requests; "
+                f"captured are {self._width} tokens per request"
+            )
+        if miss is Reason.FIELD_NOT_CAPTURED:
+            return not_captured(str(self.surplus_field(batch)))
+        return f"runner is {life}, not captured"
+
+    def decide(self, batch: Any, life: str) -> Decision:
+        """The whole answer, every field looked at."""
+        miss = self.miss(batch, life)
+        if miss is not None:
+            return Decision(False, self.explain(miss, batch, life), None, miss)
+        if batch.batch_size == 0:
+            return Decision(True, "", 0)
+        try:
+            self._admit_all(batch)
+        except InputError as error:
+            return Decision(False, str(error), None, Reason.BAD_FIELD)
+        return Decision(True, "", self._table.fit(batch.batch_size))
+
+    def _admit_all(self, batch: Any) -> None:
+        for layout in self._buffers.layouts:
+            if layout.name not in self._buffers.bound:
+                rows = self._buffers.capacity.rows(layout.field.axis, batch.batch_size)
+                admit(layout, getattr(batch, layout.name), rows, self._buffers.device)
+
+
+def not_captured(name: str) -> str:
+    """What to do about a field that the graph does not read."""
+    return f"field {name!r} was not captured. Pass optional=[{name!r}] to the runner."

@@ -1,0 +1,130 @@
+"""The way of a batch through a captured runner: everything that happens per replay is here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, TypeVar
+
+from graphkit.buffers import InputBuffers
+from graphkit.errors import InputError, ReplayError, SizeError
+from graphkit.graphs import Backend, CapturedGraph, SizeTable
+from graphkit.runners.dispatch import Dispatch, not_captured
+from graphkit.runners.fit import Fit
+from graphkit.runners.outputs import Output
+from graphkit.runners.staged import StagedBatch
+from graphkit.runners.step import Step
+
+OutputT = TypeVar("OutputT", bound=Output)
+
+
+class Replayer(Generic[OutputT]):
+    """Replays captured graphs for live batches.
+
+    Attributes:
+        shadow: ``"padded"`` runs the identical padded path without the graph.
+    """
+
+    def __init__(
+        self,
+        *,
+        graphs: Mapping[int, CapturedGraph],
+        table: SizeTable,
+        backend: Backend,
+        buffers: InputBuffers,
+        step: Step[OutputT],
+        dispatch: Dispatch,
+        output_type: type[OutputT],
+        before_replay: Callable[[Any, int], None] | None,
+    ) -> None:
+        self.graphs = dict(graphs)
+        self.shadow: Literal["padded"] | None = None
+        self._table, self._backend, self._buffers = table, backend, buffers
+        self._mailbox = buffers.mailbox
+        self._step, self._dispatch, self._output_type = step, dispatch, output_type
+        self._before_replay = before_replay
+        self._fits: dict[tuple[int, int | None], Fit] = {}
+
+    def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
+        """See ``Runner.replay``."""
+        fit = self._fits.get((batch.batch_size, padded_batch_size))
+        if fit is None:
+            if batch.batch_size == 0:
+                return self.idle()
+            fit = self._make_fit(batch.batch_size, padded_batch_size)
+        surplus = self._dispatch.surplus_field(batch)
+        if surplus is not None:
+            raise InputError(not_captured(surplus), field=surplus)
+        slot = self._mailbox.claim()
+        in_flight = fit.write(slot, batch)
+        if self._before_replay is not None:
+            self._before_replay(batch, fit.padded_batch_size)
+        return self.launch(fit, slot, in_flight)
+
+    def stage(self, batch_size: int) -> StagedBatch[OutputT]:
+        """See ``Runner.stage``."""
+        if self._before_replay is not None:
+            raise ReplayError(
+                "the attention backend plans each batch on the host, so it needs a whole one. "
+                "Use replay(batch)."
+            )
+        fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
+        slot = self._mailbox.claim()
+        self._buffers.pad_slot(slot)
+        return StagedBatch(self, fit, slot, self._mailbox.sequence)
+
+    def replay_staged(self, fit: Fit, slot: int, sequence: int, in_flight: list[Any]) -> OutputT:
+        """See ``StagedBatch.replay``."""
+        if sequence != self._mailbox.sequence or not self.graphs:
+            raise ReplayError(
+                "this staged batch is over: its slot was replayed or taken by another batch, or "
+                "the runner was closed. Call stage() again."
+            )
+        return self.launch(fit, slot, in_flight)
+
+    def launch(self, fit: Fit, slot: int, in_flight: list[Any]) -> OutputT:
+        """Post the written slot and launch. A launch that fails leaves the slot to be reused."""
+        mailbox = self._mailbox
+        mailbox.post(slot, fit.requests, fit.tokens)
+        if self.shadow is None:
+            fit.launch()
+            output: Any = fit.output
+        else:
+            self._backend.order()
+            output = self._step.padded(fit.padded_batch_size).live(fit.requests, fit.tokens)
+        mailbox.commit(slot, in_flight)
+        fit.replays += 1
+        return output  # type: ignore[no-any-return]
+
+    def idle(self) -> OutputT:
+        """An output without rows; nothing is launched."""
+        return self._output_type(**self.graphs[self._table.largest].output).live(0, 0)
+
+    def count(self) -> tuple[Counter[int], int]:
+        """Replays by captured size, and requests padded in all."""
+        by_size: Counter[int] = Counter()
+        padded = 0
+        for fit in self._fits.values():
+            by_size[fit.padded_batch_size] += fit.replays
+            padded += fit.replays * (fit.padded_batch_size - fit.requests)
+        return by_size, padded
+
+    def close(self) -> None:
+        """Give the graphs back."""
+        for graph in self.graphs.values():
+            graph.close()
+        self.graphs = {}
+
+    def _make_fit(self, requests: int, size: int | None) -> Fit:
+        padded = self._table.fit(requests) if size is None else size
+        if padded not in self.graphs or not 0 < requests <= padded:
+            raise SizeError(
+                f"{requests} requests cannot run at batch size {padded}: "
+                f"captured are {list(self._table)}.",
+                batch_size=requests,
+                largest=self._table.largest,
+            )
+        graph = self.graphs[padded]
+        fit = Fit(self._buffers, requests, padded, graph, self._output_type(**graph.output))
+        self._fits[requests, size] = fit
+        return fit
