@@ -10,11 +10,12 @@ from graphkit.buffers.input_buffers import InputBuffers, TargetVerifyInputBuffer
 from graphkit.buffers.inputs import Inputs, TargetVerifyInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, capacity_of, resolve
 from graphkit.buffers.mailbox import SLOTS, Mailbox
-from graphkit.buffers.writers import FieldWriter
+from graphkit.buffers.writers import BatchWriter, FieldWriter
 
 __all__ = [
     "SLOTS",
     "Axis",
+    "BatchWriter",
     "Capacity",
     "Field",
     "FieldLayout",

@@ -12,8 +12,8 @@ from graphkit.buffers.fields import fields_of
 from graphkit.buffers.inputs import Inputs, TargetVerifyInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
 from graphkit.buffers.mailbox import SLOTS, Mailbox
-from graphkit.buffers.refresh_table import refresh_table, refresh_work
-from graphkit.buffers.writers import FieldWriter
+from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
+from graphkit.buffers.writers import BatchWriter, FieldWriter
 from graphkit.errors import ConfigError
 from graphkit.ops.refresh import FROM_PAYLOAD, KEEP, Header, refresh
 
@@ -64,8 +64,9 @@ class InputBuffers:
             self.pad_slot(slot)
         self._segments = [s for layout in self.layouts for s in self.arena.segments(layout)]
         self._table = refresh_table(self.layouts, self.arena).to(device)
-        self._state = torch.zeros(2, dtype=torch.int64, device=device)
-        self._work: dict[int, torch.Tensor] = {}
+        self._state = torch.zeros(1, dtype=torch.int64, device=device)
+        self._slot = torch.zeros(self.mailbox.slot_words, dtype=torch.int64, device=device)
+        self._work: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def view(self, batch_size: int) -> Inputs:
         """The first ``batch_size`` requests of every field; aliases the arena.
@@ -82,8 +83,9 @@ class InputBuffers:
     def prepare(self, batch_size: int) -> None:
         """Upload what ``refresh`` needs for a size. Before any capture of it."""
         if batch_size not in self._work:
-            work = refresh_work(self.layouts, self.capacity, batch_size)
-            self._work[batch_size] = work.to(self.device)
+            fetches = refresh_fetches(self.layouts, self.capacity, batch_size)
+            copies = refresh_copies(self.layouts, self.capacity, batch_size)
+            self._work[batch_size] = fetches.to(self.device), copies.to(self.device)
 
     def refresh(self, batch_size: int) -> None:
         """Enqueue the refresh op for a captured size; it consumes one mailbox slot when it runs."""
@@ -92,24 +94,27 @@ class InputBuffers:
             self.mailbox.ring,
             self._state,
             self._table,
-            self._work[batch_size],
+            self._slot,
+            *self._work[batch_size],
             SLOTS,
             batch_size,
             batch_size * self.capacity.tokens_per_request,
         )
 
-    def writers(self, slot: int, requests: int) -> tuple[FieldWriter, ...]:
-        """A writer for every field that a batch of ``requests`` brings."""
-        return tuple(
-            FieldWriter(
-                self.mailbox,
-                slot,
-                layout,
-                self.capacity.rows(layout.field.axis, requests),
-                self.device,
-            )
-            for layout in self.layouts
-            if layout.name not in self.bound
+    def writer(self, slot: int, requests: int) -> BatchWriter:
+        """What writes a batch of ``requests`` into a slot; bound fields are left out."""
+        return BatchWriter(
+            [
+                FieldWriter(
+                    self.mailbox,
+                    slot,
+                    layout,
+                    self.capacity.rows(layout.field.axis, requests),
+                    self.device,
+                )
+                for layout in self.layouts
+                if layout.name not in self.bound
+            ]
         )
 
     def pad_slot(self, slot: int) -> None:
@@ -120,7 +125,7 @@ class InputBuffers:
         """Post a slot without live rows: the refresh then writes pads alone."""
         slot = self.mailbox.claim()
         self.mailbox.post(slot, 0, 0)
-        self.mailbox.commit(slot)
+        self.mailbox.commit()
 
     def _make_blank(self) -> torch.Tensor:
         """A slot from its sources on, holding nothing but pads."""

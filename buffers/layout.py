@@ -132,8 +132,7 @@ class FieldLayout:
 def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, ...]:
     """Lay the fields out one after the other."""
     layouts: list[FieldLayout] = []
-    segments = sum(max(field.lead, 1) for field in fields)
-    payload = _aligned((Header.SOURCES + segments) * 8)
+    payload = _aligned((Header.SOURCES + sum(max(field.lead, 1) for field in fields)) * 8)
     segment = 0
     for field in fields:
         layout = _resolve_one(field, capacity, segment, 0 if field.on_device else payload)
@@ -144,11 +143,15 @@ def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, .
     return tuple(layouts)
 
 
+def header_bytes(layouts: Sequence[FieldLayout]) -> int:
+    """Bytes of a slot's header and sources."""
+    return (Header.SOURCES + sum(layout.segments for layout in layouts)) * 8
+
+
 def slot_bytes(layouts: Sequence[FieldLayout]) -> int:
     """Bytes of a mailbox slot: header, sources, payload."""
-    segments = sum(layout.segments for layout in layouts)
     ends = [layout.payload + layout.total_bytes for layout in layouts if not layout.field.on_device]
-    return _aligned(max([(Header.SOURCES + segments) * 8, *ends]))
+    return _aligned(max([header_bytes(layouts), *ends]))
 
 
 def _resolve_one(field: Field, capacity: Capacity, segment: int, payload: int) -> FieldLayout:

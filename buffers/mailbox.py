@@ -15,7 +15,7 @@ import torch
 
 from graphkit.buffers.layout import FieldLayout, slot_bytes
 from graphkit.errors import ReplayError
-from graphkit.ops.refresh import RING_WORDS, Header, Ring
+from graphkit.ops.refresh import FROM_PAYLOAD, RING_WORDS, Header, Ring
 
 SLOTS = 4
 # Plain ints: indexing by an enum costs a replay more than writing the word.
@@ -52,7 +52,8 @@ class Mailbox:
         self._is_alive = is_alive
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
         self._slots = tuple(self._slot_words(index) for index in range(SLOTS))
-        self._in_flight: list[Any] = [None] * SLOTS
+        self._pointed: tuple[list[int], ...] = tuple([] for _ in range(SLOTS))
+        self._in_flight: list[Any] = [None] * (SLOTS + 1)
         self._staging: dict[tuple[int, str], torch.Tensor] = {}
 
     def slot(self, index: int) -> torch.Tensor:
@@ -77,7 +78,15 @@ class Mailbox:
                 f"replay {self._words[_FAULT] - 1} read a mailbox slot that was not its own. "
                 "Two threads or processes drive one runner: give each its own."
             )
-        return sequence % SLOTS
+        index = sequence % SLOTS
+        if self._pointed[index]:
+            self._forget_addresses(index)
+        return index
+
+    def point(self, index: int, word: int, address: int) -> None:
+        """Name an address as a segment's source, for this turn of the slot alone."""
+        self._slots[index][word] = address
+        self._pointed[index].append(word)
 
     def post(self, index: int, requests: int, tokens: int) -> None:
         """Write the header of a slot whose rows are in place."""
@@ -86,9 +95,13 @@ class Mailbox:
         words[_REQUESTS] = requests
         words[_TOKENS] = tokens
 
-    def commit(self, index: int, in_flight: Any = None) -> None:
-        """Count a launch, and keep what it reads alive until its slot comes round again."""
-        self._in_flight[index] = in_flight
+    def commit(self, in_flight: Any = None) -> None:
+        """Count a launch, and keep what it reads alive until the device has read it.
+
+        A slot is consumed when it was fetched; what its addresses point to is read right after.
+        So the last launch whose reads are surely over is the one before that whose slot this is.
+        """
+        self._in_flight[self.sequence % (SLOTS + 1)] = in_flight
         self.sequence += 1
 
     def rewind(self) -> None:
@@ -108,6 +121,11 @@ class Mailbox:
                 layout.shape(layout.capacity), dtype=layout.dtype, pin_memory=self.ring.is_pinned()
             )
         return self._staging[key]
+
+    def _forget_addresses(self, index: int) -> None:
+        for word in self._pointed[index]:
+            self._slots[index][word] = FROM_PAYLOAD
+        self._pointed[index].clear()
 
     def _slot_words(self, index: int) -> memoryview:
         begin = RING_WORDS + index * self.slot_words

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from graphkit.buffers.arena import Arena
-from graphkit.buffers.layout import Capacity, FieldLayout
+from graphkit.buffers.layout import Capacity, FieldLayout, header_bytes
 from graphkit.ops.refresh import CHUNK_BYTES, Column
 
 
@@ -26,16 +26,36 @@ def refresh_table(layouts: Sequence[FieldLayout], arena: Arena) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def refresh_work(
+def refresh_copies(
     layouts: Sequence[FieldLayout], capacity: Capacity, batch_size: int
 ) -> torch.Tensor:
-    """(segment, chunk) for each program of the CUDA kernel, [programs, 2] int32 on the CPU."""
-    work = []
+    """(segment, chunk) of everything that a size fills, [programs, 2] int32 on the CPU."""
+    copies = []
     for layout in layouts:
         size = capacity.rows(layout.field.axis, batch_size) * layout.row_bytes
         for segment in range(layout.first_segment, layout.first_segment + layout.segments):
-            work += [(segment, chunk) for chunk in range(-(-size // CHUNK_BYTES))]
-    return torch.tensor(work, dtype=torch.int32)
+            copies += [(segment, chunk) for chunk in range(-(-size // CHUNK_BYTES))]
+    return torch.tensor(copies, dtype=torch.int32)
+
+
+def refresh_fetches(
+    layouts: Sequence[FieldLayout], capacity: Capacity, batch_size: int
+) -> torch.Tensor:
+    """(first byte, bytes) of the slot's parts that a size needs, [programs, 2] int32 on the CPU."""
+    parts = [(0, header_bytes(layouts))]
+    for layout in layouts:
+        if not layout.field.on_device:
+            size = capacity.rows(layout.field.axis, batch_size) * layout.row_bytes
+            begins = (layout.payload + i * layout.segment_bytes for i in range(layout.segments))
+            parts += [(begin, size) for begin in begins]
+    return torch.tensor([chunk for part in parts for chunk in _chunks(*part)], dtype=torch.int32)
+
+
+def _chunks(first: int, size: int) -> Iterator[tuple[int, int]]:
+    """Parts of at most CHUNK_BYTES that together cover the bytes, in whole words."""
+    begin, end = first // 8 * 8, -(-(first + size) // 8) * 8
+    for at in range(begin, end, CHUNK_BYTES):
+        yield at, min(CHUNK_BYTES, end - at)
 
 
 def _pad_pattern(layout: FieldLayout) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from graphkit.buffers import SLOTS, FieldWriter, InputBuffers
+from graphkit.buffers import SLOTS, BatchWriter, InputBuffers
+from graphkit.graphs import CapturedGraph
 from graphkit.runners.outputs import Output
 
 
@@ -30,7 +29,7 @@ class Fit:
         buffers: InputBuffers,
         requests: int,
         padded_batch_size: int,
-        graph: Any,
+        graph: CapturedGraph,
         output: Output,
     ) -> None:
         self.requests = requests
@@ -40,24 +39,11 @@ class Fit:
         self.output = output.live(self.requests, self.tokens)
         self.replays = 0
         self._buffers = buffers
-        self._writers: list[tuple[FieldWriter, ...] | None] = [None] * SLOTS
+        self._writers: list[BatchWriter | None] = [None] * SLOTS
 
-    def writers(self, slot: int) -> tuple[FieldWriter, ...]:
-        """The writers of every field that a batch brings, for one slot."""
+    def writer(self, slot: int) -> BatchWriter:
+        """What writes a batch of this size into a slot."""
         made = self._writers[slot]
         if made is None:
-            made = self._writers[slot] = self._buffers.writers(slot, self.requests)
+            made = self._writers[slot] = self._buffers.writer(slot, self.requests)
         return made
-
-    def write(self, slot: int, batch: Any) -> list[Any]:
-        """Write a batch's rows into a slot; returns what must live until the device read them.
-
-        Raises:
-            InputError: A field cannot be taken. The slot may be written again.
-        """
-        in_flight = []
-        for writer in self._writers[slot] or self.writers(slot):
-            kept = writer.write(getattr(batch, writer.name))
-            if kept is not None:
-                in_flight.append(kept)
-        return in_flight

@@ -13,7 +13,6 @@ from graphkit.buffers import Axis
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 
-
 _PER_TOKEN = {"axis": Axis.TOKEN}
 
 

@@ -56,7 +56,7 @@ class Replayer(Generic[OutputT]):
         if surplus is not None:
             raise InputError(not_captured(surplus), field=surplus)
         slot = self._mailbox.claim()
-        in_flight = fit.write(slot, batch)
+        in_flight = fit.writer(slot).write(batch)
         if self._before_replay is not None:
             self._before_replay(batch, fit.padded_batch_size)
         return self.launch(fit, slot, in_flight)
@@ -92,7 +92,7 @@ class Replayer(Generic[OutputT]):
         else:
             self._backend.order()
             output = self._step.padded(fit.padded_batch_size).live(fit.requests, fit.tokens)
-        mailbox.commit(slot, in_flight)
+        mailbox.commit(in_flight)
         fit.replays += 1
         return output  # type: ignore[no-any-return]
 

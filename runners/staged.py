@@ -33,7 +33,7 @@ class StagedBatch(Generic[OutputT]):
         keep(self, "_slot", slot)
         keep(self, "_sequence", sequence)
         keep(self, "_in_flight", [])
-        writers = fit.writers(slot)
+        writers = fit.writer(slot).fields
         keep(self, "_writers", writers)
         keep(self, "_due", {writer.name for writer in writers if writer.rows is None})
 

@@ -1,0 +1,16 @@
+"""Attention backends: metadata per mode, and attention over a paged KV pool."""
+
+from graphkit.attention.backend import AttentionBackend, AttentionInputs
+from graphkit.attention.metadata import AttentionMetadata
+from graphkit.attention.paged import PagedAttention
+from graphkit.attention.sdpa import SdpaAttention
+from graphkit.attention.triton_paged import TritonAttention
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionInputs",
+    "AttentionMetadata",
+    "PagedAttention",
+    "SdpaAttention",
+    "TritonAttention",
+]

@@ -23,8 +23,8 @@ import torch
 
 RING_WORDS = 8
 """Words before slot 0: one cache line, so that polling does not touch a slot."""
-CHUNK_BYTES = 8192
-"""Bytes that one program of the CUDA kernel copies: large, as each reads the header anew."""
+CHUNK_BYTES = 4096
+"""Bytes that one program of a CUDA kernel copies."""
 FROM_PAYLOAD = 0
 """Source word: the rows stand in the slot."""
 KEEP = -1
@@ -58,22 +58,17 @@ class Column(IntEnum):
     PAD = 4
 
 
-class State(IntEnum):
-    """Device-side counters: the next sequence number, and programs of this launch that ended."""
-
-    SEQUENCE = 0
-    ENDED = 1
-
-
 @torch.library.custom_op(
-    "graphkit::refresh", mutates_args=("segments", "mailbox", "state"), device_types="cpu"
+    "graphkit::refresh", mutates_args=("segments", "mailbox", "state", "slot"), device_types="cpu"
 )
 def refresh(
     segments: Sequence[torch.Tensor],
     mailbox: torch.Tensor,
     state: torch.Tensor,
     table: torch.Tensor,
-    work: torch.Tensor,  # noqa: ARG001 - for the CUDA kernel
+    slot: torch.Tensor,  # noqa: ARG001 - for the CUDA kernels, like the next two
+    fetches: torch.Tensor,  # noqa: ARG001
+    copies: torch.Tensor,  # noqa: ARG001
     slots: int,
     batch_size: int,
     num_tokens: int,
@@ -85,9 +80,11 @@ def refresh(
     Args:
         segments: Each segment's rows at full capacity.
         mailbox: The ring; pinned if the device is CUDA.
-        state: Counters of ``State`` on the device.
+        state: The next sequence number, on the device.
         table: A row of ``Column`` per segment, on the device.
-        work: (segment, chunk) per program of the CUDA kernel, on the device.
+        slot: Where the device keeps its copy of the slot.
+        fetches: (first byte, bytes) of the slot's parts that this size needs, on the device.
+        copies: (segment, chunk) for everything that this size fills, on the device.
         slots: Slots in the ring.
         batch_size: Captured requests.
         num_tokens: Captured tokens.
@@ -95,22 +92,23 @@ def refresh(
     Shapes:
         segments[i]: [capacity, ...] contiguous.
         mailbox: [RING_WORDS + slots * words] int64.
-        state: [2] int64. table: [len(segments), len(Column)] int64. work: [programs, 2] int32.
+        state: [1] int64. table: [len(segments), len(Column)] int64. slot: [words] int64.
+        fetches, copies: [programs, 2] int32.
     """
-    sequence = int(state[State.SEQUENCE])
-    slot = mailbox[RING_WORDS:].view(slots, -1)[sequence % slots]
+    sequence = int(state)
+    posted = mailbox[RING_WORDS:].view(slots, -1)[sequence % slots]
     padded = {Header.REQUESTS: batch_size, Header.TOKENS: num_tokens, Header.ONE: 1}
     for i, (rows, facts) in enumerate(zip(segments, table.tolist(), strict=True)):
-        live, source = int(slot[facts[Column.AXIS]]), int(slot[Header.SOURCES + i])
+        live, source = int(posted[facts[Column.AXIS]]), int(posted[Header.SOURCES + i])
         size = live * facts[Column.ROW_BYTES]
         if source != KEEP and size:
-            payload = slot.data_ptr() + facts[Column.PAYLOAD]
+            payload = posted.data_ptr() + facts[Column.PAYLOAD]
             _bytes(rows)[:size] = _read(payload if source == FROM_PAYLOAD else source, size)
         end = padded[Header(facts[Column.AXIS])] * facts[Column.ROW_BYTES]
         _bytes(rows)[size:end] = _pattern(facts[Column.PAD], size, end)
-    if int(slot[Header.SEQUENCE]) != sequence:
+    if int(posted[Header.SEQUENCE]) != sequence:
         mailbox[Ring.FAULT] = sequence + 1
-    state[State.SEQUENCE] = sequence + 1
+    state.fill_(sequence + 1)
     mailbox[Ring.CONSUMED] = sequence + 1
 
 
@@ -120,14 +118,16 @@ def _(
     mailbox: torch.Tensor,
     state: torch.Tensor,
     table: torch.Tensor,
-    work: torch.Tensor,
+    slot: torch.Tensor,
+    fetches: torch.Tensor,
+    copies: torch.Tensor,
     slots: int,
     batch_size: int,
     num_tokens: int,
 ) -> None:
     from graphkit.ops.kernels.refresh import launch_refresh
 
-    launch_refresh(mailbox, state, table, work, slots, batch_size, num_tokens)
+    launch_refresh(mailbox, state, table, slot, fetches, copies, slots, batch_size, num_tokens)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,163 @@
+"""What every backend over a paged KV pool shares.
+
+Suffixes: B requests, W rows per request, T = B * W, N query heads, M key-value heads, D head size.
+"""
+
+# ruff: noqa: N803 - tensor suffixes are the house's notation
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from graphkit.attention.backend import AttentionBackend, AttentionInputs
+from graphkit.attention.metadata import AttentionMetadata
+from graphkit.errors import AttentionError, ConfigError
+from graphkit.ops.paged_metadata import paged_metadata
+from graphkit.spec.modes import ForwardMode
+
+if TYPE_CHECKING:
+    import torch
+
+    from graphkit.config import BufferSizes
+    from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+
+_APPENDING = (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT)
+
+
+class PagedAttention(AttentionBackend):
+    """Stores this step's keys and values in the pool, then attends over the pool.
+
+    Args:
+        req_to_token_pool: Slots of each request.
+        kv_pool: Keys and values by slot, on the same device.
+        scale: Factor on the scores; ``head_dim ** -0.5`` if left out.
+
+    Raises:
+        ConfigError: The pools live on different devices.
+    """
+
+    def __init__(
+        self,
+        req_to_token_pool: ReqToTokenPool,
+        kv_pool: MHATokenToKVPool,
+        *,
+        scale: float | None = None,
+    ) -> None:
+        if req_to_token_pool.device != kv_pool.device:
+            raise ConfigError(
+                f"req_to_token_pool is on {req_to_token_pool.device} and kv_pool on "
+                f"{kv_pool.device}: make both on one device.",
+                field="kv_pool",
+            )
+        self.req_to_token_pool = req_to_token_pool
+        self.kv_pool = kv_pool
+        self.scale = kv_pool.head_dim**-0.5 if scale is None else scale
+        self._max_context_len: int | None = None
+
+    @property
+    def max_context_len(self) -> int:
+        """Bound of ``cache_seqlens``: the largest that ``init_state`` saw, else the pool's own."""
+        return self._max_context_len or self.req_to_token_pool.max_context_len
+
+    @property
+    def max_pages(self) -> int:
+        """Columns of the page table."""
+        return -(-self.max_context_len // self.kv_pool.page_size)
+
+    def supports(self, mode: ForwardMode) -> bool:
+        """DECODE and TARGET_VERIFY."""
+        return mode in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY)
+
+    def init_state(self, sizes: BufferSizes, max_tokens: int) -> None:  # noqa: ARG002
+        """Keep the context bound; holds no memory, since metadata lies in each graph's pool.
+
+        Raises:
+            ConfigError: ``sizes`` and the pools disagree.
+        """
+        longest, page_size = self.req_to_token_pool.max_context_len, self.kv_pool.page_size
+        if sizes.max_context_len > longest:
+            raise ConfigError(
+                f"BufferSizes.max_context_len is {sizes.max_context_len}, but req_to_token_pool "
+                f"holds {longest} tokens per request. Make the pool wider or the sizes smaller.",
+                field="max_context_len",
+            )
+        if sizes.page_size != page_size:
+            raise ConfigError(
+                f"BufferSizes.page_size is {sizes.page_size}, but kv_pool has pages of "
+                f"{page_size}. Give both the same page_size.",
+                field="page_size",
+            )
+        self._max_context_len = max(self._max_context_len or 0, sizes.max_context_len)
+
+    def metadata(self, mode: ForwardMode, inputs: AttentionInputs) -> AttentionMetadata:
+        """Make the metadata by one ``graphkit::paged_metadata``.
+
+        Raises:
+            AttentionError: The mode does not append rows to the cache, or rows, requests and mask
+                do not fit each other.
+        """
+        width = self._width(mode, inputs)
+        mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
+        square = [inputs.batch_size, width, width]
+        if mask is not None and list(mask.shape) != square:
+            raise AttentionError(
+                f"custom_mask has shape {list(mask.shape)}: a batch of {inputs.batch_size} "
+                f"requests of {width} rows takes {square}, or None for a chain."
+            )
+        cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table = paged_metadata(
+            inputs.req_pool_indices, inputs.seq_lens, self.req_to_token_pool.req_to_token,
+            self.kv_pool.page_size, self.max_pages, width, width,
+        )  # fmt: skip
+        return AttentionMetadata(
+            cache_seqlens=cache_seqlens,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            page_table=page_table,
+            mask=mask,
+            max_seqlen_q=width,
+            max_seqlen_k=self.max_context_len,
+        )
+
+    def _width(self, mode: ForwardMode, inputs: AttentionInputs) -> int:
+        """Rows per request, always from the batch: a configured width may not be this batch's."""
+        if mode not in _APPENDING:
+            raise AttentionError(
+                f"{type(self).__name__} makes no metadata for {mode.name}: it takes "
+                f"{', '.join(each.name for each in _APPENDING)}. Ask supports(mode) first."
+            )
+        requests, rows = inputs.batch_size, inputs.num_tokens
+        if requests < 1 or rows < requests or rows % requests:
+            raise AttentionError(
+                f"a batch of {requests} requests has {rows} rows: each request must have the same "
+                "number of rows, at least 1. Pad the requests to one width."
+            )
+        return rows // requests
+
+    def attend(
+        self,
+        layer: int,
+        query_TND: torch.Tensor,
+        key_TMD: torch.Tensor,
+        value_TMD: torch.Tensor,
+        out_cache_loc_T: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Store this step's keys and values, then let every row see what it may.
+
+        Enqueues on the current stream; never synchronises, may be captured.
+
+        Shapes:
+            query_TND: [T, N, D]; the result is like it. key_TMD, value_TMD: [T, M, D].
+            out_cache_loc_T: [T] int64, the slots of this step's rows.
+
+        Raises:
+            AttentionError: There is no such layer, or a tensor does not fit.
+        """
+        self.kv_pool.set_kv_buffer(layer, out_cache_loc_T, key_TMD, value_TMD)
+        return self._attend(layer, query_TND, metadata)
+
+    @abstractmethod
+    def _attend(
+        self, layer: int, query_TND: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Attend over the pool, which holds this step's rows already."""

@@ -1,0 +1,47 @@
+"""Attention by torch alone, over a dense copy of the pages.
+
+Suffixes: B requests, W rows per request, N query heads, M key-value heads, D head size, L keys.
+"""
+
+# ruff: noqa: N803, N806 - tensor suffixes are the house's notation
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn.functional import scaled_dot_product_attention
+
+from graphkit.attention.paged import PagedAttention
+from graphkit.ops.paged_attention import key_slots, visible_keys
+
+if TYPE_CHECKING:
+    import torch
+
+    from graphkit.attention.metadata import AttentionMetadata
+
+
+class SdpaAttention(PagedAttention):
+    """Runs on any device and shows every step as an ATen op; memory grows with max_context_len."""
+
+    def _attend(
+        self, layer: int, query_TND: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        width, page_size = metadata.max_seqlen_q, self.kv_pool.page_size
+        max_keys = metadata.page_table.shape[1] * page_size
+        visible_BWL = visible_keys(metadata.cache_seqlens, metadata.mask, max_keys, width)
+        seen_BL = visible_BWL.any(1)
+        slots_BL = key_slots(metadata.page_table, page_size, seen_BL)
+        group = query_TND.shape[1] // self.kv_pool.head_num
+
+        def dense(cache: torch.Tensor) -> torch.Tensor:
+            # 0 * NaN is NaN: what no row may see is zeroed, not only masked.
+            rows_BLMD = cache[slots_BL].masked_fill(~seen_BL[:, :, None, None], 0)
+            return rows_BLMD.to(query_TND.dtype).transpose(1, 2).repeat_interleave(group, 1)
+
+        out_BNWD = scaled_dot_product_attention(
+            query_TND.unflatten(0, (-1, width)).transpose(1, 2),
+            dense(self.kv_pool.get_key_buffer(layer)),
+            dense(self.kv_pool.get_value_buffer(layer)),
+            attn_mask=visible_BWL[:, None],
+            scale=self.scale,
+        )
+        return out_BNWD.transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,78 @@
+"""Which slot holds each token of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from graphkit.config import require_positive
+from graphkit.errors import AttentionError
+
+
+class ReqToTokenPool:
+    """A table of KV slots, one row per running request.
+
+    Row 0 belongs to pad rows: it is never handed out and stays zero, so that a pad row reads the
+    dummy slot 0. ``req_to_token`` keeps its address for the life of the pool.
+
+    Args:
+        size: Requests that may run at once.
+        max_context_len: Most tokens of one request, drafts included.
+        device: Where the table lives.
+
+    Attributes:
+        req_to_token: [size + 1, max_context_len] int32.
+
+    Raises:
+        ConfigError: ``size`` or ``max_context_len`` is below 1.
+    """
+
+    def __init__(self, size: int, max_context_len: int, device: torch.device | str) -> None:
+        require_positive("ReqToTokenPool", "size", size)
+        require_positive("ReqToTokenPool", "max_context_len", max_context_len)
+        self.size = size
+        self.max_context_len = max_context_len
+        self.device = torch.device(device)
+        shape = (size + 1, max_context_len)
+        self.req_to_token = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        self._free = list(range(size, 0, -1))
+
+    @property
+    def available(self) -> int:
+        """Rows that ``alloc`` can still hand out."""
+        return len(self._free)
+
+    def alloc(self, n: int) -> list[int]:
+        """Take ``n`` rows, lowest numbers first on a fresh pool.
+
+        Raises:
+            AttentionError: ``n`` is negative or more than ``available``; nothing was taken.
+        """
+        if not 0 <= n <= len(self._free):
+            raise AttentionError(
+                f"ReqToTokenPool cannot hand out {n} rows: {len(self._free)} of {self.size} are "
+                "free. Free the rows of finished requests, or make the pool larger."
+            )
+        return [self._free.pop() for _ in range(n)]
+
+    def free(self, rows: Iterable[int]) -> None:
+        """Give rows back.
+
+        Raises:
+            AttentionError: A row is row 0, is not in the table, or is free already; none was taken
+                back.
+        """
+        rows, free = list(rows), set(self._free)
+        for row in rows:
+            if not 1 <= row <= self.size:
+                raise AttentionError(
+                    f"ReqToTokenPool cannot free row {row}: rows 1 to {self.size} are handed out, "
+                    "row 0 belongs to pad rows. Free only what alloc returned."
+                )
+            if row in free:
+                raise AttentionError(
+                    f"ReqToTokenPool row {row} is free already. Free each row once."
+                )
+            free.add(row)
+        self._free.extend(reversed(rows))

@@ -1,0 +1,90 @@
+"""The free list of KV slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from graphkit.config import require_positive
+from graphkit.errors import AttentionError
+
+
+class TokenSlotAllocator:
+    """Hands out the slots of a KV pool, whole pages at a time.
+
+    The list lives on the host: ``alloc`` needs no answer from the device, ``free`` of a CUDA tensor
+    waits for its copy (pass the ints if the host has them).
+
+    Args:
+        size: The pool's ``size``; an incomplete page at its end is left unused.
+        page_size: The pool's ``page_size``; its first page, slot 0 included, is never handed out.
+        device: Where ``alloc`` puts its answer.
+
+    Raises:
+        ConfigError: ``size`` or ``page_size`` is below 1.
+    """
+
+    def __init__(self, size: int, page_size: int = 1, device: torch.device | str = "cpu") -> None:
+        require_positive("TokenSlotAllocator", "size", size)
+        require_positive("TokenSlotAllocator", "page_size", page_size)
+        self.page_size = page_size
+        self.device = torch.device(device)
+        self._pages = size // page_size
+        self._free = list(range(self._pages, 0, -1))
+
+    @property
+    def available(self) -> int:
+        """Slots that ``alloc`` can still hand out."""
+        return len(self._free) * self.page_size
+
+    def alloc(self, n: int) -> torch.Tensor:
+        """Take ``n`` slots, [n] int64 on the device: whole pages, the slots of each in order.
+
+        Raises:
+            AttentionError: ``n`` is no multiple of the page size, or more than ``available``;
+                nothing was taken.
+        """
+        count = self._whole_pages(n, "hand out")
+        if count > len(self._free):
+            raise AttentionError(
+                f"TokenSlotAllocator cannot hand out {n} slots: {self.available} of "
+                f"{self._pages * self.page_size} are free. Free the slots of finished requests, "
+                "or make the KV pool larger."
+            )
+        first = torch.tensor([self._free.pop() for _ in range(count)], dtype=torch.int64)
+        slots = (first[:, None] * self.page_size + torch.arange(self.page_size)).flatten()
+        return slots.to(self.device, non_blocking=True)
+
+    def free(self, slots: torch.Tensor | Sequence[int]) -> None:
+        """Give whole pages back, their slots in any order.
+
+        Raises:
+            AttentionError: A slot was not handed out, is free already or comes twice, or a page
+                comes in part; none was taken back.
+        """
+        given = slots.tolist() if isinstance(slots, torch.Tensor) else list(slots)
+        count = self._whole_pages(len(given), "take back")
+        pages = dict.fromkeys(slot // self.page_size for slot in given)
+        free = set(self._free)
+        for page in pages:
+            if page in free or not 1 <= page <= self._pages:
+                raise AttentionError(
+                    f"TokenSlotAllocator cannot take back slot {page * self.page_size}: it is "
+                    "free already or never handed out. Free each slot of alloc once."
+                )
+        if len(pages) != count or len(set(given)) != len(given):
+            raise AttentionError(
+                f"TokenSlotAllocator got {len(given)} slots of {len(pages)} pages of "
+                f"{self.page_size}: a slot is missing or comes twice. Free whole pages, once."
+            )
+        self._free.extend(reversed(pages))
+
+    def _whole_pages(self, n: int, verb: str) -> int:
+        pages, odd = divmod(n, self.page_size)
+        if n < 0 or odd:
+            raise AttentionError(
+                f"TokenSlotAllocator cannot {verb} {n} slots: it deals in whole pages of "
+                f"{self.page_size}. Pass a multiple of {self.page_size}."
+            )
+        return pages

@@ -1,0 +1,106 @@
+"""Values out of a Hugging Face ``config.json``, checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from graphkit.config import require_positive
+from graphkit.errors import CheckpointError, ConfigError
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+# Values under which this room computes what the checkpoint means; a key that is absent agrees.
+_SUPPORTED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "mlp_bias": (False, None),
+    "partial_rotary_factor": (1.0, None),
+    "quantization_config": (None,),
+    "use_sliding_window": (False, None),
+}
+_REMEDY = "Take a dense llama, qwen2 or qwen3 checkpoint without it, or bring your own forward."
+
+
+def check_supported(data: Mapping[str, object]) -> str:
+    """Return ``model_type``.
+
+    Raises:
+        CheckpointError: The type, or a setting beside it, is not computed here.
+    """
+    model_type = data.get("model_type")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        _refuse("model_type", model_type, tuple(ARCHITECTURES))
+    for key, allowed in _SUPPORTED.items():
+        if key in data and data[key] not in allowed:
+            _refuse(key, data[key], allowed)
+    return model_type
+
+
+def rope_parameters(data: Mapping[str, object]) -> dict[str, object]:
+    """Gather rotary settings from the keys of transformers 4 and 5 under the names of 5.
+
+    Raises:
+        CheckpointError: The rotary type is neither ``default`` nor ``llama3``.
+    """
+    rope: dict[str, object] = {"rope_theta": data.get("rope_theta")}
+    for key in ("rope_scaling", "rope_parameters"):
+        given = data.get(key) or {}
+        if not isinstance(given, Mapping):
+            raise CheckpointError(f"config.json: {key} must be an object, got {given!r}. Mend it.")
+        rope |= given
+    rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
+    if rope["rope_type"] not in ("default", "llama3"):
+        _refuse("rope_type", rope["rope_type"], ("default", "llama3"))
+    if rope.get("partial_rotary_factor") not in (1.0, None):
+        _refuse("partial_rotary_factor", rope["partial_rotary_factor"], (1.0, None))
+    return rope
+
+
+def integer(data: Mapping[str, object], key: str, default: int | None = None) -> int:
+    """Read an int of at least 1; ``None`` in the file counts as absent.
+
+    Raises:
+        CheckpointError: The key is missing without a default, or is not such an int.
+    """
+    value = default if data.get(key) is None else data[key]
+    if value is None:
+        raise CheckpointError(f"config.json lacks {key}, an int >= 1. Add it.")
+    try:
+        require_positive("config.json", key, value)
+    except ConfigError as error:
+        raise CheckpointError(f"{error} Mend it.") from error
+    assert isinstance(value, int), "require_positive lets ints through only"
+    return value
+
+
+def number(data: Mapping[str, object], key: str, default: float | None = None) -> float:
+    """Read a number above 0; ``None`` in the file counts as absent.
+
+    Raises:
+        CheckpointError: The key is missing without a default, or is not such a number.
+    """
+    value = default if data.get(key) is None else data[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise CheckpointError(f"config.json: {key} must be a number > 0, got {value!r}. Mend it.")
+    return float(value)
+
+
+def flag(data: Mapping[str, object], key: str) -> bool:
+    """Read a switch; absent or ``None`` is off.
+
+    Raises:
+        CheckpointError: The value is not a boolean.
+    """
+    value = data.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} must be true or false, got {value!r}. Mend it.")
+    return bool(value)
+
+
+def _refuse(key: str, value: object, allowed: tuple[object, ...]) -> NoReturn:
+    names = " or ".join(str(one) for one in allowed if one is not None) or "none"
+    raise CheckpointError(f"config.json has {key} {value!r}, but only {names} works. {_REMEDY}")

@@ -1,0 +1,139 @@
+"""The parts of a Llama-layout decoder, named as Hugging Face names them.
+
+Tensor suffixes: T tokens, H hidden, N query heads, M key and value heads, D head dim.
+Every forward here may run inside a CUDA graph: no host synchronisation, static shapes.
+"""
+# ruff: noqa: N803, N806 -- the suffixes are shapes
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from graphkit.reference.config import LlamaConfig
+from graphkit.reference.rope import Rotation, rotate
+
+
+class Attend(Protocol):
+    """Stores keys and values, then attends; the caller's half of attention.
+
+    Shapes:
+        query_TND: [T, N, D], rotated, unscaled: the scores are to be divided by sqrt(D).
+        key_TMD, value_TMD: [T, M, D]; the key is rotated.
+        result: [T, N, D].
+    """
+
+    def __call__(
+        self, layer: int, query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, /
+    ) -> Tensor:
+        """Attend in one layer."""
+
+
+class RMSNorm(nn.Module):
+    """Scale rows to a root mean square of 1, in float32, then by a weight in their own dtype.
+
+    Shapes:
+        x: [..., size]; so is the result.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        scaled: Tensor = self.weight * wide.to(x.dtype)
+        return scaled
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose key and value storage belongs to the caller."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.has_qk_norm = config.qk_norm
+        query_size = config.num_attention_heads * config.head_dim
+        key_size = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.output_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """Project, rotate, let the caller attend, and project back to [T, H]."""
+        query_TND = self._split(self.q_proj(hidden_TH))
+        key_TMD = self._split(self.k_proj(hidden_TH))
+        value_TMD = self._split(self.v_proj(hidden_TH))
+        if self.has_qk_norm:
+            query_TND, key_TMD = self.q_norm(query_TND), self.k_norm(key_TMD)
+        query_TND, key_TMD = rotate(query_TND, rotation), rotate(key_TMD, rotation)
+        attended_TND = attend(self.layer, query_TND, key_TMD, value_TMD)
+        out_TH: Tensor = self.o_proj(attended_TND.flatten(1))
+        return out_TH
+
+    def _split(self, flat: Tensor) -> Tensor:
+        return flat.reshape(flat.shape[0], flat.shape[1] // self.head_dim, self.head_dim)
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_TH: Tensor) -> Tensor:
+        """Return down(silu(gate(x)) * up(x)), [T, H]."""
+        gated = silu(self.gate_proj(hidden_TH)) * self.up_proj(hidden_TH)
+        out_TH: Tensor = self.down_proj(gated)
+        return out_TH
+
+
+class DecoderLayer(nn.Module):
+    """Attention and SwiGLU, each after its norm and around a residual.
+
+    Args:
+        config: Sizes and switches.
+        layer: The number that ``attend`` is called with.
+    """
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """Return the residual stream after this layer, [T, H]."""
+        mixed_TH: Tensor = self.self_attn(self.input_layernorm(hidden_TH), rotation, attend)
+        hidden_TH = hidden_TH + mixed_TH
+        fed_TH: Tensor = self.mlp(self.post_attention_layernorm(hidden_TH))
+        return hidden_TH + fed_TH
+
+
+def initialise(module: nn.Module, num_layers: int) -> None:
+    """Draw weights for training as GPT-2 did, from torch's global generator.
+
+    Deviation 0.02, less for what adds to the residual stream of ``num_layers`` layers; biases 0.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            adds = name.endswith(("o_proj", "down_proj"))
+            nn.init.normal_(part.weight, std=0.02 / math.sqrt(2 * num_layers) if adds else 0.02)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)

@@ -1,0 +1,126 @@
+"""A Llama-layout language model over flat tokens, whose attention belongs to the caller.
+
+Tensor suffixes: B requests, L tokens of each, T tokens, H hidden, V vocabulary, N query heads,
+M key and value heads, D head dim.
+"""
+# ruff: noqa: N803, N806 -- the suffixes are shapes
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from graphkit.errors import InputError
+from graphkit.reference.config import LlamaConfig
+from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
+from graphkit.reference.rope import RotaryEmbedding
+
+
+class LlamaDecoder(nn.Module):
+    """Embedding, layers and final norm: what Hugging Face keeps under ``model.``."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(config)
+
+    def forward(self, hidden_TH: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Run all layers and the final norm over embedded tokens, [T, H] to [T, H]."""
+        rotation = self.rotary_emb(positions_T, hidden_TH.dtype)
+        for layer in self.layers:
+            hidden_TH = layer(hidden_TH, rotation, attend)
+        normed_TH: Tensor = self.norm(hidden_TH)
+        return normed_TH
+
+
+class LlamaModel(nn.Module):
+    """A dense Llama, Qwen2 or Qwen3 language model.
+
+    Parameters carry the names of a Hugging Face state dict, which loads one to one.
+    ``forward`` and ``logits`` never synchronise and have static shapes; they may be captured.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = LlamaDecoder(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Make the head the embedding again, where the config ties them.
+
+        Needed only after parameters were replaced, as ``to_empty`` does.
+        """
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(
+        self,
+        input_ids_T: Tensor | None,
+        positions_T: Tensor,
+        attend: Attend,
+        *,
+        input_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """Run the model over flat tokens up to and including the final norm.
+
+        Args:
+            input_ids_T: Token ids; may be ``None`` when ``input_embeds`` is given.
+            positions_T: Each token's position in its own request.
+            attend: Stores keys and values and attends, once per layer.
+            input_embeds: Used instead of the embedded ids.
+
+        Shapes:
+            input_ids_T, positions_T: [T] int32 or int64.
+            input_embeds: [T, H].
+            result: [T, H], in the model's dtype.
+
+        Raises:
+            InputError: Neither ids nor embeddings came.
+        """
+        if input_embeds is None:
+            if input_ids_T is None:
+                raise InputError(
+                    "forward got neither input_ids_T nor input_embeds. Give one.",
+                    field="input_ids_T",
+                )
+            input_embeds = self.model.embed_tokens(input_ids_T)
+        hidden_TH: Tensor = self.model(input_embeds, positions_T, attend)
+        return hidden_TH
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Apply the head: [T, H] after the final norm to [T, V], in the model's dtype."""
+        logits_TV: Tensor = self.lm_head(hidden_TH)
+        return logits_TV
+
+
+def causal_attend(batch_size: int, length: int) -> Attend:
+    """Return an ``attend`` for whole sequences of one length, packed as T = B x L, without a cache.
+
+    Token b * L + i sees tokens b * L + 0 .. i. For training and plain full-sequence runs.
+    """
+
+    def heads_first(x: Tensor) -> Tensor:
+        return x.reshape(batch_size, length, *x.shape[1:]).transpose(1, 2)
+
+    def attend(layer: int, query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor) -> Tensor:
+        del layer  # every layer attends alike
+        query, key, value = (heads_first(x) for x in (query_TND, key_TMD, value_TMD))
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    return attend
+
+
+def full_logits(model: LlamaModel, ids_BL: Tensor) -> Tensor:
+    """Run whole sequences from position 0 without a cache: ids [B, L] to logits [B, L, V]."""
+    batch_size, length = ids_BL.shape
+    positions_T = torch.arange(length, device=ids_BL.device).repeat(batch_size)
+    hidden_TH = model(ids_BL.flatten(), positions_T, causal_attend(batch_size, length))
+    return model.logits(hidden_TH).view(batch_size, length, -1)

@@ -1,0 +1,77 @@
+"""Rotary position embedding, as Hugging Face's Llama computes it.
+
+Tensor suffixes: T tokens, D head dim.
+"""
+# ruff: noqa: N803, N806 -- the suffixes are shapes
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from graphkit.reference.config import LlamaConfig
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosine and sine of each token's angles, both [T, D]."""
+
+
+def inverse_frequencies(config: LlamaConfig) -> Tensor:
+    """Compute the rotary frequencies, float32 [D / 2] on the CPU.
+
+    Type ``llama3`` divides slow frequencies by ``factor``, keeps fast ones and blends between; the
+    formula is that of Llama 3.1 (``apply_scaling`` in Meta's llama-models).
+    """
+    exponents = torch.arange(0, config.head_dim, 2, device="cpu").float() / config.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return keep * frequencies + (1 - keep) * frequencies / scaling.factor
+
+
+class RotaryEmbedding(nn.Module):
+    """Angles of rotary position embedding, computed from the positions on the fly.
+
+    ``inv_freq`` stays float32 whatever dtype the model is cast to, as rounded frequencies would
+    turn far positions by whole radians.
+    """
+
+    inv_freq: Tensor
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        frequencies = inverse_frequencies(config).to(torch.get_default_device())
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    def forward(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
+        """Return cosine and sine in ``dtype``, both [T, D], for positions [T] of any int dtype."""
+        half = positions_T[:, None].float() * self.inv_freq
+        angles_TD = torch.cat((half, half), dim=-1)
+        return angles_TD.cos().to(dtype), angles_TD.sin().to(dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = self.inv_freq
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.inv_freq.device == before.device:
+            self.inv_freq = before  # the same storage: captured graphs hold its address
+        else:
+            self.inv_freq = inverse_frequencies(self.config).to(self.inv_freq.device)
+        return self
+
+
+def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
+    """Turn each head by its token's angles; [T, heads, D] in and out.
+
+    Dimension i is paired with i + D / 2, the order of Hugging Face checkpoints.
+    """
+    cos, sin = (table_TD[:, None] for table_TD in rotation)
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,0 +1,146 @@
+"""Each launcher against its op's torch reference; ``test_kernels.py`` runs this file."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import triton
+
+from graphkit.ops.kernels.paged_attention import choose_splits, launch_paged_attention
+from graphkit.ops.kernels.paged_metadata import launch_paged_metadata
+from graphkit.ops.kernels.store_kv import launch_store_kv
+from graphkit.ops.paged_metadata import paged_metadata
+from graphkit.ops.store_kv import store_kv
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "run test_kernels.py instead"
+
+loops_to_a_tensor = pytest.mark.skipif(
+    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
+)
+PAGES = {1: [5, 70], 4: [4, 5, 61], 16: [16, 17, 63]}
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("width", [1, 3, 4, 8])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_attention(make_case, assert_attends, page_size, width, tree):
+    case = make_case(
+        PAGES[page_size], width=width, page_size=page_size, tree=tree, pads=1, heads=4, context=160
+    )
+    for splits in (1, 4):
+        assert_attends(launch_paged_attention(*case.op_args(), splits=splits), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("group", [1, 2, 4, 7])
+@pytest.mark.parametrize("head_dim", [16, 24, 80])
+def test_attention_groups(make_case, assert_attends, group, head_dim):
+    case = make_case([66, 3], width=4, heads=2 * group, head_dim=head_dim, tree=True)
+    assert_attends(launch_paged_attention(*case.op_args(), splits=2), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("tree", [False, True])
+def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
+    case = make_case([9, 70], width=20, heads=8, page_size=4, tree=tree)
+    assert_attends(launch_paged_attention(*case.op_args(), splits=2), case)
+
+
+@loops_to_a_tensor
+def test_attention_in_half_precision(make_case, assert_attends):
+    # Not bfloat16: the interpreter multiplies its bit patterns as integers.
+    case = make_case([7, 70], width=3, page_size=4, dtype=torch.float16, pads=1, heads=4)
+    for splits in (1, 2):
+        assert_attends(launch_paged_attention(*case.op_args(), splits=splits), case, 2e-3)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("splits", [1, 2])
+def test_attention_edges(make_case, assert_attends, splits):
+    case = make_case([0, 6, 70], width=4, tree=True)
+    case.inputs.custom_mask[0] = False  # sees nothing at all
+    case.inputs.custom_mask[1, :, 3] = False  # nobody sees its last row
+    case.key[7], case.value[7] = torch.nan, torch.nan
+    out = launch_paged_attention(*case.op_args(), splits=splits)
+    assert out[:4].eq(0).all()
+    case.inputs.custom_mask[0] = torch.eye(4, dtype=torch.bool)
+    out[:4] = case.value[:4]  # what each of them would see by itself
+    assert_attends(out, case)
+
+
+@loops_to_a_tensor
+def test_attention_takes_a_slice_of_a_fused_projection(make_case, assert_attends):
+    case = make_case([7, 70], width=3, heads=4)
+    args = list(case.op_args())
+    fused = torch.full((6, 3, 4, 16), torch.nan)
+    fused[:, 1] = args[0]
+    args[0] = fused[:, 1]
+    assert_attends(launch_paged_attention(*args, splits=2), case)
+
+
+@loops_to_a_tensor
+def test_attention_stops_at_the_end_of_the_page_table(make_case):
+    case = make_case([6], width=1)
+    args = list(case.op_args())
+    args[3] = args[3][:, :4].contiguous()
+    short = make_case([6], width=1)
+    keys, values = (history[:4] for history in short.histories[0])
+    scores = torch.einsum("nd,lnd->nl", short.query[0], keys) * 16**-0.5
+    expected = torch.einsum("nl,lnd->nd", scores.softmax(-1), values)
+    torch.testing.assert_close(launch_paged_attention(*args, splits=1)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("programs", "max_keys", "splits"),
+    [(8, 4096, 16), (8, 32768, 32), (1, 10**6, 64), (512, 4096, 1), (100, 4096, 2), (1, 100, 1)],
+)
+def test_splits_fill_the_device(programs, max_keys, splits):
+    assert choose_splits(programs, max_keys, 64, 132) == splits
+
+
+@pytest.mark.parametrize("requests", [1, 2, 5, 64, 130])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_metadata(requests, page_size):
+    torch.manual_seed(requests)
+    context, width = (1100, 3) if requests < 64 else (40, 3)
+    table = torch.randint(0, 10**6, (requests + 1, context), dtype=torch.int32)
+    rows = torch.randint(0, requests + 1, (requests,))
+    lengths = torch.randint(0, context - width, (requests,), dtype=torch.int32)
+    for extra in (0, 2):
+        args = (rows, lengths, table, page_size, -(-context // page_size) + extra, width, width)
+        for got, want in zip(launch_paged_metadata(*args), paged_metadata(*args), strict=True):
+            assert got.dtype == want.dtype
+            assert torch.equal(got, want)
+
+
+def test_metadata_out_of_range_reads_nothing_else():
+    table = torch.arange(16, dtype=torch.int32).view(2, 8)
+    lengths = torch.tensor([100, 100], dtype=torch.int32)
+    args = (torch.tensor([-5, 70]), lengths, table, 2, 6, 1, 1)
+    assert torch.equal(launch_paged_metadata(*args)[3], paged_metadata(*args)[3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 3, 40])
+def test_store(dtype, heads):
+    torch.manual_seed(heads)
+    # The interpreter cuts bfloat16 off where hardware rounds: give it numbers that fit.
+    fused = torch.randn(5, 3 * heads, 80).bfloat16().float()
+    key, value = fused[:, heads : 2 * heads], fused[:, 2 * heads :]
+    loc = torch.tensor([3, 0, 9, 4, 7])
+    caches = [torch.zeros(10, heads, 80, dtype=dtype) for _ in range(4)]
+    launch_store_kv(*caches[:2], loc, key, value)
+    store_kv(*caches[2:], loc, key, value)
+    assert torch.equal(caches[0], caches[2])
+    assert torch.equal(caches[1], caches[3])
+
+
+def test_store_drops_rows_outside_the_cache():
+    caches = [torch.zeros(4, 2, 16) for _ in "kv"]
+    rows = torch.ones(3, 2, 16)
+    launch_store_kv(*caches, torch.tensor([-1, 4, 2]), rows, rows)
+    assert [int(cache.sum()) for cache in caches] == [32, 32]
+    launch_store_kv(*caches, torch.zeros(0, dtype=torch.int64), rows[:0], rows[:0])

@@ -1,0 +1,110 @@
+"""Both backends against plain loops, over widths, groups, pages, trees and pads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphkit.attention import SdpaAttention, TritonAttention
+from graphkit.errors import AttentionError
+from graphkit.spec import ForwardMode
+
+VERIFY = ForwardMode.TARGET_VERIFY
+BACKENDS = [SdpaAttention, TritonAttention]
+LENGTHS = {1: [5, 1, 9], 4: [3, 4, 5, 8, 1], 16: [15, 16, 17, 31]}
+
+
+def _attend(backend_type, case):
+    backend = backend_type(case.requests, case.pool)
+    metadata = backend.metadata(VERIFY, case.inputs)
+    return backend.attend(
+        case.layer, case.query, case.key, case.value, case.out_cache_loc, metadata
+    )
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("width", [1, 3, 4, 8])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_matches_loops(make_case, assert_attends, backend_type, page_size, width, tree):
+    case = make_case(LENGTHS[page_size], width=width, page_size=page_size, tree=tree, pads=2)
+    assert_attends(_attend(backend_type, case), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+@pytest.mark.parametrize("group", [1, 2, 4, 7])
+@pytest.mark.parametrize("head_dim", [16, 24, 80])
+def test_query_heads_share_their_group(make_case, assert_attends, backend_type, group, head_dim):
+    case = make_case([6, 2], width=4, heads=2 * group, kv_heads=2, head_dim=head_dim, tree=True)
+    assert_attends(_attend(backend_type, case), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_half_precision(make_case, assert_attends, backend_type, dtype, tolerance):
+    case = make_case([7, 12], width=3, page_size=4, dtype=dtype, pads=1)
+    assert_attends(_attend(backend_type, case), case, tolerance)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_a_row_that_nobody_sees_cannot_leak(make_case, assert_attends, backend_type):
+    case = make_case([6, 3], width=4, tree=True)
+    case.inputs.custom_mask[0, :, 3] = False
+    case.key[3], case.value[3] = torch.nan, torch.nan
+    assert_attends(_attend(backend_type, case), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_a_request_without_history(make_case, assert_attends, backend_type):
+    case = make_case([0, 4], width=3, page_size=4)
+    assert_attends(_attend(backend_type, case), case)
+
+
+def test_scale_can_be_chosen(make_case):
+    case = make_case([6], width=2)
+    flat = TritonAttention(case.requests, case.pool, scale=0.0)
+    metadata = flat.metadata(VERIFY, case.inputs)
+    out = flat.attend(1, case.query, case.key, case.value, case.out_cache_loc, metadata)
+    seen = torch.cat([case.histories[0][1], case.value[:1]])
+    torch.testing.assert_close(out[0], seen.mean(0))
+
+
+def test_a_layer_leaves_the_others_alone(make_case):
+    case = make_case([6], width=2)
+    _attend(TritonAttention, case)
+    assert case.pool.get_key_buffer(0).isnan().all()
+    assert not case.pool.get_key_buffer(1)[case.out_cache_loc].isnan().any()
+
+
+class _Names(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_each_op_is_seen_as_one(make_case):
+    case = make_case([6, 2], width=2, tree=True)
+    with _Names() as seen:
+        _attend(TritonAttention, case)
+    ours = ["paged_metadata", "store_kv", "paged_attention"]
+    assert seen.names == [f"graphkit.{name}.default" for name in ours]
+
+
+def test_sdpa_shows_no_host_synchronisation(make_case):
+    case = make_case([6, 2], width=2, tree=True)
+    with _Names() as seen:
+        _attend(SdpaAttention, case)
+    barred = ("item", "_local_scalar_dense", "nonzero", "masked_select", "unique")
+    assert not [name for name in seen.names if any(word in name for word in barred)]
+
+
+def test_a_wrong_layer_is_refused(make_case):
+    case = make_case([6])
+    case.layer = 2
+    with pytest.raises(AttentionError, match="no layer 2: it has 2"):
+        _attend(TritonAttention, case)

@@ -1,0 +1,75 @@
+"""The CUDA kernels compile for sm_90 without a GPU.
+
+The interpreter runs Python, so it accepts what the compiler refuses: a name with two types, say.
+"""
+
+from __future__ import annotations
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from graphkit.ops.kernels.paged_attention import join_splits_kernel, paged_attention_kernel
+from graphkit.ops.kernels.paged_metadata import paged_metadata_kernel
+from graphkit.ops.kernels.store_kv import store_kv_kernel
+
+pytestmark = pytest.mark.skipif(
+    not isinstance(store_kv_kernel, triton.JITFunction), reason="TRITON_INTERPRET is set"
+)
+SHARED_BYTES = 227 * 1024
+"""What one program may use on sm_90."""
+
+
+def _compile(kernel, pointers, constants, stages=3):
+    """Compile with every argument that is neither given nor a constant as an int32."""
+    types = dict.fromkeys(kernel.arg_names, "i32") | pointers
+    signature = types | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    options = {"num_warps": 4, "num_stages": stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("one", [False, True], ids=["many", "ones"])
+def test_metadata(one):
+    """Triton turns an argument of 1 into a constant, which takes other paths."""
+    pointers = {"req_pool_indices": "*i64"} | dict.fromkeys(
+        ("seq_lens", "req_to_token", "cache_seqlens", "cu_seqlens_q", "cu_seqlens_k", "page_table"),
+        "*i32",
+    )
+    ones = dict.fromkeys(("requests", "rows", "max_pages", "row_blocks", "appended"), 1)
+    blocks = {"PAGE_SIZE": 4, "BLOCK_B": 16, "BLOCK_P": 256}
+    _compile(paged_metadata_kernel, pointers, blocks | (ones if one else {}))
+
+
+def test_store():
+    pointers = dict.fromkeys(("key_cache", "value_cache"), "*bf16")
+    pointers |= {"loc_T": "*i64", "key": "*fp32", "value": "*fp32"}
+    _compile(store_kv_kernel, pointers, {"ROW": 80, "BLOCK": 128})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "block_m", "block_n", "mask", "splits"),
+    [
+        ("bf16", 128, 16, 64, True, 4),
+        ("fp16", 80, 16, 64, False, 1),
+        ("bf16", 256, 64, 32, False, 1),
+        ("fp32", 256, 64, 16, True, 4),
+    ],
+)
+def test_attention(dtype, head_dim, block_m, block_n, mask, splits):
+    out = "*fp32" if splits > 1 else f"*{dtype}"
+    pointers = dict.fromkeys(("query", "key_cache", "value_cache"), f"*{dtype}")
+    pointers |= {"out": out, "lse": out, "page_table": "*i32", "cache_seqlens": "*i32"}
+    pointers |= {"mask": "*u8", "scale_log2": "fp32"}
+    constants = {
+        "PAGE_SIZE": 4, "WIDTH": 4, "GROUP": 4, "HEAD_DIM": head_dim, "HAS_MASK": mask,
+        "SPLITS": splits, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": triton.next_power_of_2(head_dim),
+    }  # fmt: skip
+    absent = {} if mask else {"mask": None, "row_tiles": 1}
+    _compile(paged_attention_kernel, pointers, constants | absent)
+    if splits > 1:
+        pointers = {"out": f"*{dtype}", "partial": "*fp32", "lse": "*fp32"}
+        _compile(join_splits_kernel, pointers, {"HEAD_DIM": head_dim, "SPLITS": 64, "BLOCK_D": 128})

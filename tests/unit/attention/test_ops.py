@@ -1,0 +1,118 @@
+"""The ops' torch references on their own: what they compute, refuse and promise to tracers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from graphkit.errors import AttentionError
+from graphkit.ops.kernels import __name__ as kernels
+from graphkit.ops.paged_attention import paged_attention
+from graphkit.ops.store_kv import store_kv
+
+CHECKS = ("test_schema", "test_faketensor")
+
+
+def test_reference_matches_loops(make_case, assert_attends):
+    case = make_case([15, 16, 17], width=4, heads=14, page_size=16, tree=True, pads=1, context=64)
+    assert_attends(paged_attention(*case.op_args()), case)
+
+
+def test_a_query_that_sees_nothing_gets_zeros(make_case):
+    case = make_case([0, 3], width=2, tree=True)
+    case.inputs.custom_mask[0] = False
+    out = paged_attention(*case.op_args())
+    assert out[:2].eq(0).all()
+    assert not out[2:].isnan().any()
+
+
+def test_a_length_beyond_the_page_table_counts_as_its_end(make_case):
+    case = make_case([6], width=1)
+    args = list(case.op_args())
+    args[3] = args[3][:, :4].contiguous()
+    keys, values = (history[:4] for history in case.histories[0])
+    scores = torch.einsum("nd,lnd->nl", case.query[0], keys) * 16**-0.5
+    expected = torch.einsum("nl,lnd->nd", scores.softmax(-1), values)
+    torch.testing.assert_close(paged_attention(*args)[0], expected)
+
+
+def test_tracers_see_shapes_and_mutations(make_case):
+    case = make_case([6, 2], width=2, tree=True)
+    args = case.op_args()
+    for tensor in case.pool.tensors().values():
+        tensor.zero_()
+    torch.library.opcheck(paged_attention, args, test_utils=CHECKS)
+    store = (args[1], args[2], case.out_cache_loc, case.key, case.value)
+    torch.library.opcheck(store_kv, store, test_utils=CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "text"),
+    [
+        (0, lambda q: q[:, :, :8], r"query_TND \[4, 2, 8\]: pass \[T, a multiple of 2 heads, 16\]"),
+        (0, lambda q: q[:, :1], "a multiple of 2 heads"),
+        (0, lambda q: q[:3], "3 rows: pass a multiple of 2 rows"),
+        (0, lambda q: q.double(), "float16, bfloat16 or float32"),
+        (1, lambda k: k[1:], "two of one shape"),
+        (1, lambda k: k.mT.contiguous().mT, "contiguous in the head size"),
+        (3, lambda p: p.long(), r"page_table \[2, 8\] torch.int64: pass \[2, pages\]"),
+        (4, lambda c: c[:1], r"cache_seqlens_B \[1\] torch.int32: pass \[2\]"),
+        (5, lambda m: m.int(), r"mask \[2, 2, 2\] torch.int32: pass \[2, 2, 2\] torch.bool"),
+        (7, lambda _: 0, "at least 1 each"),
+        (4, lambda c: c.to("meta"), "all on one device"),
+    ],
+)
+def test_attention_refuses(make_case, at, change, text):
+    args = list(make_case([6, 2], width=2, tree=True).op_args())
+    args[at] = change(args[at])
+    with pytest.raises(AttentionError, match=text):
+        # The meta device would answer by the fake kernel, which checks nothing.
+        paged_attention._init_fn(*args)
+
+
+def _store_args(dtype=torch.float32):
+    caches = [torch.zeros(6, 2, 4, dtype=dtype) for _ in "kv"]
+    rows = [torch.randn(3, 2, 4) for _ in "kv"]
+    return caches, torch.tensor([5, 0, 2]), rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_store_writes_its_rows_and_no_other(dtype):
+    caches, loc, rows = _store_args(dtype)
+    store_kv(*caches, loc, *rows)
+    for cache, new in zip(caches, rows, strict=True):
+        assert torch.equal(cache[loc], new.to(dtype))
+        assert cache[[1, 3, 4]].eq(0).all()
+
+
+def test_store_takes_pads_in_any_order_and_no_rows_at_all():
+    caches, _, rows = _store_args()
+    store_kv(*caches, torch.zeros(3, dtype=torch.int64), *rows)
+    assert any(torch.equal(caches[0][0], row) for row in rows[0])
+    store_kv(*caches, torch.zeros(0, dtype=torch.int64), rows[0][:0], rows[1][:0])
+
+
+def test_store_refuses():
+    (keys, values), loc, (key, value) = _store_args()
+    for args, text in (
+        ((keys, values[1:], loc, key, value), "both must be"),
+        ((keys.mT, values.mT, loc, key, value), "contiguous"),
+        ((keys, values, loc.int(), key, value), r"loc_T of \[3\] torch.int32"),
+        ((keys, values, loc, key[:2], value), r"key_TMD of \[2, 2, 4\]"),
+        ((keys, values, loc, key, value.long()), r"value_TMD of \[3, 2, 4\] torch.int64"),
+    ):
+        with pytest.raises(AttentionError, match=text):
+            store_kv(*args)
+    with pytest.raises(IndexError):
+        store_kv(keys, values, loc + 1, key, value)
+
+
+def test_ops_load_without_their_kernels():
+    names = ("store_kv", "paged_metadata", "paged_attention")
+    ops = ", ".join(f"graphkit.ops.{name}" for name in names)
+    script = f"import sys, {ops}; print([n for n in sys.modules if n.startswith('{kernels}.')])"
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not [name for name in names if f"{kernels}.{name}" in out.stdout]

@@ -1,0 +1,161 @@
+"""The KV pools: reserved rows and slots, free lists, and every refusal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.errors import AttentionError, ConfigError
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool, TokenSlotAllocator
+
+KV = {
+    "size": 8, "page_size": 4, "dtype": torch.bfloat16, "head_num": 2, "head_dim": 16,
+    "layer_num": 3, "device": "cpu",
+}  # fmt: skip
+
+
+def test_kv_buffers_hold_one_dummy_page_more():
+    pool = MHATokenToKVPool(**KV)
+    tensors = pool.tensors()
+    assert list(tensors) == [f"{kind}.{layer}" for kind in ("key", "value") for layer in range(3)]
+    for tensor in tensors.values():
+        assert tensor.shape == (12, 2, 16)
+        assert tensor.dtype == torch.bfloat16
+        assert tensor.eq(0).all()
+    assert pool.get_key_buffer(2) is tensors["key.2"]
+    assert pool.get_value_buffer(0) is tensors["value.0"]
+    assert len({tensor.data_ptr() for tensor in tensors.values()}) == 6
+
+
+def test_set_kv_buffer_writes_one_layer():
+    pool = MHATokenToKVPool(**KV)
+    key, value = torch.randn(2, 2, 16), torch.randn(2, 2, 16)
+    pool.set_kv_buffer(1, torch.tensor([11, 4]), key, value)
+    assert torch.equal(pool.get_key_buffer(1)[[11, 4]], key.bfloat16())
+    assert torch.equal(pool.get_value_buffer(1)[[11, 4]], value.bfloat16())
+    assert sum(int(tensor.count_nonzero() > 0) for tensor in pool.tensors().values()) == 2
+
+
+@pytest.mark.parametrize("field", ["size", "page_size", "head_num", "head_dim", "layer_num"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True])
+def test_kv_counts_are_checked(field, value):
+    with pytest.raises(ConfigError, match=rf"MHATokenToKVPool\.{field} must be an int >= 1") as e:
+        MHATokenToKVPool(**KV | {field: value})
+    assert e.value.field == field
+
+
+def test_kv_dtype_is_checked():
+    with pytest.raises(ConfigError, match=r"must be float16, .* got torch\.int8"):
+        MHATokenToKVPool(**KV | {"dtype": torch.int8})
+
+
+@pytest.mark.parametrize("layer", [-1, 3])
+def test_kv_layer_is_checked(layer):
+    pool = MHATokenToKVPool(**KV)
+    for get in (pool.get_key_buffer, pool.get_value_buffer):
+        with pytest.raises(AttentionError, match=f"no layer {layer}: it has 3"):
+            get(layer)
+
+
+def test_request_rows_come_and_go():
+    pool = ReqToTokenPool(3, 10, "cpu")
+    assert pool.req_to_token.shape == (4, 10)
+    assert pool.req_to_token.dtype == torch.int32
+    assert pool.req_to_token.eq(0).all()
+    assert pool.alloc(2) == [1, 2]
+    assert pool.alloc(0) == []
+    assert pool.available == 1
+    pool.free([1])
+    assert sorted(pool.alloc(2)) == [1, 3]
+
+
+@pytest.mark.parametrize("n", [4, -1])
+def test_request_rows_run_out(n):
+    pool = ReqToTokenPool(3, 10, "cpu")
+    with pytest.raises(AttentionError, match=f"cannot hand out {n} rows: 3 of 3 are free"):
+        pool.alloc(n)
+    assert pool.available == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([1, 0], "row 0 belongs to pad rows"),
+        ([1, 4], "cannot free row 4: rows 1 to 3"),
+        ([1, 3], "row 3 is free already"),
+        ([1, 1], "row 1 is free already"),
+    ],
+)
+def test_request_rows_are_freed_once(rows, text):
+    pool = ReqToTokenPool(3, 10, "cpu")
+    pool.alloc(2)
+    with pytest.raises(AttentionError, match=text):
+        pool.free(rows)
+    assert pool.available == 1
+
+
+@pytest.mark.parametrize(("field", "args"), [("size", (0, 1)), ("max_context_len", (1, 0))])
+def test_request_pool_is_checked(field, args):
+    with pytest.raises(ConfigError, match=f"ReqToTokenPool.{field}"):
+        ReqToTokenPool(*args, "cpu")
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_slots_are_whole_pages_beyond_the_first(page_size):
+    slots = TokenSlotAllocator(8 * page_size, page_size)
+    taken = slots.alloc(8 * page_size)
+    assert taken.dtype == torch.int64
+    assert sorted(taken.tolist()) == list(range(page_size, 9 * page_size))
+    assert taken.view(-1, page_size).diff(dim=1).eq(1).all()
+    assert slots.available == 0
+    slots.free(taken[page_size : 3 * page_size].flip(0))
+    again = slots.alloc(2 * page_size)
+    assert sorted(again.tolist()) == list(range(2 * page_size, 4 * page_size))
+
+
+def test_an_incomplete_last_page_is_left_out():
+    slots = TokenSlotAllocator(11, 4)
+    assert slots.available == 8
+    assert max(slots.alloc(8).tolist()) == 11
+
+
+def test_slots_fit_the_pool():
+    pool = MHATokenToKVPool(**KV)
+    highest = int(TokenSlotAllocator(pool.size, pool.page_size).alloc(8).max())
+    assert highest == pool.page_size + pool.size - 1 == pool.get_key_buffer(0).shape[0] - 1
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(12, "cannot hand out 12 slots: 8 of 8 are free"), (3, "whole pages of 4"),
+                    (-4, "cannot hand out -4")],
+)  # fmt: skip
+def test_slots_run_out(n, text):
+    slots = TokenSlotAllocator(8, 4)
+    with pytest.raises(AttentionError, match=text):
+        slots.alloc(n)
+    assert slots.available == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([0, 1, 2, 3], "cannot take back slot 0"),
+        ([8, 9, 10, 11], "cannot take back slot 8: it is free already"),
+        ([12, 13, 14, 15], "cannot take back slot 12: .* never handed out"),
+        ([4, 5, 6], "whole pages of 4"),
+        ([4, 5, 6, 6], "comes twice"),
+        ([4, 5, 6, 7] * 2, "comes twice"),
+    ],
+)
+def test_slots_are_freed_once(given, text):
+    slots = TokenSlotAllocator(8, 4)
+    slots.alloc(4)
+    with pytest.raises(AttentionError, match=text):
+        slots.free(given)
+    assert slots.available == 4
+
+
+@pytest.mark.parametrize(("field", "args"), [("size", (0, 1)), ("page_size", (1, 0))])
+def test_slot_allocator_is_checked(field, args):
+    with pytest.raises(ConfigError, match=f"TokenSlotAllocator.{field}"):
+        TokenSlotAllocator(*args)

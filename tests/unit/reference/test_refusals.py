@@ -1,0 +1,181 @@
+"""Every checkpoint that cannot be taken is refused on one line that names the culprit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from graphkit.errors import CheckpointError, ConfigError
+from graphkit.reference import LlamaConfig, RopeScaling, load_checkpoint
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def refused(folder, match):
+    with pytest.raises(CheckpointError, match=match) as caught:
+        load_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+
+
+def edit_tensors(folder, **changes):
+    """Replace tensors by name, dots written as two underscores; ``None`` deletes."""
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    for name, tensor in changes.items():
+        state[name.replace("__", ".")] = tensor
+    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"model_type": "gemma3"}, "model_type 'gemma3', but only llama or qwen2 or qwen3 works"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\]"),
+        ({"model_type": None}, "model_type None"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu', but only silu works"),
+        ({"mlp_bias": True}, "mlp_bias True, but only False works"),
+        ({"use_sliding_window": True}, "use_sliding_window True"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config .*but only none works"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn', but only default or"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),
+        ({"rope_scaling": "llama3"}, "rope_scaling must be an object, got 'llama3'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "factor must be a number > 0, got None"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "RopeScaling needs factor > 0"),
+        ({"vocab_size": None}, "lacks vocab_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be an int >= 1, got 0"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers must be an int >= 1, got '2'"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a number > 0, got 'tiny'"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, but it must divide"),
+        ({"head_dim": 15}, "head_dim must be even to be rotated, got 15"),
+    ],
+)
+def test_config_values(change, match):
+    with pytest.raises(CheckpointError, match=match) as caught:
+        LlamaConfig.from_dict(CONFIG | change)
+    assert "\n" not in str(caught.value)
+
+
+def test_absent_keys_mean_what_transformers_takes_them_for():
+    config = LlamaConfig.from_dict(CONFIG)
+    assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
+    assert not config.tie_word_embeddings
+    assert LlamaConfig.from_dict(CONFIG | {"model_type": "qwen3"}).head_dim == 128
+    scaled = LlamaConfig.from_dict(
+        CONFIG | {"rope_scaling": LLAMA3, "max_position_embeddings": 512}
+    )
+    assert scaled.rope_scaling == RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=512
+    )
+
+
+def test_qwen2_has_its_own_biases_whatever_the_key_says():
+    config = LlamaConfig.from_dict(CONFIG | {"model_type": "qwen2", "attention_bias": True})
+    assert (config.attention_bias, config.output_bias) == (True, False)
+    assert LlamaConfig.from_dict(CONFIG | {"model_type": "qwen2"}) == config
+
+
+def test_a_config_built_by_hand_is_checked():
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 8)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes |= {"head_dim": 4, "max_position_embeddings": 8}
+    assert LlamaConfig(**sizes).model_type == "llama"
+    with pytest.raises(ConfigError, match="hidden_size must be an int >= 1, got -8"):
+        LlamaConfig(**sizes | {"hidden_size": -8})
+    with pytest.raises(ConfigError, match="output_bias must equal attention_bias"):
+        LlamaConfig(**sizes, output_bias=True)
+    with pytest.raises(ConfigError, match="output_bias must equal attention_bias"):
+        LlamaConfig(**sizes, attention_bias=True, qk_norm=True)
+
+
+def test_no_folder(tmp_path):
+    refused(tmp_path / "nowhere", "there is no checkpoint folder .*nowhere")
+
+
+def test_no_config(tmp_path):
+    refused(tmp_path, "holds no config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [(b"{", "is not JSON"), (b"\xff\xfe\xff", "is not JSON"), (b"[1]", r"no object but \[1\]")],
+)
+def test_config_is_no_object(checkpoint, text, match):
+    (checkpoint / "config.json").write_bytes(text)
+    refused(checkpoint, match)
+
+
+def test_no_weights(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    refused(checkpoint, "holds neither model.safetensors nor model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -100])
+def test_weights_cut_short(checkpoint, keep):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(checkpoint, "model.safetensors' is not a safetensors file")
+
+
+def test_missing_tensors(checkpoint):
+    edit_tensors(checkpoint, lm_head__weight=None, model__norm__weight=None)
+    refused(checkpoint, "lacks lm_head.weight, model.norm.weight, which config.json calls for")
+
+
+def test_many_missing_tensors_are_counted(checkpoint):
+    path = checkpoint / "model.safetensors"
+    save_file({"model.norm.weight": torch.ones(64)}, path)
+    refused(checkpoint, r"lacks lm_head.weight, \S+, \S+ and 26 more")
+
+
+def test_unexpected_tensor(checkpoint):
+    edit_tensors(checkpoint, model__norm__bias=torch.ones(64))
+    refused(checkpoint, "holds model.norm.bias, which config.json does not call for")
+
+
+def test_wrong_shape(checkpoint):
+    edit_tensors(checkpoint, model__norm__weight=torch.ones(63))
+    refused(checkpoint, r"model.norm.weight has shape \[63\], but config.json makes it \[64\]")
+
+
+def test_stored_dtype_is_no_float(checkpoint):
+    edit_tensors(checkpoint, model__norm__weight=torch.ones(64, dtype=torch.int8))
+    refused(checkpoint, "model.norm.weight is stored as I8, but only F64, F32, F16, BF16")
+
+
+def test_tied_head_that_differs(checkpoint):
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text()) | {"tie_word_embeddings": True}
+    path.write_text(json.dumps(config))
+    refused(checkpoint, "lm_head.weight differs from model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize(
+    ("index", "match"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "has no weight_map"),
+        ('{"weight_map": {"model.norm.weight": 3}}', "has no weight_map"),
+        ('{"weight_map": {"model.norm.weight": "two.safetensors"}}', "holds no two.safetensors"),
+        ('{"weight_map": {"model.norm.weight": "one.safetensors"}}', "lacks .* and 26 more"),
+    ],
+)
+def test_index(checkpoint, index, match):
+    (checkpoint / "model.safetensors").unlink()
+    save_file({"model.norm.weight": torch.ones(64)}, checkpoint / "one.safetensors")
+    (checkpoint / "model.safetensors.index.json").write_text(index)
+    refused(checkpoint, match)

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from graphkit.errors import InputError
+from graphkit.reference import decode, encode
+
+
+def test_a_token_is_a_byte():
+    assert encode("def é") == [100, 101, 102, 32, 195, 169]
+    assert decode([100, 101, 102, 32, 195, 169]) == "def é"
+    assert encode("") == []
+
+
+def test_half_a_character_is_replaced():
+    assert decode([97, 195]) == "a�"
+
+
+@pytest.mark.parametrize("ids", [[256], [-1]])
+def test_ids_that_are_no_bytes(ids):
+    with pytest.raises(InputError, match=r"0 \.\. 255") as caught:
+        decode(ids)
+    assert caught.value.field == "ids"

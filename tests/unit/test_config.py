@@ -1,0 +1,195 @@
+"""Settings: every rule is enforced, and its refusal names the field, the value and the rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphkit.config import BufferSizes
+from graphkit.errors import ConfigError
+from graphkit.spec import (
+    CustomSpecAlgorithm,
+    ForwardMode,
+    SpecAlgorithm,
+    SpecConfig,
+    SpecFallbackWarning,
+)
+
+FUZZ = settings(deadline=None, derandomize=True, max_examples=200)
+STEPWISE = ("EAGLE", "EAGLE3", "STANDALONE")
+FREE = ("NONE", "NGRAM", "DFLASH")
+GOOD_SPEC = {"algorithm": "EAGLE", "num_steps": 3, "topk": 1, "num_draft_tokens": 4}
+GOOD_SIZES = {
+    "max_batch_size": 8,
+    "max_context_len": 64,
+    "hidden_size": 16,
+    "vocab_size": 32,
+    "dtype": torch.float32,
+}
+NO_COUNT = (0, -1, 1.0, True, "4", [4])
+
+
+def most_nodes(steps, topk):
+    """Nodes of the largest tree, counted level by level; the root is one."""
+    return 1 + sum(topk if step == 0 else topk * topk for step in range(steps))
+
+
+def refusal(cls, facts, field):
+    with pytest.raises(ConfigError) as caught:
+        cls(**facts)
+    assert caught.value.field == field
+    assert field in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["topk", "num_draft_tokens", "page_size"])
+@pytest.mark.parametrize("value", [*NO_COUNT, None])
+def test_counts_of_a_spec_are_positive_ints(field, value):
+    text = refusal(SpecConfig, {**GOOD_SPEC, field: value}, field)
+    assert f"SpecConfig.{field} must be an int >= " in text
+    assert f"got {value!r}" in text
+
+
+def test_no_steps_verify_the_root_alone():
+    assert SpecConfig("EAGLE", 0, 1, 1).num_steps == 0
+    assert SpecConfig("EAGLE", 0, 4, 1).topk == 4
+    refusal(SpecConfig, {**GOOD_SPEC, "num_steps": 0, "topk": 4}, "num_draft_tokens")
+
+
+@pytest.mark.parametrize("steps", [-1, 1.0, True, "4", None, False, 0.0])
+def test_steps_are_an_int_of_zero_or_more(steps):
+    facts = {**GOOD_SPEC, "num_steps": steps, "num_draft_tokens": 1}
+    text = refusal(SpecConfig, facts, "num_steps")
+    assert text == f"SpecConfig.num_steps must be an int >= 0, got {steps!r}."
+
+
+@pytest.mark.parametrize("algorithm", STEPWISE)
+@pytest.mark.parametrize("width", [3, 5])
+def test_a_chain_verifies_one_token_more_than_its_steps(algorithm, width):
+    facts = {**GOOD_SPEC, "algorithm": algorithm, "num_draft_tokens": width}
+    text = refusal(SpecConfig, facts, "num_draft_tokens")
+    assert f"is {width}, but topk == 1 drafts a chain: it must be num_steps + 1 = 4." in text
+
+
+@pytest.mark.parametrize("algorithm", STEPWISE)
+@pytest.mark.parametrize(("steps", "topk", "most"), [(1, 4, 5), (3, 2, 11), (5, 8, 265)])
+def test_a_tree_has_no_more_nodes_than_its_steps_make(algorithm, steps, topk, most):
+    assert SpecConfig(algorithm, steps, topk, most).num_draft_tokens == most
+    facts = dict(zip(GOOD_SPEC, (algorithm, steps, topk, most + 1), strict=True))
+    text = refusal(SpecConfig, facts, "num_draft_tokens")
+    assert f"is {most + 1}, but {steps} steps of topk {topk} make at most" in text
+    assert f"1 + K + (S - 1) * K * K = {most} nodes" in text
+
+
+@pytest.mark.parametrize("algorithm", FREE)
+def test_other_algorithms_choose_their_width(algorithm):
+    assert SpecConfig(algorithm, 3, 1, 16).num_draft_tokens == 16
+
+
+@FUZZ
+@given(st.data(), st.sampled_from(STEPWISE), st.integers(0, 6), st.integers(2, 6))
+def test_every_tree_within_the_bound_is_taken(data, algorithm, steps, topk):
+    width = data.draw(st.integers(1, most_nodes(steps, topk)))
+    assert SpecConfig(algorithm, steps, topk, width).num_draft_tokens == width
+
+
+@FUZZ
+@given(st.sampled_from([*STEPWISE, *FREE, "?"]), *[st.integers(-3, 9) | st.integers()] * 4)
+def test_any_ints_make_a_lawful_spec_or_a_config_error(algorithm, steps, topk, width, page):
+    try:
+        spec = SpecConfig(algorithm, steps, topk, width, page)
+    except ConfigError:
+        return
+    assert steps >= 0
+    assert min(topk, width, page) >= 1
+    if spec.resolved.name in STEPWISE:
+        assert width == steps + 1 if topk == 1 else steps > 9 or width <= most_nodes(steps, topk)
+
+
+@pytest.mark.parametrize("algorithm", [None, 5, ["EAGLE"], CustomSpecAlgorithm, object()])
+def test_an_algorithm_is_a_name_or_an_algorithm(algorithm):
+    refusal(SpecConfig, {**GOOD_SPEC, "algorithm": algorithm}, "algorithm")
+
+
+def test_a_spec_keeps_the_algorithm_and_cannot_be_changed():
+    spec = SpecConfig("eagle", 3, 1, 4)
+    assert spec.algorithm is SpecAlgorithm.EAGLE
+    assert spec == SpecConfig(SpecAlgorithm.EAGLE, 3, 1, 4)
+    assert hash(spec) == hash(SpecConfig("Eagle", 3, 1, 4))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.topk = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "generation", "reason"),
+    [
+        ({}, "v2", "chain"),
+        ({"page_size": 64}, "v2", "chain"),
+        ({"topk": 2}, "v2", "tree with page_size 1"),
+        ({"topk": 2, "page_size": 16}, "v1", "topk 2 with page_size 16"),
+        ({"linear_attention": True}, "v1", "linear_attention is set"),
+        ({"linear_attention": True, "topk": 2, "page_size": 16}, "v1", "linear_attention is set"),
+    ],
+)
+def test_a_plan_says_which_generation_runs_and_warns_of_the_older(changes, generation, reason):
+    spec = SpecConfig(**{**GOOD_SPEC, **changes})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = spec.plan()
+    assert plan.generation == generation
+    assert reason in plan.reason
+    assert len(caught) == (generation == "v1")
+    for warning in caught:
+        assert warning.category is SpecFallbackWarning
+        assert f"falling back to v1: {plan.reason}" in str(warning.message)
+        assert warning.filename == __file__, "the warning points at the caller"
+
+
+@pytest.mark.parametrize(
+    ("mode", "width"),
+    [
+        ("DECODE", 1),
+        ("TARGET_VERIFY", 8),
+        ("DRAFT", 2),
+        ("DRAFT_EXTEND", 4),
+        ("DRAFT_EXTEND_V2", 8),
+    ],
+)
+def test_rows_per_request_by_mode(mode, width):
+    assert SpecConfig("EAGLE", 3, 2, 8).tokens_per_request(ForwardMode[mode]) == width
+
+
+def test_an_idle_batch_has_no_rows():
+    with pytest.raises(ConfigError, match="IDLE has no rows"):
+        SpecConfig("EAGLE", 3, 1, 4).tokens_per_request(ForwardMode.IDLE)
+
+
+REQUIRED = ["max_batch_size", "max_context_len", "hidden_size", "vocab_size", "page_size"]
+OPTIONAL = ["spec_hidden_size", "draft_vocab_size"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[(field, value) for field in [*REQUIRED, *OPTIONAL] for value in NO_COUNT],
+        *[(field, None) for field in REQUIRED],
+        *[("dtype", value) for value in ("float32", np.float32, np.dtype("f4"), None, torch.Size)],
+    ],
+)
+def test_buffer_sizes_name_what_they_refuse(field, value):
+    text = refusal(BufferSizes, {**GOOD_SIZES, field: value}, field)
+    assert f"BufferSizes.{field} must be" in text
+    assert re.search(f"got {re.escape(repr(value))}", text)
+
+
+def test_buffer_sizes_count_pages():
+    pages = {page: BufferSizes(**GOOD_SIZES, page_size=page).max_pages for page in (1, 5, 63, 64)}
+    assert pages == {1: 64, 5: 13, 63: 2, 64: 1}

@@ -1,0 +1,103 @@
+"""The error tree: one base, the builtin that fits, facts as attributes, copies that survive."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+from graphkit import errors
+from graphkit.errors import (
+    CaptureCause,
+    CaptureError,
+    ConfigError,
+    DeviceError,
+    GraphkitError,
+    InputError,
+    OutputError,
+    ReplayError,
+    SizeError,
+)
+
+CLASSES = [
+    thing
+    for thing in vars(errors).values()
+    if inspect.isclass(thing) and issubclass(thing, Exception)
+]
+EXAMPLES = [
+    ConfigError("no", field="topk"),
+    InputError("no", field="positions"),
+    SizeError("no", batch_size=9, largest=8),
+    CaptureError("DRAFT", 4, CaptureCause.UNSUPPORTED_OP, "aten::foo at model.py:3"),
+    OutputError("no"),
+    ReplayError("no"),
+    DeviceError("no"),
+]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_error_is_one_of_ours_and_drawn_in_the_tree(cls):
+    assert issubclass(cls, GraphkitError)
+    assert cls.__name__ in errors.__doc__
+    assert cls.__doc__
+
+
+@pytest.mark.parametrize(
+    ("cls", "builtin"),
+    [
+        (ConfigError, ValueError),
+        (InputError, ValueError),
+        (SizeError, ValueError),
+        (OutputError, TypeError),
+        (CaptureError, RuntimeError),
+        (ReplayError, RuntimeError),
+        (errors.AttentionError, ValueError),
+        (errors.TargetError, ValueError),
+        (errors.CheckpointError, ValueError),
+        (errors.RecordError, ValueError),
+        (DeviceError, RuntimeError),
+    ],
+)
+def test_the_builtin_that_fits_catches_it_too(cls, builtin):
+    assert issubclass(cls, builtin)
+
+
+def test_facts_are_attributes():
+    assert ConfigError("no", field="topk").field == "topk"
+    assert ConfigError("no").field is None
+    assert InputError("no", field="positions").field == "positions"
+    size = SizeError("no", batch_size=9, largest=8)
+    assert (size.batch_size, size.largest) == (9, 8)
+
+
+@pytest.mark.parametrize("cause", list(CaptureCause))
+def test_a_capture_error_says_mode_size_place_and_the_advice_for_its_cause(cause):
+    error = CaptureError("TARGET_VERIFY", 8, cause, "aten::foo at model.py:3")
+    assert (error.mode, error.batch_size, error.cause, error.where) == (
+        "TARGET_VERIFY", 8, cause, "aten::foo at model.py:3",
+    )  # fmt: skip
+    label = cause.name.lower().replace("_", " ")
+    assert str(error) == (
+        f"cannot capture TARGET_VERIFY at batch size 8: {label} in aten::foo at model.py:3. "
+        f"{cause.value}"
+    )
+    others = [other.value for other in CaptureCause if other is not cause]
+    assert not any(advice in str(error) for advice in others)
+
+
+def test_each_cause_has_advice_of_its_own():
+    advice = [cause.value for cause in CaptureCause]
+    assert len(set(advice)) == len(list(CaptureCause.__members__))
+    assert all(text.endswith(".") for text in advice)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("way", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_an_error_survives_the_way_between_processes(error, way):
+    """A worker of a process pool sends its errors by pickle."""
+    again = way(error)
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)

@@ -1,0 +1,175 @@
+"""Imports point down only, torch comes last, and nobody imports a room by its bare name."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LEVELS = (
+    ("cli", "tui"),
+    ("views",),
+    ("reference",),
+    ("engine", "audit", "testing", "targets"),
+    ("runners",),
+    ("buffers", "attention", "kv"),
+    ("graphs",),
+    ("ops", "spec"),
+    ("errors", "config", "records"),
+)
+"""Rooms from the top down; a room may import those of lower levels."""
+
+SIDEWAYS = {
+    ("attention", "kv"),
+    ("config", "errors"),
+    ("records", "errors"),
+}
+"""The imports that are allowed within one level."""
+
+WITHOUT_TORCH = ("errors", "config", "records", "spec", "cli")
+FACE = "the face"
+LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+
+
+def allowed(importer, imported):
+    if imported in (importer, None) or (importer, imported) in SIDEWAYS:
+        return True
+    return LEVEL_OF.get(imported, -1) > LEVEL_OF[importer]
+
+
+def python_files(*folders):
+    for top in folders:
+        for folder, subfolders, files in os.walk(ROOT / top, followlinks=True):
+            subfolders[:] = [name for name in subfolders if name != "__pycache__"]
+            yield from (Path(folder) / file for file in files if file.endswith(".py"))
+
+
+def imports_of(source, package=""):
+    """(line, module, names) of every import that runs, functions included."""
+    yield from _imports_in(ast.parse(source), package.split("."))
+
+
+def _imports_in(node, package):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            yield from _imports_in(ast.Module(child.orelse, []), package)
+        elif isinstance(child, ast.Import):
+            yield from ((child.lineno, alias.name, ()) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            base = package[: len(package) - child.level + 1] if child.level else []
+            module = ".".join([*base, *filter(None, [child.module])])
+            yield child.lineno, module, tuple(alias.name for alias in child.names)
+        else:
+            yield from _imports_in(child, package)
+
+
+def rooms_of(module, names):
+    """The rooms of graphkit that an import reaches; ``FACE`` for names that it loads lazily."""
+    first, _, rest = module.partition(".")
+    if first != "graphkit":
+        return set()
+    if rest:
+        return {rest.split(".")[0]}
+    return {name if name in LEVEL_OF else FACE for name in names if name != "__version__"}
+
+
+def offences(path, source, room):
+    package = ".".join(path.parent.parts)
+    for line, module, names in imports_of(source, package):
+        for imported in rooms_of(module, names):
+            if not allowed(room, imported):
+                yield f"{path}:{line}: {room} imports {imported}"
+
+
+def room_of(path):
+    return path.parts[1].removesuffix(".py")
+
+
+def test_every_room_has_a_level():
+    rooms = {room_of(path.relative_to(ROOT)) for path in python_files("graphkit")}
+    assert rooms - {"__init__", "__main__"} <= set(LEVEL_OF)
+
+
+def test_imports_point_down():
+    found = []
+    for file in python_files("graphkit"):
+        path = file.relative_to(ROOT)
+        if room_of(path) not in ("__init__", "__main__"):
+            found += offences(path, file.read_text(encoding="utf-8"), room_of(path))
+    assert not found, "\n".join(found)
+
+
+def test_the_face_imports_no_room_until_asked():
+    source = (ROOT / "graphkit" / "__init__.py").read_text(encoding="utf-8")
+    assert [i for i in imports_of(source, "graphkit") if i[1].startswith("graphkit")] == []
+
+
+@pytest.mark.parametrize("top", ["graphkit", "tests", "tools"])
+def test_nobody_imports_a_bare_room(top):
+    found = [
+        f"{file.relative_to(ROOT)}:{line}"
+        for file in python_files(top)
+        for line, module, _ in imports_of(file.read_text(encoding="utf-8"))
+        if module.split(".")[0] in ("runners", "buffers")
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "lines"),
+    [
+        ("ops", "from graphkit.spec import ForwardMode", [1]),
+        ("ops", "\nimport graphkit.runners.step", [2]),
+        ("ops", "def f():\n    from graphkit.graphs import SizeTable", [2]),
+        ("ops", "from graphkit import runners", [1]),
+        ("ops", "from graphkit import TargetVerifyRunner", [1]),
+        ("ops", "from ..runners import Runner", [1]),
+        ("ops", "if TYPE_CHECKING:\n    from graphkit.runners import Runner", []),
+        ("ops", "if typing.TYPE_CHECKING:\n    pass\nelse:\n    import graphkit.cli", [4]),
+        ("ops", "from graphkit.errors import ConfigError\nfrom . import refresh", []),
+        ("graphs", "import graphkit\nfrom graphkit import __version__", []),
+        ("kv", "from graphkit.attention import AttentionBackend", [1]),
+        ("attention", "from graphkit.kv import ReqToTokenPool", []),
+        ("runners", "from graphkit.ops.refresh import refresh", []),
+        ("errors", "try:\n    import graphkit.config\nexcept ImportError:\n    pass", [2]),
+    ],
+)
+def test_the_reader_of_imports_finds(room, source, lines):
+    path = Path("graphkit") / room / "module.py"
+    assert [int(text.split(":")[1]) for text in offences(path, source, room)] == lines
+
+
+def loaded_after(code):
+    """Top-level modules that a fresh interpreter has loaded after running ``code``."""
+    report = "\nimport sys; print('LOADED', *{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code + report], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_a_room_without_torch_stays_without(room):
+    assert not {"torch", "numpy", "triton"} & loaded_after(f"import graphkit.{room}")
+
+
+def test_the_face_stays_without_torch():
+    code = "import graphkit; dir(graphkit); graphkit.SpecConfig('EAGLE', 3, 1, 4).plan()"
+    assert not {"torch", "numpy", "triton"} & loaded_after(code)
+    assert "torch" in loaded_after("import graphkit; graphkit.SizeTable")
+
+
+@pytest.mark.parametrize("words", [[], ["capture"], ["export"], ["doctor"]])
+def test_help_stays_without_torch(words):
+    code = (
+        "from graphkit.cli import main\n"
+        f"try: main([*{words!r}, '--help'])\n"
+        "except SystemExit as exit: assert exit.code == 0"
+    )
+    assert not {"torch", "numpy", "triton"} & loaded_after(code)

@@ -1,0 +1,102 @@
+"""The public face: what ``graphkit.__all__`` promises is there, documented, and loads lazily."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import graphkit
+
+FACE = Path(graphkit.__file__)
+
+
+def declared():
+    """Module by name, from the imports that type checkers see."""
+    for node in ast.parse(FACE.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return {alias.name: line.module for line in node.body for alias in line.names}
+    raise AssertionError("no TYPE_CHECKING block")
+
+
+DECLARED = declared()
+
+
+def test_all_is_sorted_and_without_twins():
+    assert graphkit.__all__ == sorted(set(graphkit.__all__))
+
+
+def test_type_checkers_see_the_same_names():
+    assert set(DECLARED) == set(graphkit.__all__)
+
+
+@pytest.mark.parametrize("name", graphkit.__all__)
+def test_a_name_is_what_its_room_holds(name):
+    assert getattr(graphkit, name) is getattr(import_module(DECLARED[name]), name)
+
+
+@pytest.mark.parametrize("name", graphkit.__all__)
+def test_a_name_stands_in_the_list_of_its_room(name):
+    """Rooms that are single modules have no list of their own."""
+    room = import_module(DECLARED[name])
+    assert name in getattr(room, "__all__", [name])
+
+
+@pytest.mark.parametrize("name", graphkit.__all__)
+def test_a_name_has_a_docstring_of_its_own(name):
+    thing = getattr(graphkit, name)
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+        assert text
+        assert not text.startswith(f"{name}("), "a dataclass wrote its own"
+
+
+@pytest.mark.parametrize("name", graphkit.__all__)
+def test_public_methods_have_docstrings(name):
+    thing = getattr(graphkit, name)
+    if inspect.isclass(thing) and thing.__module__.startswith("graphkit"):
+        bare = [
+            member
+            for member, value in vars(thing).items()
+            if not member.startswith("_")
+            and (inspect.isfunction(value) or isinstance(value, (property, classmethod)))
+            and not inspect.getdoc(getattr(thing, member))
+        ]
+        assert not bare
+
+
+def test_dir_lists_the_names_before_they_are_loaded():
+    code = "import graphkit; print(*dir(graphkit))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = done.stdout.split()
+    assert names == sorted(names)
+    assert {*graphkit.__all__, "__version__"} <= set(names)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'graphkit' has no attribute 'Nothing'"):
+        _ = graphkit.Nothing
+    assert not hasattr(graphkit, "_private")
+    assert getattr(graphkit, "absent", 5) == 5
+
+
+def test_from_import_of_an_unknown_name_is_an_import_error():
+    with pytest.raises(ImportError, match="Nothing"):
+        exec("from graphkit import Nothing", {})
+
+
+def test_star_import_brings_exactly_the_list():
+    space: dict[str, object] = {}
+    exec("from graphkit import *", space)
+    assert set(space) - {"__builtins__"} == set(graphkit.__all__)
+
+
+def test_version_is_that_of_the_distribution():
+    from importlib.metadata import version
+
+    assert graphkit.__version__ == version("graphkit")

@@ -1,0 +1,191 @@
+"""Forward modes, algorithms, their registry, and the map from one step to the next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.errors import ConfigError
+from graphkit.spec import (
+    CustomSpecAlgorithm,
+    ForwardMode,
+    FutureMap,
+    SpecAlgorithm,
+    SpecConfig,
+    algorithm_names,
+    get_algorithm,
+    register_algorithm,
+    registry,
+)
+from graphkit.spec.algorithms import INTERFACE
+
+PREDICATES = [name for name in INTERFACE if name.startswith("is_")]
+TRUE_OF = {
+    "NONE": {"is_none"},
+    "EAGLE": {"is_some", "is_eagle"},
+    "EAGLE3": {"is_some", "is_eagle", "is_eagle3"},
+    "STANDALONE": {"is_some", "is_standalone"},
+    "NGRAM": {"is_some", "is_ngram"},
+    "DFLASH": {"is_some", "is_dflash"},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_custom", {})
+
+
+class Medusa(CustomSpecAlgorithm):
+    """Verifies one row more on the target's side."""
+
+    def get_num_tokens_per_bs_for_target_verify(self, num_draft_tokens, is_draft_worker):
+        return num_draft_tokens + (not is_draft_worker)
+
+
+@pytest.mark.parametrize("mode", ForwardMode)
+def test_a_mode_is_itself_alone(mode):
+    claims = {
+        "DECODE": mode.is_decode(),
+        "TARGET_VERIFY": mode.is_target_verify(),
+        "DRAFT": mode.is_draft(),
+        "DRAFT_EXTEND": mode.is_draft_extend(),
+        "DRAFT_EXTEND_V2": mode.is_draft_extend_v2(),
+        "IDLE": mode.is_idle(),
+    }
+    assert [name for name, claim in claims.items() if claim] == [mode.name]
+
+
+def test_draft_extend_counts_v2_when_asked():
+    asked = {mode.name for mode in ForwardMode if mode.is_draft_extend(include_v2=True)}
+    assert asked == {"DRAFT_EXTEND", "DRAFT_EXTEND_V2"}
+
+
+@pytest.mark.parametrize("name", SpecAlgorithm.__members__)
+def test_what_is_true_of_an_algorithm(name):
+    algorithm = SpecAlgorithm[name]
+    assert {ask for ask in PREDICATES if getattr(algorithm, ask)()} == TRUE_OF[name]
+    assert algorithm.supports_target_verify_for_draft() is (name == "DFLASH")
+    assert algorithm.get_num_tokens_per_bs_for_target_verify(7, True) == 7
+    assert algorithm.get_num_tokens_per_bs_for_target_verify(7, False) == 7
+
+
+@pytest.mark.parametrize("text", ["EAGLE", "eagle", "Eagle", "NEXTN", "nextn"])
+def test_names_ignore_case_and_may_have_an_alias(text):
+    assert get_algorithm(text) is SpecAlgorithm.EAGLE
+
+
+def test_an_algorithm_stands_for_itself():
+    custom = Medusa("MEDUSA")
+    assert get_algorithm(SpecAlgorithm.NGRAM) is SpecAlgorithm.NGRAM
+    assert get_algorithm(custom) is custom
+
+
+def test_an_unknown_name_lists_those_that_exist():
+    register_algorithm("medusa", Medusa)
+    with pytest.raises(ConfigError, match="unknown algorithm 'medussa'") as caught:
+        get_algorithm("medussa")
+    assert caught.value.field == "algorithm"
+    assert all(name in str(caught.value) for name in (*TRUE_OF, "NEXTN", "MEDUSA"))
+
+
+def test_a_registered_class_is_made_once_under_its_name():
+    register_algorithm("Medusa", Medusa)
+    algorithm = get_algorithm("mEDUSA")
+    assert isinstance(algorithm, Medusa)
+    assert algorithm is get_algorithm("MEDUSA")
+    assert (algorithm.name, repr(algorithm)) == ("MEDUSA", "Medusa('MEDUSA')")
+    assert "MEDUSA" in algorithm_names()
+    assert algorithm.is_some()
+    assert not any(getattr(algorithm, ask)() for ask in PREDICATES if ask != "is_some")
+    assert algorithm.supports_target_verify_for_draft() is False
+
+
+@pytest.mark.parametrize("is_draft_worker", [False, True])
+def test_a_registered_algorithm_sets_the_width_of_verify(is_draft_worker):
+    register_algorithm("medusa", Medusa)
+    spec = SpecConfig("medusa", 3, 1, 4, is_draft_worker=is_draft_worker)
+    assert spec.tokens_per_request(ForwardMode.TARGET_VERIFY) == 5 - is_draft_worker
+    assert spec.tokens_per_request(ForwardMode.DRAFT_EXTEND_V2) == 4
+
+
+@pytest.mark.parametrize("answer", [0, -1, None, 2.0, "4", True])
+def test_a_width_that_is_no_count_is_refused(answer):
+    class Odd(CustomSpecAlgorithm):
+        def get_num_tokens_per_bs_for_target_verify(self, num_draft_tokens, is_draft_worker):
+            return answer
+
+    with pytest.raises(ConfigError, match=r"Odd\('O'\)\.get_num_tokens_per_bs.* got ") as caught:
+        SpecConfig(Odd("O"), 3, 1, 4).tokens_per_request(ForwardMode.TARGET_VERIFY)
+    assert repr(answer) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["EAGLE", "eagle", "none", "DFlash", "nextn", "MEDUSA", "medusa"])
+def test_a_taken_name_is_refused_in_any_case(name):
+    register_algorithm("Medusa", Medusa)
+    with pytest.raises(ConfigError, match=f"name '{name}' is taken; .*NEXTN, MEDUSA") as caught:
+        register_algorithm(name, Medusa)
+    assert caught.value.field == "name"
+
+
+def test_an_incomplete_class_is_told_all_that_it_lacks():
+    class Half:
+        create_future_map = "not a method"
+
+        def __init__(self, name):
+            self.name = name
+
+        def is_none(self):
+            return False
+
+    with pytest.raises(ConfigError, match="class Half lacks ") as caught:
+        register_algorithm("half", Half)
+    listed = str(caught.value).partition("lacks ")[2].partition(".")[0].split(", ")
+    assert listed == [name for name in INTERFACE if name != "is_none"]
+    assert "half" not in map(str.lower, algorithm_names())
+
+
+@pytest.mark.parametrize("cls", [Medusa("M"), lambda name: Medusa(name), object(), None])
+def test_only_a_class_can_be_registered(cls):
+    with pytest.raises(ConfigError) as caught:
+        register_algorithm("mine", cls)
+    assert caught.value.field == "cls"
+
+
+@pytest.mark.parametrize("name", [None, 5, "", b"MINE"])
+def test_only_a_text_can_be_a_name(name):
+    with pytest.raises(ConfigError) as caught:
+        register_algorithm(name, Medusa)
+    assert caught.value.field == "name"
+
+
+def test_a_map_hands_the_rows_of_one_step_to_the_next():
+    relay = SpecAlgorithm.EAGLE.create_future_map(4, 128, 64, "cpu")
+    assert isinstance(relay, FutureMap)
+    assert (relay.max_running_requests, relay.chunked_prefill_size, relay.context_len) == (
+        4,
+        128,
+        64,
+    )
+    assert relay.algorithm is SpecAlgorithm.EAGLE
+    tokens, hidden = torch.tensor([7, 8]), torch.randn(2, 3)
+    relay.stash(torch.tensor([4, 2]), {"tokens": tokens, "hidden": hidden})
+    relay.stash(torch.tensor([1]), {"tokens": torch.tensor([9])})
+    assert relay.resolve("tokens", torch.tensor([2, 1, 4])).tolist() == [8, 9, 7]
+    assert torch.equal(relay.resolve("hidden", torch.tensor([2, 4])), hidden.flip(0))
+    assert relay.resolve("tokens", torch.tensor([3, 0])).tolist() == [0, 0]
+    with pytest.raises(KeyError):
+        relay.resolve("nothing", torch.tensor([1]))
+
+
+def test_a_custom_algorithm_may_bring_its_own_map():
+    class Relay(FutureMap):
+        pass
+
+    class Relaying(CustomSpecAlgorithm):
+        def create_future_map(
+            self, max_running_requests, chunked_prefill_size, context_len, device
+        ):
+            return Relay(max_running_requests, chunked_prefill_size, context_len, device, self)
+
+    assert type(Relaying("R").create_future_map(1, 1, 1, "cpu")) is Relay
