@@ -166,6 +166,62 @@ class CaptureRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One figure of a benchmark.
+
+    Attributes:
+        name: What was measured.
+        value: The figure.
+        unit: Its unit, such as ``us``; ``x`` for a ratio.
+        bar: The largest value that we allow ourselves; ``None`` for what is only shown.
+    """
+
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport:
+    """What a benchmark measured, in one run on one machine.
+
+    Attributes:
+        name: The benchmark.
+        environment: Where.
+        settings: What was run: sizes and counts.
+        measures: The figures, rivals beside ours.
+    """
+
+    name: str
+    environment: Environment
+    settings: Mapping[str, int | str]
+    measures: tuple[Measure, ...]
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps({"schema": SCHEMA, "kind": "bench", **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a report.
+
+        Raises:
+            RecordError: The text is truncated, foreign, or of a newer schema.
+        """
+        body = _body(text, "bench")
+        try:
+            facts = {
+                **_known(cls, body),
+                "environment": _read(Environment, body["environment"]),
+                "measures": tuple(_read(Measure, m) for m in body["measures"]),
+            }
+            return cls(**facts)
+        except (KeyError, TypeError) as error:
+            raise RecordError(f"not a whole bench report: {error}. Measure again.") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStats:
     """What a runner did so far.
 

@@ -1,0 +1,84 @@
+"""A small verify step on CUDA, with a backend of its own per test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import graphkit as gk
+
+HIDDEN, VOCAB, WIDTH, LARGEST = 64, 32, 4, 16
+
+
+@pytest.fixture
+def weight() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(HIDDEN, HIDDEN, device="cuda") / HIDDEN**0.5
+
+
+@pytest.fixture
+def forward(weight: torch.Tensor) -> Callable[[gk.TargetVerifyInputs], gk.VerifyOutput]:
+    """Hidden states that say exactly which rows were read."""
+
+    def step(inputs: gk.TargetVerifyInputs) -> gk.VerifyOutput:
+        hidden = inputs.input_embeds + inputs.positions[:, None] + inputs.input_ids[:, None]
+        return gk.VerifyOutput(next_token_logits=(hidden @ weight)[:, :VOCAB], hidden_states=hidden)
+
+    return step
+
+
+@pytest.fixture
+def make_runner(forward: Callable) -> Callable[..., gk.TargetVerifyRunner]:
+    """Planned runners of that step; closed afterwards."""
+    made = []
+
+    def make(step: Callable | None = None, **options) -> gk.TargetVerifyRunner:
+        runner = gk.TargetVerifyRunner(
+            step or forward,
+            spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=WIDTH),
+            sizes=gk.BufferSizes(LARGEST, 128, HIDDEN, VOCAB, torch.float32),
+            batch_sizes=options.pop("batch_sizes", [2, 4, 16]),
+            optional=["input_embeds"],
+            backend=options.pop("backend", None) or gk.CudaBackend(),
+            **options,
+        )
+        made.append(runner)
+        return runner
+
+    yield make
+    for runner in made:
+        runner.close()
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., gk.TargetVerifyInputs]:
+    """A batch whose rows carry ``mark``; host fields are numpy, the embeddings on the device."""
+
+    def make(requests: int, mark: int, embeds: torch.Tensor | None = None) -> gk.TargetVerifyInputs:
+        tokens = requests * WIDTH
+        if embeds is None:
+            embeds = torch.full((tokens, HIDDEN), float(mark), device="cuda")
+        return gk.TargetVerifyInputs(
+            req_pool_indices=np.arange(1, requests + 1),
+            seq_lens=np.full(requests, 5, dtype=np.int32),
+            input_ids=np.full(tokens, 1000 * mark),
+            positions=np.arange(tokens),
+            out_cache_loc=np.arange(1, tokens + 1),
+            input_embeds=embeds,
+        )
+
+    return make
+
+
+@pytest.fixture
+def expected() -> Callable[[int, int], torch.Tensor]:
+    """The hidden states of ``make_batch(requests, mark)``."""
+
+    def make(requests: int, mark: int) -> torch.Tensor:
+        rows = torch.arange(requests * WIDTH, device="cuda", dtype=torch.float32) + 1001.0 * mark
+        return rows[:, None].expand(-1, HIDDEN)
+
+    return make

@@ -1,0 +1,118 @@
+"""Capture on CUDA: what it leaves behind when it fails, and when it does not."""
+
+import gc
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.graphs.driver import runtime
+
+pytestmark = pytest.mark.gpu
+
+CULPRITS = {
+    "item": (lambda i: i.positions.sum().item(), "host synchronisation", "_local_scalar_dense"),
+    "cpu": (lambda i: i.positions.cpu(), "host synchronisation", "_to_copy"),
+    "nonzero": (lambda i: i.positions.nonzero(), "data dependent shape", "nonzero"),
+    "mask": (lambda i: i.positions[i.positions > 3], "data dependent shape", "index"),
+    "upload": (lambda i: torch.tensor([1, 2], device="cuda"), "host synchronisation", ""),
+    "memory": (lambda i: torch.empty(1 << 45, device="cuda"), "out of memory", ""),
+    "bug": (lambda i: i.no_such_field, "other", "AttributeError"),
+}
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_a_failure_is_classified_and_leaves_no_trace(
+    make_runner, make_batch, forward, name, expected
+):
+    culprit, cause, where = CULPRITS[name]
+    healthy = False
+
+    def step(inputs):
+        if inputs.batch_size == 4 and not healthy:
+            culprit(inputs)
+        return forward(inputs)
+
+    torch.cuda.manual_seed(5)
+    random_state = torch.cuda.get_rng_state()
+    runner = make_runner(step)
+    with pytest.raises(gk.CaptureError) as caught:
+        runner.capture()
+    error = caught.value
+    assert (error.mode, error.batch_size, error.cause.label) == ("TARGET_VERIFY", 4, cause)
+    assert where in error.where
+    assert "test_capture.py" in error.where
+    assert "\n" not in str(error)
+
+    assert runner.life == "planned"
+    assert gc.isenabled()
+    assert not torch.cuda.is_current_stream_capturing()
+    assert torch.equal(torch.cuda.get_rng_state(), random_state)
+    assert not runner.backend.graphs
+    torch.randn(4, device="cuda")  # the generator does not believe in a capture any more
+    torch.cuda.empty_cache()
+
+    healthy = True
+    runner.capture()
+    assert torch.equal(runner.replay(make_batch(3, 7)).hidden_states, expected(3, 7))
+
+
+def test_closing_gives_the_pool_back(make_runner):
+    runner = make_runner()
+    runner.capture()
+    assert runner.backend.pool_bytes() > 0
+    runner.close()
+    torch.cuda.empty_cache()
+    assert runner.backend.pool_bytes() == 0
+
+
+def test_declared_state_is_as_before(make_runner, forward):
+    counter = torch.zeros(1, device="cuda")
+
+    def step(inputs):
+        counter.add_(1)
+        return forward(inputs)
+
+    make_runner(step, state={"counter": counter}).capture()
+    assert counter.item() == 0
+
+
+def test_random_numbers_advance_as_in_eager(make_runner, make_batch):
+    def step(inputs):
+        noise = torch.rand(inputs.num_tokens, 8, device="cuda")
+        return gk.VerifyOutput(next_token_logits=noise)
+
+    runner = make_runner(step, batch_sizes=[16])
+    runner.capture()
+    batch = make_batch(16, 0)
+    torch.cuda.manual_seed(3)
+    eager = [runner.fall_back(batch).next_token_logits.clone() for _ in range(3)]
+    torch.cuda.manual_seed(3)
+    replayed = [runner.replay(batch, clone=True).next_token_logits for _ in range(3)]
+    for one, other in zip(eager, replayed, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_autocast_and_inference_mode(make_runner, make_batch, weight):
+    @torch.inference_mode()
+    def step(inputs):
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = inputs.input_embeds @ weight
+        return gk.VerifyOutput(next_token_logits=logits)
+
+    runner = make_runner(step)
+    with torch.inference_mode():
+        runner.capture()
+    batch = make_batch(3, 2)
+    replayed = runner.replay(batch, clone=True).next_token_logits
+    assert replayed.dtype is torch.bfloat16
+    torch.testing.assert_close(replayed, runner.fall_back(batch).next_token_logits)
+
+
+@pytest.mark.skipif(runtime() is None, reason="needs cuda-bindings")
+def test_the_record_counts_nodes(make_runner):
+    record = make_runner().capture()
+    assert record.backend == "cuda"
+    for size in record.modes[0].sizes:
+        assert size.num_nodes >= 5
+        assert size.capture_ms > 0

@@ -1,0 +1,283 @@
+"""The recorder freezes what a CUDA graph freezes and refuses what a capture refuses."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+from graphkit.errors import CaptureCause, ConfigError, InputError
+from graphkit.graphs import CaptureFailure, RecorderBackend, backend_for
+
+SYNC, SHAPE = CaptureCause.HOST_SYNCHRONISATION, CaptureCause.DATA_DEPENDENT_SHAPE
+ROWS = torch.tensor([2, 0, 1])
+
+
+@torch.library.custom_op("graphkit_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * sum(x.flatten().tolist()) + x.sum().item()  # an op's own code may read
+
+
+@torch.library.custom_op("graphkit_tests::shift_", mutates_args=("x",))
+def shift_(x: torch.Tensor, by: float) -> None:
+    x += by
+
+
+class Block(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.inner = Block(depth - 1) if depth else nn.Linear(3, 3)
+        self.norm = nn.LayerNorm(3)
+
+    def forward(self, x):
+        return x + self.inner(self.norm(x)).relu()
+
+
+def changing(change):
+    """A function that changes a copy and returns it."""
+
+    def function(x):
+        y = x.clone()
+        change(y)
+        return y
+
+    return function
+
+
+def under(context, function):
+    def inner(x):
+        with context:
+            return function(x)
+
+    return inner
+
+
+BLOCK = Block(3)
+REPLAYED = {
+    "arithmetic": lambda x: (x * 2 + 1).relu(),
+    "in place": changing(lambda y: y.add_(1).mul_(y)),
+    "in place on a view": changing(lambda y: y[1:].t().neg_()),
+    "slice assignment": changing(lambda y: y.__setitem__((slice(1, 3), 0), y[0, :2])),
+    "index_put_": changing(lambda y: y.index_put_((ROWS,), y * 3)),
+    "accumulating index_put_": changing(
+        lambda y: y.index_put_((ROWS % 2,), y * 2, accumulate=True)
+    ),
+    "integer index": lambda x: x[ROWS],
+    "views alone": lambda x: (x.view(9)[2:7], x.t(), x[1].expand(4, 3)),
+    "view of a result": lambda x: (x + 1).t()[:2],
+    "out=": lambda x: torch.add(x, x, out=torch.empty(3, 3)),
+    "two outs": lambda x: torch.max(x, 1, out=(torch.empty(3), torch.empty(3, dtype=torch.long))),
+    "several results": lambda x: [*x.sort(1), *x.topk(2), *torch.linalg.svd(x), *x.unbind()],
+    "lists of tensors": lambda x: torch._foreach_add([x, x * 2], 1),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "nested modules": BLOCK,
+    "batch statistics": nn.BatchNorm1d(3),
+    "where": lambda x: torch.where(x > 0, x, -x).cumsum(0),
+    "repeats of known size": lambda x: x.repeat_interleave(ROWS, dim=0, output_size=3),
+    "constants": lambda x: x + torch.arange(3) + torch.zeros(3, 3).fill_(2),
+    "custom op": scaled,
+    "custom op in place": changing(lambda y: shift_(y, 1.5)),
+    "turned in place": lambda x: (x[:2] + 1).t_() * 2,
+    "squeezed in place": lambda x: x.sum(0, keepdim=True).squeeze_(0) + 1,
+    "unsqueezed in place": lambda x: (x + 1).unsqueeze_(0),
+    "op that squeezes inside": lambda x: torch.quantile(x, 0.5, dim=0),
+    "autocast": under(torch.autocast("cpu", torch.bfloat16), lambda x: x @ x.t() + 1),
+    "no_grad": under(torch.no_grad(), BLOCK),
+    "inference_mode": torch.inference_mode()(lambda x: BLOCK(x).relu_().t()[:2]),
+}
+
+
+def capture(function):
+    backend = RecorderBackend()
+    with backend.session():
+        return backend.capture(function)
+
+
+@pytest.mark.parametrize("function", REPLAYED.values(), ids=REPLAYED)
+def test_a_replay_is_eager_on_new_values_at_old_addresses(function):
+    x = torch.randn(3, 3)
+    graph = capture(lambda: function(x))
+    places = [(t.data_ptr(), t.shape, t.stride()) for t in tree_leaves(graph.output)]
+    for _ in range(3):
+        x.copy_(torch.randn(3, 3))
+        graph.replay()
+        expected = function(x.clone())
+        torch.testing.assert_close(graph.output, expected, rtol=0, atol=0)
+        assert [(t.data_ptr(), t.shape, t.stride()) for t in tree_leaves(graph.output)] == places
+
+
+def test_python_does_not_run_again_and_host_values_are_frozen():
+    x, host = torch.ones(2), {"scale": 2.0, "calls": 0}
+
+    def step():
+        host["calls"] += 1
+        return x * host["scale"] * host["calls"]
+
+    graph = capture(step)
+    host["scale"] = 100.0
+    graph.replay()
+    assert host["calls"] == 1
+    assert graph.output.tolist() == [2.0, 2.0]
+
+
+def test_state_outside_is_changed_once_per_replay():
+    cache, x = torch.zeros(4), torch.ones(2)
+    graph = capture(lambda: cache.index_add_(0, torch.tensor([1, 3]), x))
+    for _ in range(3):
+        graph.replay()
+    assert cache.tolist() == [0, 4, 0, 4], "the capture itself runs once"
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand(5),
+        lambda x: torch.randn_like(x) + torch.randint(0, 9, (3, 3)),
+        lambda x: x.clone().normal_().bernoulli_(0.5),
+        lambda x: functional.dropout(x, 0.5) + nn.Dropout(0.25)(x),
+        lambda x: x.abs().multinomial(2),
+        lambda x: torch.randperm(7),
+    ],
+)
+def test_random_numbers_go_on_exactly_as_eager(draw):
+    x = torch.randn(3, 3)
+    torch.manual_seed(5)
+    expected, states = [], []
+    for _ in range(3):
+        expected.append(draw(x))
+        states.append(torch.get_rng_state())
+    torch.manual_seed(5)
+    graph = capture(lambda: draw(x))
+    assert torch.equal(torch.get_rng_state(), torch.manual_seed(5).get_state())
+    for value, state in zip(expected, states, strict=True):
+        graph.replay()
+        assert torch.equal(graph.output, value)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+X, MASK = torch.arange(6.0), torch.arange(6) > 2
+REFUSED = [
+    (lambda: X.sum().item(), SYNC, "aten::_local_scalar_dense"),
+    (lambda: float(X[0]), SYNC, "aten::_local_scalar_dense"),
+    (lambda: 1 if MASK.any() else 0, SYNC, "aten::_local_scalar_dense"),
+    (lambda: X[: MASK.sum()], SYNC, "aten::_local_scalar_dense"),
+    (lambda: torch.equal(X, X), SYNC, "aten::equal"),
+    (lambda: X.tolist(), SYNC, "Tensor.tolist"),
+    (lambda: X.numpy(), SYNC, "Tensor.numpy"),
+    (lambda: np.asarray(X), SYNC, "Tensor.__array__"),
+    (lambda: X.cpu(), SYNC, "Tensor.cpu"),
+    (lambda: f"{X}", SYNC, "Tensor."),
+    (lambda: X.nonzero(), SHAPE, "aten::nonzero"),
+    (lambda: torch.where(MASK), SHAPE, "aten::nonzero"),
+    (lambda: X[MASK], SHAPE, "aten::index"),
+    (lambda: X.__setitem__(MASK, 0.0), SHAPE, "aten::index_put_"),
+    (lambda: X.masked_select(MASK), SHAPE, "aten::masked_select"),
+    (lambda: X.unique(), SHAPE, "aten::_unique2"),
+    (lambda: X.unique_consecutive(), SHAPE, "aten::unique_consecutive"),
+    (lambda: X.long().bincount(), SHAPE, "aten::bincount"),
+    (lambda: X.repeat_interleave(X.long()), SHAPE, "aten::repeat_interleave"),
+]
+
+
+def failure_of(function):
+    before = torch.get_rng_state()
+    with pytest.raises(CaptureFailure) as caught:
+        capture(function)
+    assert torch.equal(torch.get_rng_state(), before)
+    return caught.value
+
+
+@pytest.mark.parametrize(("function", "cause", "what"), REFUSED)
+def test_what_a_capture_refuses_is_refused_with_cause_and_place(function, cause, what):
+    before = X.clone()
+    failure = failure_of(lambda: (torch.rand(3), function()))
+    line = inspect.getsourcelines(function)[1]
+    assert failure.cause is cause
+    assert failure.where.startswith(what)
+    assert f" at {__file__}:{line} `" in failure.where
+    assert "\n" not in failure.where
+    assert torch.equal(X, before), "it is refused before it runs"
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ValueError, None])
+def test_a_failure_leaves_no_trace(raised):
+    def fails():
+        y = torch.rand(3) + X[:3]
+        if raised:
+            raise raised("stop")
+        return y.item()
+
+    before = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt if raised is KeyboardInterrupt else CaptureFailure):
+        capture(fails)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (X.sum().item(), X[MASK].tolist(), np.asarray(X)[1]) == (15, [3, 4, 5], 1)
+    graph = capture(lambda: X + 1)
+    assert graph.num_nodes == 1, "nothing of the failed attempt is in the next one"
+
+
+@pytest.mark.parametrize(
+    ("function", "cause", "text"),
+    [
+        (lambda: 1 / 0, CaptureCause.OTHER, "(ZeroDivisionError: division by zero)"),
+        (lambda: torch.ones(2) @ torch.ones(3), CaptureCause.OTHER, "(RuntimeError: "),
+        (
+            lambda: lacks_a_kernel(),
+            CaptureCause.UNSUPPORTED_OP,
+            "(NotImplementedError: no kernel)",
+        ),
+        (lambda: torch.empty(1 << 50), CaptureCause.OUT_OF_MEMORY, "(RuntimeError: "),
+    ],
+)
+@pytest.mark.parametrize("way", ["capture", "warm_up"])
+def test_an_error_of_the_forward_keeps_its_cause_and_its_line(function, cause, text, way):
+    with pytest.raises(CaptureFailure) as caught:
+        getattr(RecorderBackend(), way)(function)
+    assert caught.value.cause is cause
+    assert caught.value.where.startswith(f"{__file__}:")
+    assert text in caught.value.where
+    assert caught.value.__cause__ is not None
+
+
+def lacks_a_kernel():
+    raise NotImplementedError("no kernel\nsecond line")
+
+
+def test_an_error_of_ours_is_told_as_it_is():
+    def fails():
+        raise InputError("field 'positions' is missing.", field="positions")
+
+    failure = failure_of(fails)
+    assert failure.where == "InputError: field 'positions' is missing."
+
+
+@pytest.mark.parametrize("folder", ["vision", "tune_recipes"])
+def test_a_library_beside_torch_is_not_taken_for_torch(folder):
+    path = f"{Path(torch.__file__).parent}{folder}/model.py"
+    space: dict[str, object] = {}
+    exec(compile("def forward(x):\n    return x.sum().item()", path, "exec"), space)
+    assert f" at {path}:2 " in failure_of(lambda: space["forward"](X)).where
+
+
+def test_memory_counts_each_storage_once():
+    graph = capture(lambda: (X + 1).mul_(2).view(2, 3).t())
+    assert (graph.num_nodes, graph.pool_bytes) == (2, 6 * 4)
+    graph.close()
+    assert graph.output is None
+
+
+def test_the_cpu_gets_the_recorder():
+    assert isinstance(backend_for("cpu"), RecorderBackend)
+    assert backend_for("cpu", shared := RecorderBackend()) is shared
+
+
+@pytest.mark.parametrize("device", ["nonsense", "meta", "mps"])
+def test_another_device_is_a_config_error(device):
+    with pytest.raises(ConfigError, match=device):
+        backend_for(device)

@@ -1,0 +1,194 @@
+"""Records survive the way through JSON, and nothing else is ever taken for one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from graphkit.errors import RecordError
+from graphkit.records import (
+    SCHEMA,
+    CaptureRecord,
+    Environment,
+    Mismatch,
+    ModeRecord,
+    SizeRecord,
+)  # fmt: skip
+from graphkit.views import capture_view
+
+FUZZ = settings(deadline=None, derandomize=True, max_examples=150)
+count = st.integers(0, 2**40)
+number = st.floats(allow_nan=False, allow_infinity=False)
+LEAVES = {
+    "str": st.text(),
+    "int": count,
+    "bool": st.booleans(),
+    "float": number,
+    "float | None": st.none() | number,
+}
+
+
+def made_of(cls, **inner):
+    """Records of a class; strategies by annotation unless given."""
+    names = {f.name: LEAVES[f.type] for f in dataclasses.fields(cls) if f.name not in inner}
+    return st.builds(cls, **names, **inner)
+
+
+def some(strategy):
+    return st.lists(strategy, max_size=2).map(tuple)
+
+
+records = made_of(
+    CaptureRecord,
+    environment=made_of(Environment),
+    modes=some(made_of(ModeRecord, sizes=some(made_of(SizeRecord)))),
+    mismatches=some(made_of(Mismatch)),
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+EXAMPLE = {
+    "schema": SCHEMA,
+    "kind": "capture",
+    "target": "tiny",
+    "backend": "recorder",
+    "environment": {
+        "device": "cpu", "torch": "2", "triton": "", "cuda": "", "driver": "", "graphkit": "0",
+    },
+    "modes": [
+        {
+            "mode": "DECODE", "tokens_per_request": 1, "host_planned": False, "input_bytes": 8,
+            "sizes": [
+                {
+                    "batch_size": 1, "num_tokens": 1, "num_nodes": 5, "capture_ms": 1.5,
+                    "pool_bytes": 64, "replay_us": 3.0, "eager_us": None,
+                    "largest_difference": 0.0, "batches_compared": 1,
+                }
+            ],
+        }
+    ],
+    "mismatches": [{"field": "logits", "row": 0, "request": 0, "expected": 1.0, "got": 2.0}],
+}  # fmt: skip
+PATHS = [
+    ("target",), ("backend",), ("environment", "torch"), ("modes", 0, "mode"),
+    ("modes", 0, "tokens_per_request"), ("modes", 0, "sizes", 0, "batch_size"),
+    ("modes", 0, "sizes", 0, "capture_ms"), ("modes", 0, "sizes", 0, "pool_bytes"),
+    ("mismatches", 0, "row"), ("mismatches", 0, "expected"),
+]  # fmt: skip
+REQUIRED = [("schema",), ("kind",), ("environment",), ("modes",), ("modes", 0, "sizes"), *PATHS]
+
+
+def changed(path, value):
+    """The example's text with one value replaced, or dropped if that is ``...``."""
+    body = copy.deepcopy(EXAMPLE)
+    place = body
+    for step in path[:-1]:
+        place = place[step]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return json.dumps(body)
+
+
+def refused(text):
+    with pytest.raises(RecordError) as caught:
+        CaptureRecord.from_json(text)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@FUZZ
+@given(records)
+def test_a_record_survives_the_way_through_json(record):
+    assert CaptureRecord.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_the_text_is_json_for_every_reader(value):
+    """Infinity and NaN are no JSON; a mismatch is where they turn up."""
+    record = CaptureRecord.from_json(json.dumps(EXAMPLE))
+    wrong = Mismatch(field="logits", row=0, request=0, expected=1.0, got=value)
+    text = dataclasses.replace(record, mismatches=(wrong,)).to_json()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert repr(CaptureRecord.from_json(text).mismatches[0].got) == repr(value)
+
+
+@FUZZ
+@given(st.integers(0, len(json.dumps(EXAMPLE)) - 1))
+def test_a_truncated_text_is_refused(end):
+    refused(json.dumps(EXAMPLE)[:end])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "null", "5", "{}", '{"schema": 1}', '{"kind": "bench", "schema": 1}', "\ufeff{}",
+     "9" * 5000, "[" * 100_000],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_a_foreign_text_is_refused(text):
+    refused(text)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA + 1, 10**9])
+def test_a_newer_schema_is_refused_with_what_to_do(schema):
+    text = refused(changed(("schema",), schema))
+    assert f"schema {schema}, this graphkit reads up to {SCHEMA}. Upgrade graphkit." in text
+
+
+@pytest.mark.parametrize("schema", [0, -1, True, 1.0, "1", None, [1]])
+def test_a_schema_that_never_was_is_refused(schema):
+    refused(changed(("schema",), schema))
+
+
+@pytest.mark.parametrize("path", REQUIRED, ids=str)
+@pytest.mark.parametrize("value", [..., None, [5], {"a": 1}], ids=str)
+def test_a_value_that_is_missing_or_of_a_wrong_type_is_refused(path, value):
+    refused(changed(path, value))
+
+
+@pytest.mark.parametrize("path", [("modes",), ("modes", 0, "sizes"), ("mismatches",)], ids=str)
+@pytest.mark.parametrize("value", [5, "modes", {}, [None], ["mode"]], ids=str)
+def test_a_list_of_something_else_is_refused(path, value):
+    refused(changed(path, value))
+
+
+@FUZZ
+@given(st.text() | anything.map(json.dumps))
+def test_any_text_and_any_json_is_refused(text):
+    refused(text)
+
+
+@FUZZ
+@given(st.sampled_from(REQUIRED), anything)
+def test_a_record_that_is_taken_can_be_shown_and_written(path, value):
+    try:
+        record = CaptureRecord.from_json(changed(path, value))
+    except RecordError:
+        return
+    Console(file=io.StringIO()).print(capture_view(record))
+    assert repr(CaptureRecord.from_json(record.to_json())) == repr(record)
+
+
+def test_a_field_from_a_later_release_of_the_same_schema_is_passed_over():
+    text = changed(("modes", 0, "sizes", 0, "joules"), 5)
+    assert CaptureRecord.from_json(text) == CaptureRecord.from_json(json.dumps(EXAMPLE))
+
+
+def test_load_reads_a_file_and_says_which_it_cannot_read(tmp_path):
+    (tmp_path / "good").write_text(json.dumps(EXAMPLE))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x81")
+    assert CaptureRecord.load(tmp_path / "good") == CaptureRecord.load(str(tmp_path / "good"))
+    for name in ("missing", "binary", "", "nul\0byte"):
+        with pytest.raises(RecordError, match="cannot read record") as caught:
+            CaptureRecord.load(f"{tmp_path}/{name}")
+        assert str(tmp_path) in str(caught.value)

@@ -1,0 +1,151 @@
+"""Which sizes are captured by default and by request, and which of them a live batch gets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphkit.errors import ConfigError, SizeError
+from graphkit.graphs import SizeTable, default_batch_sizes
+
+FUZZ = settings(deadline=None, derandomize=True, max_examples=150)
+
+
+def belongs(size):
+    """The field's rule: 1-8 by 1, 10-32 by 2, 40-64 by 4, 72-256 by 8, then by 16."""
+    if size <= 8:
+        return size >= 1
+    if size <= 32:
+        return size % 2 == 0
+    if size <= 64:
+        return size >= 40 and size % 4 == 0
+    return size % (8 if size <= 256 else 16) == 0
+
+
+@st.composite
+def tables(draw):
+    largest = draw(st.integers(1, 300))
+    sizes = draw(st.none() | st.sets(st.integers(1, largest)))
+    return SizeTable(largest, sizes, multiple_of=draw(st.integers(1, 17)))
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 3, 4, 5, 6, 7, 8)),
+        (9, (1, 2, 3, 4, 5, 6, 7, 8, 9)),
+        (13, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13)),
+        (32, (*range(1, 9), *range(10, 33, 2))),
+        (36, (*range(1, 9), *range(10, 33, 2), 36)),
+        (48, (*range(1, 9), *range(10, 33, 2), 40, 44, 48)),
+        (72, (*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), 72)),
+        (
+            300,
+            (*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), 272, 288, 300),
+        ),
+    ],
+)
+def test_the_default_list_by_hand(largest, sizes):
+    assert default_batch_sizes(largest) == sizes
+    assert SizeTable(largest).sizes == sizes
+
+
+@FUZZ
+@given(st.integers(1, 1200))
+def test_the_default_list_by_rule(largest):
+    wanted = {size for size in range(1, largest) if belongs(size)} | {largest}
+    assert default_batch_sizes(largest) == tuple(sorted(wanted))
+
+
+@pytest.mark.parametrize(
+    ("given_sizes", "sizes"),
+    [
+        ([], (16,)),
+        ([16], (16,)),
+        ([4, 1, 2], (1, 2, 4, 16)),
+        ((8,), (8, 16)),
+        ({2, 3}, (2, 3, 16)),
+        (range(5, 8), (5, 6, 7, 16)),
+        (iter([1, 3]), (1, 3, 16)),
+    ],
+)
+def test_asked_sizes_are_sorted_and_get_the_largest(given_sizes, sizes):
+    table = SizeTable(16, given_sizes)
+    assert table.sizes == tuple(table) == sizes
+    assert len(table) == len(sizes)
+    assert repr(table) == f"SizeTable({list(sizes)})"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ([1, 0], r"SizeTable.batch_sizes must be an int >= 1, got 0"),
+        ([-4], r"got -4"),
+        ([1.0], r"got 1\.0"),
+        ([True], r"got True"),
+        (["2"], r"got '2'"),
+        ([None], r"got None"),
+        ([4, 17], r"batch_sizes holds 17, but max_batch_size is 16. Drop it, or raise"),
+        ([1, 2, 1], r"batch_sizes holds a size twice: \[1, 2, 1\]"),
+        (4, r"batch_sizes .*4"),
+    ],
+)
+def test_asked_sizes_that_cannot_be(sizes, text):
+    with pytest.raises(ConfigError, match=text) as caught:
+        SizeTable(16, sizes)
+    assert caught.value.field == "batch_sizes"
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", None, True])
+def test_the_bounds_are_counts(value):
+    with pytest.raises(ConfigError) as caught:
+        SizeTable(value)
+    assert caught.value.field == "max_batch_size"
+    with pytest.raises(ConfigError) as caught:
+        SizeTable(8, multiple_of=value)
+    assert caught.value.field == "multiple_of"
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes", "multiple", "captured"),
+    [
+        (6, [1, 2, 5], 4, (4, 8)),
+        (8, None, 4, (4, 8)),
+        (12, [3, 4, 12], 3, (3, 6, 12)),
+        (2, None, 16, (16,)),
+    ],
+)
+def test_aligned_sizes_are_rounded_up(largest, sizes, multiple, captured):
+    table = SizeTable(largest, sizes, multiple_of=multiple)
+    assert table.sizes == captured
+    assert table.largest == captured[-1]
+
+
+@FUZZ
+@given(tables())
+def test_every_live_batch_gets_the_smallest_size_that_holds_it(table):
+    assert all(size % table.multiple_of == 0 for size in table)
+    assert list(table) == sorted(set(table))
+    assert table.largest >= table.max_batch_size
+    for live in range(1, table.largest + 1):
+        assert table.fits(live)
+        assert table.fit(live) == min(size for size in table if size >= live)
+
+
+@FUZZ
+@given(tables(), st.integers(1, 1000))
+def test_a_larger_batch_is_refused_with_both_numbers(table, more):
+    live = table.largest + more
+    assert not table.fits(live)
+    with pytest.raises(SizeError, match=f"batch of {live} .*largest is {table.largest}") as caught:
+        table.fit(live)
+    assert (caught.value.batch_size, caught.value.largest) == (live, table.largest)
+
+
+def test_an_idle_batch_needs_no_size():
+    table = SizeTable(8, [4])
+    assert table.fits(0)
+    assert table.fit(0) == 0

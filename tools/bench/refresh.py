@@ -1,0 +1,141 @@
+"""Host and GPU time of a verify step's replay, beside the ways in which it is done elsewhere.
+
+One run, one forward, one batch: 8 fields that come from the host and one [T, 4096] bf16 field that
+is on the device, 48 requests of 4 tokens padded to 64. Every rival gets the same host arrays and
+does the same job: inputs into place, tail padded where it pads, forward run.
+
+    python tools/bench/refresh.py --out tools/bench/results/refresh.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+
+import torch
+from measure import Way, api_calls, host_us, kernel_us, times_us
+from rich.console import Console
+from rivals import rivals
+from verify_step import (
+    CAPTURED,
+    DEVICE,
+    HIDDEN,
+    LAYERS,
+    LIVE,
+    WIDTH,
+    Model,
+    StepInputs,
+    graphkit_runner,
+    host_arrays,
+)  # fmt: skip
+
+import graphkit as gk
+from graphkit.graphs import environment
+from graphkit.records import BenchReport, Measure
+from graphkit.runners import StagedBatch
+from graphkit.views import bench_view
+
+BARE = "bare CUDAGraph.replay() of graphkit's graph"
+STAGED = "graphkit staged.replay()"
+NUMPY = "graphkit replay(numpy)"
+TORCH = "graphkit replay(CPU tensors)"
+
+
+def ours(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> dict[str, Way]:
+    """Our ways of handing over the same batch, and torch's own launch of the same graph."""
+    arrays = host_arrays()
+    from_numpy = StepInputs(**arrays, input_embeds=embeds)
+    tensors = {name: torch.from_numpy(rows) for name, rows in arrays.items()}
+    from_torch = StepInputs(**tensors, input_embeds=embeds)
+    (graph,) = runner.backend.graphs  # the runner has this backend to itself
+
+    def stage() -> StagedBatch:
+        staged = runner.stage(LIVE)
+        for name, rows in arrays.items():
+            getattr(staged, name)[:] = rows
+        staged.input_embeds = embeds
+        return staged
+
+    return {
+        BARE: Way(lambda _: graph.graph.replay(), prepare=runner.buffers.post_idle),
+        STAGED: Way(lambda staged: staged.replay(), prepare=stage),
+        "graphkit stage(), eight writes, replay()": Way(lambda _: stage().replay()),
+        NUMPY: Way(lambda _: runner.replay(from_numpy)),
+        TORCH: Way(lambda _: runner.replay(from_torch)),
+    }
+
+
+def first_replay_ratio(model: Model, embeds: torch.Tensor) -> float:
+    """Host time of the first replay after a capture over the median of the next hundred."""
+    runner = graphkit_runner(model, [CAPTURED])
+    way = ours(runner, embeds)[NUMPY]
+    runner.can_replay(StepInputs(**host_arrays(), input_embeds=embeds))
+    times = times_us(way, 101)
+    runner.close()
+    return times[0] / median(times[1:])
+
+
+def pool_ratio(model: Model) -> float:
+    """Pool bytes of all sizes of the field's list over those of the largest size alone."""
+    alone, every = graphkit_runner(model, [CAPTURED]), graphkit_runner(model, None)
+    ratio = every.backend.pool_bytes() / alone.backend.pool_bytes()
+    alone.close()
+    every.close()
+    return ratio
+
+
+def measures(rounds: int) -> list[Measure]:
+    """All figures of the report."""
+    model = Model()
+    embeds = torch.randn(LIVE * WIDTH, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
+    runner = graphkit_runner(model, [CAPTURED])
+    mine = ours(runner, embeds)
+    host = host_us({**mine, **rivals(model, embeds)}, rounds)
+    bare = host[BARE]
+    calls = api_calls(mine[NUMPY])
+    kernels = kernel_us(mine[NUMPY])
+    refresh = sum(kernels[name] for name in ("fetch_kernel", "copy_kernel"))
+    return [
+        *(Measure(name=f"host: {name}", value=value, unit="us") for name, value in host.items()),
+        Measure(name="staged.replay() over bare", value=host[STAGED] / bare, unit="x", bar=1.5),
+        Measure(name="replay(numpy) over bare", value=host[NUMPY] / bare, unit="x", bar=3),
+        Measure(name="replay(CPU tensors) over bare", value=host[TORCH] / bare, unit="x", bar=5),
+        *(Measure(name=f"calls of {n} per replay", value=c, unit="") for n, c in calls.items()),
+        Measure(name="CUDA API calls per replay", value=sum(calls.values()), unit="", bar=1),
+        Measure(name="GPU: refresh", value=refresh, unit="us", bar=10),
+        Measure(name="first replay over median", value=first_replay_ratio(model, embeds),
+                unit="x", bar=2),
+        Measure(name="pool of all sizes over largest", value=pool_ratio(model), unit="x", bar=1.1),
+    ]  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args(argv)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        report = BenchReport(
+            name="refresh: one verify step, 8 host fields and one [T, 4096] bf16 device field",
+            environment=environment(DEVICE),
+            settings={
+                "live": LIVE,
+                "captured": CAPTURED,
+                "tokens per request": WIDTH,
+                "layers": LAYERS,
+                "rounds": options.rounds,
+            },
+            measures=tuple(measures(options.rounds)),
+        )
+    Console(width=120).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
