@@ -5,7 +5,7 @@ refresh op -> the arena in ``input_buffers`` -> ``view`` (what a forward sees).
 """
 
 from graphkit.buffers.admission import admit
-from graphkit.buffers.fields import Axis, Field, Pad, declare, fields_of
+from graphkit.buffers.fields import Axis, Field, Pad, Rows, declare, fields_of
 from graphkit.buffers.input_buffers import InputBuffers, TargetVerifyInputBuffers
 from graphkit.buffers.inputs import Inputs, TargetVerifyInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, capacity_of, resolve
@@ -24,6 +24,7 @@ __all__ = [
     "Inputs",
     "Mailbox",
     "Pad",
+    "Rows",
     "TargetVerifyInputBuffers",
     "TargetVerifyInputs",
     "admit",

@@ -164,7 +164,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=Path, default=reference.default_checkpoint(), help="folder to write")
     add("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help="what to learn")
-    add("--steps", type=int, default=3000)
+    add("--steps", type=int, default=1500)
     add("--batch", type=int, default=64, help=f"windows of {CONTEXT} tokens per step")
     add("--device", type=torch.device, default=device)
     add("--seed", type=int, default=0)
