@@ -15,7 +15,8 @@ from graphkit.buffers.mailbox import SLOTS, Mailbox
 from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
 from graphkit.buffers.writers import BatchWriter, FieldWriter
 from graphkit.errors import ConfigError
-from graphkit.ops.refresh import FROM_PAYLOAD, KEEP, Header, refresh
+from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, Header
+from graphkit.ops.refresh import refresh
 
 
 class InputBuffers:

@@ -10,7 +10,7 @@ import torch
 
 from graphkit.buffers.fields import MODEL_DTYPE, Axis, Field, Pad
 from graphkit.config import BufferSizes
-from graphkit.ops.refresh import Header
+from graphkit.ops.mailbox_layout import Header
 from graphkit.spec import SpecConfig
 
 _AXIS_WORD = {

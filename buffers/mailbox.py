@@ -1,4 +1,6 @@
-"""The ring through which the host hands each batch to the graph. Layout: ``graphkit.ops.refresh``.
+"""The ring through which the host hands each batch to the graph.
+
+What stands where in it: ``graphkit.ops.mailbox_layout``.
 
 The host may write a slot once the device has consumed what stood there: it compares two numbers in
 plain memory, and waits only while every slot is in flight.
@@ -15,7 +17,7 @@ import torch
 
 from graphkit.buffers.layout import FieldLayout, slot_bytes
 from graphkit.errors import ReplayError
-from graphkit.ops.refresh import FROM_PAYLOAD, RING_WORDS, Header, Ring
+from graphkit.ops.mailbox_layout import FROM_PAYLOAD, RING_WORDS, Header, Ring
 
 SLOTS = 4
 # Plain ints: indexing by an enum costs a replay more than writing the word.

@@ -1,4 +1,4 @@
-"""What the refresh op is told of a runner's fields. Columns: ``graphkit.ops.refresh.Column``."""
+"""What the refresh op is told of a runner's fields. See ``graphkit.ops.mailbox_layout``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from graphkit.buffers.arena import Arena
 from graphkit.buffers.layout import Capacity, FieldLayout, header_bytes
-from graphkit.ops.refresh import CHUNK_BYTES, Column
+from graphkit.ops.mailbox_layout import CHUNK_BYTES, Column
 
 
 def refresh_table(layouts: Sequence[FieldLayout], arena: Arena) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from graphkit.buffers.admission import admit
 from graphkit.buffers.layout import FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
-from graphkit.ops.refresh import Header
+from graphkit.ops.mailbox_layout import Header
 
 
 class FieldWriter:

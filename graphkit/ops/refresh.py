@@ -1,61 +1,17 @@
 """The refresh: first node of every captured graph.
 
 It reads the mailbox slot whose turn it is, copies every field's live rows into place, writes the
-pad value into the tail, and publishes that the slot was consumed.
-
-The mailbox is one int64 tensor in memory that host and device both see::
-
-    [ consumed, fault, 6 unused | slot 0 | slot 1 | ... ]
-    slot = [ sequence, requests, tokens, 1 | one source per segment | payload bytes ]
-
-A *segment* is a run of rows that lie one after the other: a field has one, unless a dimension
-stands before its rows (mrope_positions [3, T] has three). Its source word says where the live rows
-come from: ``FROM_PAYLOAD``, ``KEEP``, or an address that the device can read.
+pad value into the tail, and publishes that the slot was consumed. Layout: ``mailbox_layout``.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from enum import IntEnum
 
 import torch
 
-RING_WORDS = 8
-"""Words before slot 0: one cache line, so that polling does not touch a slot."""
-CHUNK_BYTES = 4096
-"""Bytes that one program of a CUDA kernel copies."""
-FROM_PAYLOAD = 0
-"""Source word: the rows stand in the slot."""
-KEEP = -1
-"""Source word: another graph has written the rows in place already."""
-
-
-class Ring(IntEnum):
-    """Words at the head of the mailbox."""
-
-    CONSUMED = 0
-    FAULT = 1
-
-
-class Header(IntEnum):
-    """Words at the head of a slot. The middle three count live rows, one per axis."""
-
-    SEQUENCE = 0
-    REQUESTS = 1
-    TOKENS = 2
-    ONE = 3
-    SOURCES = 4
-
-
-class Column(IntEnum):
-    """What the table says of a segment, one int64 each."""
-
-    ADDRESS = 0
-    PAYLOAD = 1
-    AXIS = 2
-    ROW_BYTES = 3
-    PAD = 4
+from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, RING_WORDS, Column, Header, Ring
 
 
 @torch.library.custom_op(

@@ -1,4 +1,4 @@
-"""The refresh for CUDA. Contract and layout: ``graphkit.ops.refresh``.
+"""The refresh for CUDA. Contract: ``graphkit.ops.refresh``; layout: ``mailbox_layout``.
 
 Two kernels, since the slot lies in host memory: a few programs fetch it over the bus once, then as
 many as it takes copy and pad. One kernel whose every program read the header itself took 26 us for
@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.refresh import (
+from graphkit.ops.mailbox_layout import (
     CHUNK_BYTES,
     FROM_PAYLOAD,
     KEEP,

@@ -1,0 +1,121 @@
+"""The command run in this process, and small targets in its working directory."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from graphkit.cli import main
+
+names = (f"graphkit_tests_cli_{number}" for number in itertools.count())
+
+SOURCE = """
+import torch
+from torch import nn
+import graphkit as gk
+
+VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
+torch.manual_seed(0)
+embedding, head = nn.Embedding(32, 8), nn.Linear(8, 32)
+
+def sample_batch(mode, batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = batch_size * (4 if mode is VERIFY else 1)
+    return gk.TargetVerifyInputs(
+        req_pool_indices=torch.arange(1, batch_size + 1),
+        seq_lens=torch.full((batch_size,), 5, dtype=torch.int32),
+        input_ids=torch.randint(1, 32, (tokens,), generator=generator),
+        positions=torch.arange(tokens),
+        out_cache_loc=torch.arange(1, tokens + 1),
+    )
+
+def target(mix, name="tiny", largest=2):
+    def forward(inputs):
+        return gk.VerifyOutput(next_token_logits=head(mix(embedding(inputs.input_ids), inputs)))
+    return gk.CaptureTarget(
+        name=name, spec=gk.SpecConfig("EAGLE", 3, 1, 4),
+        sizes=gk.BufferSizes(largest, 64, 8, 32, torch.float32),
+        forwards={VERIFY: forward, DECODE: forward}, sample_batch=sample_batch)
+
+def synchronises(hidden, inputs):
+    return hidden * inputs.seq_lens.max().item()
+
+calls = []
+def counts(hidden, inputs):
+    calls.append(1)
+    return hidden * len(calls)
+
+def interrupted(hidden, inputs):
+    raise KeyboardInterrupt
+
+right = target(lambda hidden, inputs: hidden + inputs.positions[:, None])
+leaks = target(lambda hidden, inputs: hidden + hidden.mean(0))
+leaks_often = target(lambda hidden, inputs: hidden + hidden.mean(0), largest=5)
+bakes = target(counts)
+syncs = target(synchronises)
+stops = target(interrupted)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self):
+        """The one line on stderr that says what is wrong."""
+        lines = [line for line in self.err.splitlines() if line]
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+
+@pytest.fixture
+def run(capsys):
+    """``run(word, ...)`` gives exit code, stdout and stderr."""
+
+    def command(*words):
+        capsys.readouterr()
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as ended:  # argparse's own
+            code = ended.code
+        return Ended(code, *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path, here, monkeypatch):
+    """The name of a module with targets."""
+    name = next(names)
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def saved(run, tiny, here):
+    """A record of two modes on disk."""
+    assert run("capture", f"{tiny}:right", "--out", "record.json").code == 0
+    return here / "record.json"

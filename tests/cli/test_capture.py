@@ -1,0 +1,124 @@
+"""``graphkit capture``: results to stdout, the rest to stderr, an exit code that can be trusted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.errors import TargetError
+from graphkit.records import CaptureRecord
+
+
+def test_a_right_target_gives_a_table_per_mode(run, tiny):
+    ended = run("capture", f"{tiny}:right")
+    assert ended.code == 0
+    assert "tiny on cpu, recorder backend" in ended.out
+    assert "TARGET_VERIFY, 4 tokens per request" in ended.out
+    assert "DECODE, 1 tokens per request" in ended.out
+    rows = [line.split("│")[1].strip() for line in ended.out.splitlines() if line.startswith("│")]
+    assert rows == ["1", "2"] * 2
+    assert "6 live batches replayed" in ended.out
+    assert not ended.err.strip(), "progress is for terminals"
+
+
+def test_json_on_stdout_is_the_record_and_nothing_else(run, tiny):
+    ended = run("capture", f"{tiny}:right", "--json", "--device", "cpu")
+    record = CaptureRecord.from_json(ended.out)
+    assert (record.target, record.backend, record.mismatches) == ("tiny", "recorder", ())
+    assert [mode.mode for mode in record.modes] == ["TARGET_VERIFY", "DECODE"]
+    assert ended.out == record.to_json()
+
+
+def test_modes_ignore_case_and_come_in_the_order_given(run, tiny):
+    words = ("--mode", "decode", "--mode", "Target_Verify", "--batch-sizes", "2", "--json")
+    record = CaptureRecord.from_json(run("capture", f"{tiny}:right", *words).out)
+    assert [mode.mode for mode in record.modes] == ["DECODE", "TARGET_VERIFY"]
+    assert [[size.batch_size for size in mode.sizes] for mode in record.modes] == [[2], [2]]
+
+
+def test_a_mismatch_fails_and_says_where(run, tiny, here):
+    ended = run("capture", f"{tiny}:leaks", "--mode", "target_verify", "--out", "record.json")
+    assert ended.code == 1
+    said = " ".join(ended.out.split())
+    assert "1 of 3 replays are wrong" in said
+    assert "TARGET_VERIFY, 1 requests at size 2: padding changes live rows: " in said
+    assert "next_token_logits row 0 (request 0) is" in said
+    (mismatch,) = CaptureRecord.load(here / "record.json").mismatches
+    assert (mismatch.mode, mismatch.batch_size, mismatch.padded_batch_size) == (
+        "TARGET_VERIFY", 1, 2,
+    )  # fmt: skip
+
+
+def test_many_mismatches_are_counted_and_listed_in_the_json(run, tiny):
+    words = ("capture", f"{tiny}:leaks_often")
+    ended, listed = run(*words), run(*words, "--json")
+    record = CaptureRecord.from_json(listed.out)
+    assert (ended.code, listed.code, len(record.mismatches)) == (1, 1, 20)
+    said = " ".join(ended.out.split())
+    assert said.count("padding changes live rows") == 10
+    assert "and 10 more; --json lists all" in said
+
+
+def test_a_replay_that_is_wrong_in_two_ways_is_one_wrong_replay(run, tiny):
+    ended = run("capture", f"{tiny}:bakes", "--mode", "decode")
+    said = " ".join(ended.out.split())
+    assert said.count("the graph differs from the same padded path without it") == 3
+    assert said.count("padding changes live rows") == 3
+    assert "3 of 3 replays are wrong" in said
+
+
+def test_a_forward_that_cannot_be_captured_fails_on_one_line(run, tiny, here):
+    ended = run("capture", f"{tiny}:syncs", "--out", "record.json")
+    assert (ended.code, ended.out) == (1, "")
+    assert "cannot capture TARGET_VERIFY at batch size 2: host synchronisation" in ended.error
+    assert f"{tiny}.py:" in ended.error
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("no_such_module_here:x",), "cannot be imported"),
+        (("nonsense",), "is not of the form package.module:attribute"),
+        (("os:getcwd",), "made a str, not a CaptureTarget"),
+        (("{}:absent",), "has no attribute 'absent'"),
+        (
+            ("{}:right", "--mode", "verify"),
+            "unknown mode 'verify'; modes are DECODE, TARGET_VERIFY",
+        ),
+        (("{}:right", "--mode", "idle"), "no forward for IDLE; it has TARGET_VERIFY, DECODE"),
+        (("{}:right", "--batch-sizes", "0"), "batch_sizes must be an int >= 1, got 0"),
+        (("{}:right", "--batch-sizes", "-1"), "got -1"),
+        (("{}:right", "--batch-sizes", "1,1"), "holds a size twice"),
+        (("{}:right", "--batch-sizes", "1,99"), "holds 99, but max_batch_size is 2"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(run, tiny, words, text):
+    ended = run("capture", *[word.format(tiny) for word in words])
+    assert (ended.code, ended.out) == (2, "")
+    assert text in ended.error
+
+
+@pytest.mark.parametrize("sizes", ["", "x", "1;2", "1,,2", "1.5"])
+def test_sizes_that_are_no_list_are_wrong_usage(run, tiny, sizes):
+    ended = run("capture", f"{tiny}:right", "--batch-sizes", sizes)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{sizes!r} is not a list of sizes such as 1,2,4" in ended.err
+
+
+def test_cuda_without_cuda_is_no_usable_device(run, tiny, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    ended = run("capture", f"{tiny}:right", "--device", "cuda")
+    assert (ended.code, ended.out) == (3, "")
+    assert "no CUDA device for device='cuda'" in ended.error
+
+
+def test_an_interruption_fails_without_a_traceback(run, tiny):
+    ended = run("capture", f"{tiny}:stops")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.error == "error: interrupted"
+
+
+def test_verbose_shows_where_an_error_comes_from(run):
+    with pytest.raises(TargetError):
+        run("-v", "capture", "no_such_module_here:x")

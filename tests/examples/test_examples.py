@@ -1,0 +1,39 @@
+"""Every example runs, and so does the README."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "tools" / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path, capsys):
+    assert runpy.run_path(str(path))["main"]() == 0
+    assert capsys.readouterr().out
+
+
+def test_the_own_target_is_a_target_for_the_command(monkeypatch, capsys):
+    from graphkit.cli import main
+
+    monkeypatch.chdir(ROOT)
+    assert main(["capture", "tools.examples.own_target:target", "--device", "cpu"]) == 0
+    assert "own model" in capsys.readouterr().out
+
+
+def test_the_readme_runs_as_it_stands():
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tensor([")
+
+
+def test_the_readme_names_targets_that_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for name in re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
+        assert re.search(rf"^{name}:", makefile, re.MULTILINE), name

@@ -1,0 +1,174 @@
+"""Fields of any kind, batches of them, and what a refresh must leave behind, by plain loops."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from graphkit.buffers import (
+    Axis,
+    Capacity,
+    Inputs,
+    InputBuffers,
+    TargetVerifyInputs,
+    declare,
+    fields_of,
+    resolve,
+)
+from graphkit.ops.refresh import Header
+
+CPU = torch.device("cpu")
+
+
+def _capacity(requests=4, width=4, *, hidden=8, dtype=torch.float32, fill=1):
+    letters = {"W": width, "K": 2, "S": 3, "H": hidden, "D": 3 * hidden}
+    return Capacity(requests, width, letters, dtype, fill)
+
+
+def _inputs_type(base=None, **declared):
+    """A dataclass with these declarations, after those of ``base``."""
+    made = [(name, object, field) for name, field in declared.items()]
+    bases = (base,) if base else ()
+    return dataclasses.make_dataclass("Made", made, bases=bases, kw_only=True, eq=False)
+
+
+def _random(shape, dtype, seed):
+    """Any bytes at all: what is copied must not be looked at."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.randint(2, shape, generator=generator).bool()
+    count = torch.Size(shape).numel() * dtype.itemsize
+    raw = torch.randint(256, (count,), generator=generator, dtype=torch.uint8)
+    return raw.view(dtype).view(shape)
+
+
+def _same_bytes(a, b):
+    return a.dtype is b.dtype and torch.equal(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A field, and where a batch's rows of it come from: payload, address, on_device or bound."""
+
+    axis: Axis
+    dtype: torch.dtype
+    row: tuple[int, ...] = ()
+    lead: int = 0
+    pad: int | bool = 0
+    source: str = "payload"
+    offset: int = 0
+    """Elements by which a source address is off its allocation."""
+
+
+class Case:
+    """Buffers of some parts, and one refresh of them after the other."""
+
+    def __init__(self, parts, *, requests, width):
+        self.parts = {f"f{i}": part for i, part in enumerate(parts)}
+        declared = {
+            name: declare(
+                part.axis, part.dtype, "any", pad=part.pad, row=part.row, lead=part.lead,
+                on_device=part.source == "on_device",
+            )
+            for name, part in self.parts.items()
+        }  # fmt: skip
+        inputs_type, capacity = _inputs_type(**declared), _capacity(requests, width)
+        self.bound = {
+            layout.name: torch.zeros(layout.shape(layout.capacity), dtype=layout.dtype)
+            for layout in resolve(fields_of(inputs_type), capacity)
+            if self.parts[layout.name].source == "bound"
+        }
+        self.buffers = InputBuffers(capacity, CPU, inputs_type=inputs_type, bound=self.bound)
+        self.turns = 0
+
+    def turn(self, live, padded):
+        """Post a batch, refresh, and look at every row of every field."""
+        before, given, kept = self._scramble(), {}, []
+        slot = self.buffers.mailbox.claim()
+        writers = {writer.name: writer for writer in self.buffers.writer(slot, live).fields}
+        for i, layout in enumerate(self.buffers.layouts):
+            if layout.name not in self.bound:
+                rows = _random(self._shape(layout, live), layout.dtype, 7 * self.turns + i)
+                given[layout.name] = self._misaligned(rows, self.parts[layout.name].offset)
+                kept.append(self._write(writers[layout.name], layout, slot, given[layout.name]))
+        self.buffers.mailbox.post(slot, live, live * self.buffers.capacity.tokens_per_request)
+        self.buffers.prepare(padded)
+        self.buffers.refresh(padded)
+        self.buffers.mailbox.commit(kept)
+        self.turns += 1
+        for layout in self.buffers.layouts:
+            expected = self._expected(
+                layout, before[layout.name], given.get(layout.name), live, padded
+            )
+            got = self.buffers.arena.tensors[layout.name]
+            assert _same_bytes(got, expected), (self.parts[layout.name], live, padded)
+        assert self.buffers.mailbox.ring[:2].tolist() == [self.turns, 0]
+
+    def _scramble(self):
+        for i, (name, tensor) in enumerate(self.buffers.arena.tensors.items()):
+            tensor.copy_(_random(tensor.shape, tensor.dtype, 1000 + 7 * self.turns + i))
+        return {name: tensor.clone() for name, tensor in self.buffers.arena.tensors.items()}
+
+    def _shape(self, layout, requests):
+        return layout.shape(self.buffers.capacity.rows(layout.field.axis, requests))
+
+    def _write(self, writer, layout, slot, rows):
+        if self.parts[layout.name].source != "address":
+            return writer.write(rows)
+        step = rows.numel() // layout.segments * rows.dtype.itemsize
+        for i in range(layout.segments):
+            word = Header.SOURCES + layout.first_segment + i
+            self.buffers.mailbox.point(slot, word, rows.data_ptr() + i * step)
+        return rows
+
+    @staticmethod
+    def _misaligned(rows, offset):
+        room = torch.empty(rows.numel() + offset, dtype=rows.dtype)
+        return room[offset:].view(rows.shape).copy_(rows)
+
+    def _expected(self, layout, before, given, live, padded):
+        after = before.clone()
+        for lead in range(layout.segments):
+            target = after[lead] if layout.field.lead else after
+            for row in range(layout.capacity):
+                if row < self._shape(layout, live)[layout.dim]:
+                    if given is not None:
+                        target[row] = (given[lead] if layout.field.lead else given)[row]
+                elif row < self._shape(layout, padded)[layout.dim]:
+                    target[row] = layout.pad
+        return after
+
+
+@pytest.fixture(scope="session")
+def make_capacity():
+    """``make_capacity(requests, width, hidden=, dtype=, fill=)``."""
+    return _capacity
+
+
+@pytest.fixture(scope="session")
+def make_inputs():
+    """``make_inputs(base, name=declare(...), ...)`` makes an inputs dataclass."""
+    return _inputs_type
+
+
+@pytest.fixture(scope="session")
+def make_part():
+    """The class :class:`Part`."""
+    return Part
+
+
+@pytest.fixture(scope="session")
+def make_case():
+    """The class :class:`Case`."""
+    return Case
+
+
+@pytest.fixture(scope="session")
+def verify_layouts():
+    """The layouts of all fields of TargetVerifyInputs, by name: 4 requests of 4 rows, hidden 8."""
+    return {layout.name: layout for layout in resolve(fields_of(TargetVerifyInputs), _capacity())}

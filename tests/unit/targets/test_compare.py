@@ -1,0 +1,106 @@
+"""What counts as a difference between two outputs, and which one is shown."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from graphkit.targets.compare import first_difference, largest_difference, tolerance
+
+INF, NAN = math.inf, math.nan
+
+
+def output(rows, dtype=torch.float32):
+    return {"logits": torch.tensor(rows, dtype=dtype)}
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "difference"),
+    [
+        ([[1.0, 2.0]], [[1.0, 2.0]], 0.0),
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.5, 2.0], [3.0, 2.0]], 2.0),
+        ([[NAN, -INF]], [[NAN, -INF]], 0.0),
+        ([[NAN]], [[1.0]], INF),
+        ([[1.0]], [[NAN]], INF),
+        ([[INF]], [[1.0]], INF),
+        ([[INF]], [[-INF]], INF),
+        ([[0.0]], [[-0.0]], 0.0),
+    ],
+)
+def test_the_largest_difference(expected, got, difference):
+    assert largest_difference(output(expected), output(got)) == difference
+
+
+def test_the_largest_difference_is_over_all_fields():
+    one = {"logits": torch.zeros(2, 3), "tokens": torch.tensor([[1], [2]])}
+    other = {"logits": torch.full((2, 3), 0.5), "tokens": torch.tensor([[1], [9]])}
+    assert largest_difference(one, other) == 7.0
+
+
+def test_equal_outputs_have_no_first_difference():
+    rows = [[1.0, NAN], [INF, -2.0]]
+    assert first_difference(output(rows), output(rows), 0.0, 1) is None
+
+
+@pytest.mark.parametrize(("width", "request_index"), [(1, 2), (2, 1), (3, 0)])
+def test_the_first_row_is_shown_by_its_largest_difference(width, request_index):
+    expected = torch.zeros(6, 4)
+    got = expected.clone()
+    got[2, 1], got[2, 3], got[5, 0] = 1.0, -3.0, 100.0
+    mismatch = first_difference({"logits": expected}, {"logits": got}, 0.0, width)
+    assert mismatch is not None
+    assert (mismatch.field, mismatch.row, mismatch.request) == ("logits", 2, request_index)
+    assert (mismatch.expected, mismatch.got) == (0.0, -3.0)
+
+
+def test_what_is_allowed_is_passed_over():
+    expected, got = output([[1.0], [1.0]]), output([[1.25], [1.5]])
+    assert first_difference(expected, got, 0.5, 1) is None
+    mismatch = first_difference(expected, got, 0.25, 1)
+    assert mismatch is not None
+    assert mismatch.row == 1
+
+
+def test_the_smallest_difference_counts_where_nothing_is_allowed():
+    one = torch.tensor([[1.0]])
+    assert first_difference({"a": one}, {"a": one.nextafter(torch.tensor(2.0))}, 0.0, 1) is not None
+
+
+def test_fields_with_several_dimensions_or_of_integers_are_compared():
+    cube = torch.zeros(2, 2, 2)
+    wrong = cube.clone()
+    wrong[1, 1, 0] = 4
+    mismatch = first_difference({"cube": cube}, {"cube": wrong}, 0.0, 1)
+    assert mismatch is not None
+    assert (mismatch.row, mismatch.got) == (1, 4.0)
+    one, other = output([[5], [6]], torch.int64), output([[5], [7]], torch.int64)
+    mismatch = first_difference(one, other, 0.01, 1)
+    assert mismatch is not None
+    assert (mismatch.row, mismatch.expected, mismatch.got) == (1, 6.0, 7.0)
+
+
+def test_a_field_of_one_value_per_row_is_compared():
+    mismatch = first_difference(
+        {"tokens": torch.tensor([1, 2])}, {"tokens": torch.tensor([1, 3])}, 0.0, 1
+    )
+    assert mismatch is not None
+    assert mismatch.row == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 64.0])
+def test_the_tolerance_is_some_roundings_of_the_largest_value(dtype, scale):
+    allowed = tolerance(output([[-scale, 0.0]], dtype))
+    unit = torch.finfo(dtype).eps * max(1.0, scale)
+    assert 8 * unit < allowed < 256 * unit
+
+
+@pytest.mark.parametrize("odd", [INF, -INF, NAN])
+def test_values_that_are_no_numbers_do_not_widen_the_tolerance(odd):
+    assert tolerance(output([[odd, 2.0], [2.0, 2.0]])) == tolerance(output([[2.0, 2.0]]))
+
+
+def test_whole_numbers_need_no_tolerance():
+    assert tolerance({"tokens": torch.tensor([[1], [2]])}) == 0.0

@@ -1,0 +1,186 @@
+"""From ``package.module:attribute`` to a CaptureTarget, every refusal on one line."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+
+import pytest
+
+from graphkit.errors import DeviceError, TargetError
+from graphkit.targets import CaptureTarget, locate
+
+names = (f"graphkit_tests_target_{number}" for number in itertools.count())
+
+SOURCE = """
+import functools
+import torch
+import graphkit as gk
+
+def make(**facts):
+    return gk.CaptureTarget(
+        **{"name": "tiny", "spec": gk.SpecConfig("EAGLE", 3, 1, 4),
+        "sizes": gk.BufferSizes(4, 64, 8, 32, torch.float32),
+        "forwards": {}, "sample_batch": None, **facts})
+
+ready = make(name="ready")
+class space:
+    nested = make(name="nested")
+def factory():
+    return make(name="made")
+def factory_for(device):
+    return make(name=f"made for {device}")
+def factory_for_keyword(*, seed=1, device="nowhere"):
+    return make(name=f"made for {device}")
+partial = functools.partial(make, name="partial")
+class Callable:
+    def __call__(self, device):
+        return make(name=f"called for {device}")
+instance = Callable()
+
+number = 5
+def makes_text():
+    return "no target"
+def needs_more(path):
+    return make()
+def fails():
+    raise ValueError("first line.\\nsecond line")
+def fails_silently():
+    raise ValueError
+def fails_of_graphkit():
+    raise gk.DeviceError("no CUDA device.")
+def exits():
+    raise SystemExit(5)
+class Trap(type):
+    @property
+    def text(cls):
+        raise AttributeError("first\\nsecond")
+    @property
+    def broken(cls):
+        raise ImportError("first\\nsecond")
+class trap(metaclass=Trap):
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """``module(source)`` writes a module into the working directory and gives its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    known = set(sys.modules)
+
+    def write(source=SOURCE):
+        name = next(names)
+        (tmp_path / f"{name}.py").write_text(source)
+        importlib.invalidate_caches()
+        return name
+
+    yield write
+    for name in set(sys.modules) - known:
+        if name.startswith("graphkit_tests_target_"):
+            del sys.modules[name]
+
+
+def refused(text):
+    with pytest.raises(TargetError) as caught:
+        locate(text, "cpu")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"TARGET {text!r} ")
+    assert str(caught.value).endswith(".")
+    assert not str(caught.value).endswith("..")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "name"),
+    [
+        ("ready", "ready"),
+        ("space.nested", "nested"),
+        ("factory", "made"),
+        ("factory_for", "made for cuda:1"),
+        ("factory_for_keyword", "made for cuda:1"),
+        ("partial", "partial"),
+        ("instance", "called for cuda:1"),
+    ],
+)
+def test_a_target_or_a_factory_in_the_working_directory_is_found(module, attribute, name):
+    found = locate(f"{module()}:{attribute}", "cuda:1")
+    assert isinstance(found, CaptureTarget)
+    assert found.name == name
+
+
+def test_a_module_inside_a_package_is_found(module, tmp_path):
+    package = tmp_path / next(names)
+    package.mkdir()
+    (package / "inner.py").write_text(SOURCE)
+    assert locate(f"{package.name}.inner:ready", "cpu").name == "ready"
+
+
+def test_the_path_is_not_lengthened_twice(module):
+    locate(f"{module()}:ready", "cpu")
+    length = len(sys.path)
+    locate(f"{module()}:ready", "cpu")
+    assert len(sys.path) == length
+
+
+@pytest.mark.parametrize("text", ["", ":", "module", "module:", ":attribute", "a.b.c"])
+def test_a_text_of_another_form_is_refused(text):
+    assert refused(text).endswith("is not of the form package.module:attribute.")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("no_such_module_here:x", "cannot be imported: ModuleNotFoundError: No module named"),
+        (".relative:x", "cannot be imported: TypeError"),
+        ("two words:x", "cannot be imported: ModuleNotFoundError"),
+        ("os:no_such_name", "not found: module 'os' has no attribute 'no_such_name'"),
+        ("os:path..join", "not found"),
+        ("os:path", "is a module, not a CaptureTarget"),
+        ("os:getcwd", "made a str, not a CaptureTarget"),
+        ("builtins:dict", "made a dict, not a CaptureTarget"),
+        ("builtins:int", "made a int, not a CaptureTarget"),
+    ],
+)
+def test_what_is_no_target_is_refused(text, reason):
+    assert reason in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "reason"),
+    [
+        ("number", "is a int, not a CaptureTarget"),
+        ("makes_text", "made a str, not a CaptureTarget"),
+        ("needs_more", "failed when called: TypeError: needs_more() missing 1 required"),
+        ("fails", "failed when called: ValueError: first line"),
+        ("fails_silently", "failed when called: ValueError"),
+        ("exits", "failed when called: SystemExit: 5"),
+        ("trap.text", "not found: first"),
+        ("trap.broken", "ImportError: first"),
+    ],
+)
+def test_a_factory_or_attribute_that_fails_is_refused(module, attribute, reason):
+    assert reason in refused(f"{module()}:{attribute}")
+
+
+def test_an_error_of_graphkit_passes_through_a_factory(module):
+    with pytest.raises(DeviceError, match="no CUDA device"):
+        locate(f"{module()}:fails_of_graphkit", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("import no_such_module_here", "ModuleNotFoundError: No module named"),
+        ("def f(:", "cannot be imported: SyntaxError"),
+        ("raise RuntimeError('first.\\nsecond')", "cannot be imported: RuntimeError: first"),
+        ("raise SystemExit(5)", "cannot be imported: SystemExit: 5"),
+    ],
+)
+def test_a_module_that_fails_is_refused(module, source, reason):
+    name = module(source)
+    assert reason in refused(f"{name}:x")
+    assert name not in sys.modules
