@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graphkit.buffers.arena import Arena
 from graphkit.buffers.fields import fields_of
@@ -120,7 +122,7 @@ class InputBuffers:
 
     def pad_slot(self, slot: int) -> None:
         """Fill a slot's rows with pads and say that they are to be read from there."""
-        self.mailbox.slot(slot)[Header.SOURCES :].copy_(self._blank)
+        self.mailbox.fill(slot, self._blank)
 
     def post_idle(self) -> None:
         """Post a slot without live rows: the refresh then writes pads alone."""
@@ -128,7 +130,7 @@ class InputBuffers:
         self.mailbox.post(slot, 0, 0)
         self.mailbox.commit()
 
-    def _make_blank(self) -> torch.Tensor:
+    def _make_blank(self) -> NDArray[np.int64]:
         """A slot from its sources on, holding nothing but pads."""
         words = torch.zeros(self.mailbox.slot_words, dtype=torch.int64)
         for layout in self.layouts:
@@ -138,7 +140,7 @@ class InputBuffers:
             if not layout.field.on_device:
                 end = layout.payload + layout.total_bytes
                 words.view(torch.uint8)[layout.payload : end].view(layout.dtype).fill_(layout.pad)
-        return words[Header.SOURCES :].clone()
+        return words[Header.SOURCES :].numpy().copy()
 
 
 class TargetVerifyInputBuffers(InputBuffers):

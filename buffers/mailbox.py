@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graphkit.buffers.layout import FieldLayout, slot_bytes
 from graphkit.errors import ReplayError
@@ -54,6 +55,8 @@ class Mailbox:
         self._is_alive = is_alive
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
         self._slots = tuple(self._slot_words(index) for index in range(SLOTS))
+        bodies = self.ring[RING_WORDS:].view(SLOTS, self.slot_words)[:, Header.SOURCES :]
+        self._bodies = tuple(body.numpy() for body in bodies)
         self._pointed: tuple[list[int], ...] = tuple([] for _ in range(SLOTS))
         self._in_flight: list[Any] = [None] * (SLOTS + 1)
         self._staging: dict[tuple[int, str], torch.Tensor] = {}
@@ -89,6 +92,10 @@ class Mailbox:
         """Name an address as a segment's source, for this turn of the slot alone."""
         self._slots[index][word] = address
         self._pointed[index].append(word)
+
+    def fill(self, index: int, words: NDArray[np.int64]) -> None:
+        """Write a slot from its sources on."""
+        self._bodies[index][:] = words
 
     def post(self, index: int, requests: int, tokens: int) -> None:
         """Write the header of a slot whose rows are in place."""
@@ -151,7 +158,7 @@ class Mailbox:
 
 def host_view(
     mailbox: Mailbox, index: int, layout: FieldLayout, rows: int
-) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:
+) -> tuple[torch.Tensor, NDArray[Any] | None]:
     """The place in a slot for a field's live rows, as a tensor and, if numpy has the dtype, array.
 
     Shapes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graphkit.buffers.admission import admit
 from graphkit.buffers.layout import FieldLayout
@@ -43,7 +44,7 @@ class FieldWriter:
         self._first = int(Header.SOURCES) + layout.first_segment
         self._dtype, self._size = layout.dtype, row_count * layout.row_bytes
         self._place: torch.Tensor | None = None
-        self.rows: np.ndarray[Any, Any] | None = None
+        self.rows: NDArray[Any] | None = None
         if not layout.field.on_device:
             self._place, self.rows = host_view(mailbox, slot, layout, row_count)
         # A field of several segments has no single address to copy to.
@@ -93,17 +94,21 @@ class BatchWriter:
     """Writes all fields of a batch into one slot.
 
     Attributes:
-        fields: The writer of each field that a batch brings.
+        fields: The writer of each field that a batch brings, by name.
+        rows: The place in the slot of each field that has one, by name.
+        by_address: Names of the fields that have none.
     """
 
-    __slots__ = ("_plan", "fields")
+    __slots__ = ("_plan", "by_address", "fields", "rows")
 
     def __init__(self, fields: Sequence[FieldWriter]) -> None:
-        self.fields = tuple(fields)
+        self.fields = {field.name: field for field in fields}
+        self.rows = {field.name: field.rows for field in fields if field.rows is not None}
+        self.by_address = frozenset(self.fields) - frozenset(self.rows)
         # One tuple per field: unpacking it costs less than looking the attributes up.
         self._plan = tuple(
             (f.name, f.rows, f.rows.dtype if f.rows is not None else None, f.shape, f.write)
-            for f in self.fields
+            for f in fields
         )
 
     def write(self, batch: Any) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkit.buffers import SLOTS, BatchWriter, InputBuffers
+from graphkit.buffers import SLOTS, InputBuffers
 from graphkit.graphs import CapturedGraph
 from graphkit.runners.outputs import Output
 
@@ -17,12 +17,10 @@ class Fit:
         launch: Replays the captured graph.
         output: The live rows of the graph's output.
         replays: How often it was replayed.
+        writer: ``writer(slot)`` writes a batch of this size into a slot.
     """
 
-    __slots__ = (
-        "_buffers", "_writers", "launch", "output", "padded_batch_size", "replays", "requests",
-        "tokens",
-    )  # fmt: skip
+    __slots__ = ("launch", "output", "padded_batch_size", "replays", "requests", "tokens", "writer")
 
     def __init__(
         self,
@@ -38,12 +36,4 @@ class Fit:
         self.launch = graph.replay
         self.output = output.live(self.requests, self.tokens)
         self.replays = 0
-        self._buffers = buffers
-        self._writers: list[BatchWriter | None] = [None] * SLOTS
-
-    def writer(self, slot: int) -> BatchWriter:
-        """What writes a batch of this size into a slot."""
-        made = self._writers[slot]
-        if made is None:
-            made = self._writers[slot] = self._buffers.writer(slot, self.requests)
-        return made
+        self.writer = tuple(buffers.writer(slot, requests) for slot in range(SLOTS)).__getitem__

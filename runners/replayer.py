@@ -44,6 +44,8 @@ class Replayer(Generic[OutputT]):
         self._step, self._dispatch, self._output_type = step, dispatch, output_type
         self._before_replay = before_replay
         self._fits: dict[tuple[int, int | None], Fit] = {}
+        for requests in range(1, table.max_batch_size + 1):  # the first replay must not be slower
+            self._make_fit(requests, None)
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
         """See ``Runner.replay``."""
@@ -104,7 +106,7 @@ class Replayer(Generic[OutputT]):
         """Replays by captured size, and requests padded in all."""
         by_size: Counter[int] = Counter()
         padded = 0
-        for fit in self._fits.values():
+        for fit in (fit for fit in self._fits.values() if fit.replays):
             by_size[fit.padded_batch_size] += fit.replays
             padded += fit.replays * (fit.padded_batch_size - fit.requests)
         return by_size, padded

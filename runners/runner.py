@@ -99,7 +99,9 @@ class Runner(Generic[OutputT]):
         )
         self.life: Literal["planned", "captured", "closed"] = "planned"
         self._state = dict(state or {})
-        self._step: Step[OutputT] = Step(forward, self.mode, self.output_type, self.buffers, attention)
+        self._step: Step[OutputT] = Step(
+            forward, self.mode, self.output_type, self.buffers, attention
+        )
         self._dispatch = Dispatch(self.table, self.buffers)
         self._replayer: Replayer[OutputT] | None = None
         self._fallbacks: Counter[str] = Counter()

@@ -9,7 +9,6 @@ from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
 
 if TYPE_CHECKING:
-    from graphkit.buffers import FieldWriter
     from graphkit.runners.replayer import Replayer
 
 OutputT = TypeVar("OutputT", bound=Output)
@@ -24,30 +23,27 @@ class StagedBatch(Generic[OutputT]):
     Life: until its ``replay``, or until another batch of the same runner is replayed.
     """
 
-    __slots__ = ("_due", "_fit", "_in_flight", "_replayer", "_sequence", "_slot", "_writers")
-
     def __init__(self, replayer: Replayer[OutputT], fit: Fit, slot: int, sequence: int) -> None:
-        keep = object.__setattr__
-        keep(self, "_replayer", replayer)
-        keep(self, "_fit", fit)
-        keep(self, "_slot", slot)
-        keep(self, "_sequence", sequence)
-        keep(self, "_in_flight", [])
-        writers = fit.writer(slot).fields
-        keep(self, "_writers", writers)
-        keep(self, "_due", {writer.name for writer in writers if writer.rows is None})
+        writer = fit.writer(slot)
+        # Written past __setattr__, which is for fields; a field's rows are then found at once.
+        facts = self.__dict__
+        facts.update(writer.rows)
+        facts["_replayer"], facts["_fit"], facts["_writer"] = replayer, fit, writer
+        facts["_slot"], facts["_sequence"] = slot, sequence
+        facts["_due"], facts["_in_flight"] = set(writer.by_address), []
 
     def __getattr__(self, name: str) -> Any:
-        rows = self._writer(name).rows
-        if rows is None:
+        if name in self._writer.by_address:
             raise InputError(
                 f"field {name!r} travels by address and has no rows to read. Assign a tensor.",
                 field=name,
             )
-        return rows
+        raise self._unknown(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        kept = self._writer(name).write(value)
+        if name not in self._writer.fields:
+            raise self._unknown(name)
+        kept = self._writer.fields[name].write(value)
         if kept is not None:
             self._in_flight.append(kept)
         self._due.discard(name)
@@ -60,18 +56,15 @@ class StagedBatch(Generic[OutputT]):
             ReplayError: The slot was replayed already, or another batch took it.
         """
         if self._due:
-            missing = sorted(self._due)
+            missing = min(self._due)
             raise InputError(
-                f"field {missing[0]!r} was not assigned. Assign a device tensor.", field=missing[0]
+                f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
         output: OutputT = self._replayer.replay_staged(
             self._fit, self._slot, self._sequence, self._in_flight
         )
         return output.clone() if clone else output
 
-    def _writer(self, name: str) -> FieldWriter:
-        for writer in self._writers:
-            if writer.name == name:
-                return writer  # type: ignore[no-any-return]
-        names = ", ".join(writer.name for writer in self._writers)
-        raise InputError(f"no field {name!r} was captured; there are {names}.", field=name)
+    def _unknown(self, name: str) -> InputError:
+        names = ", ".join(self._writer.fields)
+        return InputError(f"no field {name!r} was captured; there are {names}.", field=name)

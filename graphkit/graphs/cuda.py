@@ -108,6 +108,7 @@ class CudaBackend:
                 yield
         finally:
             torch.cuda.synchronize(self.device)
+            self._last = None  # nothing is left to wait for
             torch.cuda.set_rng_state(random_state, self.device)
             # Blocks of the warm-ups belong to the capture stream; nobody else could use them.
             torch.cuda.empty_cache()

@@ -96,7 +96,9 @@ def measures(rounds: int) -> list[Measure]:
     bare = host[BARE]
     calls = api_calls(mine[NUMPY])
     kernels = kernel_us(mine[NUMPY])
-    refresh = sum(kernels[name] for name in ("fetch_kernel", "copy_kernel"))
+    added = {
+        name: kernels[name] for name in ("fetch_kernel", "copy_kernel", "paged_metadata_kernel")
+    }
     return [
         *(Measure(name=f"host: {name}", value=value, unit="us") for name, value in host.items()),
         Measure(name="staged.replay() over bare", value=host[STAGED] / bare, unit="x", bar=1.5),
@@ -104,7 +106,8 @@ def measures(rounds: int) -> list[Measure]:
         Measure(name="replay(CPU tensors) over bare", value=host[TORCH] / bare, unit="x", bar=5),
         *(Measure(name=f"calls of {n} per replay", value=c, unit="") for n, c in calls.items()),
         Measure(name="CUDA API calls per replay", value=sum(calls.values()), unit="", bar=1),
-        Measure(name="GPU: refresh", value=refresh, unit="us", bar=10),
+        *(Measure(name=f"GPU: {name}", value=value, unit="us") for name, value in added.items()),
+        Measure(name="GPU: refresh and metadata", value=sum(added.values()), unit="us", bar=10),
         Measure(name="first replay over median", value=first_replay_ratio(model, embeds),
                 unit="x", bar=2),
         Measure(name="pool of all sizes over largest", value=pool_ratio(model), unit="x", bar=1.1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from measure import Way
 from verify_step import CAPTURED, DEVICE, HIDDEN, LIVE, WIDTH, Model, host_arrays
@@ -56,7 +58,8 @@ def rivals(model: Model, embeds: torch.Tensor) -> dict[str, Way]:
     pinned = list(copied.pinned.values())
     on_device = [rows.to(DEVICE) for rows in pinned]
     sample = (embeds.clone(), *(rows.clone() for rows in on_device))
-    graphed = torch.cuda.make_graphed_callables(model, sample)
+    # It replaces the module's own forward, so it gets a module of its own.
+    graphed = torch.cuda.make_graphed_callables(copy.deepcopy(model), sample)
     compiled = torch.compile(Model.forward, mode="reduce-overhead")
 
     def uploaded() -> list[torch.Tensor]:

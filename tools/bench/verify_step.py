@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import graphkit as gk
+from graphkit.attention import TritonAttention
 from graphkit.buffers import Axis, Rows, declare
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 
-LIVE, CAPTURED, WIDTH, HIDDEN, LAYERS, VOCAB = 48, 64, 4, 4096, 24, 1024
+LIVE, CAPTURED, WIDTH, HIDDEN, LAYERS, VOCAB, CONTEXT = 48, 64, 4, 4096, 24, 1024, 4096
 DEVICE = torch.device("cuda", 0)
 HOST_FIELDS = (
     "req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc",
@@ -69,7 +71,7 @@ def host_arrays() -> dict[str, np.ndarray]:
 
 
 def graphkit_runner(model: Model, sizes: list[int] | None) -> gk.TargetVerifyRunner:
-    """Our runner over the same forward."""
+    """Our runner over the same forward; makes attention metadata as well, which no rival does."""
 
     def forward(inputs: StepInputs) -> gk.VerifyOutput:
         logits, hidden = model(inputs.input_embeds, *(getattr(inputs, n) for n in HOST_FIELDS))
@@ -78,11 +80,15 @@ def graphkit_runner(model: Model, sizes: list[int] | None) -> gk.TargetVerifyRun
     runner = gk.TargetVerifyRunner(
         forward,
         spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=WIDTH),
-        sizes=gk.BufferSizes(CAPTURED, 4096, HIDDEN, VOCAB, torch.bfloat16),
+        sizes=gk.BufferSizes(CAPTURED, CONTEXT, HIDDEN, VOCAB, torch.bfloat16),
         batch_sizes=sizes,
         optional=["input_embeds"],
         inputs_type=StepInputs,
         backend=gk.CudaBackend(DEVICE),
+        attention=TritonAttention(
+            ReqToTokenPool(CAPTURED, CONTEXT, DEVICE),
+            MHATokenToKVPool(CONTEXT, 1, torch.bfloat16, 8, 128, 1, DEVICE),
+        ),
     )
     runner.capture()
     return runner

@@ -13,7 +13,7 @@ import triton.language as tl
 MAX_SPLITS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "out_split_stride", "row_tiles"])
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens, mask,
     out_split_stride, out_token_stride, out_head_stride, query_token_stride, query_head_stride,
@@ -101,7 +101,7 @@ def paged_attention_kernel(
         tl.store(lse + (split * tokens + token) * heads + head, weight_log2, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def join_splits_kernel(
     out, partial, lse, rows,
     HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests", "rows", "row_blocks", "tokens_per_request", "appended"])
 def paged_metadata_kernel(
     req_pool_indices, seq_lens, req_to_token,
     cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table,

@@ -37,7 +37,8 @@ _KEEP = tl.constexpr(KEEP)
 _CHUNK = tl.constexpr(CHUNK_BYTES)
 
 
-@triton.jit
+# Sizes differ from graph to graph: specialised on, they would compile these kernels anew for each.
+@triton.jit(do_not_specialize=["slots", "slot_words"])
 def fetch_kernel(mailbox, state, slot, fetches, slots, slot_words):
     """Copy the posted slot to the device, one program per entry of ``fetches``."""
     posted = mailbox + _RING_WORDS + (tl.load(state) % slots) * slot_words
@@ -61,7 +62,7 @@ def _copy(
     tl.store(target.to(tl.pointer_type(DTYPE)) + at, tl.where(is_live, rows, tail), mask=write)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch_size", "num_tokens"])
 def copy_kernel(mailbox, state, table, slot, copies, batch_size, num_tokens):
     """Fill segments from the device's copy of the slot, one program per entry of ``copies``.
 
