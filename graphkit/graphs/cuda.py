@@ -109,6 +109,7 @@ class CudaBackend:
         finally:
             torch.cuda.synchronize(self.device)
             self._last = None  # nothing is left to wait for
+            self.order()  # most replays will come from the stream that captures
             torch.cuda.set_rng_state(random_state, self.device)
             # Blocks of the warm-ups belong to the capture stream; nobody else could use them.
             torch.cuda.empty_cache()
