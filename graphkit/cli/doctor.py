@@ -65,7 +65,7 @@ def _findings() -> Iterator[Finding]:
     )
     if has_cuda:
         yield Finding("CUDA of torch", torch.version.cuda or "", True)
-        yield Finding("driver serves CUDA", driver_version(), True)
+        yield Finding("driver", driver_version(), True)
     yield Finding("recorder backend", "any machine", True)
     usable = has_cuda and bool(triton)
     yield Finding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,13 @@ def runtime() -> Any | None:
 
 
 def driver_version() -> str:
-    """The newest CUDA version that the driver serves, such as ``13.0``; empty if unknown."""
-    bindings = runtime()
-    if bindings is None:
+    """Version of the NVIDIA driver, such as ``580.159.04``; empty if it cannot be found out."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
         return ""
-    number = int(_checked(bindings.cudaDriverGetVersion())[0])
-    return f"{number // 1000}.{number % 1000 // 10}"
+    return next(iter(answer.stdout.split()), "")
 
 
 def count_nodes(graph: torch.cuda.CUDAGraph) -> int:

@@ -22,10 +22,7 @@ def bench_view(report: BenchReport) -> RenderableType:
     settings = ", ".join(f"{name} {value}" for name, value in report.settings.items())
     return Group(
         table,
-        Text(
-            f"{facts.device}, driver serves CUDA {facts.driver}, torch {facts.torch}, "
-            f"triton {facts.triton}"
-        ),
+        Text(f"{facts.device}, driver {facts.driver}, torch {facts.torch}, triton {facts.triton}"),
         Text(settings),
     )
 

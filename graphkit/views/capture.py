@@ -22,7 +22,11 @@ def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
     facts = record.environment
     yield Text(
         f"{record.target} on {facts.device}, {record.backend} backend, torch {facts.torch}"
-        + (f", CUDA {facts.cuda}, driver serves {facts.driver}" if facts.driver else "")
+        + (
+            f", CUDA {facts.cuda}, driver {facts.driver}"
+            if facts.cuda and facts.device != "cpu"
+            else ""
+        )
     )
     for mode in record.modes:
         yield _mode_table(record, mode)

@@ -128,7 +128,6 @@ def measures(rounds: int) -> list[Measure]:
         *(Measure(name=f"GPU: {name}", value=value, unit="us") for name, value in added.items()),
         Measure(name="GPU: refresh and metadata", value=sum(added.values()), unit="us", bar=10),
         *first_replay(model, embeds),
-                unit="x", bar=2),
         Measure(name="pool of all sizes over largest", value=pool_ratio(model), unit="x", bar=1.1),
     ]  # fmt: skip
 
