@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from graphkit.cli import main
 
@@ -76,6 +77,12 @@ class Ended:
         assert len(lines) == 1, self.err
         assert lines[0].startswith("error: ")
         return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def without_cuda(monkeypatch):
+    """The same on a machine with CUDA: the targets below live on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture

@@ -10,11 +10,6 @@ import torch
 
 
 @pytest.fixture
-def without_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture
 def with_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Imaginary [H200]")
@@ -33,7 +28,7 @@ def test_json_has_the_same_keys_everywhere(run):
         assert finding["works"] or finding["remedy"]
 
 
-def test_without_cuda_the_recorder_works_and_the_rest_has_a_remedy(run, without_cuda):
+def test_without_cuda_the_recorder_works_and_the_rest_has_a_remedy(run):
     found = findings(run)
     assert found["torch"]["found"] == torch.__version__
     assert found["recorder backend"]["works"]
@@ -55,13 +50,13 @@ def test_with_cuda_the_device_is_named_as_it_is(run, with_cuda):
     assert "Imaginary [H200]" in run("doctor").out, "brackets are no markup"
 
 
-def test_each_text_stands_on_one_line_in_a_pipe(run, without_cuda):
+def test_each_text_stands_on_one_line_in_a_pipe(run):
     lines = run("doctor").out.splitlines()
     marks = [line.split()[0] for line in lines[: len(findings(run))]]
     assert set(marks) == {"ok", "--"}
 
 
-def test_it_needs_no_bindings_and_no_triton(run, monkeypatch, without_cuda):
+def test_it_needs_no_bindings_and_no_triton(run, monkeypatch):
     monkeypatch.setattr(import_module("graphkit.graphs.driver"), "runtime", lambda: None)
     monkeypatch.setattr(import_module("graphkit.graphs.environment"), "installed", lambda name: "")
     found = findings(run)

@@ -11,14 +11,14 @@ import torch
 from graphkit.buffers import (
     Axis,
     Capacity,
-    Inputs,
+    FieldWriter,
     InputBuffers,
     TargetVerifyInputs,
     declare,
     fields_of,
     resolve,
 )
-from graphkit.ops.refresh import Header
+from graphkit.ops.mailbox_layout import Header
 
 CPU = torch.device("cpu")
 
@@ -90,12 +90,11 @@ class Case:
         """Post a batch, refresh, and look at every row of every field."""
         before, given, kept = self._scramble(), {}, []
         slot = self.buffers.mailbox.claim()
-        writers = {writer.name: writer for writer in self.buffers.writer(slot, live).fields}
         for i, layout in enumerate(self.buffers.layouts):
             if layout.name not in self.bound:
                 rows = _random(self._shape(layout, live), layout.dtype, 7 * self.turns + i)
                 given[layout.name] = self._misaligned(rows, self.parts[layout.name].offset)
-                kept.append(self._write(writers[layout.name], layout, slot, given[layout.name]))
+                kept.append(self._write(layout, slot, given[layout.name]))
         self.buffers.mailbox.post(slot, live, live * self.buffers.capacity.tokens_per_request)
         self.buffers.prepare(padded)
         self.buffers.refresh(padded)
@@ -110,20 +109,21 @@ class Case:
         assert self.buffers.mailbox.ring[:2].tolist() == [self.turns, 0]
 
     def _scramble(self):
-        for i, (name, tensor) in enumerate(self.buffers.arena.tensors.items()):
+        for i, tensor in enumerate(self.buffers.arena.tensors.values()):
             tensor.copy_(_random(tensor.shape, tensor.dtype, 1000 + 7 * self.turns + i))
         return {name: tensor.clone() for name, tensor in self.buffers.arena.tensors.items()}
 
     def _shape(self, layout, requests):
         return layout.shape(self.buffers.capacity.rows(layout.field.axis, requests))
 
-    def _write(self, writer, layout, slot, rows):
+    def _write(self, layout, slot, rows):
+        mailbox = self.buffers.mailbox
         if self.parts[layout.name].source != "address":
-            return writer.write(rows)
+            return FieldWriter(mailbox, slot, layout, rows.shape[layout.dim], CPU).write(rows)
         step = rows.numel() // layout.segments * rows.dtype.itemsize
         for i in range(layout.segments):
             word = Header.SOURCES + layout.first_segment + i
-            self.buffers.mailbox.point(slot, word, rows.data_ptr() + i * step)
+            mailbox.point(slot, word, rows.data_ptr() + i * step)
         return rows
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The cases of ``test_refresh.py`` through the Triton kernels; ``test_refresh_kernel.py`` runs this.
+"""The cases of ``test_refresh.py`` on the Triton kernels; ``test_refresh_kernel.py`` runs this.
 
 CPU addresses are device addresses in the interpreter.
 """
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from graphkit.buffers import Axis, input_buffers
 from graphkit.ops.kernels import refresh as kernels
-from graphkit.ops.refresh import CHUNK_BYTES
+from graphkit.ops.mailbox_layout import CHUNK_BYTES
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_refresh_kernel.py instead"
 
@@ -92,7 +92,12 @@ def test_a_field_larger_than_a_chunk(make_case, make_part, source, dtype, column
 
 @pytest.mark.parametrize(
     ("dtype", "row", "word"),
-    [(torch.int64, (2,), 8), (torch.int64, (1,), 4), (torch.int32, (1,), 4), (torch.int16, (1,), 1)],
+    [
+        (torch.int64, (2,), 8),
+        (torch.int64, (1,), 4),
+        (torch.int32, (1,), 4),
+        (torch.int16, (1,), 1),
+    ],
 )
 def test_the_width_that_the_alignment_allows(make_case, make_part, widths, dtype, row, word):
     case = make_case([make_part(Axis.REQUEST, dtype, row)], requests=3, width=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_payloads_meet_neither_each_other_nor_the_header(fields, capacity):
     layouts = resolve(fields, capacity)
     spans = [(0, header_bytes(layouts))]
     spans += [(x.payload, x.payload + x.total_bytes) for x in layouts if not x.field.on_device]
-    for (_, end), (begin, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (begin, _) in pairwise(spans):
         assert end <= begin
     assert spans[-1][1] <= slot_bytes(layouts)
     assert slot_bytes(layouts) - spans[-1][1] < 128
