@@ -26,13 +26,16 @@ def capture_all(
     *,
     mode: str,
     state: Mapping[str, torch.Tensor],
-    host_planned: bool,
+    plan: Callable[[Any, int], None] | None,
     progress: Callable[[SizeRecord], None],
 ) -> tuple[dict[int, CapturedGraph], ModeRecord]:
     """Capture ``step(size)`` for every size, largest first so that smaller ones reuse its memory.
 
     Warm-ups and captures see a batch of pads alone: it is valid work that touches nothing but
     row 0 and slot 0. State, random numbers and the mailbox are as before afterwards.
+
+    Args:
+        plan: What an attention backend does on the host before each run, given batch and size.
 
     Raises:
         CaptureError: A size cannot be captured; those captured before are closed again.
@@ -43,7 +46,7 @@ def capture_all(
         with backend.session(), _preserved(state):
             for size in reversed(table.sizes):
                 began = time.perf_counter()
-                graphs[size] = _capture_one(size, backend, buffers, step, mode)
+                graphs[size] = _capture_one(size, backend, buffers, step, mode, plan)
                 elapsed = (time.perf_counter() - began) * 1e3
                 records.append(_record_of(size, buffers, graphs[size], elapsed))
                 progress(records[-1])
@@ -56,20 +59,27 @@ def capture_all(
     return graphs, ModeRecord(
         mode=mode,
         tokens_per_request=buffers.capacity.tokens_per_request,
-        host_planned=host_planned,
+        host_planned=plan is not None,
         input_bytes=buffers.arena.nbytes,
         sizes=tuple(reversed(records)),
     )
 
 
 def _capture_one(
-    size: int, backend: Backend, buffers: InputBuffers, step: Callable[[int], Any], mode: str
+    size: int,
+    backend: Backend,
+    buffers: InputBuffers,
+    step: Callable[[int], Any],
+    mode: str,
+    plan: Callable[[Any, int], None] | None,
 ) -> CapturedGraph:
     buffers.prepare(size)
 
     def posted(run: Callable[[Callable[[], Any]], Any]) -> Any:
         buffers.mailbox.rewind()  # a failed run may have left its slot unread
         buffers.post_idle()
+        if plan is not None:
+            plan(buffers.view(size), size)
         return run(lambda: step(size))
 
     try:

@@ -141,7 +141,7 @@ class Runner(Generic[OutputT]):
             lambda size: self._step.padded(size).tensors(),
             mode=self.mode.name,
             state=self._state,
-            host_planned=before_replay is not None,
+            plan=before_replay,
             progress=progress or (lambda _size: None),
         )
         self._replayer = Replayer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -81,8 +82,8 @@ class CudaBackend:
         index = torch.cuda.current_device() if given is None else given
         self.device, self.device_index = torch.device("cuda", index), index
         self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: set[CudaGraph] = set()
-        """The graphs that are not closed."""
+        self.graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
+        """The graphs that are alive; weak, so that a runner that nobody closed can still die."""
         self.stream = torch.cuda.Stream(self.device)
         self.current_handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self.last_handle = -1
