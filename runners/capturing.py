@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,89 +19,95 @@ WARM_UPS = 2
 """The first may build lazily what the second and the capture then reuse."""
 
 
-def capture_all(
-    table: SizeTable,
-    backend: Backend,
-    buffers: InputBuffers,
-    step: Callable[[int], Any],
-    *,
-    mode: str,
-    state: Mapping[str, torch.Tensor],
-    plan: Callable[[Any, int], None] | None,
-    progress: Callable[[SizeRecord], None],
-) -> tuple[dict[int, CapturedGraph], ModeRecord]:
-    """Capture ``step(size)`` for every size, largest first so that smaller ones reuse its memory.
+@dataclass(frozen=True, kw_only=True)
+class Capturing:
+    """What it takes to capture a runner's sizes.
 
     Warm-ups and captures see a batch of pads alone: it is valid work that touches nothing but
-    row 0 and slot 0. State, random numbers and the mailbox are as before afterwards.
+    row 0 and slot 0.
 
-    Args:
-        plan: What an attention backend does on the host before each run, given batch and size.
-
-    Raises:
-        CaptureError: A size cannot be captured; those captured before are closed again.
+    Attributes:
+        table: The sizes.
+        backend: What captures.
+        buffers: The runner's.
+        step: ``step(size)`` is captured; returns the output's tensors by name.
+        mode: The forward mode's name.
+        state: Tensors that a step changes.
+        plan: What an attention backend does on the host before a run, given batch and size.
     """
-    graphs: dict[int, CapturedGraph] = {}
-    records = []
-    try:
-        with backend.session(), _preserved(state):
-            for size in reversed(table.sizes):
-                began = time.perf_counter()
-                graphs[size] = _capture_one(size, backend, buffers, step, mode, plan)
-                elapsed = (time.perf_counter() - began) * 1e3
-                records.append(_record_of(size, buffers, graphs[size], elapsed))
-                progress(records[-1])
-    except BaseException:
-        for graph in graphs.values():
-            graph.close()
-        raise
-    finally:
-        buffers.mailbox.rewind()
-    return graphs, ModeRecord(
-        mode=mode,
-        tokens_per_request=buffers.capacity.tokens_per_request,
-        host_planned=plan is not None,
-        input_bytes=buffers.arena.nbytes,
-        sizes=tuple(reversed(records)),
-    )
 
+    table: SizeTable
+    backend: Backend
+    buffers: InputBuffers
+    step: Callable[[int], Mapping[str, torch.Tensor]]
+    mode: str
+    state: Mapping[str, torch.Tensor]
+    plan: Callable[[Any, int], None] | None
 
-def _capture_one(
-    size: int,
-    backend: Backend,
-    buffers: InputBuffers,
-    step: Callable[[int], Any],
-    mode: str,
-    plan: Callable[[Any, int], None] | None,
-) -> CapturedGraph:
-    buffers.prepare(size)
+    def every_size(
+        self, progress: Callable[[SizeRecord], None]
+    ) -> tuple[dict[int, CapturedGraph], ModeRecord]:
+        """Capture largest first, so that smaller sizes reuse its memory.
 
-    def posted(run: Callable[[Callable[[], Any]], Any]) -> Any:
-        buffers.mailbox.rewind()  # a failed run may have left its slot unread
-        buffers.post_idle()
-        if plan is not None:
-            plan(buffers.view(size), size)
-        return run(lambda: step(size))
+        State, random numbers and the mailbox are as before afterwards.
 
-    try:
-        for _ in range(WARM_UPS):
-            posted(backend.warm_up)
-        return posted(backend.capture)  # type: ignore[no-any-return]
-    except CaptureFailure as failure:
-        found = posted(backend.diagnose) or failure
-        raise CaptureError(mode, size, found.cause, found.where) from failure.__cause__
+        Raises:
+            CaptureError: A size cannot be captured; those captured before are closed again.
+        """
+        graphs: dict[int, CapturedGraph] = {}
+        records: list[SizeRecord] = []
+        try:
+            with self.backend.session(), _preserved(self.state):
+                for size in reversed(self.table.sizes):
+                    began = time.perf_counter()
+                    graphs[size] = self._one(size)
+                    elapsed_ms = (time.perf_counter() - began) * 1e3
+                    records.insert(0, self._size_record(size, graphs[size], elapsed_ms))
+                    progress(records[0])
+        except BaseException:
+            for graph in graphs.values():
+                graph.close()
+            raise
+        finally:
+            self.buffers.mailbox.rewind()
+        return graphs, self._mode_record(records)
 
+    def _one(self, size: int) -> CapturedGraph:
+        self.buffers.prepare(size)
+        try:
+            for _ in range(WARM_UPS):
+                self._posted(size, self.backend.warm_up)
+            captured: CapturedGraph = self._posted(size, self.backend.capture)
+        except CaptureFailure as failure:
+            found = self._posted(size, self.backend.diagnose) or failure
+            raise CaptureError(self.mode, size, found.cause, found.where) from failure.__cause__
+        return captured
 
-def _record_of(
-    size: int, buffers: InputBuffers, graph: CapturedGraph, capture_ms: float
-) -> SizeRecord:
-    return SizeRecord(
-        batch_size=size,
-        num_tokens=size * buffers.capacity.tokens_per_request,
-        num_nodes=graph.num_nodes,
-        capture_ms=capture_ms,
-        pool_bytes=graph.pool_bytes,
-    )
+    def _posted(self, size: int, run: Callable[[Callable[[], Any]], Any]) -> Any:
+        """Run the step, in the way of ``run``, on a batch of pads."""
+        self.buffers.mailbox.rewind()  # a failed run may have left its slot unread
+        self.buffers.post_idle()
+        if self.plan is not None:
+            self.plan(self.buffers.view(size), size)
+        return run(lambda: self.step(size))
+
+    def _size_record(self, size: int, graph: CapturedGraph, capture_ms: float) -> SizeRecord:
+        return SizeRecord(
+            batch_size=size,
+            num_tokens=size * self.buffers.capacity.tokens_per_request,
+            num_nodes=graph.num_nodes,
+            capture_ms=capture_ms,
+            pool_bytes=graph.pool_bytes,
+        )
+
+    def _mode_record(self, sizes: list[SizeRecord]) -> ModeRecord:
+        return ModeRecord(
+            mode=self.mode,
+            tokens_per_request=self.buffers.capacity.tokens_per_request,
+            host_planned=self.plan is not None,
+            input_bytes=self.buffers.arena.nbytes,
+            sizes=tuple(sizes),
+        )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError, ReplayError
 from graphkit.graphs import Backend, SizeTable, backend_for, environment
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
-from graphkit.runners.capturing import capture_all
+from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.outputs import Output
 from graphkit.runners.replayer import Replayer
@@ -134,16 +134,16 @@ class Runner(Generic[OutputT]):
         if self.life != "planned":
             raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
         before_replay = self._before_replay()
-        graphs, record = capture_all(
-            self.table,
-            self.backend,
-            self.buffers,
-            lambda size: self._step.padded(size).tensors(),
+        capturing = Capturing(
+            table=self.table,
+            backend=self.backend,
+            buffers=self.buffers,
+            step=lambda size: self._step.padded(size).tensors(),
             mode=self.mode.name,
             state=self._state,
             plan=before_replay,
-            progress=progress or (lambda _size: None),
         )
+        graphs, record = capturing.every_size(progress or (lambda _size: None))
         self._replayer = Replayer(
             graphs=graphs,
             table=self.table,

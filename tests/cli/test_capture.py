@@ -20,12 +20,13 @@ def test_a_right_target_gives_a_table_per_mode(run, tiny):
     assert not ended.err.strip(), "progress is for terminals"
 
 
-def test_json_on_stdout_is_the_record_and_nothing_else(run, tiny):
-    ended = run("capture", f"{tiny}:right", "--json", "--device", "cpu")
+def test_json_on_stdout_is_the_record_and_nothing_else(run, tiny, here):
+    ended = run("capture", f"{tiny}:right", "--json", "--device", "cpu", "--out", "record.json")
     record = CaptureRecord.from_json(ended.out)
     assert (record.target, record.backend, record.mismatches) == ("tiny", "recorder", ())
     assert [mode.mode for mode in record.modes] == ["TARGET_VERIFY", "DECODE"]
-    assert ended.out == record.to_json()
+    assert ended.out == record.to_json() == (here / "record.json").read_text()
+    assert ended.err.strip() == "wrote record.json"
 
 
 def test_modes_ignore_case_and_come_in_the_order_given(run, tiny):

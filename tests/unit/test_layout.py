@@ -120,11 +120,10 @@ def build_wheel(source, out):
 
 
 def expected_files():
-    """Every module on disk, by its place in a wheel, and the typing marker."""
-    modules = {
+    """Every module, marker and weight on disk, by its place in a wheel."""
+    return {
         Path(folder).relative_to(ROOT).joinpath(file).as_posix()
         for folder, _, files in os.walk(ROOT / "graphkit", followlinks=True)
         for file in files
-        if file.endswith(".py")
+        if Path(folder).name != "__pycache__"
     }
-    return modules | {"graphkit/py.typed"}

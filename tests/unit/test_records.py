@@ -15,8 +15,10 @@ from rich.console import Console
 from graphkit.errors import RecordError
 from graphkit.records import (
     SCHEMA,
+    BenchReport,
     CaptureRecord,
     Environment,
+    Measure,
     Mismatch,
     ModeRecord,
     SizeRecord,
@@ -50,6 +52,12 @@ records = made_of(
     environment=made_of(Environment),
     modes=some(made_of(ModeRecord, sizes=some(made_of(SizeRecord)))),
     mismatches=some(made_of(Mismatch)),
+)
+reports = made_of(
+    BenchReport,
+    environment=made_of(Environment),
+    settings=st.dictionaries(st.text(), count | st.text()),
+    measures=some(made_of(Measure)),
 )
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -108,9 +116,17 @@ def refused(text):
 
 
 @FUZZ
-@given(records)
+@given(records | reports)
 def test_a_record_survives_the_way_through_json(record):
-    assert CaptureRecord.from_json(record.to_json()) == record
+    assert type(record).from_json(record.to_json()) == record
+
+
+@FUZZ
+@given(records, reports)
+def test_a_record_of_another_kind_is_refused(record, report):
+    for cls, text in ((BenchReport, record.to_json()), (CaptureRecord, report.to_json())):
+        with pytest.raises(RecordError):
+            cls.from_json(text)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from graphkit.buffers import (
     Capacity,
     FieldWriter,
     InputBuffers,
+    TargetVerifyInputBuffers,
     TargetVerifyInputs,
     declare,
     fields_of,
@@ -172,3 +174,38 @@ def make_case():
 def verify_layouts():
     """The layouts of all fields of TargetVerifyInputs, by name: 4 requests of 4 rows, hidden 8."""
     return {layout.name: layout for layout in resolve(fields_of(TargetVerifyInputs), _capacity())}
+
+
+@pytest.fixture
+def make_buffers():
+    """``make_buffers(**options)``: TARGET_VERIFY's, 4 requests of 4 rows, hidden 8."""
+    return lambda **options: TargetVerifyInputBuffers(_capacity(), CPU, **options)
+
+
+@pytest.fixture(scope="session")
+def make_batch():
+    """``make_batch(requests, first=, **fields)``: rows that count up from ``first``."""
+
+    def make(requests, first=1, **more):
+        tokens = np.arange(first, first + requests * 4)
+        rows = dict.fromkeys(("input_ids", "positions", "out_cache_loc"), tokens)
+        rows |= {"req_pool_indices": tokens[:requests], "seq_lens": tokens[:requests]}
+        return TargetVerifyInputs(**{**rows, **more})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pass_on():
+    """``pass_on(buffers, batch, padded)``: one replay's worth of buffer work; gives the view."""
+
+    def pass_on(buffers, given, padded):
+        slot = buffers.mailbox.claim()
+        kept = buffers.writer(slot, given.batch_size).write(given)
+        buffers.mailbox.post(slot, given.batch_size, given.batch_size * 4)
+        buffers.mailbox.commit(kept)
+        buffers.prepare(padded)
+        buffers.refresh(padded)
+        return buffers.view(padded)
+
+    return pass_on
