@@ -10,6 +10,8 @@ import torch
 from graphkit.buffers.layout import FieldLayout
 from graphkit.errors import InputError
 
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
 
 def admit(layout: FieldLayout, value: Any, rows: int, device: torch.device) -> torch.Tensor:
     """The value as a contiguous tensor of the field's dtype, on ``device`` or the CPU.
@@ -23,6 +25,8 @@ def admit(layout: FieldLayout, value: Any, rows: int, device: torch.device) -> t
     if value is None:
         raise _refusal(layout, "is missing", f"Give {layout.shape(rows)} {layout.dtype}.")
     tensor = _as_tensor(layout, value)
+    if tensor.layout is not torch.strided:
+        raise _refusal(layout, "is sparse", "Pass .to_dense().")
     if tensor.device.type != "cpu" and tensor.device != device:
         raise _refusal(layout, f"is on {tensor.device}", f"Move it to {device} or the CPU.")
     if tuple(tensor.shape) != layout.shape(rows):
@@ -41,18 +45,27 @@ def admit(layout: FieldLayout, value: Any, rows: int, device: torch.device) -> t
 def _as_tensor(layout: FieldLayout, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach()
-    array = np.array(value)  # a copy: torch warns of read-only memory
-    if array.dtype.kind not in "biuf":
-        raise _refusal(layout, f"is a {type(value).__name__}", "Pass a tensor or a numpy array.")
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    try:
+        array = np.array(value)  # a copy: torch warns of read-only memory
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except (TypeError, ValueError) as error:
+        is_array = isinstance(value, np.ndarray)
+        fact = f"is numpy {value.dtype}" if is_array else f"is a {type(value).__name__}"
+        raise _refusal(layout, fact, "Pass a tensor or a numpy array of numbers.") from error
 
 
 def _cast(layout: FieldLayout, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu":
         raise _refusal(layout, f"is {tensor.dtype}", f"Device tensors must be {layout.dtype}.")
-    cast = tensor.to(layout.dtype)
-    back = cast.to(tensor.dtype)
-    if not bool(((back == tensor) | (tensor != tensor)).all()):  # NaN stays NaN
+    # An unsigned value goes by way of int64: its own bits may mean a negative one.
+    exact = tensor.long() if tensor.dtype in _UNSIGNED else tensor
+    cast = exact.to(layout.dtype)
+    kept = cast.to(exact.dtype) == exact
+    if layout.dtype.is_floating_point:
+        kept |= exact != exact  # NaN stays NaN
+    if tensor.dtype in _UNSIGNED:
+        kept &= exact >= 0
+    if not bool(kept.all()):
         raise _refusal(
             layout,
             f"is {tensor.dtype} with values that {layout.dtype} cannot hold",

@@ -77,11 +77,16 @@ class InputBuffers:
         Shapes:
             as the inputs dataclass says, with B = ``batch_size``.
         """
-        rows: dict[str, Any] = {}
-        for layout in self.layouts:
-            count = self.capacity.rows(layout.field.axis, batch_size)
-            rows[layout.name] = self.arena.tensors[layout.name].narrow(layout.dim, 0, count)
+        rows: dict[str, Any] = {
+            layout.name: self.live_rows(layout.name, batch_size) for layout in self.layouts
+        }
         return self.inputs(**rows)
+
+    def live_rows(self, name: str, batch_size: int) -> torch.Tensor:
+        """The first rows of one field; aliases its storage."""
+        layout = next(layout for layout in self.layouts if layout.name == name)
+        rows = min(self.capacity.rows(layout.field.axis, batch_size), layout.capacity)
+        return self.arena.tensors[name].narrow(layout.dim, 0, rows)
 
     def prepare(self, batch_size: int) -> None:
         """Upload what ``refresh`` needs for a size. Before any capture of it."""
@@ -127,7 +132,7 @@ class InputBuffers:
     def post_idle(self) -> None:
         """Post a slot without live rows: the refresh then writes pads alone."""
         slot = self.mailbox.claim()
-        self.mailbox.post(slot, 0, 0)
+        self.mailbox.post(slot, 0, 0, 0)
         self.mailbox.commit()
 
     def _make_blank(self) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare
+from graphkit.errors import InputError
 
 if TYPE_CHECKING:
     from graphkit.attention import AttentionMetadata
@@ -43,18 +44,43 @@ class Inputs:
 
     @property
     def batch_size(self) -> int:
-        """Requests (B)."""
-        return int(self.req_pool_indices.shape[0])
+        """Requests (B).
+
+        Raises:
+            InputError: No field per request says how many.
+        """
+        try:
+            return int(self.req_pool_indices.shape[0])
+        except (AttributeError, IndexError):
+            return self._count("req_pool_indices", "seq_lens")
 
     @property
     def num_tokens(self) -> int:
-        """Rows (T)."""
-        return int(self.input_ids.shape[0])
+        """Rows (T).
+
+        Raises:
+            InputError: No field per token says how many.
+        """
+        try:
+            return int(self.input_ids.shape[0])
+        except (AttributeError, IndexError):
+            return self._count("input_ids", "positions", "out_cache_loc")
 
     @property
     def tokens_per_request(self) -> int:
         """Rows per request, from the batch itself; 0 for an idle batch."""
         return self.num_tokens // self.batch_size if self.batch_size else 0
+
+    def _count(self, *names: str) -> int:
+        """Rows of the first field that is there; bound fields are left out of a batch."""
+        for name in names:
+            shape = getattr(getattr(self, name), "shape", ())
+            if shape:
+                return int(shape[0])
+        raise InputError(
+            f"field {names[0]!r} is missing, or is no array. Give a tensor or a numpy array.",
+            field=names[0],
+        )
 
 
 @dataclass(kw_only=True, eq=False)

@@ -10,6 +10,7 @@ import torch
 
 from graphkit.buffers.fields import MODEL_DTYPE, Axis, Field, Pad
 from graphkit.config import BufferSizes
+from graphkit.errors import ConfigError
 from graphkit.ops.mailbox_layout import Header
 from graphkit.spec import SpecConfig
 
@@ -130,7 +131,11 @@ class FieldLayout:
 
 
 def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, ...]:
-    """Lay the fields out one after the other."""
+    """Lay the fields out one after the other.
+
+    Raises:
+        ConfigError: A declaration names an unknown dtype or letter.
+    """
     layouts: list[FieldLayout] = []
     payload = _aligned((Header.SOURCES + sum(max(field.lead, 1) for field in fields)) * 8)
     segment = 0
@@ -156,7 +161,19 @@ def slot_bytes(layouts: Sequence[FieldLayout]) -> int:
 
 def _resolve_one(field: Field, capacity: Capacity, segment: int, payload: int) -> FieldLayout:
     dtype = capacity.model_dtype if field.dtype == MODEL_DTYPE else field.dtype
-    assert isinstance(dtype, torch.dtype), f"{field.name} declares dtype {field.dtype!r}"
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(
+            f"field {field.name!r} declares dtype {field.dtype!r}. "
+            "Use a torch.dtype or MODEL_DTYPE.",
+            field=field.name,
+        )
+    unknown = [n for n in field.row if isinstance(n, str) and n not in capacity.letters]
+    if unknown:
+        raise ConfigError(
+            f"field {field.name!r} declares a row of {unknown[0]!r}. "
+            f"Use a number or one of {', '.join(capacity.letters)}.",
+            field=field.name,
+        )
     pads = {Pad.SEQ_LEN: capacity.seq_len_fill, Pad.WIDTH: capacity.tokens_per_request}
     return FieldLayout(
         field=field,

@@ -23,8 +23,8 @@ from graphkit.ops.mailbox_layout import FROM_PAYLOAD, RING_WORDS, Header, Ring
 SLOTS = 4
 # Plain ints: indexing by an enum costs a replay more than writing the word.
 _CONSUMED, _FAULT = int(Ring.CONSUMED), int(Ring.FAULT)
-_SEQUENCE, _REQUESTS, _TOKENS = (
-    int(Header.SEQUENCE), int(Header.REQUESTS), int(Header.TOKENS),
+_SEQUENCE, _REQUESTS, _TOKENS, _ONE = (
+    int(Header.SEQUENCE), int(Header.REQUESTS), int(Header.TOKENS), int(Header.ONE),
 )  # fmt: skip
 _CHECK_EVERY = 1024
 _GIVE_UP_S = 60.0
@@ -52,6 +52,8 @@ class Mailbox:
         self.ring = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.sequence = 0
         """Number of the next replay; its slot is ``sequence % SLOTS``."""
+        self.claims = 0
+        """Changes with every claim and commit: who claimed a slot owns it until then."""
         self._is_alive = is_alive
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
         self._slots = tuple(self._slot_words(index) for index in range(SLOTS))
@@ -83,6 +85,7 @@ class Mailbox:
                 f"replay {self._words[_FAULT] - 1} read a mailbox slot that was not its own. "
                 "Two threads or processes drive one runner: give each its own."
             )
+        self.claims += 1
         index = sequence % SLOTS
         if self._pointed[index]:
             self._forget_addresses(index)
@@ -91,18 +94,20 @@ class Mailbox:
     def point(self, index: int, word: int, address: int) -> None:
         """Name an address as a segment's source, for this turn of the slot alone."""
         self._slots[index][word] = address
-        self._pointed[index].append(word)
+        if address != FROM_PAYLOAD:
+            self._pointed[index].append(word)
 
     def fill(self, index: int, words: NDArray[np.int64]) -> None:
         """Write a slot from its sources on."""
         self._bodies[index][:] = words
 
-    def post(self, index: int, requests: int, tokens: int) -> None:
-        """Write the header of a slot whose rows are in place."""
+    def post(self, index: int, requests: int, tokens: int, one: int = 1) -> None:
+        """Write the header of a slot whose rows are in place; ``one`` is 0 if it has no rows."""
         words = self._slots[index]
         words[_SEQUENCE] = self.sequence
         words[_REQUESTS] = requests
         words[_TOKENS] = tokens
+        words[_ONE] = one
 
     def commit(self, in_flight: Any = None) -> None:
         """Count a launch, and keep what it reads alive until the device has read it.
@@ -112,19 +117,25 @@ class Mailbox:
         """
         self._in_flight[self.sequence % (SLOTS + 1)] = in_flight
         self.sequence += 1
+        self.claims += 1
 
     def rewind(self) -> None:
         """Forget slots that nobody consumed. The device must be idle."""
         self.sequence = self._words[_CONSUMED]
 
-    def staging(self, index: int, layout: FieldLayout) -> torch.Tensor:
-        """Host memory that the device can read, for a field that came on the host but is too
-        large for the slot. Made at its first use.
+    def resume(self) -> None:
+        """Count a launch that failed after its slot was consumed."""
+        self.sequence = max(self.sequence, self._words[_CONSUMED])
+
+    def staging(self, layout: FieldLayout) -> torch.Tensor:
+        """Memory that the device can read, for host rows of a field too large for the slot.
+
+        Made at its first use; stands as long as what ``commit`` keeps.
 
         Shapes:
             result: ``layout.shape(layout.capacity)``.
-        """  # noqa: D205
-        key = (index, layout.name)
+        """
+        key = (self.sequence % (SLOTS + 1), layout.name)
         if key not in self._staging:
             self._staging[key] = torch.empty(
                 layout.shape(layout.capacity), dtype=layout.dtype, pin_memory=self.ring.is_pinned()
@@ -138,9 +149,7 @@ class Mailbox:
 
     def _slot_words(self, index: int) -> memoryview:
         begin = RING_WORDS + index * self.slot_words
-        words = self._words[begin : begin + self.slot_words]
-        words[Header.ONE] = 1
-        return words
+        return self._words[begin : begin + self.slot_words]
 
     def _wait(self, sequence: int) -> None:
         began, turns = time.monotonic(), 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from graphkit.buffers.admission import admit
 from graphkit.buffers.layout import FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
-from graphkit.ops.mailbox_layout import Header
+from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
 
 
 class FieldWriter:
@@ -64,8 +64,9 @@ class FieldWriter:
             if value.is_cpu:
                 if self._address and value.is_contiguous():
                     memmove(self._address, value.data_ptr(), self._size)
+                    self._take_payload()
                     return None
-            elif value.get_device() == self._device_index and value.is_contiguous():
+            elif value.get_device() == self._device_index >= 0 and value.is_contiguous():
                 return self._point_to(value)
         return self._write_admitted(value)
 
@@ -75,13 +76,19 @@ class FieldWriter:
             return self._point_to(tensor)
         if self._place is not None:
             self._place.copy_(tensor)
+            self._take_payload()
             return None
         if self._device_index < 0:  # host and device are one
             return self._point_to(tensor)
-        staging = self._mailbox.staging(self._slot, self._layout)
+        staging = self._mailbox.staging(self._layout)
         place = staging.view(-1)[: tensor.numel()].view(tensor.shape)
         place.copy_(tensor)
         return self._point_to(place)
+
+    def _take_payload(self) -> None:
+        """Undo an address that was named in this turn of the slot."""
+        for segment in range(self._layout.segments):
+            self._mailbox.point(self._slot, self._first + segment, FROM_PAYLOAD)
 
     def _point_to(self, tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.data_ptr()
@@ -119,7 +126,7 @@ class BatchWriter:
         """
         in_flight = []
         for name, rows, dtype, shape, write in self._plan:
-            value = getattr(batch, name)
+            value = getattr(batch, name, None)
             if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:
                 rows[...] = value  # type: ignore[index]
             elif (kept := write(value)) is not None:

@@ -75,7 +75,7 @@ class Dispatch:
     def surplus_field(self, batch: Any) -> str | None:
         """An optional field that the batch brings although the graph does not read it."""
         for name in self._buffers.absent:
-            if getattr(batch, name) is not None:
+            if getattr(batch, name, None) is not None:
                 return name
         return None
 
@@ -95,12 +95,12 @@ class Dispatch:
 
     def decide(self, batch: Any, life: str) -> Decision:
         """The whole answer, every field looked at."""
-        miss = self.miss(batch, life)
-        if miss is not None:
-            return Decision(False, self.explain(miss, batch, life), None, miss)
-        if batch.batch_size == 0:
-            return Decision(True, "", 0)
         try:
+            miss = self.miss(batch, life)
+            if miss is not None:
+                return Decision(False, self.explain(miss, batch, life), None, miss)
+            if batch.batch_size == 0:
+                return Decision(True, "", 0)
             self._admit_all(batch)
         except InputError as error:
             return Decision(False, str(error), None, Reason.BAD_FIELD)
@@ -110,7 +110,7 @@ class Dispatch:
         for layout in self._buffers.layouts:
             if layout.name not in self._buffers.bound:
                 rows = self._buffers.capacity.rows(layout.field.axis, batch.batch_size)
-                admit(layout, getattr(batch, layout.name), rows, self._buffers.device)
+                admit(layout, getattr(batch, layout.name, None), rows, self._buffers.device)
 
 
 def not_captured(name: str) -> str:

@@ -56,7 +56,14 @@ class Output(ABC):
         count = {Axis.REQUEST: requests, Axis.TOKEN: tokens}
         for field in dataclasses.fields(cls):
             tensor, wanted = getattr(output, field.name), count[field.metadata["axis"]]
-            if tensor is not None and tensor.shape[0] != wanted:
+            if tensor is None and field.default is None:
+                continue
+            if not isinstance(tensor, torch.Tensor) or tensor.ndim < 2:
+                raise OutputError(
+                    f"the forward returned {field.name} as {_kind(tensor)}. "
+                    "Return a tensor with a row for each."
+                )
+            if tensor.shape[0] != wanted:
                 raise OutputError(
                     f"the forward returned {tensor.shape[0]} rows of {field.name} for "
                     f"{wanted} {field.metadata['axis'].value}s. Return a row for each."
@@ -91,3 +98,9 @@ class VerifyOutput(Output):
             next_token_logits=torch.empty(0, sizes.vocab_size, dtype=sizes.dtype, device=device),
             hidden_states=torch.empty(0, sizes.hidden_size, dtype=sizes.dtype, device=device),
         )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

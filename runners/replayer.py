@@ -73,11 +73,11 @@ class Replayer(Generic[OutputT]):
         fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
         slot = self._mailbox.claim()
         self._buffers.pad_slot(slot)
-        return StagedBatch(self, fit, slot, self._mailbox.sequence)
+        return StagedBatch(self, fit, slot, self._mailbox.claims)
 
-    def replay_staged(self, fit: Fit, slot: int, sequence: int, in_flight: list[Any]) -> OutputT:
+    def replay_staged(self, fit: Fit, slot: int, claim: int, in_flight: list[Any]) -> OutputT:
         """See ``StagedBatch.replay``."""
-        if sequence != self._mailbox.sequence or not self.graphs:
+        if claim != self._mailbox.claims or not self.graphs:
             raise ReplayError(
                 "this staged batch is over: its slot was replayed or taken by another batch, or "
                 "the runner was closed. Call stage() again."
@@ -85,18 +85,19 @@ class Replayer(Generic[OutputT]):
         return self.launch(fit, slot, in_flight)
 
     def launch(self, fit: Fit, slot: int, in_flight: list[Any]) -> OutputT:
-        """Post the written slot and launch. A launch that fails leaves the slot to be reused."""
+        """Post the written slot and launch. A launch that fails loses nothing but itself."""
         mailbox = self._mailbox
         mailbox.post(slot, fit.requests, fit.tokens)
-        if self.shadow is None:
+        if self.shadow is not None:
+            return self._launch_padded(fit, in_flight)
+        try:
             fit.launch()
-            output: Any = fit.output
-        else:
-            self._backend.order()
-            output = self._step.padded(fit.padded_batch_size).live(fit.requests, fit.tokens)
+        except BaseException:
+            mailbox.resume()
+            raise
         mailbox.commit(in_flight)
         fit.replays += 1
-        return output  # type: ignore[no-any-return]
+        return fit.output  # type: ignore[return-value]
 
     def idle(self) -> OutputT:
         """An output without rows; nothing is launched."""
@@ -116,6 +117,15 @@ class Replayer(Generic[OutputT]):
         for graph in self.graphs.values():
             graph.close()
         self.graphs = {}
+
+    def _launch_padded(self, fit: Fit, in_flight: list[Any]) -> OutputT:
+        """What the graph does, without it."""
+        self._backend.order()
+        self._buffers.refresh(fit.padded_batch_size)
+        self._mailbox.commit(in_flight)
+        output = self._step.padded(fit.padded_batch_size).live(fit.requests, fit.tokens)
+        fit.replays += 1
+        return output
 
     def _make_fit(self, requests: int, size: int | None) -> Fit:
         padded = self._table.fit(requests) if size is None else size

@@ -138,7 +138,7 @@ class Runner(Generic[OutputT]):
             table=self.table,
             backend=self.backend,
             buffers=self.buffers,
-            step=lambda size: self._step.padded(size).tensors(),
+            step=self._refreshed_step,
             mode=self.mode.name,
             state=self._state,
             plan=before_replay,
@@ -265,6 +265,11 @@ class Runner(Generic[OutputT]):
             fallbacks=dict(self._fallbacks),
             replays_by_size=dict(sorted(by_size.items())),
         )
+
+    def _refreshed_step(self, size: int) -> dict[str, torch.Tensor]:
+        """What a captured graph does."""
+        self.buffers.refresh(size)
+        return self._step.padded(size).tensors()
 
     def _captured(self, what: str) -> Replayer[OutputT]:
         if self.life != "captured":

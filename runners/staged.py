@@ -23,13 +23,13 @@ class StagedBatch(Generic[OutputT]):
     Life: until its ``replay``, or until another batch of the same runner is replayed.
     """
 
-    def __init__(self, replayer: Replayer[OutputT], fit: Fit, slot: int, sequence: int) -> None:
+    def __init__(self, replayer: Replayer[OutputT], fit: Fit, slot: int, claim: int) -> None:
         writer = fit.writer(slot)
         # Written past __setattr__, which is for fields; a field's rows are then found at once.
         facts = self.__dict__
         facts.update(writer.rows)
         facts["_replayer"], facts["_fit"], facts["_writer"] = replayer, fit, writer
-        facts["_slot"], facts["_sequence"] = slot, sequence
+        facts["_slot"], facts["_claim"] = slot, claim
         facts["_due"], facts["_in_flight"] = set(writer.by_address), []
 
     def __getattr__(self, name: str) -> Any:
@@ -61,7 +61,7 @@ class StagedBatch(Generic[OutputT]):
                 f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
         output: OutputT = self._replayer.replay_staged(
-            self._fit, self._slot, self._sequence, self._in_flight
+            self._fit, self._slot, self._claim, self._in_flight
         )
         return output.clone() if clone else output
 

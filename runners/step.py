@@ -42,8 +42,7 @@ class Step(Generic[OutputT]):
         self._buffers, self._attention = buffers, attention
 
     def padded(self, size: int) -> OutputT:
-        """What a captured graph of this size does: refresh, metadata, forward."""
-        self._buffers.refresh(size)
+        """Metadata and forward on the buffers as they stand, at a captured size."""
         return self._run(self._buffers.view(size))
 
     def unpadded(self, batch: Any) -> OutputT:
@@ -70,16 +69,17 @@ class Step(Generic[OutputT]):
             tokens_per_request=width,
             letters={**capacity.letters, "W": width},
         )
-        declared = [
-            field
-            for field in fields_of(self._buffers.inputs)
-            if not field.optional or getattr(batch, field.name) is not None
-        ]
-        device = self._buffers.device
+        buffers, values = self._buffers, {}
+        for field in fields_of(buffers.inputs):
+            value = getattr(batch, field.name, None)
+            if field.name in buffers.bound:
+                value = buffers.live_rows(field.name, batch.batch_size)
+            if value is not None or field.name not in buffers.absent:
+                values[field] = value
         rows: dict[str, Any] = {
-            layout.name: admit(layout, getattr(batch, layout.name), layout.capacity, device).to(
-                device
+            layout.name: admit(layout, values[layout.field], layout.capacity, buffers.device).to(
+                buffers.device
             )
-            for layout in resolve(declared, live)
+            for layout in resolve(tuple(values), live)
         }
-        return self._buffers.inputs(**rows)
+        return buffers.inputs(**rows)

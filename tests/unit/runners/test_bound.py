@@ -1,0 +1,71 @@
+"""Fields that another graph writes in place: batches leave them out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit import ConfigError, InputError, TargetVerifyInputs
+
+PER_REQUEST = ("req_pool_indices", "seq_lens")
+NAMES = (*PER_REQUEST, "input_ids", "positions", "out_cache_loc")
+
+
+@pytest.fixture
+def make_bound(make_runner, make_batch):
+    """``make_bound(name)``: a captured runner, and ``refill(requests)``.
+
+    The latter writes the storage as the other graph would, and gives the batch and the whole of it.
+    """
+
+    def make(name):
+        source = torch.from_numpy(getattr(make_batch(4, seed=9), name))
+        storage = torch.zeros_like(source)
+        runner = make_runner(bound={name: storage})
+        runner.capture()
+
+        def refill(requests):
+            storage.copy_(source)
+            rows = source[: requests * (1 if name in PER_REQUEST else 4)].numpy()
+            whole = make_batch(requests, seed=requests, **{name: rows})
+            return TargetVerifyInputs(**{**vars(whole), name: None}), whole
+
+        return runner, refill
+
+    return make
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", ["replay", "run", "fall_back"])
+def test_every_way_reads_them_where_they_stand(
+    make_bound, expect, assert_same, assert_in_step, name, way
+):
+    runner, refill = make_bound(name)
+    for requests in (2, 3, 4, 1):
+        batch, whole = refill(requests)
+        assert_same(getattr(runner, way)(batch), expect(whole))
+    assert_in_step(runner)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_can_replay_does_not_miss_them(make_bound, name):
+    runner, refill = make_bound(name)
+    decision = runner.can_replay(refill(3)[0])
+    assert (decision.ok, decision.padded_batch_size) == (True, 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_staged_batches_have_no_rows_of_them(make_bound, expect, assert_same, name):
+    runner, refill = make_bound(name)
+    batch, whole = refill(2)
+    staged = runner.stage(2)
+    for other in set(NAMES) - {name}:
+        getattr(staged, other)[:] = getattr(batch, other)
+    with pytest.raises(InputError, match=f"no field '{name}'"):
+        getattr(staged, name)
+    assert_same(staged.replay(), expect(whole))
+
+
+def test_a_misfit_is_refused(make_runner):
+    with pytest.raises(ConfigError, match="bound field 'positions'"):
+        make_runner(bound={"positions": torch.zeros(3)})

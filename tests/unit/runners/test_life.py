@@ -1,0 +1,113 @@
+"""planned -> captured -> closed: what each verb does in each state."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from graphkit import ReplayError, ReplayStats
+from graphkit.runners import Reason
+
+NOTHING = ReplayStats(replays=0, padded_rows=0, fallbacks={}, replays_by_size={})
+NEEDS_A_GRAPH = {
+    "replay": lambda runner, batch: runner.replay(batch),
+    "stage": lambda runner, batch: runner.stage(2),
+    "read shadow": lambda runner, batch: runner.shadow,
+    "set shadow": lambda runner, batch: setattr(runner, "shadow", "padded"),
+}
+
+
+@pytest.mark.parametrize("verb", NEEDS_A_GRAPH)
+def test_planned_refuses(make_runner, make_batch, verb):
+    runner = make_runner()
+    with pytest.raises(ReplayError, match=r"is planned.*Call capture\(\) first"):
+        NEEDS_A_GRAPH[verb](runner, make_batch(2))
+    assert runner.life == "planned"
+
+
+def test_planned_runs_eagerly_and_says_why(make_runner, make_batch, expect, assert_same):
+    runner, batch = make_runner(), make_batch(2)
+    assert runner.stats == NOTHING
+    decision = runner.can_replay(batch)
+    assert (decision.ok, decision.kind) == (False, Reason.NOT_CAPTURED)
+    assert_same(runner.fall_back(batch), expect(batch))
+    assert_same(runner.run(batch), expect(batch))
+    assert runner.stats.fallbacks == {"not captured": 1}
+
+
+def test_captured_takes_every_verb_but_capture(runner, make_batch, expect, assert_same):
+    batch = make_batch(3)
+    assert runner.life == "captured"
+    assert runner.can_replay(batch)
+    assert runner.shadow is None
+    for way in (runner.replay, runner.run, runner.fall_back):
+        assert_same(way(batch), expect(batch))
+    with pytest.raises(ReplayError, match=r"is captured: capture\(\) needs planned"):
+        runner.capture()
+    assert_same(runner.replay(batch), expect(batch))
+
+
+@pytest.mark.parametrize("verb", NEEDS_A_GRAPH)
+def test_closed_refuses(runner, make_batch, verb):
+    runner.close()
+    with pytest.raises(ReplayError, match=r"is closed.*Make a new one"):
+        NEEDS_A_GRAPH[verb](runner, make_batch(2))
+
+
+def test_closed_runs_nothing_but_still_answers(runner, make_batch, expect, assert_same):
+    batch = make_batch(3)
+    runner.replay(batch)
+    runner.close()
+    runner.close()
+    assert runner.life == "closed"
+    with pytest.raises(ReplayError, match="closed"):
+        runner.run(batch)
+    with pytest.raises(ReplayError, match="is closed"):
+        runner.capture()
+    decision = runner.can_replay(batch)
+    assert (decision.ok, decision.kind) == (False, Reason.CLOSED)
+    assert "closed" in decision.reason
+    assert (runner.stats.replays, runner.stats.fallbacks) == (1, {})
+    assert_same(runner.fall_back(batch), expect(batch))
+
+
+def test_a_planned_runner_may_be_closed(make_runner):
+    runner = make_runner()
+    runner.close()
+    with pytest.raises(ReplayError, match="is closed"):
+        runner.capture()
+
+
+def test_leaving_the_context_closes(make_runner):
+    with make_runner() as runner:
+        runner.capture()
+    assert runner.life == "closed"
+    runner = make_runner()
+
+    def stumble():
+        with runner:
+            runner.capture()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        stumble()
+    assert runner.life == "closed"
+
+
+def test_closing_gives_memory_back(make_runner, model):
+    made = []
+
+    def forward(inputs):
+        between = inputs.input_ids + 1
+        made.append(weakref.ref(between))
+        return model(inputs)
+
+    runner = make_runner(forward)
+    runner.capture()
+    gc.collect()
+    assert sum(ref() is not None for ref in made) == 3
+    runner.close()
+    gc.collect()
+    assert not any(ref() is not None for ref in made)

@@ -1,0 +1,84 @@
+"""Batches that cannot be replayed: the refusal names the field, and nothing is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from graphkit import InputError, SizeError, TargetVerifyInputs
+from graphkit.buffers import Axis, declare
+
+NAMES = ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "wrong",
+    [None, np.ones((1, 2), int), np.int64(3), "ab", "meta", "too long", "fraction"],
+    ids=str,
+)
+def test_a_refusal_names_the_field_and_loses_nothing(
+    runner, make_batch, expect, assert_same, assert_in_step, name, wrong
+):
+    rows = getattr(make_batch(2), name)
+    value = {
+        "meta": torch.empty(rows.shape, dtype=torch.from_numpy(rows).dtype, device="meta"),
+        "too long": np.concatenate([rows, rows[:1]]),
+        "fraction": rows + 0.5,
+    }.get(str(wrong), wrong)
+    batch = make_batch(2, **{name: value})
+    if name == "req_pool_indices" and str(wrong) == "too long":
+        name = "seq_lens"  # three requests, says the first field; the second has two
+    for way in (runner.replay, runner.run, runner.fall_back):
+        with pytest.raises((InputError, SizeError), match=f"'{name}'") as caught:
+            way(batch)
+        assert caught.value.field == name
+    decision = runner.can_replay(batch)
+    assert not decision.ok
+    for seed in range(5):
+        assert_same(runner.replay(make_batch(2, seed=seed)), expect(make_batch(2, seed=seed)))
+    assert_in_step(runner)
+
+
+@pytest.fixture
+def own_inputs():
+    """Inputs of a user who declares one field more."""
+    field = declare(Axis.REQUEST, torch.float32, "of each request", pad=1)
+    return dataclasses.make_dataclass(
+        "Own", [("heat", object, field)], bases=(TargetVerifyInputs,), kw_only=True, eq=False
+    )
+
+
+def test_a_batch_without_a_declared_field_is_refused_by_name(make_runner, make_batch, own_inputs):
+    runner = make_runner(inputs_type=own_inputs)
+    runner.capture()
+    for way in (runner.replay, runner.run, runner.fall_back):
+        with pytest.raises(InputError, match="'heat'"):
+            way(make_batch(2))
+    assert not runner.can_replay(make_batch(2))
+    assert runner.replay(make_batch(2, cls=own_inputs, heat=np.ones(2)))
+
+
+def test_a_field_that_was_not_captured_is_refused(runner, make_batch):
+    with pytest.raises(InputError, match=r"'mrope_positions'.*optional=\['mrope_positions'\]"):
+        runner.replay(make_batch(3, mrope_positions=np.zeros((3, 12), int)))
+
+
+@pytest.mark.parametrize("shadow", [None, "padded"])
+def test_a_replay_that_fails_loses_nothing(
+    runner, make_batch, expect, assert_same, assert_in_step, shadow
+):
+    """A token beyond the vocabulary: the refresh has run already when the forward stumbles."""
+    runner.replay(make_batch(2))
+    runner.shadow = shadow
+    for seed in range(6):
+        bad = make_batch(2, seed=seed, input_ids=np.full(8, 99))
+        with pytest.raises(IndexError):
+            runner.replay(bad)
+        good = make_batch(3, seed=seed)
+        assert_same(runner.replay(good), expect(good))
+        assert_in_step(runner)
+    assert runner.stats.replays == 7

@@ -1,0 +1,122 @@
+"""Replays against the model itself: every kind of batch, at every size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from graphkit import InputError, ReplayError, SizeError
+
+OPTIONAL = {
+    "custom_mask": np.tril(np.ones((3, 4, 4), bool)),
+    "input_embeds": np.arange(96, dtype=np.float32).reshape(12, 8),
+    "mrope_positions": np.arange(36).reshape(3, 12),
+}
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "mixed"])
+def test_every_live_size(runner, make_batch, model, expect, assert_same, assert_in_step, kind):
+    calls = model.calls
+    for turn, requests in enumerate([4, 1, 3, 2, 2, 4, 1, 1, 3, 4] * 2):
+        batch = make_batch(requests, seed=turn, kind=kind)
+        output = runner.replay(batch)
+        assert output.next_token_logits.shape == (requests * 4, 32)
+        assert_same(output, expect(batch))
+    assert model.calls == calls, "Python ran again"
+    assert_in_step(runner)
+
+
+def test_what_a_graph_sees_behind_the_live_rows(runner, make_batch):
+    runner.replay(make_batch(4))
+    runner.replay(make_batch(3))
+    view = runner.buffers.view(4)
+    tails = {name: getattr(view, name)[3:].tolist() for name in ("req_pool_indices", "seq_lens")}
+    assert tails == {"req_pool_indices": [0], "seq_lens": [1]}
+    for name in ("input_ids", "positions", "out_cache_loc"):
+        assert getattr(view, name)[12:].tolist() == [0] * 4, name
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"seq_lens": np.array([7, 8])},
+        {"seq_lens": torch.tensor([7, 8])},
+        {"seq_lens": np.array([7.0, 8.0])},
+        {"input_ids": np.arange(8, dtype=np.int32)},
+        {"positions": torch.arange(16)[::2]},
+        {"out_cache_loc": np.arange(8)[::-1]},
+        {"req_pool_indices": np.array([3, 4], dtype=np.uint8)},
+    ],
+)
+def test_host_values_are_cast(runner, make_batch, expect, assert_same, over):
+    batch = make_batch(2, **over)
+    assert_same(runner.replay(batch), expect(batch))
+
+
+@pytest.mark.parametrize("names", [[name] for name in OPTIONAL] + [list(OPTIONAL)])
+def test_optional_fields(make_runner, make_batch, expect, assert_same, names):
+    runner = make_runner(optional=names)
+    runner.capture()
+    fields = {name: OPTIONAL[name] for name in names}
+    for turn in range(6):
+        batch = make_batch(3, seed=turn, **fields)
+        assert_same(runner.replay(batch), expect(batch))
+        assert_same(runner.fall_back(batch), expect(batch))
+    with pytest.raises(InputError, match=f"'{names[0]}' is missing"):
+        runner.replay(make_batch(3, **{**fields, names[0]: None}))
+
+
+def test_the_next_replay_overwrites_what_was_not_cloned(runner, make_batch, expect, assert_same):
+    first, second = make_batch(2, seed=1), make_batch(2, seed=2)
+    alias, copy = runner.replay(first), runner.replay(first, clone=True)
+    run_copy = runner.run(first, clone=True)
+    assert alias.next_token_logits.data_ptr() != copy.next_token_logits.data_ptr()
+    again = runner.replay(second)
+    assert again.next_token_logits.data_ptr() == alias.next_token_logits.data_ptr()
+    assert_same(alias, expect(second))
+    assert_same(copy, expect(first))
+    assert_same(run_copy, expect(first))
+
+
+@pytest.mark.parametrize("padded", [2, 4])
+def test_a_size_may_be_asked_for(runner, make_batch, expect, assert_same, padded):
+    batch = make_batch(2)
+    assert_same(runner.replay(batch, padded_batch_size=padded), expect(batch))
+    assert runner.stats.replays_by_size == {padded: 1}
+
+
+@pytest.mark.parametrize(
+    ("requests", "padded"), [(2, 3), (2, 1), (2, 0), (2, -1), (5, 4), (5, None)]
+)
+def test_a_size_that_does_not_fit(
+    runner, make_batch, expect, assert_same, assert_in_step, requests, padded
+):
+    with pytest.raises(SizeError, match=rf"{requests} requests .*(\[1, 2, 4\]|largest is 4)") as no:
+        runner.replay(make_batch(requests), padded_batch_size=padded)
+    assert (no.value.batch_size, no.value.largest) == (requests, 4)
+    assert_same(runner.replay(make_batch(2)), expect(make_batch(2)))
+    assert_in_step(runner)
+
+
+def test_idle_batches(make_runner, make_batch, model):
+    runner, idle = make_runner(), make_batch(0)
+    with pytest.raises(ReplayError, match="planned"):
+        runner.replay(idle)
+    for output in (runner.run(idle), runner.fall_back(idle)):
+        assert output.next_token_logits.shape == (0, 32)
+        assert output.hidden_states.shape == (0, 8)
+    runner.capture()
+    calls, sequence = model.calls, runner.buffers.mailbox.sequence
+    decision = runner.can_replay(idle)
+    assert (decision.ok, decision.padded_batch_size) == (True, 0)
+    for output in (runner.replay(idle), runner.run(idle, clone=True), runner.fall_back(idle)):
+        assert output.next_token_logits.shape == (0, 32)
+        assert output.hidden_states.shape == (0, 8)
+    assert (model.calls, runner.buffers.mailbox.sequence) == (calls, sequence)
+    assert runner.stats.replays == 0
+    runner.close()
+    with pytest.raises(ReplayError, match="closed"):
+        runner.replay(idle)
+    with pytest.raises(ReplayError, match="closed"):
+        runner.run(idle)
