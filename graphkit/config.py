@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     import torch
 
 
-def require_positive(owner: str, field: str, value: object) -> None:
-    """Refuse anything but an int of at least 1.
+def require_int(owner: str, field: str, value: object, least: int = 1) -> None:
+    """Refuse anything but an int of at least ``least``.
 
     Raises:
         ConfigError: naming ``owner.field`` and the value.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{owner}.{field} must be an int >= 1, got {value!r}.", field=field)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{owner}.{field} must be an int >= {least}, got {value!r}.", field=field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,9 @@ class BufferSizes:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "dtype" and value is not None:
-                require_positive("BufferSizes", field.name, value)
+            left_out = value is None and field.default is None
+            if field.name != "dtype" and not left_out:
+                require_int("BufferSizes", field.name, value)
         if type(self.dtype).__name__ != "dtype" or not hasattr(self.dtype, "is_floating_point"):
             raise ConfigError(
                 f"BufferSizes.dtype must be a torch.dtype, got {self.dtype!r}.", field="dtype"

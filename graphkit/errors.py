@@ -21,10 +21,21 @@ Each keeps its facts as attributes, so that nobody has to parse its text.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 
 class GraphkitError(Exception):
-    """What all errors of this package share."""
+    """What all errors of this package share. Can be copied and pickled, facts included."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(cls: type[GraphkitError], args: tuple[Any, ...], facts: dict[str, Any]) -> Any:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
 
 
 class ConfigError(GraphkitError, ValueError):

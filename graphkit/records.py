@@ -6,15 +6,13 @@ schema version; a reader refuses a newer one instead of guessing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from graphkit.errors import RecordError
-
-SCHEMA = 1
+from graphkit.record_json import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +122,7 @@ class CaptureRecord:
 
     def to_json(self) -> str:
         """The record as JSON text."""
-        body = {"schema": SCHEMA, "kind": "capture", **asdict(self)}
-        return json.dumps(body, indent=2) + "\n"
+        return to_json("capture", self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -134,22 +131,7 @@ class CaptureRecord:
         Raises:
             RecordError: The text is truncated, foreign, or of a newer schema.
         """
-        body = _body(text, "capture")
-        try:
-            modes = tuple(
-                _read(ModeRecord, {**mode, "sizes": tuple(_read(SizeRecord, s) for s in sizes)})
-                for mode in body["modes"]
-                for sizes in [mode["sizes"]]
-            )
-            facts = {
-                **_known(cls, body),
-                "environment": _read(Environment, body["environment"]),
-                "modes": modes,
-                "mismatches": tuple(_read(Mismatch, m) for m in body["mismatches"]),
-            }
-            return cls(**facts)
-        except (KeyError, TypeError) as error:
-            raise RecordError(f"not a whole capture record: {error}. Capture again.") from error
+        return from_json("capture", cls, text)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -160,7 +142,7 @@ class CaptureRecord:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise RecordError(f"cannot read record {path}: {error}.") from error
         return cls.from_json(text)
 
@@ -200,7 +182,7 @@ class BenchReport:
 
     def to_json(self) -> str:
         """The report as JSON text."""
-        return json.dumps({"schema": SCHEMA, "kind": "bench", **asdict(self)}, indent=2) + "\n"
+        return to_json("bench", self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -209,16 +191,7 @@ class BenchReport:
         Raises:
             RecordError: The text is truncated, foreign, or of a newer schema.
         """
-        body = _body(text, "bench")
-        try:
-            facts = {
-                **_known(cls, body),
-                "environment": _read(Environment, body["environment"]),
-                "measures": tuple(_read(Measure, m) for m in body["measures"]),
-            }
-            return cls(**facts)
-        except (KeyError, TypeError) as error:
-            raise RecordError(f"not a whole bench report: {error}. Measure again.") from error
+        return from_json("bench", cls, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,26 +209,3 @@ class ReplayStats:
     padded_rows: int
     fallbacks: Mapping[str, int]
     replays_by_size: Mapping[int, int]
-
-
-def _body(text: str, kind: str) -> dict[str, Any]:
-    try:
-        body = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RecordError(f"not a whole record: {error}.") from error
-    if not isinstance(body, dict) or body.get("kind") != kind:
-        raise RecordError(f"not a {kind} record of graphkit.")
-    if not isinstance(body.get("schema"), int) or body["schema"] > SCHEMA:
-        raise RecordError(
-            f"record has schema {body.get('schema')!r}, this graphkit reads up to {SCHEMA}. "
-            "Upgrade graphkit."
-        )
-    return body
-
-
-def _known(cls: type[Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: facts[field.name] for field in fields(cls) if field.name in facts}
-
-
-def _read(cls: type[Any], facts: Mapping[str, Any]) -> Any:
-    return cls(**_known(cls, facts))

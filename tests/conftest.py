@@ -39,3 +39,11 @@ def has_cuda():
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Small tensors: a second thread costs more than it brings, much more on a busy machine."""
+    import torch
+
+    torch.set_num_threads(1)

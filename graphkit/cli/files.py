@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from graphkit.cli.exits import UsageError
@@ -25,21 +24,19 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file by way of a temporary one beside it.
+    """Write a file by way of another one beside it; a pipe or a device is written directly.
 
     Raises:
         UsageError: The system refuses; nothing is left behind.
     """
-    temporary = None
+    is_file = path.is_file() or not path.exists()
+    beside = path.with_name(f".{path.name}.{os.getpid()}") if is_file else path
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(text)
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        beside.write_text(text, encoding="utf-8")
+        if is_file:
+            beside.replace(path)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error
+    finally:
+        if is_file:
+            beside.unlink(missing_ok=True)

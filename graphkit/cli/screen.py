@@ -36,7 +36,10 @@ def progress_on_stderr() -> Iterator[Callable[[int, int, str], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("starting", total=None)
 
         def advance(done: int, total: int, what: str) -> None:

@@ -21,7 +21,10 @@ def resolve_device(device: torch.device | str) -> torch.device:
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    wanted = torch.device(device)
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {device!r}: use auto, cpu or cuda.") from error
     if wanted.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {wanted} is not supported: use auto, cpu or cuda.")
     if wanted.type == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,9 +15,15 @@ from graphkit.errors import CaptureCause, GraphkitError
 _ROOMS = ("graphs", "ops", "buffers", "runners", "attention", "kv")
 _MACHINERY = tuple(str((Path(__file__).parents[1] / room).resolve()) for room in _ROOMS)
 _TORCH = str(Path(torch.__file__).parent)
+_NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, *_MACHINERY))
 
 _MARKERS = {
-    CaptureCause.OUT_OF_MEMORY: ("out of memory", "alloc_failed", "cublas_status_not_initialized"),
+    CaptureCause.OUT_OF_MEMORY: (
+        "out of memory",
+        "can't allocate memory",
+        "alloc_failed",
+        "cublas_status_not_initialized",
+    ),
     CaptureCause.HOST_SYNCHRONISATION: (
         "when stream is capturing",
         "previous error during capture",
@@ -114,7 +121,7 @@ def _has_mask(indices: Any) -> bool:
 
 def _is_machinery(filename: str) -> bool:
     path = str(Path(filename).resolve())
-    return path.startswith((_TORCH, *_MACHINERY)) or filename.startswith("<")
+    return path.startswith(_NOT_THE_USERS) or filename.startswith("<")
 
 
 def _one_line(error: BaseException) -> str:

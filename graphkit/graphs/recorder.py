@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.failures import CaptureFailure, caller_place, failure_of
@@ -25,6 +25,8 @@ _READS_THE_DEVICE = {
     torch.Tensor.numpy: "Tensor.numpy",
     torch.Tensor.cpu: "Tensor.cpu",
     torch.Tensor.__array__: "Tensor.__array__",
+    torch.Tensor.__format__: "Tensor.__format__",
+    torch.Tensor.__repr__: "Tensor.__repr__",
 }
 
 
@@ -48,7 +50,9 @@ class RecordedOp:
 
     def run(self) -> None:
         """Run it again into the same storages."""
-        made = _tensors(self.op(*self.args, **self.kwargs))
+        # Aliases, since an operation may turn or squeeze its very argument.
+        args, kwargs = tree_map(_alias, (self.args, self.kwargs))
+        made = _tensors(self.op(*args, **kwargs))
         for index, result in zip(self.fresh, self.results, strict=True):
             result.copy_(made[index])
 
@@ -129,14 +133,17 @@ class _Recorder(RefusingMode):
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run an operation and keep it."""
+        if torch.Tag.inplace_view in func.tags:  # changes the tensor's shape, nothing in memory
+            return func(*args, **kwargs)
+        kept_args, kept_kwargs = tree_map(_alias, (args, kwargs))
         with torch._C.DisableTorchFunction():  # an op's own code may read what it likes
             out = func(*args, **kwargs)
         given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
         made = _tensors(out)
         fresh = tuple(i for i, tensor in enumerate(made) if _storage(tensor) not in given)
         if fresh or func._schema.is_mutable:  # a view needs no second run: its storage is given
-            results = tuple(made[i] for i in fresh)
-            self.ops.append(RecordedOp(func, args, kwargs, results, fresh))
+            results = tuple(_alias(made[i]) for i in fresh)
+            self.ops.append(RecordedOp(func, kept_args, kept_kwargs, results, fresh))
         return out
 
 
@@ -158,6 +165,11 @@ class _HostReads(TorchFunctionMode):
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _alias(leaf: Any) -> Any:
+    """The same memory with a shape of its own."""
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _storage(tensor: torch.Tensor) -> int:

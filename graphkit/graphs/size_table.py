@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from graphkit.config import require_positive
+from graphkit.config import require_int
 from graphkit.errors import ConfigError, SizeError
 
 
@@ -41,18 +41,22 @@ class SizeTable:
         *,
         multiple_of: int = 1,
     ) -> None:
-        require_positive("SizeTable", "max_batch_size", max_batch_size)
-        require_positive("SizeTable", "multiple_of", multiple_of)
+        require_int("SizeTable", "max_batch_size", max_batch_size)
+        require_int("SizeTable", "multiple_of", multiple_of)
         self.max_batch_size = max_batch_size
         self.multiple_of = multiple_of
         chosen = default_batch_sizes(max_batch_size) if batch_sizes is None else batch_sizes
+        if not isinstance(chosen, Iterable):
+            raise ConfigError(
+                f"batch_sizes must be a list of sizes, got {chosen!r}.", field="batch_sizes"
+            )
         wanted = {*self._checked(list(chosen)), max_batch_size}
         self.sizes = tuple(sorted({-(-size // multiple_of) * multiple_of for size in wanted}))
         self._fit = self._lookup()
 
     def _checked(self, sizes: list[int]) -> list[int]:
         for size in sizes:
-            require_positive("SizeTable", "batch_sizes", size)
+            require_int("SizeTable", "batch_sizes", size)
             if size > self.max_batch_size:
                 raise ConfigError(
                     f"batch_sizes holds {size}, but max_batch_size is {self.max_batch_size}. "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.config import require_positive
+from graphkit.config import require_int
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.ops.store_kv import store_kv
 
@@ -47,7 +47,7 @@ class MHATokenToKVPool:
     ) -> None:
         counts = {"size": size, "page_size": page_size, "layer_num": layer_num}
         for field, value in (counts | {"head_num": head_num, "head_dim": head_dim}).items():
-            require_positive("MHATokenToKVPool", field, value)
+            require_int("MHATokenToKVPool", field, value)
         if dtype not in _DTYPES:
             raise ConfigError(
                 f"MHATokenToKVPool.dtype must be float16, bfloat16 or float32, got {dtype!r}.",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from graphkit.config import require_positive
+from graphkit.config import require_int
 from graphkit.errors import AttentionError
 
 
@@ -29,8 +29,8 @@ class ReqToTokenPool:
     """
 
     def __init__(self, size: int, max_context_len: int, device: torch.device | str) -> None:
-        require_positive("ReqToTokenPool", "size", size)
-        require_positive("ReqToTokenPool", "max_context_len", max_context_len)
+        require_int("ReqToTokenPool", "size", size)
+        require_int("ReqToTokenPool", "max_context_len", max_context_len)
         self.size = size
         self.max_context_len = max_context_len
         self.device = torch.device(device)

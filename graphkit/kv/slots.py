@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from graphkit.config import require_positive
+from graphkit.config import require_int
 from graphkit.errors import AttentionError
 
 
@@ -26,8 +26,8 @@ class TokenSlotAllocator:
     """
 
     def __init__(self, size: int, page_size: int = 1, device: torch.device | str = "cpu") -> None:
-        require_positive("TokenSlotAllocator", "size", size)
-        require_positive("TokenSlotAllocator", "page_size", page_size)
+        require_int("TokenSlotAllocator", "size", size)
+        require_int("TokenSlotAllocator", "page_size", page_size)
         self.page_size = page_size
         self.device = torch.device(device)
         self._pages = size // page_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from graphkit.config import require_positive
+from graphkit.config import require_int
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.reference import hf_config as hf
 
@@ -37,7 +37,7 @@ class RopeScaling:
     original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
-        require_positive("RopeScaling", _ORIGINAL, getattr(self, _ORIGINAL))
+        require_int("RopeScaling", _ORIGINAL, getattr(self, _ORIGINAL))
         if self.factor <= 0 or not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ConfigError(
                 f"RopeScaling needs factor > 0 and 0 < low_freq_factor < high_freq_factor, got "
@@ -89,7 +89,7 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         for field in _SIZES:
-            require_positive("LlamaConfig", field, getattr(self, field))
+            require_int("LlamaConfig", field, getattr(self, field))
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"LlamaConfig.num_key_value_heads is {self.num_key_value_heads}, but it must "

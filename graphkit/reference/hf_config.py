@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NoReturn
 
-from graphkit.config import require_positive
+from graphkit.config import require_int
 from graphkit.errors import CheckpointError, ConfigError
 
 ARCHITECTURES = {
@@ -70,10 +70,10 @@ def integer(data: Mapping[str, object], key: str, default: int | None = None) ->
     if value is None:
         raise CheckpointError(f"config.json lacks {key}, an int >= 1. Add it.")
     try:
-        require_positive("config.json", key, value)
+        require_int("config.json", key, value)
     except ConfigError as error:
         raise CheckpointError(f"{error} Mend it.") from error
-    assert isinstance(value, int), "require_positive lets ints through only"
+    assert isinstance(value, int), "require_int lets ints through only"
     return value
 
 

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
-from graphkit.config import require_positive
+from graphkit.config import require_int
 from graphkit.errors import ConfigError
 from graphkit.spec.algorithms import Algorithm
 from graphkit.spec.modes import ForwardMode
@@ -56,9 +56,8 @@ class SpecConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", get_algorithm(self.algorithm))
         for field in ("topk", "num_draft_tokens", "page_size"):
-            require_positive("SpecConfig", field, getattr(self, field))
-        if self.num_steps != 0:
-            require_positive("SpecConfig", "num_steps", self.num_steps)
+            require_int("SpecConfig", field, getattr(self, field))
+        require_int("SpecConfig", "num_steps", self.num_steps, least=0)
         if self.resolved.is_eagle() or self.resolved.is_standalone():
             self._check_stepwise_tree()
 
@@ -121,5 +120,5 @@ class SpecConfig:
         width = self.resolved.get_num_tokens_per_bs_for_target_verify(
             self.num_draft_tokens, self.is_draft_worker
         )
-        require_positive(f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width)
+        require_int(f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width)
         return width

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from graphkit.errors import ConfigError
 from graphkit.spec.algorithms import INTERFACE, Algorithm, CustomSpecAlgorithm, SpecAlgorithm
 
@@ -25,13 +27,17 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
         ConfigError: The name is taken, or ``cls`` lacks part of the interface; the text lists
             what is missing.
     """
+    if type(name) is not str or not name:
+        raise ConfigError(f"algorithm name must be text, got {name!r}.", field="name")
+    if not inspect.isclass(cls):
+        raise ConfigError(f"algorithm class must be a class, got {cls!r}.", field="cls")
     key = name.upper()
     if key in algorithm_names():
         raise ConfigError(
             f"algorithm name {name!r} is taken; names in use: {', '.join(algorithm_names())}.",
             field="name",
         )
-    missing = [method for method in INTERFACE if not callable(getattr(cls, method, None))]
+    missing = _missing(cls)
     if missing:
         raise ConfigError(
             f"algorithm class {cls.__name__} lacks {', '.join(missing)}. "
@@ -41,14 +47,20 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
     _custom[key] = cls(key)
 
 
-def get_algorithm(name: str | Algorithm) -> Algorithm:
+def get_algorithm(name: object) -> Algorithm:
     """The algorithm of that name, or ``name`` itself if it is one already.
 
     Raises:
-        ConfigError: Nobody registered the name; the text lists those that exist.
+        ConfigError: Nobody registered the name, or it is neither name nor algorithm.
     """
-    if not isinstance(name, str):
+    if isinstance(name, (SpecAlgorithm, CustomSpecAlgorithm)):
         return name
+    if not isinstance(name, (str, type)) and not _missing(name):
+        return name  # type: ignore[return-value]  # a class need not derive from ours
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"algorithm must be a name or an algorithm, got {name!r}.", field="algorithm"
+        )
     key = name.upper()
     if key in SpecAlgorithm.__members__:
         return SpecAlgorithm[key]
@@ -60,3 +72,8 @@ def get_algorithm(name: str | Algorithm) -> Algorithm:
             field="algorithm",
         )
     return found
+
+
+def _missing(algorithm: object) -> list[str]:
+    """Methods of the interface that an object or a class lacks."""
+    return [method for method in INTERFACE if not callable(getattr(algorithm, method, None))]

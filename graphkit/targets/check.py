@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from graphkit.errors import TargetError
 from graphkit.graphs import Backend
 from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Output, Runner
@@ -55,7 +56,10 @@ def capture_target(
         TargetError: The target lacks a mode.
     """
     records = []
-    for mode in modes or tuple(target.forwards):
+    chosen = dict.fromkeys(modes or target.forwards)  # a mode that was named twice runs once
+    if not chosen:
+        raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
+    for mode in chosen:
         with target.runner(mode, batch_sizes=batch_sizes, device=device, backend=backend) as runner:
             records.append(_capture_mode(target, runner, progress))
     return replace(
@@ -101,7 +105,7 @@ class _SizeCheck:
 
     def compare(self, live: int) -> None:
         """Run one live batch the three ways."""
-        batch = self.target.sample_batch(self.runner.mode, live, _SEED + live)
+        batch = self.target.batch(self.runner.mode, live, _SEED + live)
         eager = self._run(lambda: self.runner.fall_back(batch))
         self.runner.shadow = "padded"
         padded = self._run(lambda: self.runner.replay(batch, padded_batch_size=self.size))
@@ -114,7 +118,7 @@ class _SizeCheck:
 
     def measured(self, size: SizeRecord) -> SizeRecord:
         """The size's record with what was compared and how long a full batch takes."""
-        batch = self.target.sample_batch(self.runner.mode, self.size, _SEED + self.size)
+        batch = self.target.batch(self.runner.mode, self.size, _SEED + self.size)
         return replace(
             size,
             replay_us=self._time(lambda: self.runner.replay(batch)),

@@ -14,11 +14,7 @@ _UNITS = 64
 
 def tolerance(expected: Mapping[str, torch.Tensor]) -> float:
     """Largest difference to expect of another kernel: a few roundings of the largest value."""
-    return max(
-        _UNITS * torch.finfo(tensor.dtype).eps * max(1.0, float(tensor.float().abs().max()))
-        for tensor in expected.values()
-        if tensor.is_floating_point()
-    )
+    return max((_roundings(tensor) for tensor in expected.values()), default=0.0)
 
 
 def largest_difference(
@@ -36,7 +32,7 @@ def first_difference(
 ) -> Mismatch | None:
     """The first element, by row, that differs by more than ``allowed``."""
     for name, tensor in expected.items():
-        difference = _difference(tensor, got[name]).flatten(1)
+        difference = _difference(tensor, got[name])
         rows = (difference > allowed).any(1).nonzero()
         if rows.numel():
             row = int(rows[0])
@@ -45,13 +41,26 @@ def first_difference(
                 field=name,
                 row=row,
                 request=row // tokens_per_request,
-                expected=float(tensor.flatten(1)[row, column]),
-                got=float(got[name].flatten(1)[row, column]),
+                expected=float(_rows(tensor)[row, column]),
+                got=float(_rows(got[name])[row, column]),
             )
     return None
 
 
 def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    a, b = expected.double(), got.double()
+    """Absolute difference of every element, [rows, columns]; infinite if one alone is NaN."""
+    a, b = _rows(expected).double(), _rows(got).double()
     same = (a == b) | (a.isnan() & b.isnan())
-    return torch.where(same, 0.0, (a - b).abs().nan_to_num(nan=torch.inf))
+    return torch.where(same, 0.0, (a - b).abs().nan_to_num(nan=torch.inf, posinf=torch.inf))
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(tensor.shape[0], -1)
+
+
+def _roundings(tensor: torch.Tensor) -> float:
+    if not tensor.is_floating_point():
+        return 0.0
+    values = tensor.float()
+    largest = float(torch.where(values.isfinite(), values.abs(), 0.0).max())
+    return _UNITS * torch.finfo(tensor.dtype).eps * max(1.0, largest)

@@ -41,7 +41,7 @@ def _module(name: str, text: str) -> Any:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetError(f"TARGET {text!r} cannot be imported: {_brief(error)}.") from error
 
 
@@ -49,18 +49,30 @@ def _attribute(module: Any, attribute: str, text: str) -> Any:
     try:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
-        raise TargetError(f"TARGET {text!r} not found: {error}.") from error
+        raise TargetError(f"TARGET {text!r} not found: {_first_line(error)}.") from error
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"TARGET {text!r} cannot be read: {_brief(error)}.") from error
 
 
 def _call(factory: Any, device: str, text: str) -> Any:
-    takes_device = "device" in inspect.signature(factory).parameters
     try:
-        return factory(device=device) if takes_device else factory()
+        return factory(device=device) if _takes_device(factory) else factory()
     except GraphkitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetError(f"TARGET {text!r} failed when called: {_brief(error)}.") from error
 
 
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".rstrip(". ")
+def _takes_device(factory: Any) -> bool:
+    try:
+        return "device" in inspect.signature(factory).parameters
+    except ValueError:  # some built-ins have no signature
+        return False
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "").rstrip(".")
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}".rstrip(": ")

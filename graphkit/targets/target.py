@@ -57,6 +57,20 @@ class CaptureTarget:
     optional: Sequence[str] | None = None
     inputs_type: type[Inputs] | None = None
 
+    def batch(self, mode: ForwardMode, batch_size: int, seed: int) -> Any:
+        """What ``sample_batch`` makes, if it is of the size that was asked for.
+
+        Raises:
+            TargetError: It is not.
+        """
+        batch = self.sample_batch(mode, batch_size, seed)
+        if batch.batch_size != batch_size:
+            raise TargetError(
+                f"target {self.name!r}: sample_batch made {batch.batch_size} requests where "
+                f"{batch_size} were asked for."
+            )
+        return batch
+
     def runner(
         self,
         mode: ForwardMode,
@@ -74,6 +88,11 @@ class CaptureTarget:
             names = ", ".join(mode.name for mode in self.forwards)
             raise TargetError(
                 f"target {self.name!r} has no forward for {mode.name}; it has {names}."
+            )
+        if mode not in RUNNERS:
+            raise TargetError(
+                f"target {self.name!r} has a forward for {mode!r}; forwards are a mapping from "
+                f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
             )
         return RUNNERS[mode](
             self.forwards[mode],

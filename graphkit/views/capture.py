@@ -70,7 +70,8 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
             style="green",
         )
         return
-    yield Text(f"{len(record.mismatches)} of {compared} replays are wrong:", style="bold red")
+    wrong = {(m.mode, m.batch_size, m.padded_batch_size) for m in record.mismatches}
+    yield Text(f"{len(wrong)} of {compared} replays are wrong:", style="bold red")
     for mismatch in record.mismatches[:_SHOWN]:
         yield Text(f"  {_sentence(mismatch)}", style="red")
     if len(record.mismatches) > _SHOWN:

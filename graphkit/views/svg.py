@@ -8,7 +8,7 @@ import re
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 
-_FONT_FACES = re.compile(r"@font-face\s*{.*?}", re.DOTALL)
+_FONT_FACES = re.compile(r"@font-face\s*{{.*?}}", re.DOTALL)
 # rich's own format names a web font; a file that people open offline must not.
 _FORMAT = _FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "ui-monospace")
 
@@ -16,7 +16,12 @@ _FORMAT = _FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "ui-monos
 def svg_of(view: RenderableType, *, title: str, width: int = 100) -> str:
     """The view as SVG text, ``width`` columns wide."""
     console = Console(
-        record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+        record=True,
+        width=width,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        _environ={},
     )
     console.print(view)
     return console.export_svg(title=title, code_format=_FORMAT, unique_id="graphkit")

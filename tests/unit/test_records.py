@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from graphkit.errors import RecordError
+from graphkit.record_json import SCHEMA
 from graphkit.records import (
-    SCHEMA,
     BenchReport,
     CaptureRecord,
     Environment,

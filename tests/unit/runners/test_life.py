@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import weakref
 
 import pytest
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from graphkit import ReplayError, ReplayStats
 from graphkit.runners import Reason
@@ -101,13 +101,13 @@ def test_closing_gives_memory_back(make_runner, model):
 
     def forward(inputs):
         between = inputs.input_ids + 1
-        made.append(weakref.ref(between))
+        made.append(StorageWeakRef(between.untyped_storage()))
         return model(inputs)
 
     runner = make_runner(forward)
     runner.capture()
     gc.collect()
-    assert sum(ref() is not None for ref in made) == 3
+    assert sum(not storage.expired() for storage in made) == 3
     runner.close()
     gc.collect()
-    assert not any(ref() is not None for ref in made)
+    assert all(storage.expired() for storage in made)
