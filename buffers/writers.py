@@ -31,7 +31,7 @@ class FieldWriter:
 
     __slots__ = (
         "_address", "_device", "_device_index", "_dtype", "_first", "_layout", "_mailbox",
-        "_place", "_row_count", "_size", "_slot", "name", "rows", "shape",
+        "_place", "_pointed", "_row_count", "_size", "_slot", "name", "rows", "shape",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +41,7 @@ class FieldWriter:
         self._layout, self._mailbox, self._slot = layout, mailbox, slot
         self._row_count, self._device = row_count, device
         self._device_index = -1 if device.type == "cpu" else device.index
+        self._pointed = mailbox.pointed(slot)
         self._first = int(Header.SOURCES) + layout.first_segment
         self._dtype, self._size = layout.dtype, row_count * layout.row_bytes
         self._place: torch.Tensor | None = None
@@ -64,7 +65,8 @@ class FieldWriter:
             if value.is_cpu:
                 if self._address and value.is_contiguous():
                     memmove(self._address, value.data_ptr(), self._size)
-                    self._take_payload()
+                    if self._pointed:
+                        self._take_payload()
                     return None
             elif value.get_device() == self._device_index >= 0 and value.is_contiguous():
                 return self._point_to(value)

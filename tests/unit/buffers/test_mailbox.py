@@ -17,6 +17,11 @@ from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def give_up_soon(monkeypatch):
+    monkeypatch.setattr(module, "_GIVE_UP_S", 10.0)
+
+
 @pytest.fixture
 def mailbox(verify_layouts):
     return Mailbox(tuple(verify_layouts.values()), CPU)
@@ -57,7 +62,7 @@ def test_claim_waits_until_its_slot_was_consumed(mailbox):
     for _ in range(SLOTS):
         launch(mailbox)
     before, claimed = mailbox.ring.clone(), []
-    waiting = threading.Thread(target=lambda: claimed.append(launch(mailbox)))
+    waiting = threading.Thread(target=lambda: claimed.append(launch(mailbox)), daemon=True)
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive()
