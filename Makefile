@@ -20,8 +20,8 @@ check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-gpu: ## run the tests that need a CUDA device, with the Python that holds torch for it
-	$(PYTHON) -m pytest -m gpu
+gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## run the GPU tests; GPU_PYTHON=python3 takes a Python that holds torch already
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

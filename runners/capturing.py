@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from graphkit.buffers import InputBuffers
 from graphkit.errors import CaptureError
-from graphkit.graphs import Backend, CapturedGraph, CaptureFailure, SizeTable
+from graphkit.graphs import Backend, CapturedGraph, CaptureFailure, SizeTable, preserved
 from graphkit.records import ModeRecord, SizeRecord
 
 WARM_UPS = 2
@@ -57,7 +56,7 @@ class Capturing:
         graphs: dict[int, CapturedGraph] = {}
         records: list[SizeRecord] = []
         try:
-            with self.backend.session(), _preserved(self.state):
+            with self.backend.session(), preserved(self.state):
                 for size in reversed(self.table.sizes):
                     began = time.perf_counter()
                     graphs[size] = self._one(size)
@@ -108,14 +107,3 @@ class Capturing:
             input_bytes=self.buffers.arena.nbytes,
             sizes=tuple(sizes),
         )
-
-
-@contextmanager
-def _preserved(state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Put the declared state back, whatever happens."""
-    saved = {name: tensor.clone() for name, tensor in state.items()}
-    try:
-        yield
-    finally:
-        for name, tensor in state.items():
-            tensor.copy_(saved[name])

@@ -7,6 +7,7 @@ from graphkit.graphs.environment import environment, installed
 from graphkit.graphs.failures import CaptureFailure
 from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
+from graphkit.graphs.state import preserved
 
 __all__ = [
     "Backend",
@@ -19,5 +20,6 @@ __all__ = [
     "default_batch_sizes",
     "environment",
     "installed",
+    "preserved",
     "resolve_device",
 ]

@@ -83,7 +83,13 @@ def _(
 ) -> None:
     from graphkit.ops.kernels.refresh import launch_refresh
 
-    launch_refresh(mailbox, state, table, slot, fetches, copies, slots, batch_size, num_tokens)
+    with torch.cuda.device(state.device):  # triton launches on the current one
+        launch_refresh(mailbox, state, table, slot, fetches, copies, slots, batch_size, num_tokens)
+
+
+@refresh.register_fake
+def _(*_: object) -> None:
+    return None
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,7 @@ tolerance; beyond it, padding leaks into live rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from graphkit.errors import TargetError
-from graphkit.graphs import Backend
+from graphkit.graphs import Backend, preserved
 from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Output, Runner
 from graphkit.spec import ForwardMode
@@ -128,7 +127,7 @@ class _SizeCheck:
         )
 
     def _run(self, way: Callable[[], Output]) -> dict[str, torch.Tensor]:
-        with _restored(self.target.state or {}):
+        with preserved(self.target.state or {}):
             return way().clone().tensors()
 
     def _note(
@@ -154,7 +153,7 @@ class _SizeCheck:
     def _time(self, way: Callable[[], Output]) -> float:
         """Median microseconds until the results are there."""
         repeats = 20 if self.runner.device.type == "cuda" else 3
-        with _restored(self.target.state or {}):
+        with preserved(self.target.state or {}):
             return median(self._once(way) for _ in range(repeats))
 
     def _once(self, way: Callable[[], Output]) -> float:
@@ -167,13 +166,3 @@ class _SizeCheck:
     def _wait(self) -> None:
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
-
-
-@contextmanager
-def _restored(state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    saved = {name: tensor.clone() for name, tensor in state.items()}
-    try:
-        yield
-    finally:
-        for name, tensor in state.items():
-            tensor.copy_(saved[name])
