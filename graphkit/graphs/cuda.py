@@ -40,12 +40,16 @@ class CudaGraph:
     def replay(self) -> None:
         """Launch on the current stream, after replays of this pool on another one."""
         backend = self._backend
+        if backend.current_device() != backend.device_index:
+            with torch.cuda.device(backend.device_index):  # a default stream is its device's
+                return self.replay()
         if backend.current_handle(backend.device_index) != backend.last_handle:
             backend.order()
         if self._launch is None:
             self.graph.replay()
         else:
             self._launch(backend.last_stream)
+        return None
 
     def close(self) -> None:
         """Destroy the graph; its share of the pool becomes free."""
@@ -85,6 +89,7 @@ class CudaBackend:
         self.graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
         """The graphs that are alive; weak, so that a runner that nobody closed can still die."""
         self.stream = torch.cuda.Stream(self.device)
+        self.current_device: Callable[[], int] = torch._C._cuda_getDevice
         self.current_handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self.last_handle = -1
         """Handle of the stream of the last replay; ``last_stream`` is it for a launch."""

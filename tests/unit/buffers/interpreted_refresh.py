@@ -91,16 +91,24 @@ def test_a_field_larger_than_a_chunk(make_case, make_part, source, dtype, column
 
 
 @pytest.mark.parametrize(
-    ("dtype", "row", "word"),
+    ("dtype", "columns", "offset", "word"),
     [
-        (torch.int64, (2,), 8),
-        (torch.int64, (1,), 4),
-        (torch.int32, (1,), 4),
-        (torch.int16, (1,), 1),
+        (torch.int64, 2, 0, 8),
+        (torch.int64, 1, 0, 4),
+        (torch.int32, 1, 0, 4),
+        (torch.int16, 1, 0, 1),
+        (torch.int64, 2, 1, 4),
+        (torch.int32, 4, 1, 4),
+        (torch.int16, 8, 1, 1),
+        (torch.uint8, 16, 1, 1),
+        (torch.uint8, 16, 4, 4),
     ],
 )
-def test_the_width_that_the_alignment_allows(make_case, make_part, widths, dtype, row, word):
-    case = make_case([make_part(Axis.REQUEST, dtype, row)], requests=3, width=1)
+def test_the_width_that_all_addresses_allow(
+    make_case, make_part, widths, dtype, columns, offset, word
+):
+    part = make_part(Axis.REQUEST, dtype, (columns,), source="address", offset=offset)
+    case = make_case([part], requests=3, width=1)
     case.turn(3, 3)
     assert set(widths) == {word}
 

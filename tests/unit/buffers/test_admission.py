@@ -130,6 +130,8 @@ def test_nan_and_infinity_survive_a_cast(take):
         ("seq_lens", np.array([5, 6], np.longdouble), "longdouble|float128", "Pass"),
         ("seq_lens", torch.ones(2, device="meta").int(), "is on meta", "Move it to cpu"),
         ("input_embeds", torch.ones(8, 8).to_sparse(), "sparse", "Pass"),
+        ("input_embeds", torch.ones(8, 8, dtype=torch.complex64), "complex64", "Pass"),
+        ("input_embeds", np.ones((8, 8), complex), "complex128", "Pass"),
         # Bits that mean something else in the field's dtype.
         ("seq_lens", np.array([5, 2**31 + 5], np.uint32), "is torch.uint32", "Pass torch.int32"),
         (

@@ -66,6 +66,20 @@ def test_staged_batches_have_no_rows_of_them(make_bound, expect, assert_same, na
     assert_same(staged.replay(), expect(whole))
 
 
+def test_all_rows_per_token_may_be_bound(make_runner, make_batch, expect, assert_same):
+    whole = make_batch(4, seed=9)
+    storage = {name: torch.from_numpy(getattr(whole, name).copy()) for name in NAMES[2:]}
+    runner = make_runner(bound=storage)
+    runner.capture()
+    batch = TargetVerifyInputs(**{**vars(whole), **dict.fromkeys(storage)})
+    for way in (runner.replay, runner.run, runner.fall_back):
+        for name, tensor in storage.items():
+            tensor.copy_(torch.from_numpy(getattr(whole, name)))
+        assert_same(way(batch), expect(whole))
+    assert runner.can_replay(batch)
+    assert runner.stats.fallbacks == {}
+
+
 def test_a_misfit_is_refused(make_runner):
     with pytest.raises(ConfigError, match="bound field 'positions'"):
         make_runner(bound={"positions": torch.zeros(3)})

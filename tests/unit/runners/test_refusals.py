@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit import InputError, SizeError, TargetVerifyInputs
+from graphkit import InputError, ReplayError, SizeError, TargetVerifyInputs
 from graphkit.buffers import Axis, declare
 
 NAMES = ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc")
@@ -82,3 +82,22 @@ def test_a_replay_that_fails_loses_nothing(
         assert_same(runner.replay(good), expect(good))
         assert_in_step(runner)
     assert runner.stats.replays == 7
+
+
+@pytest.mark.parametrize("shadow", [None, "padded"])
+def test_a_staged_replay_that_fails_loses_nothing_either(
+    runner, make_batch, expect, assert_same, assert_in_step, shadow
+):
+    """Its slot was consumed, so it is over: another try would write where nobody reads."""
+    runner.shadow = shadow
+    for seed in range(6):
+        staged = runner.stage(2)
+        staged.input_ids[:] = 99
+        with pytest.raises(IndexError):
+            staged.replay()
+        staged.input_ids[:] = 1
+        with pytest.raises(ReplayError, match="this staged batch is over"):
+            staged.replay()
+        batch = make_batch(3, seed=seed)
+        assert_same(runner.replay(batch), expect(batch))
+        assert_in_step(runner)
