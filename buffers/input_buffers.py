@@ -88,6 +88,13 @@ class InputBuffers:
         rows = min(self.capacity.rows(layout.field.axis, batch_size), layout.capacity)
         return self.arena.tensors[name].narrow(layout.dim, 0, rows)
 
+    def tokens_of(self, batch: Any) -> int:
+        """Rows of a batch; as captured, if another graph writes every field that could tell."""
+        per_token = {"input_ids", "positions", "out_cache_loc"}
+        if per_token <= self.bound.keys():
+            return int(batch.batch_size * self.capacity.tokens_per_request)
+        return int(batch.num_tokens)
+
     def prepare(self, batch_size: int) -> None:
         """Upload what ``refresh`` needs for a size. Before any capture of it."""
         if batch_size not in self._work:

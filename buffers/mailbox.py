@@ -130,6 +130,7 @@ class Mailbox:
     def resume(self) -> None:
         """Count a launch that failed after its slot was consumed."""
         self.sequence = max(self.sequence, self._words[_CONSUMED])
+        self.claims += 1
 
     def staging(self, layout: FieldLayout) -> torch.Tensor:
         """Memory that the device can read, for host rows of a field too large for the slot.

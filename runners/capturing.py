@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from graphkit.buffers import InputBuffers
 from graphkit.errors import CaptureError
-from graphkit.graphs import Backend, CapturedGraph, CaptureFailure, SizeTable, preserved
+from graphkit.graphs import CapturedGraph, CaptureFailure, preserved
 from graphkit.records import ModeRecord, SizeRecord
+from graphkit.runners.parts import Parts
 
 WARM_UPS = 2
 """The first may build lazily what the second and the capture then reuse."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Capturing:
-    """What it takes to capture a runner's sizes.
+    """Captures a runner's sizes.
 
     Warm-ups and captures see a batch of pads alone: it is valid work that touches nothing but
     row 0 and slot 0.
 
-    Attributes:
-        table: The sizes.
-        backend: What captures.
-        buffers: The runner's.
-        step: ``step(size)`` is captured; returns the output's tensors by name.
-        mode: The forward mode's name.
+    Args:
+        parts: The runner's.
         state: Tensors that a step changes.
-        plan: What an attention backend does on the host before a run, given batch and size.
     """
 
-    table: SizeTable
-    backend: Backend
-    buffers: InputBuffers
-    step: Callable[[int], Mapping[str, torch.Tensor]]
-    mode: str
-    state: Mapping[str, torch.Tensor]
-    plan: Callable[[Any, int], None] | None
+    def __init__(self, parts: Parts[Any], state: Mapping[str, torch.Tensor]) -> None:
+        self._parts, self._state = parts, state
+        self._backend, self._buffers = parts.backend, parts.buffers
 
     def every_size(
         self, progress: Callable[[SizeRecord], None]
@@ -56,8 +45,8 @@ class Capturing:
         graphs: dict[int, CapturedGraph] = {}
         records: list[SizeRecord] = []
         try:
-            with self.backend.session(), preserved(self.state):
-                for size in reversed(self.table.sizes):
+            with self._backend.session(), preserved(self._state):
+                for size in reversed(self._parts.table.sizes):
                     began = time.perf_counter()
                     graphs[size] = self._one(size)
                     elapsed_ms = (time.perf_counter() - began) * 1e3
@@ -68,32 +57,34 @@ class Capturing:
                 graph.close()
             raise
         finally:
-            self.buffers.mailbox.rewind()
+            self._buffers.mailbox.rewind()
         return graphs, self._mode_record(records)
 
     def _one(self, size: int) -> CapturedGraph:
-        self.buffers.prepare(size)
+        self._buffers.prepare(size)
         try:
             for _ in range(WARM_UPS):
-                self._posted(size, self.backend.warm_up)
-            captured: CapturedGraph = self._posted(size, self.backend.capture)
+                self._posted(size, self._backend.warm_up)
+            captured: CapturedGraph = self._posted(size, self._backend.capture)
         except CaptureFailure as failure:
-            found = self._posted(size, self.backend.diagnose) or failure
-            raise CaptureError(self.mode, size, found.cause, found.where) from failure.__cause__
+            found = self._posted(size, self._backend.diagnose) or failure
+            raise CaptureError(
+                self._parts.mode.name, size, found.cause, found.where
+            ) from failure.__cause__
         return captured
 
     def _posted(self, size: int, run: Callable[[Callable[[], Any]], Any]) -> Any:
         """Run the step, in the way of ``run``, on a batch of pads."""
-        self.buffers.mailbox.rewind()  # a failed run may have left its slot unread
-        self.buffers.post_idle()
-        if self.plan is not None:
-            self.plan(self.buffers.view(size), size)
-        return run(lambda: self.step(size))
+        self._buffers.mailbox.rewind()  # a failed run may have left its slot unread
+        self._buffers.post_idle()
+        if self._parts.plan_on_host is not None:
+            self._parts.plan_on_host(self._buffers.view(size), size)
+        return run(lambda: self._parts.refreshed_step(size))
 
     def _size_record(self, size: int, graph: CapturedGraph, capture_ms: float) -> SizeRecord:
         return SizeRecord(
             batch_size=size,
-            num_tokens=size * self.buffers.capacity.tokens_per_request,
+            num_tokens=size * self._buffers.capacity.tokens_per_request,
             num_nodes=graph.num_nodes,
             capture_ms=capture_ms,
             pool_bytes=graph.pool_bytes,
@@ -101,9 +92,9 @@ class Capturing:
 
     def _mode_record(self, sizes: list[SizeRecord]) -> ModeRecord:
         return ModeRecord(
-            mode=self.mode,
-            tokens_per_request=self.buffers.capacity.tokens_per_request,
-            host_planned=self.plan is not None,
-            input_bytes=self.buffers.arena.nbytes,
+            mode=self._parts.mode.name,
+            tokens_per_request=self._buffers.capacity.tokens_per_request,
+            host_planned=self._parts.plan_on_host is not None,
+            input_bytes=self._buffers.arena.nbytes,
             sizes=tuple(sizes),
         )

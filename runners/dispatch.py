@@ -66,7 +66,7 @@ class Dispatch:
         requests = batch.batch_size
         if not self._table.fits(requests):
             return Reason.BATCH_TOO_LARGE
-        if batch.num_tokens != requests * self._width:
+        if self._buffers.tokens_of(batch) != requests * self._width:
             return Reason.WRONG_WIDTH
         if self.surplus_field(batch) is not None:
             return Reason.FIELD_NOT_CAPTURED
@@ -81,7 +81,7 @@ class Dispatch:
 
     def explain(self, miss: Reason, batch: Any, life: str) -> str:
         """The reason as a sentence with what came and what was captured."""
-        requests, tokens = batch.batch_size, batch.num_tokens
+        requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
         if miss is Reason.BATCH_TOO_LARGE:
             return f"batch of {requests} requests; the largest captured is {self._table.largest}"
         if miss is Reason.WRONG_WIDTH:

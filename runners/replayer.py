@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, Literal, TypeVar
 
-from graphkit.buffers import InputBuffers
 from graphkit.errors import InputError, ReplayError, SizeError
-from graphkit.graphs import Backend, CapturedGraph, SizeTable
-from graphkit.runners.dispatch import Dispatch, not_captured
+from graphkit.graphs import CapturedGraph
+from graphkit.runners.dispatch import not_captured
 from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
+from graphkit.runners.parts import Parts
 from graphkit.runners.staged import StagedBatch
-from graphkit.runners.step import Step
 
 OutputT = TypeVar("OutputT", bound=Output)
 
@@ -25,26 +24,16 @@ class Replayer(Generic[OutputT]):
         shadow: ``"padded"`` runs the identical padded path without the graph.
     """
 
-    def __init__(
-        self,
-        *,
-        graphs: Mapping[int, CapturedGraph],
-        table: SizeTable,
-        backend: Backend,
-        buffers: InputBuffers,
-        step: Step[OutputT],
-        dispatch: Dispatch,
-        output_type: type[OutputT],
-        before_replay: Callable[[Any, int], None] | None,
-    ) -> None:
+    def __init__(self, parts: Parts[OutputT], graphs: Mapping[int, CapturedGraph]) -> None:
         self.graphs = dict(graphs)
         self.shadow: Literal["padded"] | None = None
-        self._table, self._backend, self._buffers = table, backend, buffers
-        self._mailbox = buffers.mailbox
-        self._step, self._dispatch, self._output_type = step, dispatch, output_type
-        self._before_replay = before_replay
+        self._parts = parts
+        self._mailbox = parts.buffers.mailbox
+        self._dispatch, self._before_replay = parts.dispatch, parts.plan_on_host
         self._fits: dict[tuple[int, int | None], Fit] = {}
-        for requests in range(1, table.max_batch_size + 1):  # the first replay must not be slower
+        for requests in range(
+            1, parts.table.max_batch_size + 1
+        ):  # the first replay must not be slower
             self._make_fit(requests, None)
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
@@ -72,7 +61,7 @@ class Replayer(Generic[OutputT]):
             )
         fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
         slot = self._mailbox.claim()
-        self._buffers.pad_slot(slot)
+        self._parts.buffers.pad_slot(slot)
         return StagedBatch(self, fit, slot, self._mailbox.claims)
 
     def replay_staged(self, fit: Fit, slot: int, claim: int, in_flight: list[Any]) -> OutputT:
@@ -101,7 +90,7 @@ class Replayer(Generic[OutputT]):
 
     def idle(self) -> OutputT:
         """An output without rows; nothing is launched."""
-        return self._output_type(**self.graphs[self._table.largest].output).live(0, 0)
+        return self._parts.output_type(**self.graphs[self._parts.table.largest].output).live(0, 0)
 
     def count(self) -> tuple[Counter[int], int]:
         """Replays by captured size, and requests padded in all."""
@@ -120,23 +109,25 @@ class Replayer(Generic[OutputT]):
 
     def _launch_padded(self, fit: Fit, in_flight: list[Any]) -> OutputT:
         """What the graph does, without it."""
-        self._backend.order()
-        self._buffers.refresh(fit.padded_batch_size)
+        self._parts.backend.order()
+        self._parts.buffers.refresh(fit.padded_batch_size)
         self._mailbox.commit(in_flight)
-        output = self._step.padded(fit.padded_batch_size).live(fit.requests, fit.tokens)
+        output = self._parts.step.padded(fit.padded_batch_size).live(fit.requests, fit.tokens)
         fit.replays += 1
         return output
 
     def _make_fit(self, requests: int, size: int | None) -> Fit:
-        padded = self._table.fit(requests) if size is None else size
+        padded = self._parts.table.fit(requests) if size is None else size
         if padded not in self.graphs or not 0 < requests <= padded:
             raise SizeError(
                 f"{requests} requests cannot run at batch size {padded}: "
-                f"captured are {list(self._table)}.",
+                f"captured are {list(self._parts.table)}.",
                 batch_size=requests,
-                largest=self._table.largest,
+                largest=self._parts.table.largest,
             )
         graph = self.graphs[padded]
-        fit = Fit(self._buffers, requests, padded, graph, self._output_type(**graph.output))
+        fit = Fit(
+            self._parts.buffers, requests, padded, graph, self._parts.output_type(**graph.output)
+        )
         self._fits[requests, size] = fit
         return fit

@@ -18,6 +18,7 @@ from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.outputs import Output
+from graphkit.runners.parts import Parts
 from graphkit.runners.replayer import Replayer
 from graphkit.runners.staged import StagedBatch
 from graphkit.runners.step import Step
@@ -99,10 +100,16 @@ class Runner(Generic[OutputT]):
         )
         self.life: Literal["planned", "captured", "closed"] = "planned"
         self._state = dict(state or {})
-        self._step: Step[OutputT] = Step(
-            forward, self.mode, self.output_type, self.buffers, attention
+        self._parts: Parts[OutputT] = Parts(
+            mode=self.mode,
+            output_type=self.output_type,
+            table=self.table,
+            backend=self.backend,
+            buffers=self.buffers,
+            step=Step(forward, self.mode, self.output_type, self.buffers, attention),
+            dispatch=Dispatch(self.table, self.buffers),
+            plan_on_host=self._host_plan(),
         )
-        self._dispatch = Dispatch(self.table, self.buffers)
         self._replayer: Replayer[OutputT] | None = None
         self._fallbacks: Counter[str] = Counter()
 
@@ -133,30 +140,12 @@ class Runner(Generic[OutputT]):
         """
         if self.life != "planned":
             raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
-        before_replay = self._before_replay()
-        capturing = Capturing(
-            table=self.table,
-            backend=self.backend,
-            buffers=self.buffers,
-            step=self._refreshed_step,
-            mode=self.mode.name,
-            state=self._state,
-            plan=before_replay,
-        )
+        capturing = Capturing(self._parts, self._state)
         graphs, record = capturing.every_size(progress or (lambda _size: None))
-        self._replayer = Replayer(
-            graphs=graphs,
-            table=self.table,
-            backend=self.backend,
-            buffers=self.buffers,
-            step=self._step,
-            dispatch=self._dispatch,
-            output_type=self.output_type,
-            before_replay=before_replay,
-        )
+        self._replayer = Replayer(self._parts, graphs)
         self.life = "captured"
         return CaptureRecord(
-            target=self._step.name,
+            target=self._parts.step.name,
             backend=self.backend.name,
             environment=environment(self.device),
             modes=(record,),
@@ -215,11 +204,11 @@ class Runner(Generic[OutputT]):
             InputError: A field is missing or wrong, so that there is no eager way either.
             ReplayError: The runner is closed.
         """
-        miss = self._dispatch.miss(batch, self.life)
+        miss = self._parts.dispatch.miss(batch, self.life)
         if miss is None:
             return self.replay(batch, clone=clone)
         if not miss.has_eager_way:
-            raise ReplayError(self._dispatch.explain(miss, batch, self.life))
+            raise ReplayError(self._parts.dispatch.explain(miss, batch, self.life))
         output = self.fall_back(batch)
         self._fallbacks[miss.value] += 1
         return output
@@ -234,7 +223,7 @@ class Runner(Generic[OutputT]):
             OutputError: The forward returned something else than its mode's output.
         """
         if batch.batch_size:
-            return self._step.unpadded(batch)
+            return self._parts.step.unpadded(batch)
         if self.life == "captured":
             return self._captured("fall_back").idle()
         empty: OutputT = self.output_type.empty(self.sizes, self.device)
@@ -242,7 +231,7 @@ class Runner(Generic[OutputT]):
 
     def can_replay(self, batch: Any) -> Decision:
         """Whether ``replay`` takes the batch, and if not, why. Launches nothing."""
-        return self._dispatch.decide(batch, self.life)
+        return self._parts.dispatch.decide(batch, self.life)
 
     @property
     def shadow(self) -> Literal["padded"] | None:
@@ -266,11 +255,6 @@ class Runner(Generic[OutputT]):
             replays_by_size=dict(sorted(by_size.items())),
         )
 
-    def _refreshed_step(self, size: int) -> dict[str, torch.Tensor]:
-        """What a captured graph does."""
-        self.buffers.refresh(size)
-        return self._step.padded(size).tensors()
-
     def _captured(self, what: str) -> Replayer[OutputT]:
         if self.life != "captured":
             remedy = "Call capture() first." if self.life == "planned" else "Make a new one."
@@ -278,7 +262,7 @@ class Runner(Generic[OutputT]):
         assert self._replayer is not None, "a captured runner has a replayer"
         return self._replayer
 
-    def _before_replay(self) -> Callable[[Any, int], None] | None:
+    def _host_plan(self) -> Callable[[Any, int], None] | None:
         hook = getattr(self.attention, "before_replay", None)
         if hook is None:
             return None

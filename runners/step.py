@@ -62,7 +62,7 @@ class Step(Generic[OutputT]):
 
     def _on_device(self, batch: Any) -> Inputs:
         capacity = self._buffers.capacity
-        width = batch.num_tokens // batch.batch_size
+        width = self._buffers.tokens_of(batch) // batch.batch_size
         live = replace(
             capacity,
             requests=batch.batch_size,
