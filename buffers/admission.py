@@ -57,6 +57,8 @@ def _as_tensor(layout: FieldLayout, value: Any) -> torch.Tensor:
 def _cast(layout: FieldLayout, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu":
         raise _refusal(layout, f"is {tensor.dtype}", f"Device tensors must be {layout.dtype}.")
+    if tensor.is_complex():
+        raise _refusal(layout, f"is {tensor.dtype}", f"Pass {layout.dtype}.")
     # An unsigned value goes by way of int64: its own bits may mean a negative one.
     exact = tensor.long() if tensor.dtype in _UNSIGNED else tensor
     cast = exact.to(layout.dtype)
