@@ -50,7 +50,7 @@ class Inputs:
             InputError: No field per request says how many.
         """
         try:
-            return int(self.req_pool_indices.shape[0])
+            return self.req_pool_indices.shape[0]  # type: ignore[no-any-return]
         except (AttributeError, IndexError):
             return self._count("req_pool_indices", "seq_lens")
 
@@ -62,7 +62,7 @@ class Inputs:
             InputError: No field per token says how many.
         """
         try:
-            return int(self.input_ids.shape[0])
+            return self.input_ids.shape[0]  # type: ignore[no-any-return]
         except (AttributeError, IndexError):
             return self._count("input_ids", "positions", "out_cache_loc")
 

@@ -97,10 +97,6 @@ class Mailbox:
         if address != FROM_PAYLOAD:
             self._pointed[index].append(word)
 
-    def pointed(self, index: int) -> list[int]:
-        """The words of a slot that name an address in its present turn; always the same list."""
-        return self._pointed[index]
-
     def fill(self, index: int, words: NDArray[np.int64]) -> None:
         """Write a slot from its sources on."""
         self._bodies[index][:] = words

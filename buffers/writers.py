@@ -6,8 +6,8 @@ else goes through ``admit``, which casts or refuses.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from ctypes import memmove
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,11 @@ from graphkit.buffers.layout import FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
 
+_Array, _Tensor = np.ndarray, torch.Tensor
+# ctypes.memmove lets other threads run meanwhile, which costs more than so small a copy.
+_memmove = ctypes.PyDLL(None).memmove
+_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
 
 class FieldWriter:
     """Writes a given number of live rows of one field into one slot.
@@ -26,12 +31,15 @@ class FieldWriter:
     Attributes:
         name: The field.
         shape: Its shape with that many rows.
+        dtype: Its dtype.
+        size: Bytes of one segment with that many rows.
         rows: The place in the slot as numpy, ``None`` if only the field's address travels.
+        address: Where the place begins; 0 if there is none, or none in one piece.
     """
 
     __slots__ = (
-        "_address", "_device", "_device_index", "_dtype", "_first", "_layout", "_mailbox",
-        "_place", "_pointed", "_row_count", "_size", "_slot", "name", "rows", "shape",
+        "_device", "_device_index", "_first", "_layout", "_mailbox", "_place", "_row_count",
+        "_slot", "address", "dtype", "name", "rows", "shape", "size",
     )  # fmt: skip
 
     def __init__(
@@ -41,16 +49,15 @@ class FieldWriter:
         self._layout, self._mailbox, self._slot = layout, mailbox, slot
         self._row_count, self._device = row_count, device
         self._device_index = -1 if device.type == "cpu" else device.index
-        self._pointed = mailbox.pointed(slot)
         self._first = int(Header.SOURCES) + layout.first_segment
-        self._dtype, self._size = layout.dtype, row_count * layout.row_bytes
+        self.dtype, self.size = layout.dtype, row_count * layout.row_bytes
         self._place: torch.Tensor | None = None
         self.rows: NDArray[Any] | None = None
         if not layout.field.on_device:
             self._place, self.rows = host_view(mailbox, slot, layout, row_count)
         # A field of several segments has no single address to copy to.
         single = self._place is not None and layout.segments == 1
-        self._address = self._place.data_ptr() if single and self._place is not None else 0
+        self.address = self._place.data_ptr() if single and self._place is not None else 0
 
     def write(self, value: Any) -> torch.Tensor | None:
         """Write the rows, or the address of the device tensor that holds them.
@@ -61,18 +68,14 @@ class FieldWriter:
         Raises:
             InputError: The value cannot stand for this field; nothing was written.
         """
-        if type(value) is torch.Tensor and value.dtype is self._dtype and value.shape == self.shape:
-            if value.is_cpu:
-                if self._address and value.is_contiguous():
-                    memmove(self._address, value.data_ptr(), self._size)
-                    if self._pointed:
-                        self._take_payload()
-                    return None
-            elif value.get_device() == self._device_index >= 0 and value.is_contiguous():
-                return self._point_to(value)
-        return self._write_admitted(value)
-
-    def _write_admitted(self, value: Any) -> torch.Tensor | None:
+        if (
+            type(value) is torch.Tensor
+            and value.get_device() == self._device_index >= 0
+            and value.dtype is self.dtype
+            and value.shape == self.shape
+            and value.is_contiguous()
+        ):
+            return self._point_to(value)
         tensor = admit(self._layout, value, self._row_count, self._device)
         if not tensor.is_cpu:
             return self._point_to(tensor)
@@ -95,7 +98,7 @@ class FieldWriter:
     def _point_to(self, tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.data_ptr()
         for segment in range(self._layout.segments):
-            self._mailbox.point(self._slot, self._first + segment, address + segment * self._size)
+            self._mailbox.point(self._slot, self._first + segment, address + segment * self.size)
         return tensor
 
 
@@ -116,9 +119,12 @@ class BatchWriter:
         self.by_address = frozenset(self.fields) - frozenset(self.rows)
         # One tuple per field: unpacking it costs less than looking the attributes up.
         self._plan = tuple(
-            (f.name, f.rows, f.rows.dtype if f.rows is not None else None, f.shape, f.write)
+            (
+                f.name, f.shape, f.rows, None if f.rows is None else f.rows.dtype,
+                f.dtype, f.address, f.size, f.write,
+            )
             for f in fields
-        )
+        )  # fmt: skip
 
     def write(self, batch: Any) -> list[torch.Tensor]:
         """Write every field; returns what must stay alive until the device has read it.
@@ -127,10 +133,24 @@ class BatchWriter:
             InputError: A field cannot be taken. The slot may be written again.
         """
         in_flight = []
-        for name, rows, dtype, shape, write in self._plan:
-            value = getattr(batch, name, None)
-            if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:
-                rows[...] = value  # type: ignore[index]
-            elif (kept := write(value)) is not None:
+        for name, shape, rows, np_dtype, dtype, address, size, write in self._plan:
+            value: Any = getattr(batch, name, None)
+            kind = type(value)
+            if kind is _Array:
+                if value.dtype is np_dtype and value.shape == shape:
+                    rows[...] = value  # type: ignore[index]
+                    continue
+            elif (
+                kind is _Tensor
+                and address
+                and value.is_cpu
+                and value.dtype is dtype
+                and value.shape == shape
+                and value.is_contiguous()
+            ):
+                _memmove(address, value.data_ptr(), size)
+                continue
+            kept = write(value)
+            if kept is not None:
                 in_flight.append(kept)
         return in_flight

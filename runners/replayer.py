@@ -29,7 +29,7 @@ class Replayer(Generic[OutputT]):
         self.shadow: Literal["padded"] | None = None
         self._parts = parts
         self._mailbox = parts.buffers.mailbox
-        self._dispatch, self._before_replay = parts.dispatch, parts.plan_on_host
+        self._absent, self._before_replay = parts.buffers.absent, parts.plan_on_host
         self._fits: dict[tuple[int, int | None], Fit] = {}
         # Made now, so that the first replay of a size is no slower than the others.
         for requests in range(1, parts.table.max_batch_size + 1):
@@ -42,9 +42,9 @@ class Replayer(Generic[OutputT]):
             if batch.batch_size == 0:
                 return self.idle()
             fit = self._make_fit(batch.batch_size, padded_batch_size)
-        surplus = self._dispatch.surplus_field(batch)
-        if surplus is not None:
-            raise InputError(not_captured(surplus), field=surplus)
+        for name in self._absent:
+            if getattr(batch, name, None) is not None:
+                raise InputError(not_captured(name), field=name)
         slot = self._mailbox.claim()
         in_flight = fit.writer(slot).write(batch)
         if self._before_replay is not None:

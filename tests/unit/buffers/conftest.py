@@ -53,6 +53,10 @@ def _same_bytes(a, b):
     )
 
 
+def _nothing_to_wait_for():
+    raise AssertionError("every slot was consumed, but the mailbox does not know")
+
+
 @dataclass(frozen=True)
 class Part:
     """A field, and where a batch's rows of it come from: payload, address, on_device or bound."""
@@ -85,7 +89,9 @@ class Case:
             for layout in resolve(fields_of(inputs_type), capacity)
             if self.parts[layout.name].source == "bound"
         }
-        self.buffers = InputBuffers(capacity, CPU, inputs_type=inputs_type, bound=self.bound)
+        self.buffers = InputBuffers(
+            capacity, CPU, inputs_type=inputs_type, bound=self.bound, is_alive=_nothing_to_wait_for
+        )
         self.turns = 0
 
     def turn(self, live, padded):

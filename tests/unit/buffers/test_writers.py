@@ -26,7 +26,10 @@ def test_host_rows_too_large_for_the_slot_travel_by_address(make_buffers, pass_o
     assert list((ctypes.c_float * 64).from_address(address)) == rows.view(-1).tolist()
 
 
-def test_host_rows_take_the_place_of_an_address(make_buffers, make_batch):
+@pytest.mark.parametrize(
+    "rows", [np.arange(5, 9), torch.arange(5, 9), np.arange(5.0, 9.0), torch.arange(5.0, 9.0)]
+)
+def test_host_rows_take_the_place_of_an_address(make_buffers, make_batch, rows):
     """A staged field may be assigned twice, the first time from the device."""
     buffers = make_buffers()
     slot = buffers.mailbox.claim()
@@ -34,7 +37,7 @@ def test_host_rows_take_the_place_of_an_address(make_buffers, make_batch):
     (layout,) = [x for x in buffers.layouts if x.name == "positions"]
     elsewhere = torch.full((4,), 77)
     buffers.mailbox.point(slot, Header.SOURCES + layout.first_segment, elsewhere.data_ptr())
-    FieldWriter(buffers.mailbox, slot, layout, 4, CPU).write(np.array([5, 6, 7, 8]))
+    FieldWriter(buffers.mailbox, slot, layout, 4, CPU).write(rows)
     buffers.mailbox.post(slot, 1, 4)
     buffers.mailbox.commit([*kept, elsewhere])
     buffers.prepare(1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from graphkit import BufferSizes, SpecConfig, TargetVerifyInputs, TargetVerifyRunner, VerifyOutput
+from graphkit.buffers import mailbox
 
 VOCAB, HIDDEN, WIDTH = 32, 8, 4
 DTYPES = {
@@ -67,6 +68,12 @@ def _batch(requests, width=WIDTH, *, seed=0, kind="numpy", cls=TargetVerifyInput
 def _same(got, expected):
     for name, tensor in expected.tensors().items():
         assert torch.equal(getattr(got, name), tensor), name
+
+
+@pytest.fixture(autouse=True)
+def give_up_soon(monkeypatch):
+    """The recorder consumes at once: a wait is a bug, and need not last a minute."""
+    monkeypatch.setattr(mailbox, "_GIVE_UP_S", 0.5)
 
 
 @pytest.fixture
