@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from graphkit.records import BenchReport
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "tools" / "examples").glob("*.py"))
 
@@ -37,3 +39,15 @@ def test_the_readme_names_targets_that_exist():
     makefile = (ROOT / "Makefile").read_text()
     for name in re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
         assert re.search(rf"^{name}:", makefile, re.MULTILINE), name
+
+
+def test_the_readmes_figures_are_those_of_the_committed_result():
+    text = (ROOT / "tools" / "bench" / "results" / "refresh.json").read_text()
+    report = BenchReport.from_json(text)
+    measured = {f"{measure.value:.2f}" for measure in report.measures}
+    readme = (ROOT / "README.md").read_text().partition("## Measured")[2].partition("## ")[0]
+    table = re.findall(r"\| (\d+\.\d+) \|", readme)
+    assert len(table) == 9
+    assert set(table) <= measured
+    for fact in (report.environment.driver, report.environment.torch, report.environment.triton):
+        assert fact in readme
