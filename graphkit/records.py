@@ -120,6 +120,11 @@ class CaptureRecord:
     modes: tuple[ModeRecord, ...]
     mismatches: tuple[Mismatch, ...] = ()
 
+    @property
+    def sizes(self) -> tuple[SizeRecord, ...]:
+        """The sizes of all modes, in their order."""
+        return tuple(size for mode in self.modes for size in mode.sizes)
+
     def to_json(self) -> str:
         """The record as JSON text."""
         return to_json("capture", self)

@@ -62,7 +62,7 @@ def _cells(size: SizeRecord) -> Iterator[str]:
 
 
 def _verdict(record: CaptureRecord) -> Iterator[Text]:
-    compared = sum(size.batches_compared for mode in record.modes for size in mode.sizes)
+    compared = sum(size.batches_compared for size in record.sizes)
     if not record.mismatches:
         yield Text(
             f"{compared} live batches replayed: each equals the padded path without a graph bit by "

@@ -113,6 +113,6 @@ def test_autocast_and_inference_mode(make_runner, make_batch, weight):
 def test_the_record_counts_nodes(make_runner):
     record = make_runner().capture()
     assert record.backend == "cuda"
-    for size in record.modes[0].sizes:
+    for size in record.sizes:
         assert size.num_nodes >= 5
         assert size.capture_ms > 0

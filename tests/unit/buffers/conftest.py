@@ -18,6 +18,7 @@ from graphkit.buffers import (
     TargetVerifyInputs,
     declare,
     fields_of,
+    mailbox,
     resolve,
 )
 from graphkit.ops.mailbox_layout import Header
@@ -53,10 +54,6 @@ def _same_bytes(a, b):
     )
 
 
-def _nothing_to_wait_for():
-    raise AssertionError("every slot was consumed, but the mailbox does not know")
-
-
 @dataclass(frozen=True)
 class Part:
     """A field, and where a batch's rows of it come from: payload, address, on_device or bound."""
@@ -89,9 +86,7 @@ class Case:
             for layout in resolve(fields_of(inputs_type), capacity)
             if self.parts[layout.name].source == "bound"
         }
-        self.buffers = InputBuffers(
-            capacity, CPU, inputs_type=inputs_type, bound=self.bound, is_alive=_nothing_to_wait_for
-        )
+        self.buffers = InputBuffers(capacity, CPU, inputs_type=inputs_type, bound=self.bound)
         self.turns = 0
 
     def turn(self, live, padded):
@@ -150,6 +145,14 @@ class Case:
                 elif row < self._shape(layout, padded)[layout.dim]:
                     target[row] = layout.pad
         return after
+
+
+@pytest.fixture(autouse=True, scope="module")
+def give_up_soon():
+    """A wait that nobody ends is a bug, and need not last a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mailbox, "_GIVE_UP_S", 2.0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,6 @@ from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def give_up_soon(monkeypatch):
-    monkeypatch.setattr(module, "_GIVE_UP_S", 10.0)
-
-
 @pytest.fixture
 def mailbox(verify_layouts):
     return Mailbox(tuple(verify_layouts.values()), CPU)

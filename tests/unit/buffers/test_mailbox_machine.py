@@ -96,7 +96,6 @@ class Ring(RuleBasedStateMachine):
 
 def test_every_batch_is_seen_once_in_order_and_intact(make_capacity, make_inputs, monkeypatch):
     monkeypatch.setattr(mailbox, "_CHECK_EVERY", 1)  # wait less
-    monkeypatch.setattr(mailbox, "_GIVE_UP_S", 1.0)
     inputs_type = make_inputs(
         a=declare(Axis.REQUEST, torch.int64, "from the slot"),
         b=declare(Axis.REQUEST, torch.int32, "the same, in two segments", lead=2),

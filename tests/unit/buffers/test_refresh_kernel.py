@@ -16,7 +16,7 @@ import pytest
 @pytest.mark.slow
 def test_the_interpreted_kernels_refresh_as_plain_loops_do():
     script = Path(__file__).with_name("interpreted_refresh.py")
-    command = [sys.executable, "-m", "pytest", str(script), "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", str(script), "-qx", "-p", "no:cacheprovider"]
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""}
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
