@@ -33,7 +33,7 @@ class FieldWriter:
         shape: Its shape with that many rows.
         dtype: Its dtype.
         size: Bytes of one segment with that many rows.
-        rows: The place in the slot as numpy, ``None`` if only the field's address travels.
+        rows: The place in the slot as numpy, ``None`` if there is none or numpy lacks the dtype.
         address: Where the place begins; 0 if there is none, or none in one piece.
     """
 
@@ -58,6 +58,11 @@ class FieldWriter:
         # A field of several segments has no single address to copy to.
         single = self._place is not None and layout.segments == 1
         self.address = self._place.data_ptr() if single and self._place is not None else 0
+
+    @property
+    def travels_by_address(self) -> bool:
+        """Whether the field has no place in the slot."""
+        return self._place is None
 
     def write(self, value: Any) -> torch.Tensor | None:
         """Write the rows, or the address of the device tensor that holds them.
@@ -107,8 +112,8 @@ class BatchWriter:
 
     Attributes:
         fields: The writer of each field that a batch brings, by name.
-        rows: The place in the slot of each field that has one, by name.
-        by_address: Names of the fields that have none.
+        rows: The place in the slot of each field that numpy can write, by name.
+        by_address: Names of the fields that have no place in the slot.
     """
 
     __slots__ = ("_plan", "by_address", "fields", "rows")
@@ -116,7 +121,7 @@ class BatchWriter:
     def __init__(self, fields: Sequence[FieldWriter]) -> None:
         self.fields = {field.name: field for field in fields}
         self.rows = {field.name: field.rows for field in fields if field.rows is not None}
-        self.by_address = frozenset(self.fields) - frozenset(self.rows)
+        self.by_address = frozenset(field.name for field in fields if field.travels_by_address)
         # One tuple per field: unpacking it costs less than looking the attributes up.
         self._plan = tuple(
             (

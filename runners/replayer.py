@@ -30,6 +30,7 @@ class Replayer(Generic[OutputT]):
         self._parts = parts
         self._mailbox = parts.buffers.mailbox
         self._absent, self._before_replay = parts.buffers.absent, parts.plan_on_host
+        self._final_count: tuple[Counter[int], int] | None = None
         self._fits: dict[tuple[int, int | None], Fit] = {}
         # Made now, so that the first replay of a size is no slower than the others.
         for requests in range(1, parts.table.max_batch_size + 1):
@@ -92,7 +93,9 @@ class Replayer(Generic[OutputT]):
         return self._parts.output_type(**self.graphs[self._parts.table.largest].output).live(0, 0)
 
     def count(self) -> tuple[Counter[int], int]:
-        """Replays by captured size, and requests padded in all."""
+        """Replays by captured size, and requests padded in all; also after ``close``."""
+        if self._final_count is not None:
+            return self._final_count
         by_size: Counter[int] = Counter()
         padded = 0
         for fit in (fit for fit in self._fits.values() if fit.replays):
@@ -102,9 +105,10 @@ class Replayer(Generic[OutputT]):
 
     def close(self) -> None:
         """Give the graphs back."""
+        self._final_count = self.count()
         for graph in self.graphs.values():
             graph.close()
-        self.graphs = {}
+        self.graphs, self._fits = {}, {}
 
     def _launch_padded(self, fit: Fit, in_flight: list[Any]) -> OutputT:
         """What the graph does, without it."""

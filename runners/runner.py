@@ -210,7 +210,8 @@ class Runner(Generic[OutputT]):
         if not miss.has_eager_way:
             raise ReplayError(self._parts.dispatch.explain(miss, batch, self.life))
         output = self.fall_back(batch)
-        self._fallbacks[miss.value] += 1
+        if batch.batch_size:  # an idle batch asks for nothing, so it misses nothing
+            self._fallbacks[miss.value] += 1
         return output
 
     def fall_back(self, batch: Any) -> OutputT:

@@ -33,9 +33,10 @@ class StagedBatch(Generic[OutputT]):
         facts["_due"], facts["_in_flight"] = set(writer.by_address), []
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._writer.by_address:
+        if name in self._writer.fields:
             raise InputError(
-                f"field {name!r} travels by address and has no rows to read. Assign a tensor.",
+                f"field {name!r} travels by address, or numpy lacks its dtype: it has no rows to "
+                "write. Assign a tensor.",
                 field=name,
             )
         raise self._unknown(name)
@@ -43,9 +44,13 @@ class StagedBatch(Generic[OutputT]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._writer.fields:
             raise self._unknown(name)
-        kept = self._writer.fields[name].write(value)
+        writer = self._writer.fields[name]
+        kept = writer.write(value)
         if kept is not None:
             self._in_flight.append(kept)
+            self.__dict__.pop(name, None)  # rows in the slot would not be read any more
+        elif writer.rows is not None:
+            self.__dict__[name] = writer.rows
         self._due.discard(name)
 
     def replay(self, *, clone: bool = False) -> OutputT:

@@ -49,7 +49,8 @@ class AttentionBackend(ABC):
         def before_replay(self, mode, batch, padded_batch_size) -> None
 
     It runs before every replay and every capture, outside the graph, with the live batch and the
-    captured size that will run. It must write in place into memory that the graph reads.
+    captured size that will run. It must write in place into memory that the graph reads. A batch
+    that falls back is not announced: ``metadata`` then runs outside any graph and may plan itself.
 
     Attributes:
         seq_len_fill_value: Length that pad rows get; at least 1, since no keys at all make NaN in
