@@ -39,13 +39,13 @@ class Capacity:
     model_dtype: torch.dtype
     seq_len_fill: int
 
-    def rows(self, axis: Axis, requests: int, tokens: int | None = None) -> int:
+    def rows(self, axis: Axis, requests: int) -> int:
         """Rows of an axis when ``requests`` requests are in the batch."""
         if axis is Axis.NONE:
             return 1
         if axis is Axis.REQUEST:
             return requests
-        return requests * self.tokens_per_request if tokens is None else tokens
+        return requests * self.tokens_per_request
 
 
 def capacity_of(

@@ -1,8 +1,8 @@
 """One runner per forward mode. Imported as ``graphkit.runners``.
 
-A batch's way: ``runner.replay`` -> ``fit`` (writes one mailbox slot) -> one graph launch -> live
-rows of the output. ``capturing`` makes the graphs; ``dispatch`` says which batches have none, and
-``step`` runs those without.
+A batch's way: ``runner`` (the verbs) -> ``replayer`` -> ``fit`` (what was made ready for its size)
+-> one mailbox slot, one graph launch, the live rows of the output. ``capturing`` makes the graphs;
+``dispatch`` says which batches have none, and ``step`` runs those without.
 """
 
 from graphkit.runners.decode import DecodeRunner

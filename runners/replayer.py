@@ -43,7 +43,7 @@ class Replayer(Generic[OutputT]):
             if batch.batch_size == 0:
                 return self.idle()
             fit = self._make_fit(batch.batch_size, padded_batch_size)
-        for name in self._absent:
+        for name in self._absent:  # Dispatch.surplus_field, without the call
             if getattr(batch, name, None) is not None:
                 raise InputError(not_captured(name), field=name)
         slot = self._mailbox.claim()

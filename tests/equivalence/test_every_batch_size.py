@@ -8,11 +8,12 @@ SIZE_LISTS = [None, [32], [1, 2, 4, 8, 16, 32], [3, 7, 20, 32]]
 
 
 @pytest.mark.parametrize("sizes", SIZE_LISTS, ids=["default", "largest", "powers", "odd"])
-def test_every_live_size_equals_eager(verify, target, assert_right, sizes):
+def test_every_live_size_equals_eager(verify, target, assert_right, poison, sizes):
     runner = verify(sizes)
     for live in range(1, runner.table.max_batch_size + 1):
         batch = target.sample_batch(ForwardMode.TARGET_VERIFY, live, live)
         assert runner.can_replay(batch).padded_batch_size == runner.table.fit(live)
+        poison(runner)
         assert_right(runner, batch, runner.replay(batch))
 
 

@@ -1,8 +1,8 @@
 """The refresh for CUDA. Contract: ``graphkit.ops.refresh``; layout: ``mailbox_layout``.
 
 Two kernels, since the slot lies in host memory: a few programs fetch it over the bus once, then as
-many as it takes copy and pad. One kernel whose every program read the header itself took 26 us for
-a [256, 4096] bf16 field on an H200, because small reads over the bus hardly overlap.
+many as it takes copy and pad. Small reads over the bus hardly overlap, so a single kernel whose
+every program reads the header for itself takes longer with every program.
 """
 
 import torch
