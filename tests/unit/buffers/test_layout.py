@@ -107,7 +107,6 @@ def test_rows_of_an_axis(capacity, requests):
     width = capacity.tokens_per_request
     assert capacity.rows(Axis.REQUEST, requests) == requests
     assert capacity.rows(Axis.TOKEN, requests) == requests * width
-    assert capacity.rows(Axis.TOKEN, requests, 5) == 5
     assert capacity.rows(Axis.NONE, requests) == 1
 
 
