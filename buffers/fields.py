@@ -36,7 +36,7 @@ class Pad(Enum):
     """Pad values that only the runner knows."""
 
     SEQ_LEN = "the attention backend's seq_len_fill_value"
-    WIDTH = "tokens_per_request"
+    WIDTH = "rows of a pad request: tokens_per_request, or 1 where rows vary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Field:
         pad: What the tail is filled with.
         row: Shape of one row, letters or numbers; empty for a scalar.
         lead: Length of a dimension before the rows, 0 if there is none.
+        flat: Whether the tensor is one-dimensional, its rows laid side by side.
         optional: Whether a runner may be captured without it.
         on_device: Whether it is too large for the mailbox, so that its address travels instead.
         meaning: One sentence.
@@ -61,6 +62,7 @@ class Field:
     pad: int | bool | Pad
     row: tuple[str | int, ...]
     lead: int
+    flat: bool
     optional: bool
     on_device: bool
     meaning: str
@@ -74,11 +76,12 @@ def declare(
     pad: int | bool | Pad = 0,
     row: tuple[str | int, ...] = (),
     lead: int = 0,
+    flat: bool = False,
     optional: bool = False,
     on_device: bool = False,
 ) -> Any:
     """A dataclass field that carries its declaration; see ``Field`` for the arguments."""
-    facts = (axis, dtype, pad, row, lead, optional, on_device, meaning)
+    facts = (axis, dtype, pad, row, lead, flat, optional, on_device, meaning)
     return dataclasses.field(default=None, metadata={_KEY: facts})
 
 

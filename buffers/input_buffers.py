@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from graphkit.buffers.arena import Arena
 from graphkit.buffers.fields import fields_of
-from graphkit.buffers.inputs import Inputs, TargetVerifyInputs
+from graphkit.buffers.inputs import Inputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
 from graphkit.buffers.mailbox import SLOTS, Mailbox
 from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
@@ -31,6 +31,7 @@ class InputBuffers:
         device: Where the arena lives.
         inputs_type: A subclass of the mode's inputs that declares further fields.
         optional: Optional fields to allocate; the others stay ``None`` in every view.
+        without: Fields that this runner has no use for, treated as optional ones left out.
         bound: Storage of fields whose live rows another graph writes in place, by name.
         is_alive: See ``Mailbox``.
 
@@ -47,19 +48,20 @@ class InputBuffers:
         *,
         inputs_type: type[Inputs] | None = None,
         optional: Collection[str] = (),
+        without: Collection[str] = (),
         bound: Mapping[str, torch.Tensor] | None = None,
         is_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.capacity, self.device = capacity, device
         self.inputs = inputs_type or type(self).inputs_type
         self.bound = dict(bound or {})
-        declared = fields_of(self.inputs)
+        declared = [f for f in fields_of(self.inputs) if f.name not in without]
         _check_names("optional", optional, [f.name for f in declared if f.optional])
         _check_names("bound", self.bound, [f.name for f in declared])
         present = [f for f in declared if not f.optional or f.name in {*optional, *self.bound}]
         self.layouts: tuple[FieldLayout, ...] = resolve(present, capacity)
-        self.absent = tuple(f.name for f in declared if f not in present)
-        """Optional fields that were not allocated."""
+        self.absent = tuple(f.name for f in fields_of(self.inputs) if f not in present)
+        """Fields that were not allocated."""
         self.arena = Arena(self.layouts, self.bound, device)
         self.mailbox = Mailbox(self.layouts, device, is_alive)
         self._blank = self._make_blank()
@@ -86,7 +88,7 @@ class InputBuffers:
         """The first rows of one field; aliases its storage."""
         layout = next(layout for layout in self.layouts if layout.name == name)
         rows = min(self.capacity.rows(layout.field.axis, batch_size), layout.capacity)
-        return self.arena.tensors[name].narrow(layout.dim, 0, rows)
+        return layout.head(self.arena.tensors[name], rows)
 
     def tokens_of(self, batch: Any) -> int:
         """Rows of a batch; as captured, if another graph writes every field that could tell."""
@@ -94,6 +96,10 @@ class InputBuffers:
         if per_token <= self.bound.keys():
             return int(batch.batch_size * self.capacity.tokens_per_request)
         return int(batch.num_tokens)
+
+    def check(self, batch: Any) -> None:
+        """Refuse a batch that contradicts itself; see ``Inputs.check``."""
+        self.inputs.check(batch, self.capacity.tokens_per_request, self.capacity.varies)
 
     def prepare(self, batch_size: int) -> None:
         """Upload what ``refresh`` needs for a size. Before any capture of it."""
@@ -116,15 +122,15 @@ class InputBuffers:
             batch_size * self.capacity.tokens_per_request,
         )
 
-    def writer(self, slot: int, requests: int) -> BatchWriter:
-        """What writes a batch of ``requests`` into a slot; bound fields are left out."""
+    def writer(self, slot: int, requests: int, tokens: int | None = None) -> BatchWriter:
+        """What writes a batch of that size into a slot; bound fields are left out."""
         return BatchWriter(
             [
                 FieldWriter(
                     self.mailbox,
                     slot,
                     layout,
-                    self.capacity.rows(layout.field.axis, requests),
+                    self.capacity.rows(layout.field.axis, requests, tokens),
                     self.device,
                 )
                 for layout in self.layouts
@@ -153,12 +159,6 @@ class InputBuffers:
                 end = layout.payload + layout.total_bytes
                 words.view(torch.uint8)[layout.payload : end].view(layout.dtype).fill_(layout.pad)
         return words[Header.SOURCES :].numpy().copy()
-
-
-class TargetVerifyInputBuffers(InputBuffers):
-    """Buffers of ``TargetVerifyInputs``."""
-
-    inputs_type = TargetVerifyInputs
 
 
 def _check_names(argument: str, names: Collection[str], known: Collection[str]) -> None:

@@ -10,7 +10,7 @@ The view that a forward receives holds device tensors at fixed addresses, padded
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,7 @@ class Inputs:
 
     Attributes:
         attention: The attention backend's metadata of this batch; set for the forward.
+        width: Most rows of a request, set where they vary from request to request.
     """
 
     req_pool_indices: Rows = declare(
@@ -41,6 +42,7 @@ class Inputs:
         Axis.TOKEN, torch.int64, "KV slot that each token writes; slot 0 is the dummy"
     )
     attention: AttentionMetadata | None = None
+    width: int | None = None
 
     @property
     def batch_size(self) -> int:
@@ -69,7 +71,27 @@ class Inputs:
     @property
     def tokens_per_request(self) -> int:
         """Rows per request, from the batch itself; 0 for an idle batch."""
+        if self.width is not None:
+            return self.width
         return self.num_tokens // self.batch_size if self.batch_size else 0
+
+    @classmethod
+    def check_matters(cls) -> bool:
+        """Whether a mode has anything to ``check``."""
+        return cls.check.__func__ is not Inputs.check.__func__  # type: ignore[attr-defined]
+
+    @classmethod
+    def check(cls, batch: Any, width: int, varies: bool) -> None:
+        """Refuse a batch whose fields contradict each other, as far as the host can see.
+
+        Args:
+            batch: Live rows; bound fields may be missing.
+            width: Most rows of a request.
+            varies: Whether requests may have fewer.
+
+        Raises:
+            InputError: They do; ``field`` names one.
+        """
 
     def _count(self, *names: str) -> int:
         """Rows of the first field that is there; bound fields are left out of a batch."""

@@ -31,6 +31,8 @@ class Capacity:
         letters: Value of each letter that row shapes use.
         model_dtype: What ``MODEL_DTYPE`` stands for.
         seq_len_fill: What ``Pad.SEQ_LEN`` stands for.
+        varies: Whether a request may have fewer rows than ``tokens_per_request``. The rows of a
+            batch are packed then, and a pad request has one.
     """
 
     requests: int
@@ -38,14 +40,15 @@ class Capacity:
     letters: Mapping[str, int]
     model_dtype: torch.dtype
     seq_len_fill: int
+    varies: bool = False
 
-    def rows(self, axis: Axis, requests: int) -> int:
-        """Rows of an axis when ``requests`` requests are in the batch."""
+    def rows(self, axis: Axis, requests: int, tokens: int | None = None) -> int:
+        """Rows of an axis in a batch; its tokens are ``requests`` at full width unless given."""
         if axis is Axis.NONE:
             return 1
         if axis is Axis.REQUEST:
             return requests
-        return requests * self.tokens_per_request
+        return requests * self.tokens_per_request if tokens is None else tokens
 
 
 def capacity_of(
@@ -55,6 +58,7 @@ def capacity_of(
     requests: int,
     tokens_per_request: int,
     seq_len_fill: int = 1,
+    varies: bool = False,
 ) -> Capacity:
     """What a runner's settings say about the size of its buffers."""
     letters = {
@@ -64,7 +68,7 @@ def capacity_of(
         "H": sizes.hidden_size,
         "D": sizes.spec_hidden_size or sizes.hidden_size,
     }
-    return Capacity(requests, tokens_per_request, letters, sizes.dtype, seq_len_fill)
+    return Capacity(requests, tokens_per_request, letters, sizes.dtype, seq_len_fill, varies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,11 @@ class FieldLayout:
     def shape(self, rows: int) -> tuple[int, ...]:
         """Shape of the field with that many rows."""
         lead = (self.field.lead,) if self.field.lead else ()
-        return (*lead, rows, *self.row)
+        return (*lead, rows * prod(self.row)) if self.field.flat else (*lead, rows, *self.row)
+
+    def head(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        """The first rows of a tensor that holds the field, as a view."""
+        return tensor.narrow(self.dim, 0, self.shape(rows)[self.dim])
 
 
 def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, ...]:
@@ -174,7 +182,8 @@ def _resolve_one(field: Field, capacity: Capacity, segment: int, payload: int) -
             f"Use a number or one of {', '.join(capacity.letters)}.",
             field=field.name,
         )
-    pads = {Pad.SEQ_LEN: capacity.seq_len_fill, Pad.WIDTH: capacity.tokens_per_request}
+    width = 1 if capacity.varies else capacity.tokens_per_request
+    pads = {Pad.SEQ_LEN: capacity.seq_len_fill, Pad.WIDTH: width}
     return FieldLayout(
         field=field,
         dtype=dtype,

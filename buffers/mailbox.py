@@ -176,5 +176,5 @@ def host_view(
     """
     begin, end = layout.payload, layout.payload + layout.total_bytes
     place = mailbox.slot(index).view(torch.uint8)[begin:end].view(layout.dtype)
-    place = place.view(layout.shape(layout.capacity)).narrow(layout.dim, 0, rows)
+    place = layout.head(place.view(layout.shape(layout.capacity)), rows)
     return place, None if layout.dtype is torch.bfloat16 else place.numpy()

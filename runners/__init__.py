@@ -2,12 +2,16 @@
 
 A batch's way: ``runner`` (the verbs) -> ``replayer`` -> ``fit`` (what was made ready for its size)
 -> one mailbox slot, one graph launch, the live rows of the output. ``capturing`` makes the graphs;
-``dispatch`` says which batches have none, and ``step`` runs those without.
+``dispatch`` says which batches have none, and ``step`` runs those without. What a mode does around
+the user's forward stands in the file of the mode.
 """
 
 from graphkit.runners.decode import DecodeRunner
 from graphkit.runners.dispatch import Decision, Reason
-from graphkit.runners.outputs import Output, VerifyOutput
+from graphkit.runners.draft import DraftRunner
+from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
+from graphkit.runners.multi_layer import MultiLayerEagleRunner
+from graphkit.runners.outputs import DraftExtendOutput, DraftOutput, Output, VerifyOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.staged import StagedBatch
 from graphkit.runners.target_verify import TargetVerifyRunner
@@ -15,6 +19,12 @@ from graphkit.runners.target_verify import TargetVerifyRunner
 __all__ = [
     "Decision",
     "DecodeRunner",
+    "DraftExtendOutput",
+    "DraftExtendRunner",
+    "DraftExtendV2Runner",
+    "DraftOutput",
+    "DraftRunner",
+    "MultiLayerEagleRunner",
     "Output",
     "Reason",
     "Runner",

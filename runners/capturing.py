@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from graphkit.errors import CaptureError
-from graphkit.graphs import CapturedGraph, CaptureFailure, preserved
+from graphkit.graphs import CapturedGraph, CaptureFailure, ChainedGraph, preserved
 from graphkit.records import ModeRecord, SizeRecord
 from graphkit.runners.parts import Parts
 
@@ -53,33 +53,54 @@ class Capturing:
                     records.insert(0, self._size_record(size, graphs[size], elapsed_ms))
                     progress(records[0])
         except BaseException:
-            for graph in graphs.values():
-                graph.close()
+            self._close(graphs.values())
             raise
         finally:
             self._buffers.mailbox.rewind()
         return graphs, self._mode_record(records)
 
+    def no_size(self) -> ModeRecord:
+        """The record of a runner that captures nothing."""
+        return self._mode_record([])
+
     def _one(self, size: int) -> CapturedGraph:
         self._buffers.prepare(size)
+        stages = self._parts.stages(size)
+        graphs: list[CapturedGraph] = []
         try:
             for _ in range(WARM_UPS):
-                self._posted(size, self._backend.warm_up)
-            captured: CapturedGraph = self._posted(size, self._backend.capture)
+                self._post_pads(size)
+                for stage in stages:
+                    self._backend.warm_up(stage)
+            self._post_pads(size)
+            for stage in stages:
+                graphs.append(self._backend.capture(stage))  # noqa: PERF401 - closed on failure
         except CaptureFailure as failure:
-            found = self._posted(size, self._backend.diagnose) or failure
+            self._close(graphs)
+            found = self._diagnose(size, stages) or failure
             raise CaptureError(
                 self._parts.mode.name, size, found.cause, found.where
             ) from failure.__cause__
-        return captured
+        except BaseException:
+            self._close(graphs)
+            raise
+        return graphs[0] if len(graphs) == 1 else ChainedGraph(graphs)
 
-    def _posted(self, size: int, run: Callable[[Callable[[], Any]], Any]) -> Any:
-        """Run the step, in the way of ``run``, on a batch of pads."""
+    def _diagnose(self, size: int, stages: Sequence[Callable[[], Any]]) -> CaptureFailure | None:
+        self._post_pads(size)
+        failures = (self._backend.diagnose(stage) for stage in stages)
+        return next((failure for failure in failures if failure is not None), None)
+
+    def _post_pads(self, size: int) -> None:
+        """Make a batch of pads what the first stage will read."""
         self._buffers.mailbox.rewind()  # a failed run may have left its slot unread
         self._buffers.post_idle()
         if self._parts.plan_on_host is not None:
             self._parts.plan_on_host(self._buffers.view(size), size)
-        return run(lambda: self._parts.refreshed_step(size))
+
+    def _close(self, graphs: Iterable[CapturedGraph]) -> None:
+        for graph in graphs:
+            graph.close()
 
     def _size_record(self, size: int, graph: CapturedGraph, capture_ms: float) -> SizeRecord:
         return SizeRecord(

@@ -19,6 +19,7 @@ class Reason(Enum):
     BATCH_TOO_LARGE = "batch too large"
     WRONG_WIDTH = "wrong width"
     FIELD_NOT_CAPTURED = "field not captured"
+    UNSUPPORTED_ATTENTION = "attention backend"
     BAD_FIELD = "bad field"
 
     @property
@@ -53,24 +54,32 @@ class Dispatch:
     Args:
         table: Its captured sizes.
         buffers: Its fields.
+        stays_eager: Why no batch ever has a graph, as a sentence; empty if that is not so.
     """
 
-    def __init__(self, table: SizeTable, buffers: InputBuffers) -> None:
-        self._table, self._buffers = table, buffers
+    def __init__(self, table: SizeTable, buffers: InputBuffers, stays_eager: str = "") -> None:
+        self._table, self._buffers, self._stays_eager = table, buffers, stays_eager
         self._width = buffers.capacity.tokens_per_request
+        self._varies = buffers.capacity.varies
 
     def miss(self, batch: Any, life: str) -> Reason | None:
         """Why the batch has no graph, from its sizes alone; ``None`` if it has one."""
+        if self._stays_eager and life != "closed":
+            return Reason.UNSUPPORTED_ATTENTION
         if life != "captured":
             return Reason.CLOSED if life == "closed" else Reason.NOT_CAPTURED
         requests = batch.batch_size
         if not self._table.fits(requests):
             return Reason.BATCH_TOO_LARGE
-        if self._buffers.tokens_of(batch) != requests * self._width:
+        if not self._has_captured_width(requests, self._buffers.tokens_of(batch)):
             return Reason.WRONG_WIDTH
         if self.surplus_field(batch) is not None:
             return Reason.FIELD_NOT_CAPTURED
         return None
+
+    def _has_captured_width(self, requests: int, tokens: int) -> bool:
+        most = requests * self._width
+        return requests <= tokens <= most if self._varies else tokens == most
 
     def surplus_field(self, batch: Any) -> str | None:
         """An optional field that the batch brings although the graph does not read it."""
@@ -85,10 +94,12 @@ class Dispatch:
         if miss is Reason.BATCH_TOO_LARGE:
             return f"batch of {requests} requests; the largest captured is {self._table.largest}"
         if miss is Reason.WRONG_WIDTH:
+            width = f"1 to {self._width}" if self._varies else self._width
             return (
-                f"{tokens} tokens in {requests} requests; "
-                f"captured are {self._width} tokens per request"
+                f"{tokens} tokens in {requests} requests; captured are {width} tokens per request"
             )
+        if miss is Reason.UNSUPPORTED_ATTENTION:
+            return self._stays_eager
         if miss is Reason.FIELD_NOT_CAPTURED:
             return not_captured(str(self.surplus_field(batch)))
         return f"runner is {life}, not captured"
@@ -107,10 +118,12 @@ class Dispatch:
         return Decision(True, "", self._table.fit(batch.batch_size))
 
     def _admit_all(self, batch: Any) -> None:
+        requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
         for layout in self._buffers.layouts:
             if layout.name not in self._buffers.bound:
-                rows = self._buffers.capacity.rows(layout.field.axis, batch.batch_size)
+                rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)
                 admit(layout, getattr(batch, layout.name, None), rows, self._buffers.device)
+        self._buffers.check(batch)
 
 
 def not_captured(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkit.buffers import SLOTS, InputBuffers
+from graphkit.buffers import SLOTS, Axis, InputBuffers
 from graphkit.graphs import CapturedGraph
 from graphkit.runners.outputs import Output
 
@@ -29,11 +29,13 @@ class Fit:
         padded_batch_size: int,
         graph: CapturedGraph,
         output: Output,
+        tokens: int | None = None,
     ) -> None:
         self.requests = requests
-        self.tokens = requests * buffers.capacity.tokens_per_request
+        self.tokens = buffers.capacity.rows(Axis.TOKEN, requests, tokens)
         self.padded_batch_size = padded_batch_size
         self.launch = graph.replay
         self.output = output.live(self.requests, self.tokens)
         self.replays = 0
-        self.writer = tuple(buffers.writer(slot, requests) for slot in range(SLOTS)).__getitem__
+        writers = tuple(buffers.writer(slot, requests, tokens) for slot in range(SLOTS))
+        self.writer = writers.__getitem__

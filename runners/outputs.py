@@ -1,4 +1,4 @@
-"""What a forward returns in each mode, and the live rows of it."""
+"""What a forward or a runner returns in each mode, and the live rows of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.buffers import Axis
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 
-_PER_TOKEN = {"axis": Axis.TOKEN}
+_PER_TOKEN, _PER_REQUEST = {"axis": Axis.TOKEN}, {"axis": Axis.REQUEST}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,19 +55,9 @@ class Output(ABC):
             )
         count = {Axis.REQUEST: requests, Axis.TOKEN: tokens}
         for field in dataclasses.fields(cls):
-            tensor, wanted = getattr(output, field.name), count[field.metadata["axis"]]
-            if tensor is None and field.default is None:
-                continue
-            if not isinstance(tensor, torch.Tensor) or tensor.ndim < 2:
-                raise OutputError(
-                    f"the forward returned {field.name} as {_kind(tensor)}. "
-                    "Return a tensor with a row for each."
-                )
-            if tensor.shape[0] != wanted:
-                raise OutputError(
-                    f"the forward returned {tensor.shape[0]} rows of {field.name} for "
-                    f"{wanted} {field.metadata['axis'].value}s. Return a row for each."
-                )
+            tensor, axis = getattr(output, field.name), field.metadata["axis"]
+            if tensor is not None or field.default is not None:
+                check_rows(field.name, tensor, {axis.value: count[axis]})
         return output
 
     def _map(self, change: Any) -> Self:
@@ -82,7 +72,7 @@ class Output(ABC):
 
 @dataclass(kw_only=True, eq=False)
 class VerifyOutput(Output):
-    """What a TARGET_VERIFY or DECODE forward returns.
+    """What a TARGET_VERIFY or DECODE forward returns; forwards of draft models may return it too.
 
     Shapes:
         next_token_logits: [T, V]. hidden_states: [T, H], if the draft model wants them.
@@ -97,6 +87,88 @@ class VerifyOutput(Output):
         return cls(
             next_token_logits=torch.empty(0, sizes.vocab_size, dtype=sizes.dtype, device=device),
             hidden_states=torch.empty(0, sizes.hidden_size, dtype=sizes.dtype, device=device),
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class DraftOutput(Output):
+    """The draft tree of each request, as ``graphkit.ops.build_tree`` reads it.
+
+    Shapes:
+        parent_list: [B, K * (S - 1) + 1] int64. top_scores_index, draft_tokens: [B, W - 1] int64.
+    """
+
+    parent_list: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
+    top_scores_index: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
+    draft_tokens: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
+
+    @classmethod
+    def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:  # noqa: ARG003
+        """See ``Output.empty``."""
+        none = torch.empty(0, 0, dtype=torch.int64, device=device)
+        return cls(parent_list=none, top_scores_index=none, draft_tokens=none)
+
+
+@dataclass(kw_only=True, eq=False)
+class DraftExtendOutput(Output):
+    """What the draft model makes of the accepted tokens.
+
+    v2 has a row of logits and hidden states for each token and no top-k, which is the worker's, on
+    the rows that it selects.
+
+    Shapes:
+        next_token_logits: [T, V]. hidden_states: [T, H], if the draft model makes them.
+        topk_p: [B, K] float32. topk_index: [B, K] int64.
+    """
+
+    next_token_logits: torch.Tensor = dataclasses.field(metadata=_PER_TOKEN)
+    hidden_states: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_TOKEN)
+    topk_p: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_REQUEST)
+    topk_index: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_REQUEST)
+
+    @classmethod
+    def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:
+        """See ``Output.empty``."""
+        vocab_size = sizes.draft_vocab_size or sizes.vocab_size
+        return cls(
+            next_token_logits=torch.empty(0, vocab_size, dtype=sizes.dtype, device=device),
+            hidden_states=torch.empty(0, sizes.hidden_size, dtype=sizes.dtype, device=device),
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class LastRowOutput(DraftExtendOutput):
+    """A ``DraftExtendOutput`` of the last accepted token of each request alone.
+
+    Shapes:
+        next_token_logits: [B, V]. hidden_states: [B, H]. topk_p, topk_index: [B, K].
+        From several layers, [B, S, ...] each.
+    """
+
+    next_token_logits: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
+    hidden_states: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_REQUEST)
+
+
+def check_rows(name: str, tensor: Any, allowed: dict[str, int]) -> None:
+    """Refuse what is no tensor with one of the allowed numbers of rows.
+
+    Args:
+        name: The output field.
+        tensor: What the forward returned for it.
+        allowed: Numbers of rows, by what there is a row of.
+
+    Raises:
+        OutputError: It is not.
+    """
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim < 2:
+        raise OutputError(
+            f"the forward returned {name} as {_kind(tensor)}. Return a tensor with a row for each."
+        )
+    if tensor.shape[0] not in allowed.values():
+        wanted = " or ".join(f"{count} {what}s" for what, count in allowed.items())
+        raise OutputError(
+            f"the forward returned {tensor.shape[0]} rows of {name} for {wanted}. "
+            "Return a row for each."
         )
 
 

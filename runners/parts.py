@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -43,7 +44,16 @@ class Parts(Generic[OutputT]):
     dispatch: Dispatch
     plan_on_host: Callable[[Any, int], None] | None
 
-    def refreshed_step(self, size: int) -> dict[str, torch.Tensor]:
-        """What a captured graph of this size does; the output's tensors by name."""
-        self.buffers.refresh(size)
-        return self.step.padded(size).tensors()
+    def stages(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
+        """What the captured graphs of this size do; the output's tensors by name."""
+        first, *others = self.step.padded(size)
+
+        def refreshed() -> OutputT:
+            self.buffers.refresh(size)
+            return first()
+
+        return tuple(partial(_tensors_of, stage) for stage in (refreshed, *others))
+
+
+def _tensors_of(stage: Callable[[], Output]) -> dict[str, torch.Tensor]:
+    return stage().tensors()

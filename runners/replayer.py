@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Generic, Literal, TypeVar
 
+from graphkit.buffers import Axis
 from graphkit.errors import InputError, ReplayError, SizeError
 from graphkit.graphs import CapturedGraph
 from graphkit.runners.dispatch import not_captured
@@ -30,36 +31,45 @@ class Replayer(Generic[OutputT]):
         self._parts = parts
         self._mailbox = parts.buffers.mailbox
         self._absent, self._before_replay = parts.buffers.absent, parts.plan_on_host
+        self._check = parts.buffers.check if parts.buffers.inputs.check_matters() else None
+        self._varies = parts.buffers.capacity.varies
         self._final_count: tuple[Counter[int], int] | None = None
-        self._fits: dict[tuple[int, int | None], Fit] = {}
-        # Made now, so that the first replay of a size is no slower than the others.
-        for requests in range(1, parts.table.max_batch_size + 1):
-            self._make_fit(requests, None)
+        self._fits: dict[tuple[int, int | None, int | None], Fit] = {}
+        # Made now, so that the first replay of a size is no slower than the others. Where rows vary
+        # there are too many pairs of requests and tokens: theirs are made when they first come.
+        if not self._varies:
+            for requests in range(1, parts.table.max_batch_size + 1):
+                self._make_fit(requests, None, None)
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
         """See ``Runner.replay``."""
-        fit = self._fits.get((batch.batch_size, padded_batch_size))
+        tokens = batch.num_tokens if self._varies else None
+        fit = self._fits.get((batch.batch_size, padded_batch_size, tokens))
         if fit is None:
             if batch.batch_size == 0:
                 return self.idle()
-            fit = self._make_fit(batch.batch_size, padded_batch_size)
+            fit = self._make_fit(batch.batch_size, padded_batch_size, tokens)
         for name in self._absent:  # Dispatch.surplus_field, without the call
             if getattr(batch, name, None) is not None:
                 raise InputError(not_captured(name), field=name)
+        if self._check is not None:  # self.check, without the call
+            self._check(batch)
         slot = self._mailbox.claim()
         in_flight = fit.writer(slot).write(batch)
         if self._before_replay is not None:
             self._before_replay(batch, fit.padded_batch_size)
         return self.launch(fit, slot, in_flight)
 
-    def stage(self, batch_size: int) -> StagedBatch[OutputT]:
+    def stage(self, batch_size: int, num_tokens: int | None) -> StagedBatch[OutputT]:
         """See ``Runner.stage``."""
         if self._before_replay is not None:
             raise ReplayError(
                 "the attention backend plans each batch on the host, so it needs a whole one. "
                 "Use replay(batch)."
             )
-        fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
+        tokens = self._staged_tokens(batch_size, num_tokens)
+        key = batch_size, None, tokens
+        fit = self._fits.get(key) or self._make_fit(*key)
         slot = self._mailbox.claim()
         self._parts.buffers.pad_slot(slot)
         return StagedBatch(self, fit, slot, self._mailbox.claims)
@@ -72,6 +82,11 @@ class Replayer(Generic[OutputT]):
                 "the runner was closed. Call stage() again."
             )
         return self.launch(fit, slot, in_flight)
+
+    def check(self, batch: Any) -> None:
+        """Refuse a batch that contradicts itself."""
+        if self._check is not None:
+            self._check(batch)
 
     def launch(self, fit: Fit, slot: int, in_flight: list[Any]) -> OutputT:
         """Post the written slot and launch. A launch that fails loses nothing but itself."""
@@ -93,14 +108,15 @@ class Replayer(Generic[OutputT]):
         return self._parts.output_type(**self.graphs[self._parts.table.largest].output).live(0, 0)
 
     def count(self) -> tuple[Counter[int], int]:
-        """Replays by captured size, and requests padded in all; also after ``close``."""
+        """Replays by captured size, and rows padded in all; also after ``close``."""
         if self._final_count is not None:
             return self._final_count
         by_size: Counter[int] = Counter()
         padded = 0
         for fit in (fit for fit in self._fits.values() if fit.replays):
             by_size[fit.padded_batch_size] += fit.replays
-            padded += fit.replays * (fit.padded_batch_size - fit.requests)
+            rows = self._parts.buffers.capacity.rows(Axis.TOKEN, fit.padded_batch_size)
+            padded += fit.replays * (rows - fit.tokens)
         return by_size, padded
 
     def close(self) -> None:
@@ -115,11 +131,25 @@ class Replayer(Generic[OutputT]):
         self._parts.backend.order()
         self._parts.buffers.refresh(fit.padded_batch_size)
         self._mailbox.commit(in_flight)
-        output = self._parts.step.padded(fit.padded_batch_size).live(fit.requests, fit.tokens)
+        stages = self._parts.step.padded(fit.padded_batch_size)
+        output = [stage() for stage in stages][-1].live(fit.requests, fit.tokens)
         fit.replays += 1
         return output
 
-    def _make_fit(self, requests: int, size: int | None) -> Fit:
+    def _staged_tokens(self, batch_size: int, num_tokens: int | None) -> int | None:
+        """Part of the key of a fit; given where rows vary, and only there."""
+        full = self._parts.buffers.capacity.rows(Axis.TOKEN, batch_size)
+        if self._varies:
+            return full if num_tokens is None else num_tokens
+        if num_tokens not in (None, full):
+            raise InputError(
+                f"{num_tokens} tokens in {batch_size} requests: this runner captured "
+                f"{full // max(batch_size, 1)} per request. Leave num_tokens out.",
+                field="num_tokens",
+            )
+        return None
+
+    def _make_fit(self, requests: int, size: int | None, tokens: int | None) -> Fit:
         padded = self._parts.table.fit(requests) if size is None else size
         if padded not in self.graphs or not 0 < requests <= padded:
             raise SizeError(
@@ -128,9 +158,15 @@ class Replayer(Generic[OutputT]):
                 batch_size=requests,
                 largest=self._parts.table.largest,
             )
+        most = self._parts.buffers.capacity.rows(Axis.TOKEN, requests)
+        if tokens is not None and not requests <= tokens <= most:
+            raise InputError(
+                f"{tokens} tokens in {requests} requests: captured are 1 to {most // requests} "
+                "tokens per request.",
+                field="input_ids",
+            )
         graph = self.graphs[padded]
-        fit = Fit(
-            self._parts.buffers, requests, padded, graph, self._parts.output_type(**graph.output)
-        )
-        self._fits[requests, size] = fit
+        output = self._parts.output_type(**graph.output)
+        fit = Fit(self._parts.buffers, requests, padded, graph, output, tokens)
+        self._fits[requests, size, tokens] = fit
         return fit

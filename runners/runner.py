@@ -58,12 +58,19 @@ class Runner(Generic[OutputT]):
     """
 
     mode: ClassVar[ForwardMode]
+    attention_mode: ClassVar[ForwardMode | None] = None
+    """What the attention backend knows ``mode`` as, if not by that name."""
     buffers_type: ClassVar[type[InputBuffers]]
     output_type: ClassVar[type[Any]]
+    step_type: ClassVar[type[Step[Any]]] = Step
+    varies: ClassVar[bool] = False
+    """Whether a request may have fewer rows than ``tokens_per_request``."""
+    may_stay_eager: ClassVar[bool] = False
+    """Whether an attention backend without support makes batches fall back instead of an error."""
 
     def __init__(
         self,
-        forward: Callable[[Any], OutputT],
+        forward: Any,
         *,
         spec: SpecConfig,
         sizes: BufferSizes,
@@ -81,9 +88,8 @@ class Runner(Generic[OutputT]):
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
         self.device = self.backend.device
-        self.tokens_per_request = spec.tokens_per_request(self.mode)
-        if attention is not None:
-            self._adopt(attention)
+        self.tokens_per_request = self.width()
+        self._stays_eager = "" if attention is None else self._adopt(attention)
         self.buffers = self.buffers_type(
             capacity_of(
                 spec,
@@ -91,10 +97,12 @@ class Runner(Generic[OutputT]):
                 requests=self.table.largest,
                 tokens_per_request=self.tokens_per_request,
                 seq_len_fill=1 if attention is None else attention.seq_len_fill_value,
+                varies=self.varies,
             ),
             self.device,
             inputs_type=inputs_type,
             optional=self.implied_fields() if optional is None else optional,
+            without=self.fields_without_use(),
             bound=bound,
             is_alive=self.backend.is_alive,
         )
@@ -106,8 +114,8 @@ class Runner(Generic[OutputT]):
             table=self.table,
             backend=self.backend,
             buffers=self.buffers,
-            step=Step(forward, self.mode, self.output_type, self.buffers, attention),
-            dispatch=Dispatch(self.table, self.buffers),
+            step=self._make_step(forward),
+            dispatch=Dispatch(self.table, self.buffers, self._stays_eager),
             plan_on_host=self._host_plan(),
         )
         self._replayer: Replayer[OutputT] | None = None
@@ -117,18 +125,45 @@ class Runner(Generic[OutputT]):
         """Optional fields that the settings imply."""
         return ()
 
-    def _adopt(self, attention: AttentionBackend) -> None:
-        if not attention.supports(self.mode):
-            raise ConfigError(
-                f"attention backend {type(attention).__name__} does not support {self.mode.name}. "
-                "Pass one that does, or attention=None and attend in the forward.",
-                field="attention",
-            )
+    def fields_without_use(self) -> tuple[str, ...]:
+        """Fields that the settings make meaningless; nothing is allocated for them."""
+        return ()
+
+    def _make_step(self, forward: Any) -> Step[OutputT]:
+        return self.step_type(
+            forward, self._attention_mode, self.spec, self.output_type, self.buffers, self.attention
+        )
+
+    def width(self) -> int:
+        """Rows per request (the field's num_tokens_per_bs)."""
+        return self.spec.tokens_per_request(self.mode)
+
+    @property
+    def _attention_mode(self) -> ForwardMode:
+        return self.attention_mode or self.mode
+
+    def _adopt(self, attention: AttentionBackend) -> str:
+        """Prepare the backend; returns why it cannot serve graphs, if that is no error."""
         sizes = replace(self.sizes, max_batch_size=self.table.largest)
-        attention.init_state(sizes, self.table.largest * self.tokens_per_request)
+        if attention.supports(self._attention_mode):
+            attention.init_state(sizes, self.table.largest * self.tokens_per_request)
+            return ""
+        fact = (
+            f"attention backend {type(attention).__name__} does not support "
+            f"{self._attention_mode.name}"
+        )
+        if self.may_stay_eager:
+            return f"{fact} graphs"
+        raise ConfigError(
+            f"{fact}. Pass one that does, or attention=None and attend in the forward.",
+            field="attention",
+        )
 
     def capture(self, progress: Callable[[SizeRecord], None] | None = None) -> CaptureRecord:
         """Capture every size, largest first.
+
+        A runner whose attention backend does not support graphs of its mode, where that is no
+        error, makes none: the record then has no sizes, and every batch falls back.
 
         Args:
             progress: Called after each size.
@@ -141,9 +176,12 @@ class Runner(Generic[OutputT]):
         if self.life != "planned":
             raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
         capturing = Capturing(self._parts, self._state)
-        graphs, record = capturing.every_size(progress or (lambda _size: None))
-        self._replayer = Replayer(self._parts, graphs)
-        self.life = "captured"
+        if self._stays_eager:
+            record = capturing.no_size()
+        else:
+            graphs, record = capturing.every_size(progress or (lambda _size: None))
+            self._replayer = Replayer(self._parts, graphs)
+            self.life = "captured"
         return CaptureRecord(
             target=self._parts.step.name,
             backend=self.backend.name,
@@ -188,14 +226,19 @@ class Runner(Generic[OutputT]):
         output = self._captured("replay").replay(batch, padded_batch_size)
         return output.clone() if clone else output
 
-    def stage(self, batch_size: int) -> StagedBatch[OutputT]:
+    def stage(self, batch_size: int, num_tokens: int | None = None) -> StagedBatch[OutputT]:
         """The next mailbox slot, for the scheduler to write into directly.
 
+        Args:
+            batch_size: Live requests.
+            num_tokens: Live rows, where they vary; every row of every request if left out.
+
         Raises:
+            InputError: ``num_tokens`` is not what the mode has.
             SizeError: The batch is larger than the largest size, or empty.
             ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """
-        return self._captured("stage").stage(batch_size)
+        return self._captured("stage").stage(batch_size, num_tokens)
 
     def run(self, batch: Any, *, clone: bool = False) -> OutputT:
         """Replay the batch, or fall back and count the reason.
@@ -251,12 +294,14 @@ class Runner(Generic[OutputT]):
         by_size, padded = self._replayer.count() if self._replayer else (Counter[int](), 0)
         return ReplayStats(
             replays=by_size.total(),
-            padded_rows=padded * self.tokens_per_request,
+            padded_rows=padded,
             fallbacks=dict(self._fallbacks),
             replays_by_size=dict(sorted(by_size.items())),
         )
 
     def _captured(self, what: str) -> Replayer[OutputT]:
+        if self._stays_eager and self.life != "closed":
+            raise ReplayError(f"{self._stays_eager}: {what} needs a graph. Use run(batch).")
         if self.life != "captured":
             remedy = "Call capture() first." if self.life == "planned" else "Make a new one."
             raise ReplayError(f"runner is {self.life}: {what} needs captured. {remedy}")
@@ -267,4 +312,5 @@ class Runner(Generic[OutputT]):
         hook = getattr(self.attention, "before_replay", None)
         if hook is None:
             return None
-        return lambda batch, padded_batch_size: hook(self.mode, batch, padded_batch_size)
+        mode = self._attention_mode
+        return lambda batch, padded_batch_size: hook(mode, batch, padded_batch_size)

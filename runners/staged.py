@@ -65,6 +65,7 @@ class StagedBatch(Generic[OutputT]):
             raise InputError(
                 f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
+        self._replayer.check(self)
         output: OutputT = self._replayer.replay_staged(
             self._fit, self._slot, self._claim, self._in_flight
         )

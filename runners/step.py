@@ -10,8 +10,9 @@ import torch
 
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, Inputs, admit, fields_of, resolve
-from graphkit.runners.outputs import Output
-from graphkit.spec import ForwardMode
+from graphkit.errors import OutputError
+from graphkit.runners.outputs import Output, check_rows
+from graphkit.spec import ForwardMode, SpecConfig
 
 OutputT = TypeVar("OutputT", bound=Output)
 
@@ -19,67 +20,110 @@ OutputT = TypeVar("OutputT", bound=Output)
 class Step(Generic[OutputT]):
     """Inputs, metadata, the user's forward, and a look at what it returned.
 
+    A mode whose step is more than one forward overrides ``stages``.
+
     Args:
         forward: The user's.
-        mode: The mode that it serves.
-        output_type: What it has to return.
+        mode: As the attention backend knows it.
+        spec: How the algorithm drafts and verifies.
+        output_type: What a step makes.
         buffers: The runner's.
         attention: Makes the metadata, if any.
+
+    Attributes:
+        name: The forward's name, for records.
     """
 
     def __init__(
         self,
-        forward: Callable[[Any], OutputT],
+        forward: Any,
         mode: ForwardMode,
+        spec: SpecConfig,
         output_type: type[OutputT],
         buffers: InputBuffers,
         attention: AttentionBackend | None,
     ) -> None:
-        self._forward = forward
+        self.forward = forward
         self.name = getattr(forward, "__qualname__", type(forward).__name__)
-        """The forward's name, for records."""
-        self._mode, self._output_type = mode, output_type
-        self._buffers, self._attention = buffers, attention
+        self.spec, self.output_type = spec, output_type
+        self._mode, self._buffers, self._attention = mode, buffers, attention
 
-    def padded(self, size: int) -> OutputT:
-        """Metadata and forward on the buffers as they stand, at a captured size."""
-        return self._run(self._buffers.view(size))
+    def stages(self, inputs: Inputs) -> tuple[Callable[[], OutputT], ...]:
+        """What is done for a batch, one captured graph each; the last one makes the output."""
+        return (lambda: self.whole(inputs),)
+
+    def whole(self, inputs: Inputs) -> OutputT:
+        """The step as one piece: metadata and forward."""
+        self.attend(inputs)
+        output = self.forward(inputs)
+        return self.output_type.checked(output, inputs.batch_size, inputs.num_tokens)
+
+    def padded(self, size: int) -> tuple[Callable[[], OutputT], ...]:
+        """The stages on the buffers as they stand, at a captured size."""
+        return self._without_gradients(self._sized(self._buffers.view(size)))
 
     def unpadded(self, batch: Any) -> OutputT:
-        """The forward on the live rows alone.
+        """The step on the live rows alone.
 
         Raises:
             InputError: A field cannot be taken; its name is in the text.
         """
-        return self._run(self._on_device(batch))
+        stages = self._without_gradients(self._sized(self._on_device(batch)))
+        return [stage() for stage in stages][-1]
 
-    def _run(self, inputs: Inputs) -> OutputT:
-        with torch.no_grad():
-            if self._attention is not None:
-                inputs.attention = self._attention.metadata(self._mode, inputs)
-            output = self._forward(inputs)
-        return self._output_type.checked(output, inputs.batch_size, inputs.num_tokens)
+    def attend(self, inputs: Inputs, attention_inputs: Any = None) -> None:
+        """Set the metadata of a batch, made from ``attention_inputs`` if they differ from it."""
+        if self._attention is not None:
+            inputs.attention = self._attention.metadata(self._mode, attention_inputs or inputs)
+
+    def _without_gradients(
+        self, stages: tuple[Callable[[], OutputT], ...]
+    ) -> tuple[Callable[[], OutputT], ...]:
+        return tuple(torch.no_grad()(stage) for stage in stages)
+
+    def _sized(self, inputs: Inputs) -> tuple[Callable[[], OutputT], ...]:
+        if self._buffers.capacity.varies:
+            inputs.width = self._buffers.capacity.tokens_per_request
+        return self.stages(inputs)
 
     def _on_device(self, batch: Any) -> Inputs:
-        capacity = self._buffers.capacity
-        width = self._buffers.tokens_of(batch) // batch.batch_size
-        live = replace(
-            capacity,
-            requests=batch.batch_size,
-            tokens_per_request=width,
-            letters={**capacity.letters, "W": width},
-        )
-        buffers, values = self._buffers, {}
+        buffers, capacity = self._buffers, self._buffers.capacity
+        requests, tokens = batch.batch_size, buffers.tokens_of(batch)
+        letters = {**capacity.letters, "W": tokens // requests}
+        live = replace(capacity, requests=requests, letters=letters)
+        values = {}
         for field in fields_of(buffers.inputs):
             value = getattr(batch, field.name, None)
             if field.name in buffers.bound:
-                value = buffers.live_rows(field.name, batch.batch_size)
+                value = buffers.live_rows(field.name, requests)
             if value is not None or field.name not in buffers.absent:
                 values[field] = value
-        rows: dict[str, Any] = {
-            layout.name: admit(layout, values[layout.field], layout.capacity, buffers.device).to(
-                buffers.device
-            )
-            for layout in resolve(tuple(values), live)
-        }
+        rows: dict[str, Any] = {}
+        for layout in resolve(tuple(values), live):
+            count = capacity.rows(layout.field.axis, requests, tokens)
+            value = admit(layout, values[layout.field], count, buffers.device)
+            rows[layout.name] = value.to(buffers.device)
         return buffers.inputs(**rows)
+
+
+def rows_of(output: Any, allowed: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The logits and hidden states that a draft model's forward returned.
+
+    Args:
+        output: A ``VerifyOutput`` or a ``DraftExtendOutput``.
+        allowed: See ``check_rows``.
+
+    Raises:
+        OutputError: It is neither, or has another number of rows.
+    """
+    logits = getattr(output, "next_token_logits", None)
+    if not isinstance(output, Output) or logits is None:
+        raise OutputError(
+            f"the forward returned a {type(output).__name__}. Return graphkit.VerifyOutput or "
+            "graphkit.DraftExtendOutput."
+        )
+    check_rows("next_token_logits", logits, allowed)
+    hidden_states: torch.Tensor | None = getattr(output, "hidden_states", None)
+    if hidden_states is not None:
+        check_rows("hidden_states", hidden_states, allowed)
+    return logits, hidden_states

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 class AttentionInputs(Protocol):
     """The part of a mode's inputs that metadata is made from.
 
-    Inputs may also have ``custom_mask``, bool [B, W, W] or None.
+    Inputs may also have ``custom_mask``, bool or None: [B, W, W] in TARGET_VERIFY, where it stands
+    for this step's rows, [B, W, at least W] in DRAFT, where it stands for the last of the keys.
+    DRAFT_EXTEND reads ``num_accepted_tokens``, int32 [B], the rows of each request.
 
     Shapes:
         req_pool_indices: [B] int64. seq_lens: [B] int32, this step's rows not counted in DECODE,
-        TARGET_VERIFY and DRAFT.
+        TARGET_VERIFY and DRAFT, counted in DRAFT_EXTEND and DRAFT_EXTEND_V2.
     """
 
     @property
@@ -38,6 +40,10 @@ class AttentionInputs(Protocol):
     @property
     def num_tokens(self) -> int:
         """Rows, pads included (T)."""
+
+    @property
+    def tokens_per_request(self) -> int:
+        """Rows of a request; in DRAFT_EXTEND, which alone reads it, the most that one may have."""
 
 
 class AttentionBackend(ABC):

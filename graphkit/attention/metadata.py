@@ -21,8 +21,11 @@ class AttentionMetadata:
         cu_seqlens_q: Running sum of query rows, from 0; int32 [B + 1].
         cu_seqlens_k: Running sum of ``cache_seqlens``, from 0; int32 [B + 1].
         page_table: Page of each run of page_size keys, 0 where there is none; int32 [B, pages].
-        mask: Which of this step's rows each of them sees; bool [B, W, W]. ``None`` is a chain.
-        max_seqlen_q: Query rows per request, exact.
+        mask: Which of a request's last keys each of its rows sees; bool, [B, W, W] in a verify and
+            [B, W, more] in a draft tree. ``None`` is a chain.
+        max_seqlen_q: Query rows per request (W), exact, except in DRAFT_EXTEND: there an upper
+            bound, since the rows are known to the device alone, and rows behind ``cu_seqlens_q[B]``
+            belong to nobody. 1 if there are no requests.
         max_seqlen_k: Upper bound of ``cache_seqlens``, fixed at capture.
     """
 

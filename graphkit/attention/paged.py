@@ -1,6 +1,6 @@
 """What every backend over a paged KV pool shares.
 
-Suffixes: B requests, W rows per request, T = B * W, N query heads, M key-value heads, D head size.
+Suffixes: T rows, N query heads, M key-value heads, D head size.
 """
 
 # ruff: noqa: N803 - tensor suffixes are the house's notation
@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 
 from graphkit.attention.backend import AttentionBackend, AttentionInputs
 from graphkit.attention.metadata import AttentionMetadata
-from graphkit.errors import AttentionError, ConfigError
+from graphkit.attention.query_rows import APPENDING, EXTENDING, query_rows
+from graphkit.errors import ConfigError
 from graphkit.ops.paged_metadata import paged_metadata
-from graphkit.spec.modes import ForwardMode
 
 if TYPE_CHECKING:
     import torch
 
     from graphkit.config import BufferSizes
     from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
-
-_APPENDING = (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT)
+    from graphkit.spec.modes import ForwardMode
 
 
 class PagedAttention(AttentionBackend):
@@ -65,8 +64,8 @@ class PagedAttention(AttentionBackend):
         return -(-self.max_context_len // self.kv_pool.page_size)
 
     def supports(self, mode: ForwardMode) -> bool:
-        """DECODE and TARGET_VERIFY."""
-        return mode in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY)
+        """DECODE, TARGET_VERIFY, DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2."""
+        return mode in APPENDING + EXTENDING
 
     def init_state(self, sizes: BufferSizes, max_tokens: int) -> None:  # noqa: ARG002
         """Keep the context bound; holds no memory, since metadata lies in each graph's pool.
@@ -92,46 +91,29 @@ class PagedAttention(AttentionBackend):
     def metadata(self, mode: ForwardMode, inputs: AttentionInputs) -> AttentionMetadata:
         """Make the metadata by one ``graphkit::paged_metadata``.
 
+        DECODE, TARGET_VERIFY and DRAFT append the batch's rows to ``seq_lens`` keys. In the extend
+        modes ``seq_lens`` counts them already: DRAFT_EXTEND has ``num_accepted_tokens`` rows per
+        request, packed, at most ``tokens_per_request``; DRAFT_EXTEND_V2 the same number for each. A
+        batch of no requests has metadata of no requests, whatever its mode.
+
         Raises:
-            AttentionError: The mode does not append rows to the cache, or rows, requests and mask
-                do not fit each other.
+            AttentionError: The mode has no metadata, or rows, requests and mask do not fit each
+                other.
         """
-        width = self._width(mode, inputs)
-        mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
-        square = [inputs.batch_size, width, width]
-        if mask is not None and list(mask.shape) != square:
-            raise AttentionError(
-                f"custom_mask has shape {list(mask.shape)}: a batch of {inputs.batch_size} "
-                f"requests of {width} rows takes {square}, or None for a chain."
-            )
+        rows = query_rows(mode, inputs)
         cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table = paged_metadata(
             inputs.req_pool_indices, inputs.seq_lens, self.req_to_token_pool.req_to_token,
-            self.kv_pool.page_size, self.max_pages, width, width,
+            self.kv_pool.page_size, self.max_pages, rows.width, rows.appended, rows.lengths,
         )  # fmt: skip
         return AttentionMetadata(
             cache_seqlens=cache_seqlens,
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
             page_table=page_table,
-            mask=mask,
-            max_seqlen_q=width,
+            mask=rows.mask,
+            max_seqlen_q=rows.width,
             max_seqlen_k=self.max_context_len,
         )
-
-    def _width(self, mode: ForwardMode, inputs: AttentionInputs) -> int:
-        """Rows per request, always from the batch: a configured width may not be this batch's."""
-        if mode not in _APPENDING:
-            raise AttentionError(
-                f"{type(self).__name__} makes no metadata for {mode.name}: it takes "
-                f"{', '.join(each.name for each in _APPENDING)}. Ask supports(mode) first."
-            )
-        requests, rows = inputs.batch_size, inputs.num_tokens
-        if requests < 1 or rows < requests or rows % requests:
-            raise AttentionError(
-                f"a batch of {requests} requests has {rows} rows: each request must have the same "
-                "number of rows, at least 1. Pad the requests to one width."
-            )
-        return rows // requests
 
     def attend(
         self,

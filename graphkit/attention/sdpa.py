@@ -1,6 +1,7 @@
 """Attention by torch alone, over a dense copy of the pages.
 
-Suffixes: B requests, W rows per request, N query heads, M key-value heads, D head size, L keys.
+Suffixes: B requests, W most rows of a request, T rows of all, N query heads, M key-value heads,
+D head size, L keys.
 """
 
 # ruff: noqa: N803, N806 - tensor suffixes are the house's notation
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.attention.paged import PagedAttention
-from graphkit.ops.paged_attention import key_slots, visible_keys
+from graphkit.ops.attention_layout import (
+    key_slots,
+    pack_rows,
+    pad_rows,
+    rows_by_request,
+    visible_keys,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +32,12 @@ class SdpaAttention(PagedAttention):
     def _attend(
         self, layer: int, query_TND: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        width, page_size = metadata.max_seqlen_q, self.kv_pool.page_size
+        tokens, starts, width = len(query_TND), metadata.cu_seqlens_q, metadata.max_seqlen_q
+        if not tokens:
+            return query_TND.clone()
+        page_size = self.kv_pool.page_size
         max_keys = metadata.page_table.shape[1] * page_size
-        visible_BWL = visible_keys(metadata.cache_seqlens, metadata.mask, max_keys, width)
+        visible_BWL = visible_keys(metadata.cache_seqlens, starts, metadata.mask, max_keys, width)
         seen_BL = visible_BWL.any(1)
         slots_BL = key_slots(metadata.page_table, page_size, seen_BL)
         group = query_TND.shape[1] // self.kv_pool.head_num
@@ -38,10 +48,12 @@ class SdpaAttention(PagedAttention):
             return rows_BLMD.to(query_TND.dtype).transpose(1, 2).repeat_interleave(group, 1)
 
         out_BNWD = scaled_dot_product_attention(
-            query_TND.unflatten(0, (-1, width)).transpose(1, 2),
+            pad_rows(query_TND, *rows_by_request(starts, width)).transpose(1, 2),
             dense(self.kv_pool.get_key_buffer(layer)),
             dense(self.kv_pool.get_value_buffer(layer)),
             attn_mask=visible_BWL[:, None],
             scale=self.scale,
         )
-        return out_BNWD.transpose(1, 2).flatten(0, 1)
+        blind_BW11 = ~visible_BWL.any(2)[:, :, None, None]
+        out_BWND = out_BNWD.transpose(1, 2).masked_fill(blind_BW11, 0)
+        return pack_rows(out_BWND, starts, tokens)

@@ -25,7 +25,8 @@ class TritonAttention(PagedAttention):
     ) -> torch.Tensor:
         keys, values = self.kv_pool.get_key_buffer(layer), self.kv_pool.get_value_buffer(layer)
         out: torch.Tensor = paged_attention(
-            query_TND, keys, values, metadata.page_table, metadata.cache_seqlens, metadata.mask,
-            self.scale, self.kv_pool.page_size, metadata.max_seqlen_q,
+            query_TND, keys, values, metadata.page_table, metadata.cache_seqlens,
+            metadata.cu_seqlens_q, metadata.mask, self.scale, self.kv_pool.page_size,
+            metadata.max_seqlen_q,
         )  # fmt: skip
         return out

@@ -1,6 +1,7 @@
 """Capturing a function and running it again, on CUDA or on any machine."""
 
 from graphkit.graphs.backend import Backend, CapturedGraph
+from graphkit.graphs.chained import ChainedGraph
 from graphkit.graphs.cuda import CudaBackend
 from graphkit.graphs.devices import backend_for, resolve_device
 from graphkit.graphs.environment import environment, installed
@@ -13,6 +14,7 @@ __all__ = [
     "Backend",
     "CaptureFailure",
     "CapturedGraph",
+    "ChainedGraph",
     "CudaBackend",
     "RecorderBackend",
     "SizeTable",

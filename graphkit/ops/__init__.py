@@ -1,5 +1,42 @@
-"""Operations that runners and attention backends put into graphs.
+"""Operations that runners, attention backends and engines put on the device.
 
 Each is one op for the dispatcher, with a readable torch reference here and a Triton kernel for
-CUDA in ``kernels/``.
+CUDA in ``kernels/``. None waits for the device; all may be captured.
 """
+
+from graphkit.ops.accepted import (
+    create_extend_after_decode_spec_info,
+    create_num_accepted_drafts_filter,
+    fill_bonus_tokens,
+)
+from graphkit.ops.accepted_path import compact_accepted_to_front, fill_accepted_out_cache_loc
+from graphkit.ops.cache_locs import (
+    filter_finished_cache_loc,
+    get_src_tgt_cache_loc,
+    get_target_cache_loc,
+)
+from graphkit.ops.slot_assignment import (
+    assign_draft_cache_locs_contiguous,
+    assign_extend_cache_locs,
+)
+from graphkit.ops.tree import build_tree
+from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
+from graphkit.ops.verification import verify_tree_greedy
+from graphkit.ops.windows import rotate_input_ids
+
+__all__ = [
+    "assign_draft_cache_locs_contiguous",
+    "assign_extend_cache_locs",
+    "build_tree",
+    "compact_accepted_to_front",
+    "create_extend_after_decode_spec_info",
+    "create_num_accepted_drafts_filter",
+    "fill_accepted_out_cache_loc",
+    "fill_bonus_tokens",
+    "filter_finished_cache_loc",
+    "get_src_tgt_cache_loc",
+    "get_target_cache_loc",
+    "rotate_input_ids",
+    "tree_speculative_sampling_target_only",
+    "verify_tree_greedy",
+]

@@ -1,6 +1,6 @@
 """Attention metadata of one batch, made on the device.
 
-Suffixes: B requests, B1 requests + 1, P pages of the longest request.
+Suffixes: B requests, B1 requests + 1, P columns of the page table.
 """
 
 # ruff: noqa: N803, N806 - tensor suffixes are the house's notation
@@ -24,11 +24,13 @@ def paged_metadata(
     max_pages: int,
     tokens_per_request: int,
     appended: int,
+    extend_lens_B: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Derive lengths, their running sums and the page table from rows and committed lengths.
+    """Derive lengths, their running sums and the page table from rows and lengths.
 
     One launch on the current stream; never synchronises, may be captured: the results then lie in
-    the graph's pool at fixed addresses, and every entry is written by every replay.
+    the graph's pool at fixed addresses, and every entry is written by every replay. A batch of no
+    requests takes no launch of this kernel.
 
     Args:
         req_pool_indices_B: Row of ``req_to_token`` per request; one outside it is clamped.
@@ -38,27 +40,30 @@ def paged_metadata(
         max_pages: Columns of the page table (P), a fixed upper bound.
         tokens_per_request: Query rows per request.
         appended: Rows of this step that ``seq_lens_B`` does not count.
+        extend_lens_B: Query rows of each request, instead of tokens_per_request, where they vary.
 
     Returns:
-        cache_seqlens_B = seq_lens_B + appended; cu_seqlens_q_B1 = multiples of
-        tokens_per_request; cu_seqlens_k_B1 = running sum of cache_seqlens_B, from 0 to the total;
-        page_table[b, p] = req_to_token[row of b, p * page_size] // page_size for pages that
-        request b has begun, else 0.
+        cache_seqlens_B = seq_lens_B + appended; cu_seqlens_q_B1 = running sum of extend_lens_B, or
+        multiples of tokens_per_request; cu_seqlens_k_B1 = running sum of cache_seqlens_B, both from
+        0 to the total; page_table[b, p] = req_to_token[row of b, p * page_size] // page_size for
+        pages that request b has begun, else 0.
 
     Shapes:
-        req_pool_indices_B: [B] int64, 1 <= B <= MAX_REQUESTS. seq_lens_B: [B] int32.
+        req_pool_indices_B: [B] int64, B <= MAX_REQUESTS. seq_lens_B, extend_lens_B: [B] int32.
         req_to_token: [rows, context] int32.
         Returns [B], [B + 1], [B + 1] and [B, P], all int32.
 
     Raises:
         AttentionError: A shape, dtype, device or number does not fit.
     """
-    _check(req_pool_indices_B, seq_lens_B, req_to_token, page_size, max_pages, tokens_per_request)
+    _check(req_pool_indices_B, seq_lens_B, req_to_token, extend_lens_B)
+    _check_numbers(page_size, max_pages, tokens_per_request)
     rows, context = req_to_token.shape
     cache_seqlens_B = seq_lens_B + appended
-    cu_seqlens_q_B1 = _arange(seq_lens_B, seq_lens_B.shape[0] + 1) * tokens_per_request
-    running = torch.cumsum(cache_seqlens_B, 0, dtype=torch.int32)
-    cu_seqlens_k_B1 = torch.cat([torch.zeros_like(running[:1]), running])
+    if extend_lens_B is None:
+        extend_lens_B = torch.full_like(seq_lens_B, tokens_per_request)
+    cu_seqlens_q_B1 = _running_sum(extend_lens_B)
+    cu_seqlens_k_B1 = _running_sum(cache_seqlens_B)
 
     first_P = _arange(seq_lens_B, max_pages) * page_size
     begun_BP = (first_P < cache_seqlens_B[:, None]) & (first_P < context)
@@ -77,6 +82,7 @@ def _(
     max_pages: int,
     tokens_per_request: int,
     appended: int,
+    extend_lens_B: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     requests = seq_lens_B.shape[0]
     shapes = (requests,), (requests + 1,), (requests + 1,), (requests, max_pages)
@@ -93,14 +99,16 @@ def _(
     max_pages: int,
     tokens_per_request: int,
     appended: int,
+    extend_lens_B: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     from graphkit.ops.kernels.paged_metadata import launch_paged_metadata
 
-    _check(req_pool_indices_B, seq_lens_B, req_to_token, page_size, max_pages, tokens_per_request)
+    _check(req_pool_indices_B, seq_lens_B, req_to_token, extend_lens_B)
+    _check_numbers(page_size, max_pages, tokens_per_request)
     with torch.cuda.device(seq_lens_B.device):
         return launch_paged_metadata(
             req_pool_indices_B, seq_lens_B, req_to_token, page_size, max_pages,
-            tokens_per_request, appended,
+            tokens_per_request, appended, extend_lens_B,
         )  # fmt: skip
 
 
@@ -108,19 +116,24 @@ def _arange(like: torch.Tensor, end: int) -> torch.Tensor:
     return torch.arange(end, dtype=torch.int32, device=like.device)
 
 
+def _running_sum(lengths_B: torch.Tensor) -> torch.Tensor:
+    return torch.cat([lengths_B.new_zeros(1), lengths_B.cumsum(0, dtype=torch.int32)])
+
+
 def _check(
     req_pool_indices_B: torch.Tensor,
     seq_lens_B: torch.Tensor,
     req_to_token: torch.Tensor,
-    page_size: int,
-    max_pages: int,
-    tokens_per_request: int,
+    extend_lens_B: torch.Tensor | None,
 ) -> None:
     requests = tuple(seq_lens_B.shape)
+    extend = seq_lens_B if extend_lens_B is None else extend_lens_B
     for name, tensor, dtype, fits, shape in (
         ("seq_lens_B", seq_lens_B, torch.int32, len(requests) == 1, "[B]"),
         ("req_pool_indices_B", req_pool_indices_B, torch.int64,
          tuple(req_pool_indices_B.shape) == requests, "[B], like seq_lens_B"),
+        ("extend_lens_B", extend, torch.int32,
+         tuple(extend.shape) == requests, "[B], like seq_lens_B"),
         ("req_to_token", req_to_token, torch.int32,
          req_to_token.dim() == 2 and req_to_token.numel() > 0, "[rows, context]"),
     ):  # fmt: skip
@@ -129,11 +142,14 @@ def _check(
                 f"paged_metadata got {name} of {list(tensor.shape)} {tensor.dtype} on "
                 f"{tensor.device}: it must be {shape} {dtype} on {seq_lens_B.device}."
             )
-    if not 1 <= requests[0] <= MAX_REQUESTS:
+    if requests[0] > MAX_REQUESTS:
         raise AttentionError(
-            f"paged_metadata got {requests[0]} requests: it takes 1 to {MAX_REQUESTS}. "
-            "Split the batch, or leave the step out if the batch is idle."
+            f"paged_metadata got {requests[0]} requests: it takes up to {MAX_REQUESTS}. "
+            "Split the batch."
         )
+
+
+def _check_numbers(page_size: int, max_pages: int, tokens_per_request: int) -> None:
     numbers = (page_size, max_pages, tokens_per_request)
     if min(numbers) < 1:
         raise AttentionError(

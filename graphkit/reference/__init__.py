@@ -1,30 +1,68 @@
-"""A small real model in Llama layout, and a loader for checkpoints like it."""
+"""A small real model in Llama layout, its draft models, and loaders for checkpoints like them."""
 
-from graphkit.reference.checkpoint import default_checkpoint, load_checkpoint, save_checkpoint
+from graphkit.reference.checkpoint import (
+    default_checkpoint,
+    default_standalone_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from graphkit.reference.config import LlamaConfig, RopeScaling
+from graphkit.reference.draft_checkpoint import (
+    default_eagle_checkpoint,
+    default_mtp_checkpoint,
+    load_eagle3_head,
+    load_eagle_head,
+    load_mtp_head,
+    save_draft_head,
+)
+from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle3 import Eagle3Head
+from graphkit.reference.engine import ALGORITHMS, reference_engine
+from graphkit.reference.forwards import (
+    EagleForward,
+    MTPForward,
+    StandaloneForward,
+    VerifyForward,
+)
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
 from graphkit.reference.model import LlamaModel, causal_attend, full_logits
+from graphkit.reference.mtp import MTPHead
 from graphkit.reference.rope import RotaryEmbedding
-from graphkit.reference.target import VerifyForward, reference_target, tree_target
+from graphkit.reference.target import reference_target, tree_target
 from graphkit.reference.tokenizer import decode, encode
 
 __all__ = [
+    "ALGORITHMS",
     "Attend",
     "DecoderLayer",
+    "Eagle3Head",
+    "EagleForward",
+    "EagleHead",
     "LlamaConfig",
     "LlamaModel",
+    "MTPForward",
+    "MTPHead",
     "RMSNorm",
     "RopeScaling",
     "RotaryEmbedding",
+    "StandaloneForward",
     "VerifyForward",
     "causal_attend",
     "decode",
     "default_checkpoint",
+    "default_eagle_checkpoint",
+    "default_mtp_checkpoint",
+    "default_standalone_checkpoint",
     "encode",
     "full_logits",
     "initialise",
     "load_checkpoint",
+    "load_eagle3_head",
+    "load_eagle_head",
+    "load_mtp_head",
+    "reference_engine",
     "reference_target",
     "save_checkpoint",
+    "save_draft_head",
     "tree_target",
 ]

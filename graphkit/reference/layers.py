@@ -54,18 +54,25 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention whose key and value storage belongs to the caller."""
+    """Grouped-query attention whose key and value storage belongs to the caller.
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
+    Args:
+        config: Sizes and switches.
+        layer: The number that ``attend`` is called with.
+        input_size: Width of the rows that come in; ``None`` is the hidden size.
+    """
+
+    def __init__(self, config: LlamaConfig, layer: int, *, input_size: int | None = None) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
         self.has_qk_norm = config.qk_norm
         query_size = config.num_attention_heads * config.head_dim
         key_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        input_size = input_size or config.hidden_size
+        self.q_proj = nn.Linear(input_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(input_size, key_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(input_size, key_size, bias=config.attention_bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.output_bias)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
@@ -109,13 +116,15 @@ class DecoderLayer(nn.Module):
     Args:
         config: Sizes and switches.
         layer: The number that ``attend`` is called with.
+        has_input_norm: Whether attention has its norm; EAGLE's only layer has none.
     """
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
+    def __init__(self, config: LlamaConfig, layer: int, *, has_input_norm: bool = True) -> None:
         super().__init__()
+        norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if has_input_norm else nn.Identity()
         self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = norm
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:

@@ -1,9 +1,10 @@
-"""Safetensors files of one model, whole or sharded: find, check, copy."""
+"""Weight files of one model, safetensors or PyTorch's own: find, check, copy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +13,15 @@ from torch import Tensor
 from graphkit.errors import CheckpointError
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_INTEGERS = ("I64", "I32")
+_SPELLING = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
 
 Form = tuple[list[int], str]
 """A stored tensor's shape and dtype, the latter as safetensors spells it."""
@@ -40,8 +50,13 @@ def stored_forms(file: Path) -> dict[str, Form]:
     """Return each stored tensor's form without reading the tensors.
 
     Raises:
-        CheckpointError: The file is not safetensors, or is cut short.
+        CheckpointError: The file is of neither format, is cut short, or holds more than tensors.
     """
+    if file.suffix == ".bin":
+        return {
+            name: (list(tensor.shape), _SPELLING.get(tensor.dtype, str(tensor.dtype)))
+            for name, tensor in _read_bin(file, "meta").items()
+        }
     try:
         with safe_open(file, framework="pt") as stored:
             slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118 -- no dict
@@ -59,7 +74,7 @@ def check_forms(
 
     Raises:
         CheckpointError: A tensor is missing and not optional, is unexpected, or has another shape
-            or a dtype that is no plain float.
+            or a dtype of another kind.
     """
     if missing := sorted(expected.keys() - forms.keys() - optional):
         raise CheckpointError(
@@ -72,14 +87,14 @@ def check_forms(
             "config.json, or bring your own forward."
         )
     for name in sorted(expected.keys() & forms.keys()):
-        _check_form(name, forms[name], list(expected[name].shape))
+        _check_form(name, forms[name], expected[name])
 
 
 def copy_tensors(file: Path, targets: Mapping[str, Tensor]) -> None:
     """Copy those stored tensors that have a target, one at a time, into their target's dtype."""
-    with safe_open(file, framework="pt") as stored, torch.no_grad():
-        for name in targets.keys() & set(stored.keys()):
-            targets[name].copy_(stored.get_tensor(name))
+    with torch.no_grad():
+        for name, tensor in _read(file, frozenset(targets)):
+            targets[name].copy_(tensor)
 
 
 def few(names: list[str]) -> str:
@@ -87,15 +102,42 @@ def few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _check_form(name: str, form: Form, expected: list[int]) -> None:
-    shape, dtype = form
-    if shape != expected:
+def _read(file: Path, names: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
+    if file.suffix == ".bin":
+        yield from ((name, x) for name, x in _read_bin(file, "cpu").items() if name in names)
+        return
+    with safe_open(file, framework="pt") as stored:
+        for name in names & set(stored.keys()):
+            yield name, stored.get_tensor(name)
+
+
+def _read_bin(file: Path, device: str) -> dict[str, Tensor]:
+    """Read a file of ``torch.save`` without running what it may hold."""
+    try:
+        stored = torch.load(file, map_location=device, weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it is empty"
         raise CheckpointError(
-            f"{name} has shape {shape}, but config.json makes it {expected}. Mend config.json."
+            f"{str(file)!r} is not a file of PyTorch tensors: {reason}. Fetch it again."
+        ) from error
+    if not isinstance(stored, dict) or not all(isinstance(x, Tensor) for x in stored.values()):
+        raise CheckpointError(
+            f"{str(file)!r} holds more than tensors by name. Fetch the weights alone."
         )
-    if dtype not in _FLOATS:
+    return stored
+
+
+def _check_form(name: str, form: Form, expected: Tensor) -> None:
+    shape, dtype = form
+    if shape != list(expected.shape):
         raise CheckpointError(
-            f"{name} is stored as {dtype}, but only {', '.join(_FLOATS)} can be read. Fetch an "
+            f"{name} has shape {shape}, but config.json makes it {list(expected.shape)}. Mend "
+            "config.json."
+        )
+    allowed = _FLOATS if expected.is_floating_point() else _INTEGERS
+    if dtype not in allowed:
+        raise CheckpointError(
+            f"{name} is stored as {dtype}, but only {', '.join(allowed)} can be read. Fetch an "
             "unquantised checkpoint."
         )
 

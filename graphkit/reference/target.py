@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.attention import AttentionMetadata, PagedAttention, SdpaAttention, TritonAttention
+from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.buffers import TargetVerifyInputs
 from graphkit.config import BufferSizes
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.reference.checkpoint import default_checkpoint, load_checkpoint
-from graphkit.reference.layers import Attend
+from graphkit.reference.forwards import VerifyForward
 from graphkit.reference.model import LlamaModel, causal_attend
 from graphkit.reference.tokenizer import encode
-from graphkit.runners import VerifyOutput
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
 
@@ -78,35 +77,6 @@ def reference_target(
 def tree_target(device: str = "cpu") -> CaptureTarget:
     """``reference_target`` with trees of 8 tokens instead of chains of 4."""
     return reference_target(device, topk=2)
-
-
-class VerifyForward:
-    """The forward of a Llama-layout model for TARGET_VERIFY and DECODE.
-
-    Args:
-        model: The target.
-        attention: The backend that keeps its keys and values.
-    """
-
-    def __init__(self, model: LlamaModel, attention: PagedAttention) -> None:
-        self._model, self._attention = model, attention
-
-    def __call__(self, inputs: TargetVerifyInputs) -> VerifyOutput:
-        """Score every row. Capturable."""
-        assert inputs.attention is not None, "the runner was given this attention backend"
-        attend = self._attend(inputs.out_cache_loc, inputs.attention)
-        hidden = self._model(
-            inputs.input_ids, inputs.positions, attend, input_embeds=inputs.input_embeds
-        )
-        return VerifyOutput(next_token_logits=self._model.logits(hidden), hidden_states=hidden)
-
-    def _attend(self, out_cache_loc: torch.Tensor, metadata: AttentionMetadata) -> Attend:
-        def attend(
-            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
-            return self._attention.attend(layer, query, key, value, out_cache_loc, metadata)
-
-        return attend
 
 
 class _Requests:

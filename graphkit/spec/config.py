@@ -111,6 +111,7 @@ class SpecConfig:
             ForwardMode.DRAFT: self.topk,
             ForwardMode.DRAFT_EXTEND: self.num_steps + 1,
             ForwardMode.DRAFT_EXTEND_V2: self.num_draft_tokens,
+            ForwardMode.MULTI_LAYER_EAGLE: self.num_draft_tokens,
         }
         if mode not in widths:
             raise ConfigError(f"forward mode {mode.name} has no rows.", field="mode")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from graphkit.errors import ReplayError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -14,7 +16,8 @@ class FutureMap:
     """Device tensors indexed by request row, so that a later step needs no host round trip.
 
     Row 0 belongs to pad rows. A buffer is made the first time that its name is stashed, from the
-    shape and dtype of what came.
+    shape and dtype of what came. Both verbs enqueue on the current stream and never synchronise,
+    unless ``debug`` is set.
 
     Args:
         max_running_requests: Request rows, row 0 not counted.
@@ -23,6 +26,10 @@ class FutureMap:
         context_len: Most tokens of one request; kept for the same reason.
         device: Where the buffers live.
         algorithm: The algorithm whose step results these are.
+
+    Attributes:
+        debug: Whether each result may be picked up once only; a second time, or before it was
+            stashed, then raises. Waits for the device at every pick-up.
     """
 
     def __init__(
@@ -38,27 +45,48 @@ class FutureMap:
         self.context_len = context_len
         self.device = device
         self.algorithm = algorithm
+        self.debug = False
         self._buffers: dict[str, torch.Tensor] = {}
+        self._fresh: dict[str, torch.Tensor] = {}
 
     def stash(self, req_pool_indices: torch.Tensor, results: Mapping[str, torch.Tensor]) -> None:
         """Keep each result's row i under request row ``req_pool_indices[i]``.
 
-        Enqueues on the current stream and never synchronises.
-
         Shapes:
-            req_pool_indices: [B] int64.
+            req_pool_indices: [B] int64; B may be 0.
             results[name]: [B, ...].
         """
         for name, rows in results.items():
             if name not in self._buffers:
                 shape = (self.max_running_requests + 1, *rows.shape[1:])
                 self._buffers[name] = rows.new_zeros(shape)
+                self._fresh[name] = req_pool_indices.new_zeros(shape[0])
             self._buffers[name].index_copy_(0, req_pool_indices, rows)
+            if self.debug:
+                self._fresh[name].index_fill_(0, req_pool_indices, 1)
 
     def resolve(self, name: str, req_pool_indices: torch.Tensor) -> torch.Tensor:
-        """The rows stashed under ``name`` for these requests, [B, ...].
+        """The rows stashed under ``name`` for these requests, [B, ...]; a copy.
 
         Raises:
-            KeyError: Nothing was ever stashed under that name.
+            ReplayError: Nothing was ever stashed under that name; or, in debug, not since a row
+                was last picked up.
         """
+        if name not in self._buffers:
+            known = ", ".join(self._buffers) or "nothing"
+            raise ReplayError(
+                f"FutureMap has no {name!r}: {known} was stashed. Stash before you resolve."
+            )
+        if self.debug:
+            self._consume(name, req_pool_indices)
         return self._buffers[name].index_select(0, req_pool_indices)
+
+    def _consume(self, name: str, req_pool_indices: torch.Tensor) -> None:
+        fresh = self._fresh[name].index_select(0, req_pool_indices)
+        stale = req_pool_indices[(fresh == 0) & (req_pool_indices != 0)].tolist()
+        if stale:
+            raise ReplayError(
+                f"FutureMap rows {stale} of {name!r} were picked up already, or never stashed. "
+                "Pick each result up once, after the step that makes it."
+            )
+        self._fresh[name].index_fill_(0, req_pool_indices, 0)

@@ -13,6 +13,7 @@ class ForwardMode(Enum):
     DRAFT = "draft"
     DRAFT_EXTEND = "draft_extend"
     DRAFT_EXTEND_V2 = "draft_extend_v2"
+    MULTI_LAYER_EAGLE = "multi_layer_eagle"
     IDLE = "idle"
 
     def is_decode(self) -> bool:
@@ -34,6 +35,10 @@ class ForwardMode(Enum):
     def is_draft_extend_v2(self) -> bool:
         """The draft model catches up at a uniform stride."""
         return self is ForwardMode.DRAFT_EXTEND_V2
+
+    def is_multi_layer_eagle(self) -> bool:
+        """A chain of draft layers catches up and drafts, each over the window of the one before."""
+        return self is ForwardMode.MULTI_LAYER_EAGLE
 
     def is_idle(self) -> bool:
         """No request in the batch."""

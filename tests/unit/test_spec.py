@@ -51,6 +51,7 @@ def test_a_mode_is_itself_alone(mode):
         "DRAFT": mode.is_draft(),
         "DRAFT_EXTEND": mode.is_draft_extend(),
         "DRAFT_EXTEND_V2": mode.is_draft_extend_v2(),
+        "MULTI_LAYER_EAGLE": mode.is_multi_layer_eagle(),
         "IDLE": mode.is_idle(),
     }
     assert [name for name, claim in claims.items() if claim] == [mode.name]

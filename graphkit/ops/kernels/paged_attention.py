@@ -3,7 +3,8 @@
 One program takes a tile of one request's query rows for one key-value head (all W rows of all the
 query heads that share it lie in one tile, if they fit) and one split of that request's keys. With
 more than one split each leaves its normalised partial result and the log of its weight, and a
-second kernel joins them.
+second kernel joins them. A request with fewer than W rows has lanes to spare: those of all requests
+together write zeros into the rows that belong to nobody, so that no launch has to clear them.
 """
 
 import torch
@@ -13,14 +14,14 @@ import triton.language as tl
 MAX_SPLITS = 64
 
 
-@triton.jit(do_not_specialize=["tokens", "out_split_stride", "row_tiles"])
+@triton.jit(do_not_specialize=["tokens", "out_split_stride", "requests", "row_tiles"])
 def paged_attention_kernel(
-    out, lse, query, key_cache, value_cache, page_table, cache_seqlens, mask,
+    out, lse, query, key_cache, value_cache, page_table, cache_seqlens, cu_seqlens_q, mask,
     out_split_stride, out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
-    tokens, heads, max_keys, max_pages, row_tiles, scale_log2,
+    tokens, heads, max_keys, max_pages, requests, row_tiles, scale_log2,
     PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HAS_MASK: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
@@ -30,20 +31,28 @@ def paged_attention_kernel(
 
     row = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
-    is_row = own_query < WIDTH
-    token = request * WIDTH + own_query
+    # There may be more programs than requests, if there are more rows than theirs.
+    begin = tl.load(cu_seqlens_q + tl.minimum(request, requests))
+    end = tl.load(cu_seqlens_q + tl.minimum(request + 1, requests))
+    rows = end - begin
+    is_own = own_query < tl.minimum(rows, WIDTH)
+    # Requests before this one leave request * WIDTH - begin lanes to spare; its own come next.
+    spare = tl.load(cu_seqlens_q + requests) + request * WIDTH - end
+    token = tl.where(is_own, begin, spare) + own_query
+    is_row = (own_query < WIDTH) & (token >= 0) & (token < tokens)
+    is_own = is_own & is_row
     head = kv_head * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM
     queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
-    q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    q = tl.load(queries + dim[None, :], mask=is_own[:, None] & is_dim[None, :], other=0.0)
 
-    length = tl.load(cache_seqlens + request)
-    prefix = length - WIDTH
-    end = tl.minimum(length, max_keys)
-    span = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_N) * BLOCK_N
+    length = tl.load(cache_seqlens + request, mask=rows > 0, other=0)
+    prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
+    keys_end = tl.minimum(length, max_keys)
+    span = tl.cdiv(tl.cdiv(keys_end, SPLITS), BLOCK_N) * BLOCK_N
     first = (split * span).to(tl.int32)
-    last = tl.minimum(first + span, end)
+    last = tl.minimum(first + span, keys_end)
     # Whole blocks of prefix need no mask; what is left of the split does.
     whole = tl.maximum(prefix, 0) // BLOCK_N * BLOCK_N
     middle = tl.maximum(first, tl.minimum(last, whole))
@@ -66,10 +75,11 @@ def paged_attention_kernel(
             seen = is_key
             if masked:
                 own_key = key - prefix
-                if HAS_MASK:
-                    is_own = (own_key >= 0) & is_key
-                    cells = mask + (request * WIDTH + own_query[:, None]) * WIDTH + own_key[None, :]
-                    tree = tl.load(cells, mask=is_row[:, None] & is_own[None, :], other=0) != 0
+                if MASK_COLUMNS:
+                    mask_row = mask + (request * WIDTH + own_query) * MASK_COLUMNS
+                    is_cell = is_own[:, None] & ((own_key >= 0) & is_key)[None, :]
+                    cells = mask_row[:, None] + own_key[None, :]
+                    tree = tl.load(cells, mask=is_cell, other=0) != 0
                     visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
                     seen = tl.max(visible.to(tl.int32), 0) != 0
                 else:
@@ -90,7 +100,11 @@ def paged_attention_kernel(
             acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
             top = new_top
 
+    # A lane without a query has met the keys all the same.
+    total = tl.where(is_own, total, 0.0)
+    top = tl.where(is_own, top, float("-inf"))
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = tl.where((total == 0.0)[:, None], 0.0, result)  # acc may be 0 times NaN
     outs = out + split * out_split_stride
     outs += token[:, None] * out_token_stride + head[:, None] * out_head_stride
     tl.store(
@@ -138,10 +152,11 @@ def launch_paged_attention(
     value_cache: torch.Tensor,
     page_table: torch.Tensor,
     cache_seqlens_B: torch.Tensor,
+    cu_seqlens_q_B1: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
     page_size: int,
-    tokens_per_request: int,
+    max_seqlen_q: int,
     splits: int | None = None,
 ) -> torch.Tensor:
     """Launch on the current stream; as ``graphkit.ops.paged_attention.paged_attention``.
@@ -153,30 +168,33 @@ def launch_paged_attention(
     tokens, heads, head_dim = query.shape
     requests, max_pages = page_table.shape
     out = query.new_empty(query.shape)
-    if tokens == 0 or max_pages == 0:
+    if tokens == 0 or max_pages == 0 or requests == 0:
         return out.zero_()
     kv_heads = key.shape[1]
     group = heads // kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block_m = min(64, max(16, triton.next_power_of_2(tokens_per_request * group)))
+    block_m = min(64, max(16, triton.next_power_of_2(max_seqlen_q * group)))
     block_n = min(64, max(16, 16384 // (block_d * query.element_size())))
-    row_tiles = triton.cdiv(tokens_per_request * group, block_m)
+    row_tiles = triton.cdiv(max_seqlen_q * group, block_m)
+    tiles = max(requests, triton.cdiv(tokens, max_seqlen_q)) * row_tiles
     if splits is None:
-        programs = requests * row_tiles * kv_heads
+        programs = tiles * kv_heads
         processors = torch.cuda.get_device_properties(query.device).multi_processor_count
         splits = choose_splits(programs, max_pages * page_size, block_n, processors)
     partial, lse = out, out
     if splits > 1:
         partial = query.new_empty((splits, *query.shape), dtype=torch.float32)
         lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
-    paged_attention_kernel[(requests * row_tiles, kv_heads, splits)](
+    paged_attention_kernel[(tiles, kv_heads, splits)](
         partial, lse, query, key, value, page_table.contiguous(), cache_seqlens_B.contiguous(),
+        cu_seqlens_q_B1.contiguous(),
         None if mask is None else mask.contiguous().view(torch.uint8),
         query.numel(), heads * head_dim, head_dim, query.stride(0), query.stride(1),
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        tokens, heads, max_pages * page_size, max_pages, row_tiles, scale * 1.4426950408889634,
-        PAGE_SIZE=page_size, WIDTH=tokens_per_request, GROUP=group, HEAD_DIM=head_dim,
-        HAS_MASK=mask is not None, SPLITS=splits,
+        tokens, heads, max_pages * page_size, max_pages, requests, row_tiles,
+        scale * 1.4426950408889634,
+        PAGE_SIZE=page_size, WIDTH=max_seqlen_q, GROUP=group, HEAD_DIM=head_dim,
+        MASK_COLUMNS=0 if mask is None else mask.shape[2], SPLITS=splits,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=4, num_stages=3,
     )  # fmt: skip

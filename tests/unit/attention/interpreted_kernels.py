@@ -13,6 +13,7 @@ from graphkit.ops.kernels.paged_metadata import launch_paged_metadata
 from graphkit.ops.kernels.store_kv import launch_store_kv
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.store_kv import store_kv
+from graphkit.spec import ForwardMode
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_kernels.py instead"
 
@@ -30,6 +31,81 @@ def test_attention(make_case, assert_attends, page_size, width, tree):
     case = make_case(
         PAGES[page_size], width=width, page_size=page_size, tree=tree, pads=1, heads=4, context=160
     )
+    for splits in (1, 4):
+        assert_attends(launch_paged_attention(*case.op_args(), splits=splits), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("rows", [[4, 1, 3], [1, 1, 1], [2, 4, 4]], ids=str)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_attention_over_rows_that_vary(make_case, assert_attends, page_size, rows, splits):
+    case = make_case(
+        [66, 0, 9], mode=ForwardMode.DRAFT_EXTEND, width=4, rows=rows, page_size=page_size, pads=2
+    )
+    out = launch_paged_attention(*case.op_args(), splits=splits)
+    assert_attends(out, case)
+    assert out[sum(rows) + 2 :].eq(0).all()
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize(("width", "heads"), [(3, 2), (20, 8)])
+def test_attention_over_fewer_or_more_rows(make_case, assert_attends, width, heads):
+    """Rows of nobody are zeros, be there none of them or more than lanes of the requests."""
+    for extra in (0, 1, 3 * width + 1):
+        case = make_case(
+            [6, 17, 2], mode=ForwardMode.DRAFT_EXTEND, width=width, rows=[1, 3, 2], heads=heads
+        )
+        args = list(case.op_args())
+        args[0] = torch.full((6 + extra, heads, 16), torch.nan)
+        args[0][:6] = case.query[:6]
+        case.query = args[0]
+        for splits in (1, 2):
+            out = launch_paged_attention(*args, splits=splits)
+            assert_attends(out, case)
+            assert out[6:].eq(0).all()
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("splits", [1, 2])
+def test_attention_of_pads_with_fewer_keys_than_rows(make_case, assert_attends, splits):
+    case = make_case([70, 0], mode=ForwardMode.DRAFT_EXTEND_V2, width=4, pads=2)
+    out = launch_paged_attention(*case.op_args(), splits=splits)
+    assert_attends(out, case)
+    assert out[8:11].eq(0).all()
+    assert out[11].isnan().all()  # the one key of a pad
+
+
+@loops_to_a_tensor
+def test_attention_of_a_request_without_rows(make_case, assert_attends):
+    case = make_case([7, 3, 9], mode=ForwardMode.DRAFT_EXTEND, width=3, rows=[2, 3, 1])
+    args = list(case.op_args())
+    args[3], args[4] = args[3][[0, 0, 1, 2]], args[4][[0, 0, 1, 2]]
+    args[5] = torch.tensor([0, 0, 2, 5, 6], dtype=torch.int32)
+    assert_attends(launch_paged_attention(*args, splits=2), case)
+
+
+@loops_to_a_tensor
+def test_attention_of_no_requests(make_case):
+    args = list(make_case([7, 3]).op_args())
+    args[3], args[4], args[5] = args[3][:0], args[4][:0], args[5][:1]
+    assert launch_paged_attention(*args).eq(0).all()
+    args[0] = args[0][:0]
+    assert launch_paged_attention(*args).shape == (0, 2, 16)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize(("topk", "steps"), [(2, 3), (4, 2), (3, 25)])
+def test_attention_of_a_draft_tree(make_case, assert_attends, topk, steps):
+    drafted = topk * (steps - 1)
+    case = make_case(
+        [66 + drafted, drafted, 0], mode=ForwardMode.DRAFT, width=topk, columns=topk * steps,
+        tree=True, page_size=4, heads=4,
+    )  # fmt: skip
+    case.inputs.custom_mask[0, :, 1] = False
+    hidden = case.requests.req_to_token[case.inputs.req_pool_indices[0], 66 + 1]
+    case.pool.get_key_buffer(1)[hidden] = torch.nan
+    case.pool.get_value_buffer(1)[hidden] = torch.nan
     for splits in (1, 4):
         assert_attends(launch_paged_attention(*case.op_args(), splits=splits), case)
 
@@ -101,7 +177,7 @@ def test_splits_fill_the_device(programs, max_keys, splits):
     assert choose_splits(programs, max_keys, 64, 132) == splits
 
 
-@pytest.mark.parametrize("requests", [1, 2, 5, 64, 130])
+@pytest.mark.parametrize("requests", [0, 1, 2, 5, 64, 130])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_metadata(requests, page_size):
     torch.manual_seed(requests)
@@ -109,10 +185,13 @@ def test_metadata(requests, page_size):
     table = torch.randint(0, 10**6, (requests + 1, context), dtype=torch.int32)
     rows = torch.randint(0, requests + 1, (requests,))
     lengths = torch.randint(0, context - width, (requests,), dtype=torch.int32)
-    for extra in (0, 2):
-        args = (rows, lengths, table, page_size, -(-context // page_size) + extra, width, width)
+    varying = torch.randint(0, width + 1, (requests,), dtype=torch.int32)
+    for extra, appended, extend_lens in ((0, width, None), (2, 0, varying)):
+        pages = -(-context // page_size) + extra
+        args = (rows, lengths, table, page_size, pages, width, appended, extend_lens)
         for got, want in zip(launch_paged_metadata(*args), paged_metadata(*args), strict=True):
             assert got.dtype == want.dtype
+            assert got.shape == want.shape
             assert torch.equal(got, want)
 
 

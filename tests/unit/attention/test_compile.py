@@ -32,14 +32,16 @@ def _compile(kernel, pointers, constants, stages=3):
 
 
 @pytest.mark.parametrize("one", [False, True], ids=["many", "ones"])
-def test_metadata(one):
+@pytest.mark.parametrize("varies", [False, True], ids=["uniform", "varying"])
+def test_metadata(one, varies):
     """Triton turns an argument of 1 into a constant, which takes other paths."""
     pointers = {"req_pool_indices": "*i64"} | dict.fromkeys(
-        ("seq_lens", "req_to_token", "cache_seqlens", "cu_seqlens_q", "cu_seqlens_k", "page_table"),
+        ("seq_lens", "req_to_token", "extend_lens", "cache_seqlens", "cu_seqlens_q", "cu_seqlens_k", "page_table"),
         "*i32",
     )
     ones = dict.fromkeys(("requests", "rows", "max_pages", "row_blocks", "appended"), 1)
-    blocks = {"PAGE_SIZE": 4, "BLOCK_B": 16, "BLOCK_P": 256}
+    blocks = {"PAGE_SIZE": 4, "VARIES": varies, "BLOCK_B": 16, "BLOCK_P": 256}
+    blocks |= {} if varies else {"extend_lens": None}
     _compile(paged_metadata_kernel, pointers, blocks | (ones if one else {}))
 
 
@@ -50,25 +52,25 @@ def test_store():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "block_m", "block_n", "mask", "splits"),
+    ("dtype", "head_dim", "block_m", "block_n", "columns", "splits"),
     [
-        ("bf16", 128, 16, 64, True, 4),
-        ("fp16", 80, 16, 64, False, 1),
-        ("bf16", 256, 64, 32, False, 1),
-        ("fp32", 256, 64, 16, True, 4),
+        ("bf16", 128, 16, 64, 4, 4),
+        ("fp16", 80, 16, 64, 0, 1),
+        ("bf16", 256, 64, 32, 0, 1),
+        ("fp32", 256, 64, 16, 20, 4),
     ],
 )
-def test_attention(dtype, head_dim, block_m, block_n, mask, splits):
+def test_attention(dtype, head_dim, block_m, block_n, columns, splits):
     out = "*fp32" if splits > 1 else f"*{dtype}"
     pointers = dict.fromkeys(("query", "key_cache", "value_cache"), f"*{dtype}")
-    pointers |= {"out": out, "lse": out, "page_table": "*i32", "cache_seqlens": "*i32"}
-    pointers |= {"mask": "*u8", "scale_log2": "fp32"}
+    pointers |= {"out": out, "lse": out, "mask": "*u8", "scale_log2": "fp32"}
+    pointers |= dict.fromkeys(("page_table", "cache_seqlens", "cu_seqlens_q"), "*i32")
     constants = {
-        "PAGE_SIZE": 4, "WIDTH": 4, "GROUP": 4, "HEAD_DIM": head_dim, "HAS_MASK": mask,
+        "PAGE_SIZE": 4, "WIDTH": 4, "GROUP": 4, "HEAD_DIM": head_dim, "MASK_COLUMNS": columns,
         "SPLITS": splits, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": triton.next_power_of_2(head_dim),
     }  # fmt: skip
-    absent = {} if mask else {"mask": None, "row_tiles": 1}
+    absent = {} if columns else {"mask": None, "row_tiles": 1}
     _compile(paged_attention_kernel, pointers, constants | absent)
     if splits > 1:
         pointers = {"out": f"*{dtype}", "partial": "*fp32", "lse": "*fp32"}

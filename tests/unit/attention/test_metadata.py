@@ -51,7 +51,8 @@ def test_stale_slots_stay_out_of_the_page_table(make_case):
 @pytest.mark.parametrize("mode", [ForwardMode.DECODE, VERIFY, ForwardMode.DRAFT])
 def test_width_comes_from_the_batch(make_case, mode):
     case = make_case([3, 9], width=3, context=20)
-    del case.inputs.custom_mask, case.inputs.tokens_per_request
+    del case.inputs.custom_mask, case.inputs.num_accepted_tokens
+    case.inputs.tokens_per_request = 7
     metadata = _backend(case).metadata(mode, case.inputs)
     assert metadata.max_seqlen_q == 3
     assert metadata.cache_seqlens.tolist() == [6, 12]
@@ -88,7 +89,8 @@ def test_supported_modes(make_case):
     assert backend.seq_len_fill_value == 1
     assert not hasattr(backend, "before_replay")
     supported = {mode for mode in ForwardMode if backend.supports(mode)}
-    assert supported == {ForwardMode.DECODE, VERIFY}
+    extending = {ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2}
+    assert supported == {ForwardMode.DECODE, VERIFY, ForwardMode.DRAFT} | extending
 
 
 def _pools(make_case):
@@ -96,17 +98,11 @@ def _pools(make_case):
     return case.requests, case.pool
 
 
-def test_a_mode_that_does_not_append_is_refused(make_case):
-    case = make_case([3])
-    with pytest.raises(AttentionError, match="no metadata for DRAFT_EXTEND_V2: it takes DECODE"):
-        _backend(case).metadata(ForwardMode.DRAFT_EXTEND_V2, case.inputs)
-
-
-@pytest.mark.parametrize(("requests", "rows"), [(2, 3), (2, 0), (0, 0)])
+@pytest.mark.parametrize(("requests", "rows"), [(2, 3), (2, 0), (0, 3)])
 def test_ragged_rows_are_refused(make_case, requests, rows):
     case = make_case([3, 3])
     case.inputs.batch_size, case.inputs.num_tokens = requests, rows
-    with pytest.raises(AttentionError, match=f"a batch of {requests} requests has {rows} rows"):
+    with pytest.raises(AttentionError, match=f"batch of {requests} requests has {rows} rows"):
         _backend(case).metadata(VERIFY, case.inputs)
 
 
@@ -146,10 +142,31 @@ def test_appended_rows_may_be_none_of_the_step():
     assert (lengths.tolist(), cu_q.tolist(), cu_k.tolist()) == ([3, 1], [0, 2, 4], [0, 3, 4])
 
 
-def test_fake_shapes_agree_with_the_real_ones():
+@pytest.mark.parametrize("extend_lens", [[2, 1], [0, 0], [5, 0]])
+def test_rows_may_vary(extend_lens):
+    rows = torch.tensor(extend_lens, dtype=torch.int32)
+    _, cu_q, *others = paged_metadata(**_op_args(appended=0, extend_lens_B=rows))
+    assert cu_q.dtype == torch.int32
+    assert cu_q.tolist() == [0, extend_lens[0], sum(extend_lens)]
+    _, _, *uniform = paged_metadata(**_op_args(appended=0))
+    assert all(map(torch.equal, others, uniform))
+
+
+def test_no_requests_at_all():
+    none = torch.ones(0, dtype=torch.int32)
+    changes = {"seq_lens_B": none, "req_pool_indices_B": none.long()}
+    for extend_lens in (None, none):
+        made = paged_metadata(**_op_args(**changes, extend_lens_B=extend_lens))
+        assert [tensor.tolist() for tensor in made] == [[], [0], [0], []]
+        assert made[3].shape == (0, 4)
+
+
+@pytest.mark.parametrize("extend_lens_B", [None, torch.tensor([2, 1], dtype=torch.int32)])
+def test_fake_shapes_agree_with_the_real_ones(extend_lens_B):
     torch.library.opcheck(
-        paged_metadata, (), _op_args(), test_utils=("test_schema", "test_faketensor")
-    )
+        paged_metadata, (), _op_args(extend_lens_B=extend_lens_B),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -157,12 +174,12 @@ def test_fake_shapes_agree_with_the_real_ones():
     [
         ({"seq_lens_B": torch.tensor([3, 1])}, r"seq_lens_B of \[2\] torch.int64"),
         ({"req_pool_indices_B": torch.tensor([1])}, r"req_pool_indices_B of \[1\]"),
+        ({"extend_lens_B": torch.tensor([1])}, r"extend_lens_B of \[1\] torch.int64"),
+        ({"extend_lens_B": torch.ones(3, dtype=torch.int32)}, r"extend_lens_B of \[3\]"),
         ({"req_to_token": torch.zeros(2, 8)}, r"req_to_token of \[2, 8\] torch.float32"),
         ({"page_size": 0}, "each must be at least 1"),
         ({"seq_lens_B": torch.ones(1025, dtype=torch.int32),
           "req_pool_indices_B": torch.ones(1025, dtype=torch.int64)}, "got 1025 requests"),
-        ({"seq_lens_B": torch.ones(0, dtype=torch.int32),
-          "req_pool_indices_B": torch.ones(0, dtype=torch.int64)}, "got 0 requests"),
     ],
 )  # fmt: skip
 def test_op_refuses(changes, text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from math import prod
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ a_field = st.builds(
     pad=st.sampled_from([0, 1, Pad.SEQ_LEN, Pad.WIDTH]),
     row=st.lists(st.one_of(st.integers(1, 9), st.sampled_from("WKSHD")), max_size=3).map(tuple),
     lead=st.sampled_from([0, 0, 1, 3]),
+    flat=st.booleans(),
     optional=st.booleans(),
     on_device=st.booleans(),
     meaning=st.just("any"),
@@ -40,6 +42,7 @@ a_capacity = st.builds(
     letters=st.just(LETTERS),
     model_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seq_len_fill=st.integers(1, 9),
+    varies=st.booleans(),
 )
 
 
@@ -87,9 +90,12 @@ def test_a_layout_knows_its_rows(fields, capacity):
         assert layout.capacity == rows
         assert layout.dtype is (capacity.model_dtype if field.dtype == MODEL_DTYPE else field.dtype)
         assert layout.row == tuple(number_of(n) for n in field.row)
-        shape = (*[field.lead] * bool(field.lead), rows, *layout.row)
+        each = prod(layout.row) if field.flat else 1
+        shape = (*[field.lead] * bool(field.lead), rows * each, *layout.row[field.flat * 9 :])
         assert layout.shape(rows) == shape
-        assert shape[layout.dim] == rows
+        assert shape[layout.dim] == rows * each
+        some = rows // 2
+        assert layout.head(torch.empty(shape), some).shape == layout.shape(some)
         assert layout.total_bytes == torch.Size(shape).numel() * layout.dtype.itemsize
         assert layout.segment_bytes * max(field.lead, 1) == layout.total_bytes
         assert layout.row_bytes * rows == layout.segment_bytes
@@ -97,7 +103,8 @@ def test_a_layout_knows_its_rows(fields, capacity):
 
 @given(a_field, a_capacity)
 def test_pads_that_only_the_runner_knows(field, capacity):
-    known = {Pad.SEQ_LEN: capacity.seq_len_fill, Pad.WIDTH: capacity.tokens_per_request}
+    width = 1 if capacity.varies else capacity.tokens_per_request
+    known = {Pad.SEQ_LEN: capacity.seq_len_fill, Pad.WIDTH: width}
     (layout,) = resolve([field], capacity)
     assert layout.pad == known.get(field.pad, field.pad)
 

@@ -1,9 +1,15 @@
-"""Small random checkpoints that transformers itself wrote."""
+"""Small random models and draft heads, checkpoints that transformers wrote, and the tools."""
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
+
+from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, LlamaModel, MTPHead
 
 SIZES = {
     "vocab_size": 96,
@@ -15,6 +21,30 @@ SIZES = {
     "max_position_embeddings": 128,
     "attn_implementation": "eager",
 }
+TOOLS = Path(__file__).parents[3] / "tools"
+TARGET = LlamaConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=80,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=128,
+    tie_word_embeddings=True,
+)
+HEAD = LlamaConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=112,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=24,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-3,
+    rope_theta=500.0,
+)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -74,3 +104,55 @@ def checkpoint(hf_model, tmp_path):
 @pytest.fixture
 def ids():
     return torch.randint(96, (2, 48), generator=torch.Generator().manual_seed(1))
+
+
+def randomised(module):
+    """Make every parameter random, norms around 1, and take no gradients."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    return module.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def target():
+    """A random model that draft heads can borrow from."""
+    torch.manual_seed(0)
+    return randomised(LlamaModel(TARGET))
+
+
+@pytest.fixture
+def eagle(target):
+    torch.manual_seed(1)
+    return randomised(EagleHead(HEAD, target))
+
+
+@pytest.fixture
+def mtp(target):
+    torch.manual_seed(2)
+    config = LlamaConfig.from_dict(HEAD.to_dict() | {"num_hidden_layers": 3})
+    return randomised(MTPHead(config, target))
+
+
+@pytest.fixture
+def eagle3(target):
+    """A head with a vocabulary of its own: every third token of the target's."""
+    torch.manual_seed(3)
+    head = randomised(Eagle3Head(HEAD, target, draft_vocab_size=32))
+    head.d2t.copy_(2 * torch.arange(32))
+    return head
+
+
+@pytest.fixture(scope="session")
+def tool():
+    """The training command as a module, its folder on the path as when it is run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOOLS)
+        yield importlib.import_module("train_reference")
+
+
+@pytest.fixture(scope="session")
+def training(tool):
+    """The command's parts by name."""
+    names = ("corpus", "loop", "losses", "recipes", "unroll")
+    return SimpleNamespace(**{name: importlib.import_module(f"training.{name}") for name in names})

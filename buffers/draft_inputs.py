@@ -1,0 +1,152 @@
+"""The live inputs of the modes in which a draft model works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphkit.buffers.accepted import check_counts, host_rows
+from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare
+from graphkit.buffers.inputs import Inputs
+from graphkit.errors import InputError
+
+
+@dataclass(kw_only=True, eq=False)
+class DraftInputs(Inputs):
+    """Where a draft tree begins: the candidates after each request's last token.
+
+    ``seq_lens`` counts the committed tokens. ``positions`` are those of the first step's rows:
+    ``seq_lens`` once per branch. Of ``out_cache_loc`` [B, K, S], branch k of step s writes
+    [:, k, s]; the request's row of the request pool holds the same slots from ``seq_lens`` on.
+
+    Shapes:
+        req_pool_indices: [B] int64. seq_lens: [B] int32.
+        topk_p: [B, K] float32. topk_index: [B, K] int64.
+        hidden_states: [B, H] in the model's dtype; left out by STANDALONE.
+        positions: [B * K] int64. out_cache_loc: [B * K * S] int64.
+        mrope_positions: [3, B * K] int64.
+
+    Attributes:
+        input_ids: [B * K] int64; set for each step's forward, which also sees ``positions``,
+            ``out_cache_loc`` and ``hidden_states`` of that step, one row per branch.
+        custom_mask: [B, K, K * S] bool; set for each step of a tree: which draft slots, counted
+            from ``seq_lens`` on, each branch sees.
+    """
+
+    input_ids: Rows = None
+    out_cache_loc: Rows = declare(
+        Axis.TOKEN,
+        torch.int64,
+        "KV slot that each branch writes at each step; slot 0 is the dummy",
+        row=("S",),
+        flat=True,
+    )
+    topk_p: Rows = declare(
+        Axis.REQUEST, torch.float32, "probabilities of the first candidates", row=("K",)
+    )
+    topk_index: Rows = declare(
+        Axis.REQUEST, torch.int64, "token ids of the first candidates", row=("K",)
+    )
+    hidden_states: Rows = declare(
+        Axis.REQUEST,
+        MODEL_DTYPE,
+        "the draft model's hidden state that made the candidates",
+        row=("H",),
+        on_device=True,
+    )
+    mrope_positions: Rows = declare(
+        Axis.TOKEN, torch.int64, "temporal, height and width positions", lead=3, optional=True
+    )
+    custom_mask: torch.Tensor | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class DraftExtendInputs(Inputs):
+    """The tokens that the draft model catches up on after a verify.
+
+    ``seq_lens`` includes the rows being extended. v1 packs the accepted tokens of each request, so
+    T is the sum of ``num_accepted_tokens``; v2 brings all W rows of every request.
+
+    Shapes:
+        req_pool_indices: [B] int64. seq_lens, extend_seq_lens: [B] int32.
+        num_accepted_drafts, num_accepted_tokens: [B] int32; see ``AcceptedCounts``.
+        input_ids, positions, out_cache_loc: [T] int64.
+        hidden_states: [T, D] in the model's dtype, D = ``spec_hidden_size``; left out by
+            STANDALONE. mrope_positions: [3, T] int64.
+    """
+
+    extend_seq_lens: Rows = declare(
+        Axis.REQUEST, torch.int32, "rows of each request in this batch", pad=Pad.WIDTH
+    )
+    num_accepted_drafts: Rows = declare(
+        Axis.REQUEST, torch.int32, "draft tokens that passed verification, bonus excluded"
+    )
+    num_accepted_tokens: Rows = declare(
+        Axis.REQUEST, torch.int32, "accepted tokens, bonus included", pad=1
+    )
+    hidden_states: Rows = declare(
+        Axis.TOKEN,
+        MODEL_DTYPE,
+        "the target's hidden state of each row",
+        row=("D",),
+        on_device=True,
+    )
+    mrope_positions: Rows = declare(
+        Axis.TOKEN, torch.int64, "temporal, height and width positions", lead=3, optional=True
+    )
+
+    @classmethod
+    def check(cls, batch: Any, width: int, varies: bool) -> None:
+        """See ``Inputs.check``: counts agree with each other and with the rows."""
+        if getattr(batch, "num_accepted_drafts", None) is None:
+            return  # bound, or missing, which the writer says
+        check_counts(batch)
+        tokens = host_rows(batch.num_accepted_tokens)
+        if tokens is None or not tokens.size:
+            return
+        if tokens.max() > width:
+            raise InputError(
+                f"num_accepted_tokens goes up to {tokens.max()}, but a request has at most {width} "
+                "rows here: num_steps drafts and the bonus token.",
+                field="num_accepted_tokens",
+            )
+        if varies and int(tokens.sum()) != batch.num_tokens:
+            raise InputError(
+                f"num_accepted_tokens adds up to {int(tokens.sum())}, but the batch has "
+                f"{batch.num_tokens} rows. Pack the accepted tokens of each request.",
+                field="num_accepted_tokens",
+            )
+
+    def last_rows(self) -> torch.Tensor:
+        """The row of each request's last accepted token, int64 [B]. Capturable.
+
+        Rows are packed where they vary (v1) and ``tokens_per_request`` apart otherwise (v2, then
+        this is the field's select_index: i * width + num_accepted_tokens - 1).
+        """
+        tokens: torch.Tensor = self.num_accepted_tokens.long()
+        if self.width is not None:
+            return tokens.cumsum(0) - 1
+        starts = torch.arange(self.batch_size, device=tokens.device) * self.tokens_per_request
+        return starts + tokens - 1
+
+
+@dataclass(kw_only=True, eq=False)
+class MultiLayerDraftExtendInputs(DraftExtendInputs):
+    """As ``DraftExtendInputs`` of v2, for a chain of draft layers over one window per request.
+
+    Shapes:
+        select_index: [B] int64. temperatures: [B] float32.
+    """
+
+    select_index: Rows = declare(
+        Axis.REQUEST, torch.int64, "flat row of each request's last accepted token"
+    )
+    temperatures: Rows = declare(
+        Axis.REQUEST,
+        torch.float32,
+        "what each request's logits are divided by before top-k",
+        pad=1,
+        optional=True,
+    )

@@ -1,0 +1,211 @@
+"""Drafting with a draft model: an Eagle head, or a small language model of its own (STANDALONE).
+
+Both see the text one token ahead: the row of position p holds the token of position p + 1, beside
+what the target made of position p, and predicts the token of position p + 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
+from graphkit.engine.memory import to_device
+from graphkit.engine.parts import (
+    Drafter,
+    DraftTree,
+    EngineContext,
+    EngineModel,
+    Prefilled,
+    Verified,
+)
+from graphkit.errors import ConfigError
+from graphkit.ops import (
+    assign_draft_cache_locs_contiguous,
+    build_tree,
+    create_extend_after_decode_spec_info,
+)
+from graphkit.runners import (
+    DraftExtendOutput,
+    DraftExtendRunner,
+    DraftExtendV2Runner,
+    DraftRunner,
+)
+from graphkit.spec.tree import top_candidates
+
+
+class EagleDrafter(Drafter):
+    """Drafts step by step with DRAFT, and catches up with DRAFT_EXTEND or DRAFT_EXTEND_V2.
+
+    Args:
+        model: The draft model. Its forward gets ``DraftInputs`` and ``DraftExtendInputs``.
+    """
+
+    def __init__(self, model: EngineModel) -> None:
+        self._model = model
+
+    def prepare(self, context: EngineContext) -> None:
+        """See ``Drafter.prepare``."""
+        if context.spec.num_steps < 1:
+            raise ConfigError(
+                "SpecConfig.num_steps is 0: a draft model has nothing to draft. Use at least 1.",
+                field="num_steps",
+            )
+        self._context, self._spec = context, replace(context.spec, is_draft_worker=True)
+        self._is_v2 = context.generation == "v2"
+        options = {**context.runner_options, "attention": self._model.attention}
+        options |= {"spec": self._spec, "sizes": context.sizes}
+        extend = DraftExtendV2Runner if self._is_v2 else DraftExtendRunner
+        self._draft: DraftRunner = DraftRunner(self._model.forward, **options)
+        self._extend = extend(self._model.forward, **options)
+        self.runners = (self._draft, self._extend)
+        self._uses_hidden = not self._spec.resolved.is_standalone()
+
+    @property
+    def max_path(self) -> int:
+        """See ``Drafter.max_path``."""
+        return self._spec.num_steps + 1
+
+    @property
+    def slots_needed(self) -> int:
+        """A slot per branch and step."""
+        return self._spec.topk * self._spec.num_steps
+
+    def prefill(self, chunk: Prefilled) -> None:
+        """See ``Drafter.prefill``."""
+        length = len(chunk.input_ids)
+        counts = AcceptedCounts.from_tokens(_full(chunk.req_pool_indices, length))
+        out = self._extend.fall_back(
+            DraftExtendInputs(
+                req_pool_indices=chunk.req_pool_indices,
+                seq_lens=_full(chunk.req_pool_indices, chunk.start + length),
+                extend_seq_lens=counts.num_accepted_tokens,
+                input_ids=chunk.next_ids,
+                positions=chunk.start + torch.arange(length, device=self._context.device),
+                out_cache_loc=chunk.out_cache_loc,
+                hidden_states=self._fed(chunk.hidden_states),
+                **counts.fields(),
+            )
+        )
+        if chunk.is_last:
+            last = torch.tensor([length - 1], device="cpu").to(self._context.device)
+            self._keep(chunk.req_pool_indices, out, last)
+
+    def draft(
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
+    ) -> DraftTree:
+        """See ``Drafter.draft``."""
+        spec, resolve = self._spec, self._context.future_map.resolve
+        slots = seq_lens.new_empty(len(seq_lens) * spec.topk * spec.num_steps, dtype=torch.int64)
+        table = self._context.req_to_token
+        assign_draft_cache_locs_contiguous(
+            req_pool_indices, table, seq_lens, slots, spec.topk, spec.num_steps
+        )
+        drafted = self._draft.run(
+            DraftInputs(
+                req_pool_indices=req_pool_indices,
+                seq_lens=seq_lens,
+                topk_p=resolve("topk_p", req_pool_indices),
+                topk_index=resolve("topk_index", req_pool_indices),
+                hidden_states=(
+                    resolve("hidden_states", req_pool_indices) if self._uses_hidden else None
+                ),
+                positions=seq_lens.long()[:, None].expand(-1, spec.topk).flatten(),
+                out_cache_loc=slots,
+            )
+        )
+        return tree_of(bonus_tokens, drafted.tensors(), seq_lens, spec)
+
+    def extend(self, verified: Verified) -> None:
+        """See ``Drafter.extend``."""
+        rows, width = verified.req_pool_indices, self._spec.num_draft_tokens
+        steps = torch.arange(width, device=rows.device)
+        out = self._extend.run(
+            DraftExtendInputs(
+                req_pool_indices=rows,
+                seq_lens=verified.seq_lens + width,
+                extend_seq_lens=torch.full_like(verified.seq_lens, width),
+                input_ids=verified.predict,
+                positions=(verified.seq_lens[:, None] + steps).flatten(),
+                out_cache_loc=verified.out_cache_loc,
+                hidden_states=self._fed(verified.hidden_states),
+                **verified.counts.fields(),
+            )
+        )
+        starts = torch.arange(len(rows), device=rows.device) * width
+        self._keep(rows, out, starts + verified.counts.num_accepted_drafts)
+
+    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
+        """See ``Drafter.extend_accepted``."""
+        live = [i for i, count in enumerate(num_accepted_tokens) if count]
+        if not live:
+            return
+        width, device = self._spec.num_draft_tokens, verified.predict.device
+        flat = [i * width + j for i in live for j in range(num_accepted_tokens[i])]
+        picked, index = to_device(live, device), to_device(flat, device)
+        tokens = verified.counts.num_accepted_tokens[picked]
+        counts = AcceptedCounts.from_tokens(tokens)
+        rows, seq_lens = verified.req_pool_indices[picked], verified.new_seq_lens[picked]
+        accepted = verified.predict[index]
+        positions, bonus = torch.empty_like(accepted), torch.empty_like(rows)
+        create_extend_after_decode_spec_info(accepted, seq_lens, tokens, positions, bonus)
+        hidden_states = self._fed(verified.hidden_states)
+        out = self._extend.run(
+            DraftExtendInputs(
+                req_pool_indices=rows,
+                seq_lens=seq_lens,
+                extend_seq_lens=tokens,
+                input_ids=accepted,
+                positions=positions,
+                out_cache_loc=verified.out_cache_loc[index],
+                hidden_states=None if hidden_states is None else hidden_states[index],
+                **counts.fields(),
+            )
+        )
+        self._keep(rows, out, None)
+
+    def _fed(self, hidden_states: torch.Tensor | None) -> torch.Tensor | None:
+        return hidden_states if self._uses_hidden else None
+
+    def _keep(
+        self, req_pool_indices: torch.Tensor, out: DraftExtendOutput, select_index: Any
+    ) -> None:
+        """Leave the candidates after each request's last token for the next step.
+
+        v1 has them in its output; of v2's rows, ``select_index`` are the ones to look at.
+        """
+        topk_p, topk_index, hidden_states = out.topk_p, out.topk_index, out.hidden_states
+        if topk_p is None or topk_index is None:
+            logits = out.next_token_logits.index_select(0, select_index)
+            topk_p, topk_index = top_candidates(logits, self._spec.topk)
+            if hidden_states is not None:
+                hidden_states = hidden_states.index_select(0, select_index)
+        kept = {"topk_p": topk_p, "topk_index": topk_index}
+        if self._uses_hidden and hidden_states is not None:
+            kept["hidden_states"] = hidden_states
+        self._context.future_map.stash(req_pool_indices, kept)
+
+
+def tree_of(
+    bonus_tokens: torch.Tensor, drafted: dict[str, torch.Tensor], seq_lens: torch.Tensor, spec: Any
+) -> DraftTree:
+    """The tree of a ``DraftOutput``'s tensors."""
+    mask, positions, index, next_token, next_sibling, tokens = build_tree(
+        bonus_tokens, drafted["parent_list"], drafted["top_scores_index"], drafted["draft_tokens"],
+        seq_lens, spec.num_steps, spec.topk, spec.num_draft_tokens,
+    )  # fmt: skip
+    return DraftTree(
+        draft_tokens=tokens,
+        positions=positions,
+        tree_mask=mask,
+        retrieve_index=index,
+        retrieve_next_token=next_token,
+        retrieve_next_sibling=next_sibling,
+    )
+
+
+def _full(req_pool_indices: torch.Tensor, value: int) -> torch.Tensor:
+    return torch.full_like(req_pool_indices, value, dtype=torch.int32)

@@ -1,0 +1,323 @@
+"""A small speculative engine: requests join and leave, and every step goes through the runners."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Self
+
+import torch
+
+from graphkit.config import BufferSizes
+from graphkit.engine.generations import Core, Events, Generation, HostInLoop, Overlapped
+from graphkit.engine.memory import RequestMemory, check_table, to_device
+from graphkit.engine.parts import Drafter, EngineContext, EngineModel, Prefilled
+from graphkit.engine.request import Request, SamplingParams
+from graphkit.engine.root import RootDrafter
+from graphkit.engine.sampling import choose
+from graphkit.engine.stats import EngineStats, Tally
+from graphkit.engine.verifier import Batch, Verifier
+from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.graphs import Backend, backend_for
+from graphkit.runners import Runner
+from graphkit.spec import SpecConfig
+
+
+class SpeculativeEngine:
+    """Continues prompts by drafting, verifying, accepting and catching up, with captured graphs.
+
+    Greedy output is token for token the target's own greedy decoding. Until ``capture`` was called,
+    every step runs eagerly, with that reason counted. A context manager, which closes; for one
+    thread.
+
+    Args:
+        target: The model whose output it is.
+        drafter: Proposes tokens; ``None`` decodes plainly.
+        spec: How to draft and verify.
+        sizes: How large batches and contexts become. ``max_context_len`` counts drafts too: prompt
+            and output together stay below it by what two steps may write ahead.
+        batch_sizes: Sizes to capture; ``None`` takes the field's list.
+        device, backend: As for ``Runner``; shared by all runners.
+        generation: ``None`` takes what ``spec.plan()`` says; ``"v1"`` may be asked for always.
+        chunked_prefill_size: Most prompt tokens that are read at once.
+        bos_token_id: What an empty prompt is replaced by; without it, one is refused.
+        seed: Of the draws for requests with a temperature.
+        debug: Whether the future map checks that each result is picked up once. Waits for the
+            device.
+
+    Raises:
+        ConfigError: The settings contradict each other, or the pools.
+    """
+
+    def __init__(
+        self,
+        target: EngineModel,
+        drafter: Drafter | None = None,
+        *,
+        spec: SpecConfig,
+        sizes: BufferSizes,
+        batch_sizes: Iterable[int] | None = None,
+        device: torch.device | str = "auto",
+        backend: Backend | None = None,
+        generation: Literal["v1", "v2"] | None = None,
+        chunked_prefill_size: int = 512,
+        bos_token_id: int | None = None,
+        seed: int = 0,
+        debug: bool = False,
+    ) -> None:
+        self.spec, self.sizes = spec, sizes
+        self.generation = _generation(spec, generation)
+        self._backend = backend_for(device, backend)
+        self.device = self._backend.device
+        pool = target.attention.req_to_token_pool
+        check_table(pool, sizes.max_context_len, sizes.max_batch_size)
+        future_map = spec.resolved.create_future_map(
+            pool.size, chunked_prefill_size, sizes.max_context_len, self.device
+        )
+        future_map.debug = debug
+        context = EngineContext(
+            spec=spec,
+            sizes=sizes,
+            generation=self.generation,
+            future_map=future_map,
+            req_to_token=pool.req_to_token,
+            device=self.device,
+            runner_options={
+                "batch_sizes": None if batch_sizes is None else tuple(batch_sizes),
+                "device": self.device,
+                "backend": self._backend,
+            },
+        )
+        drafter = drafter or RootDrafter()
+        drafter.prepare(context)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._verifier = Verifier(target, context, drafter.max_path, self._generator)
+        self.runners: tuple[Runner[Any], ...] = (self._verifier.runner, *drafter.runners)
+        """The runner of each mode."""
+        ahead = max(context.verify_width, drafter.slots_needed)
+        self._slots_ahead = drafter.max_path + ahead
+        self.limit = sizes.max_context_len - self._slots_ahead
+        """Most tokens of a request's prompt and output together."""
+        if self.limit < 2:
+            raise ConfigError(
+                f"BufferSizes.max_context_len is {sizes.max_context_len}, of which two steps may "
+                f"write {self._slots_ahead} ahead. Make it larger.",
+                field="max_context_len",
+            )
+        kv_pool = target.attention.kv_pool
+        self.memory = RequestMemory(pool, kv_pool.size, kv_pool.page_size)
+        self._core = Core(self._verifier, drafter, context)
+        self._steps: Generation = (
+            Overlapped(self._core)
+            if self.generation == "v2"
+            else HostInLoop(self._core, self.memory, ahead)
+        )
+        self._chunk, self._bos = chunked_prefill_size, bos_token_id
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._batch: tuple[list[Request], Batch] | None = None
+        self._total_slots, self._promised = self.memory.available_slots, 0
+        self._tally = Tally()
+        self._closed = False
+
+    def capture(self, progress: Callable[[str], None] = lambda _what: None) -> None:
+        """Capture the graphs of all runners.
+
+        Args:
+            progress: Told what is done next.
+
+        Raises:
+            CaptureError: A forward cannot be captured.
+        """
+        for runner in self.runners:
+            progress(f"capturing {runner.mode.name}")
+            runner.capture()
+
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams | None = None) -> Request:
+        """Queue a prompt; it joins the batch as soon as there is room.
+
+        Raises:
+            InputError: The prompt is empty and there is no ``bos_token_id``, holds what is no
+                token, or is too long.
+            ReplayError: The engine is closed.
+        """
+        if self._closed:
+            raise ReplayError("engine is closed: submit needs an open one. Make a new one.")
+        request = Request(
+            prompt_ids=self._checked(prompt_ids),
+            sampling=sampling or SamplingParams(),
+            limit=self.limit,
+        )
+        if self._slots_of(request) > self._total_slots:
+            raise InputError(
+                f"a request of up to {request.most_tokens} tokens takes {self._slots_of(request)} "
+                f"KV slots; the pool has {self._total_slots}. Ask for fewer new tokens.",
+                field="prompt_ids",
+            )
+        self._waiting.append(request)
+        return request
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def stats(self) -> EngineStats:
+        """What was done so far."""
+        return self._tally.stats(self._running, self.runners)
+
+    @torch.no_grad()
+    def step(self) -> Events:
+        """Admit what fits, make one step for all that run, let go of what has ended.
+
+        Returns:
+            New tokens by request, in order. v2 learns of a step's tokens in the next one.
+        """
+        events = self._admit()
+        self._let_go()
+        if self._running:
+            events += self._steps.advance(self._running, self._current_batch())
+            self._let_go()
+        if not self._running:
+            events += self._steps.drain()
+        return events
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
+    ) -> list[Request]:
+        """Continue all prompts to their ends; requests in the order of the prompts."""
+        requests = [self.submit(prompt, sampling) for prompt in prompts]
+        while self.has_work:
+            self.step()
+        return requests
+
+    def close(self) -> None:
+        """Give all graphs back, and what unfinished requests hold. May be called again."""
+        if not self._closed:
+            self._steps.drain()
+            for request in self._running:
+                self.memory.close(request.row)
+            self._running, self._closed = [], True
+            self._waiting.clear()
+            for runner in self.runners:
+                runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _admit(self) -> Events:
+        """Read the prompts of waiting requests while there is room, first come first served."""
+        events: Events = []
+        while self._waiting and self._has_room_for(self._waiting[0]):
+            request = self._waiting.popleft()
+            request.row = self.memory.open()
+            self._promised += self._slots_of(request)
+            self._running.append(request)
+            events += self._read(request)
+        return events
+
+    def _has_room_for(self, request: Request) -> bool:
+        """Its slots are promised as if it ran to its end, so that no running request runs dry."""
+        has_slots = self._promised + self._slots_of(request) <= self._total_slots
+        return has_slots and len(self._running) < self.sizes.max_batch_size
+
+    def _read(self, request: Request) -> Events:
+        """Prefill: target and drafter read the prompt chunk by chunk; choose the first token."""
+        length = len(request.prompt_ids)
+        is_v2 = self.generation == "v2"
+        self.memory.reserve([(request.row, self._slots_of(request) if is_v2 else length)])
+        row = to_device([request.row], self.device)
+        ids = to_device([*request.prompt_ids, 0], self.device)
+        slots = self.memory.pool.req_to_token[request.row, :length].long()
+        for start in range(0, length, self._chunk):
+            end = min(start + self._chunk, length)
+            output = self._verifier.read(row, start, ids[start:end], slots[start:end])
+            if end == length:
+                logits = output.next_token_logits[-1:]
+                ids[length:] = choose(logits, request.sampling.temperature, self._generator)
+            self._core.drafter.prefill(
+                Prefilled(
+                    req_pool_indices=row,
+                    start=start,
+                    input_ids=ids[start:end],
+                    next_ids=ids[start + 1 : end + 1],
+                    out_cache_loc=slots[start:end],
+                    hidden_states=output.hidden_states,
+                    is_last=end == length,
+                )
+            )
+        self._core.start(row, length, ids[length:])
+        return self._steps.begin(request, ids[length:])
+
+    def _let_go(self) -> None:
+        """Free what ended requests hold. Work in flight writes before whoever gets it next."""
+        for request in self._running:
+            if request.finish_reason is not None:
+                self.memory.close(request.row)
+                self._promised -= self._slots_of(request)
+                self._tally.add(request)
+                request.row = 0
+        self._running = [r for r in self._running if r.finish_reason is None]
+
+    def _current_batch(self) -> Batch:
+        """The running requests on the device; made anew only when they change."""
+        if self._batch is None or self._batch[0] != self._running:
+            rows = [request.row for request in self._running]
+            temperatures = [request.sampling.temperature for request in self._running]
+            host = torch.tensor(temperatures, dtype=torch.float32)
+            batch = Batch(
+                req_pool_indices=to_device(rows, self.device),
+                temperatures=host.to(self.device, non_blocking=True),
+                is_greedy=not any(temperatures),
+            )
+            self._batch = list(self._running), batch
+        return self._batch[1]
+
+    def _slots_of(self, request: Request) -> int:
+        """KV slots that the request can come to hold, pages whole."""
+        return self.memory.whole_pages(request.most_tokens + self._slots_ahead)
+
+    def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        ids = tuple(int(token) for token in prompt_ids)
+        if not ids:
+            if self._bos is None:
+                raise InputError(
+                    "the prompt is empty. Give at least one token, or the engine a bos_token_id.",
+                    field="prompt_ids",
+                )
+            ids = (self._bos,)
+        if not all(0 <= token < self.sizes.vocab_size for token in ids):
+            raise InputError(
+                f"the prompt holds {min(ids)} to {max(ids)}; tokens are 0 to "
+                f"{self.sizes.vocab_size - 1}.",
+                field="prompt_ids",
+            )
+        if len(ids) >= self.limit:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens; prompt and output together have room for "
+                f"{self.limit}. Shorten it or make max_context_len larger.",
+                field="prompt_ids",
+            )
+        return ids
+
+
+def _generation(spec: SpecConfig, wanted: Literal["v1", "v2"] | None) -> str:
+    """The generation to run.
+
+    Raises:
+        ConfigError: v2 was asked for, and the plan does not allow it.
+    """
+    if wanted == "v1":
+        return wanted
+    plan = spec.plan()
+    if wanted == "v2" and plan.generation != "v2":
+        raise ConfigError(
+            f"generation 'v2' cannot run: {plan.reason}. Use None or 'v1'.", field="generation"
+        )
+    if wanted not in ("v2", None):
+        raise ConfigError(f"generation is 'v1', 'v2' or None, got {wanted!r}.", field="generation")
+    return plan.generation

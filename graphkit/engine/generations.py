@@ -1,0 +1,202 @@
+"""The two ways in which a step meets the host.
+
+v1 keeps the host in the loop: it waits for what verify accepted, ends requests in the middle of a
+step, and catches up on accepted tokens alone. v2 overlaps: while the device works on one step, the
+host books the one before, so it learns one step late that a request has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from graphkit.engine.memory import RequestMemory
+from graphkit.engine.parts import Drafter, EngineContext, Verified
+from graphkit.engine.request import Request
+from graphkit.engine.verifier import Batch, Verifier
+
+Events = list[tuple[Request, list[int]]]
+"""New tokens by request, in the order in which they became known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Tokens of some requests on their way to the host.
+
+    Attributes:
+        requests: Whose.
+        tokens: [B, most] on the host, once ``arrived`` says so.
+        counts: [B] on the host, how many of them are meant.
+        is_verify: Whether a verify step made them, not a prefill.
+        arrived: Set on the device behind the copies; ``None`` on the CPU.
+    """
+
+    requests: tuple[Request, ...]
+    tokens: torch.Tensor
+    counts: torch.Tensor
+    is_verify: bool
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def send(
+        cls,
+        requests: Sequence[Request],
+        tokens: torch.Tensor,
+        counts: torch.Tensor,
+        is_verify: bool,
+    ) -> Results:
+        """Start the copies to the host."""
+        arrived = torch.cuda.Event() if tokens.is_cuda else None
+        host = [rows.to("cpu", non_blocking=True) for rows in (tokens, counts)]
+        if arrived is not None:
+            arrived.record()
+        return cls(
+            requests=tuple(requests),
+            tokens=host[0],
+            counts=host[1],
+            is_verify=is_verify,
+            arrived=arrived,
+        )
+
+    def book(self) -> Events:
+        """Wait for the copies and give every request that still runs its tokens."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        events: Events = []
+        rows = zip(self.requests, self.tokens.tolist(), self.counts.tolist(), strict=True)
+        for request, tokens, count in rows:
+            if request.finish_reason is not None:  # ended in a step that was booked meanwhile
+                continue
+            if self.is_verify:
+                request.num_verifies += 1
+                request.num_accepted_tokens += count
+            events.append((request, request.take(tokens[:count])))
+        return events
+
+
+class Generation(Protocol):
+    """How steps meet the host."""
+
+    def begin(self, request: Request, first_token: torch.Tensor) -> Events:
+        """Take over a request whose prompt was read; first_token is [1] int64."""
+
+    def advance(self, requests: Sequence[Request], batch: Batch) -> Events:
+        """Make one step for the running requests."""
+
+    def drain(self) -> Events:
+        """Wait for whatever is on its way."""
+
+
+class Core:
+    """What both generations do on the device."""
+
+    def __init__(self, verifier: Verifier, drafter: Drafter, context: EngineContext) -> None:
+        self.verifier, self.drafter, self.context = verifier, drafter, context
+
+    def start(self, req_pool_indices: torch.Tensor, length: int, first_token: torch.Tensor) -> None:
+        """Leave a read prompt where ``draft_and_verify`` finds it."""
+        lengths = torch.full_like(req_pool_indices, length, dtype=torch.int32)
+        self._stash(req_pool_indices, lengths, first_token)
+
+    def draft_and_verify(self, batch: Batch) -> Verified:
+        """One step up to the point where the generations part."""
+        rows, resolve = batch.req_pool_indices, self.context.future_map.resolve
+        seq_lens, bonus = resolve("seq_lens", rows), resolve("bonus_tokens", rows)
+        verified = self.verifier.verify(batch, seq_lens, self.drafter.draft(rows, seq_lens, bonus))
+        self._stash(rows, verified.new_seq_lens, verified.bonus_tokens)
+        return verified
+
+    def accepted(self, verified: Verified) -> torch.Tensor:
+        """The tokens of each request's accepted path, [B, most]."""
+        predict = verified.predict.view(len(verified.seq_lens), -1)
+        return predict[:, : self.drafter.max_path]
+
+    def _stash(self, rows: torch.Tensor, seq_lens: torch.Tensor, bonus: torch.Tensor) -> None:
+        self.context.future_map.stash(rows, {"seq_lens": seq_lens, "bonus_tokens": bonus})
+
+
+class HostInLoop:
+    """v1. Slots are held for the step at hand alone.
+
+    Args:
+        core: The device's side.
+        memory: Where slots come from.
+        slots_ahead: Slots behind the committed tokens that one step writes.
+    """
+
+    def __init__(self, core: Core, memory: RequestMemory, slots_ahead: int) -> None:
+        self._core, self._memory, self._slots_ahead = core, memory, slots_ahead
+
+    def begin(self, request: Request, first_token: torch.Tensor) -> Events:
+        """See ``Generation.begin``."""
+        return Results.send([request], first_token[:, None], _ones(first_token), False).book()
+
+    def advance(self, requests: Sequence[Request], batch: Batch) -> Events:
+        """See ``Generation.advance``."""
+        # A request's newest token is its bonus token, which no KV slot holds yet.
+        self._memory.reserve((r.row, r.num_tokens - 1 + self._slots_ahead) for r in requests)
+        verified = self._core.draft_and_verify(batch)
+        counts = verified.counts.num_accepted_tokens
+        results = Results.send(requests, self._core.accepted(verified), counts, True)
+        events = results.book()
+        accepted = results.counts.tolist()
+        live = [n * (r.finish_reason is None) for r, n in zip(requests, accepted, strict=True)]
+        self._core.drafter.extend_accepted(verified, live)
+        for request in requests:
+            if request.finish_reason is None:
+                self._memory.shrink(request.row, request.num_tokens - 1)
+        return events
+
+    def drain(self) -> Events:
+        """Nothing is ever on its way."""
+        return []
+
+
+class Overlapped:
+    """v2. Slots of all steps are held from the beginning.
+
+    Args:
+        core: The device's side.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._on_their_way: deque[Results] = deque()
+
+    def begin(self, request: Request, first_token: torch.Tensor) -> Events:
+        """See ``Generation.begin``."""
+        sent = Results.send([request], first_token[:, None], _ones(first_token), False)
+        self._on_their_way.append(sent)
+        return []
+
+    def advance(self, requests: Sequence[Request], batch: Batch) -> Events:
+        """See ``Generation.advance``. Books what was launched before; never waits for this step."""
+        earlier = len(self._on_their_way)
+        self._launch(requests, batch)
+        return self._book(earlier)
+
+    def drain(self) -> Events:
+        """See ``Generation.drain``."""
+        return self._book(len(self._on_their_way))
+
+    def _launch(self, requests: Sequence[Request], batch: Batch) -> None:
+        """Everything of a step that the device does. No line of it waits for the device."""
+        verified = self._core.draft_and_verify(batch)
+        counts = verified.counts.num_accepted_tokens
+        sent = Results.send(requests, self._core.accepted(verified), counts, True)
+        self._core.drafter.extend(verified)
+        self._on_their_way.append(sent)
+
+    def _book(self, count: int) -> Events:
+        events: Events = []
+        for _ in range(count):
+            events += self._on_their_way.popleft().book()
+        return events
+
+
+def _ones(tokens: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(tokens, dtype=torch.int32)

@@ -1,0 +1,111 @@
+"""Which KV slots each running request holds.
+
+Token p of a request lies in the slot that its row of the request pool names at p, in the pools of
+target and draft model alike. Slots come and go in whole pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from graphkit.errors import ConfigError
+from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
+
+
+class RequestMemory:
+    """Rows and slots of the running requests.
+
+    Args:
+        req_to_token_pool: The table that attention backends read.
+        size: KV slots of the smallest pool.
+        page_size: Slots per page.
+    """
+
+    def __init__(self, req_to_token_pool: ReqToTokenPool, size: int, page_size: int) -> None:
+        self.pool = req_to_token_pool
+        self.page_size = page_size
+        self._allocator = TokenSlotAllocator(size, page_size)
+        self._slots: dict[int, list[int]] = {}
+
+    @property
+    def available_slots(self) -> int:
+        """Slots that no request holds."""
+        return self._allocator.available
+
+    @property
+    def available_rows(self) -> int:
+        """Rows that no request holds."""
+        return self.pool.available
+
+    @property
+    def held_slots(self) -> int:
+        """Slots that requests hold."""
+        return sum(len(slots) for slots in self._slots.values())
+
+    def whole_pages(self, tokens: int) -> int:
+        """Slots of the pages that so many tokens begin."""
+        return -(-tokens // self.page_size) * self.page_size
+
+    def open(self) -> int:
+        """A row for a new request."""
+        (row,) = self.pool.alloc(1)
+        self._slots[row] = []
+        return row
+
+    def reserve(self, lengths: Iterable[tuple[int, int]]) -> None:
+        """See to it that each row has slots for its first ``length`` tokens.
+
+        Args:
+            lengths: Pairs of row and length.
+        """
+        rows: list[int] = []
+        places: list[int] = []
+        slots: list[int] = []
+        for row, length in lengths:
+            held = self._slots[row]
+            missing = self.whole_pages(length) - len(held)
+            if missing > 0:
+                rows += [row] * missing
+                places += range(len(held), len(held) + missing)
+                held += self._allocator.alloc(missing).tolist()
+                slots += held[-missing:]
+        if slots:
+            index = to_device([rows, places, slots], self.pool.device)
+            self.pool.req_to_token[index[0], index[1]] = index[2].int()
+
+    def shrink(self, row: int, length: int) -> None:
+        """Give back the pages behind the first ``length`` tokens of a row."""
+        held = self._slots[row]
+        keep = self.whole_pages(length)
+        self._allocator.free(held[keep:])
+        del held[keep:]
+
+    def close(self, row: int) -> None:
+        """Give back all that a row holds, and the row."""
+        self.shrink(row, 0)
+        del self._slots[row]
+        self.pool.free([row])
+
+
+def check_table(pool: ReqToTokenPool, max_context_len: int, max_batch_size: int) -> None:
+    """Refuse a request pool that is too small for a run.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if pool.max_context_len < max_context_len or pool.size < max_batch_size:
+        raise ConfigError(
+            f"req_to_token_pool holds {pool.size} requests of {pool.max_context_len} tokens; the "
+            f"sizes ask for {max_batch_size} of {max_context_len}. Make the pool larger.",
+            field="sizes",
+        )
+
+
+def to_device(values: list[list[int]] | list[int], device: torch.device) -> torch.Tensor:
+    """Host numbers as int64 on the device, without waiting for it."""
+    tensor = torch.tensor(values, dtype=torch.int64)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,119 @@
+"""Drafting with a chain of draft layers, which catch up and draft in one go (multi-layer Eagle)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
+from graphkit.engine.eagle import tree_of
+from graphkit.engine.memory import to_device
+from graphkit.engine.parts import (
+    Drafter,
+    DraftTree,
+    EngineContext,
+    EngineModel,
+    Prefilled,
+    Verified,
+)
+from graphkit.runners import MultiLayerEagleRunner
+from graphkit.spec.tree import TreeGrowth
+
+
+class MultiLayerDrafter(Drafter):
+    """One forward per layer and step; no DRAFT.
+
+    Every layer proposes K tokens after the likeliest token of the layer before, so a tree has one
+    branch that goes on at each depth.
+
+    Args:
+        model: Its ``forward`` is the sequence of the layers' forwards, which get
+            ``MultiLayerDraftExtendInputs``.
+    """
+
+    def __init__(self, model: EngineModel) -> None:
+        self._model = model
+
+    def prepare(self, context: EngineContext) -> None:
+        """See ``Drafter.prepare``."""
+        self._context, self._spec = context, context.spec
+        assert not callable(self._model.forward), "a chain is a sequence of forwards"
+        self._layers = MultiLayerEagleRunner(
+            self._model.forward,
+            spec=context.spec,
+            sizes=context.sizes,
+            attention=self._model.attention,
+            **context.runner_options,
+        )
+        self.runners = (self._layers,)
+
+    @property
+    def max_path(self) -> int:
+        """See ``Drafter.max_path``."""
+        return self._spec.num_steps + 1
+
+    def prefill(self, chunk: Prefilled) -> None:
+        """See ``Drafter.prefill``."""
+        rows, length = chunk.req_pool_indices, len(chunk.input_ids)
+        whole = torch.full_like(rows, length, dtype=torch.int32)
+        inputs = MultiLayerDraftExtendInputs(
+            req_pool_indices=rows,
+            seq_lens=whole + chunk.start,
+            extend_seq_lens=whole,
+            input_ids=chunk.next_ids,
+            positions=chunk.start + torch.arange(length, device=rows.device),
+            out_cache_loc=chunk.out_cache_loc,
+            hidden_states=chunk.hidden_states,
+            select_index=torch.full_like(rows, length - 1),
+            **AcceptedCounts.from_tokens(whole).fields(),
+        )
+        self._keep(rows, self._layers.fall_back(inputs).tensors())
+
+    def draft(
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
+    ) -> DraftTree:
+        """See ``Drafter.draft``."""
+        spec, resolve = self._spec, self._context.future_map.resolve
+        probs = resolve("topk_p", req_pool_indices)
+        tokens = resolve("topk_index", req_pool_indices)
+        tree = TreeGrowth(probs[:, 0], tokens[:, 0])
+        for step in range(1, spec.num_steps):
+            # Only the first branch, the likeliest one, was continued by the next layer.
+            branch_probs = probs.new_zeros(len(probs), spec.topk, spec.topk)
+            branch_probs[:, 0] = probs[:, step]
+            branch_tokens = tokens[:, step, None].expand(-1, spec.topk, -1)
+            tree.grow(branch_probs.flatten(0, 1), branch_tokens.flatten(0, 1))
+        names = "parent_list", "top_scores_index", "draft_tokens"
+        drafted = dict(zip(names, tree.best(spec.num_draft_tokens), strict=True))
+        return tree_of(bonus_tokens, drafted, seq_lens, spec)
+
+    def extend(self, verified: Verified) -> None:
+        """See ``Drafter.extend``."""
+        rows, width = verified.req_pool_indices, self._spec.num_draft_tokens
+        steps = torch.arange(width, device=rows.device)
+        starts = torch.arange(len(rows), device=rows.device) * width
+        out = self._layers.run(
+            MultiLayerDraftExtendInputs(
+                req_pool_indices=rows,
+                seq_lens=verified.seq_lens + width,
+                extend_seq_lens=torch.full_like(verified.seq_lens, width),
+                input_ids=verified.predict,
+                positions=(verified.seq_lens[:, None] + steps).flatten(),
+                out_cache_loc=verified.out_cache_loc,
+                hidden_states=verified.hidden_states,
+                select_index=starts + verified.counts.num_accepted_drafts,
+                **verified.counts.fields(),
+            )
+        )
+        self._keep(rows, out.tensors())
+
+    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
+        """As ``extend``, for the requests that go on: the layers' window has one width."""
+        live = [i for i, count in enumerate(num_accepted_tokens) if count]
+        if live:
+            self.extend(verified.of_requests(to_device(live, verified.predict.device)))
+
+    def _keep(self, req_pool_indices: torch.Tensor, made: dict[str, torch.Tensor]) -> None:
+        kept = {name: made[name] for name in ("topk_p", "topk_index")}
+        self._context.future_map.stash(req_pool_indices, kept)

@@ -1,0 +1,206 @@
+"""What passes between the engine, the verifier and a drafter."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphkit.attention import PagedAttention
+from graphkit.buffers import AcceptedCounts
+from graphkit.config import BufferSizes
+from graphkit.runners import Runner
+from graphkit.spec import ForwardMode, FutureMap, SpecConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """A model as the engine drives it.
+
+    Attributes:
+        forward: Takes the inputs of every mode that the engine runs it in (``TargetVerifyInputs``
+            for a target, ``DraftInputs`` and ``DraftExtendInputs`` for a draft model) and returns
+            a ``VerifyOutput``. A sequence of them for a chain of draft layers.
+        attention: The backend that the forward attends with, over the model's own KV pool. All
+            models of an engine share one ``ReqToTokenPool``.
+    """
+
+    forward: Any
+    attention: PagedAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """What a drafter is given before it starts.
+
+    Attributes:
+        spec: How to draft and verify.
+        sizes: How large batches and contexts become.
+        generation: ``v1`` or ``v2``.
+        future_map: Where results wait for the next step, by request row.
+        req_to_token: The request pool's table, int32 [rows, context].
+        device: Where everything lives.
+        runner_options: Keyword arguments for every runner.
+    """
+
+    spec: SpecConfig
+    sizes: BufferSizes
+    generation: str
+    future_map: FutureMap
+    req_to_token: torch.Tensor
+    device: torch.device
+    runner_options: Mapping[str, Any]
+
+    @property
+    def verify_width(self) -> int:
+        """Nodes per request in TARGET_VERIFY, as the algorithm says."""
+        return self.spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTree:
+    """The tokens to verify; node 0 of each request is its bonus token. See ``ops.build_tree``.
+
+    Shapes:
+        draft_tokens, positions: [B * W] int64. tree_mask: [B, W, W] bool.
+        retrieve_index, retrieve_next_token, retrieve_next_sibling: [B, W] int64.
+    """
+
+    draft_tokens: torch.Tensor
+    positions: torch.Tensor
+    tree_mask: torch.Tensor
+    retrieve_index: torch.Tensor
+    retrieve_next_token: torch.Tensor
+    retrieve_next_sibling: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What a verify step accepted. Each request's accepted path stands at the front of its W rows.
+
+    Attributes:
+        req_pool_indices: [B] int64.
+        seq_lens: [B] int32, committed tokens before this step.
+        out_cache_loc: [B * W] int64, slots of positions ``seq_lens`` onwards.
+        predict: [B * W] int64, the token after each accepted row; others are of no meaning.
+        hidden_states: [B * W, H], the target's; ``None`` if it made none.
+        counts: [B] each.
+    """
+
+    req_pool_indices: torch.Tensor
+    seq_lens: torch.Tensor
+    out_cache_loc: torch.Tensor
+    predict: torch.Tensor
+    hidden_states: torch.Tensor | None
+    counts: AcceptedCounts
+
+    @property
+    def new_seq_lens(self) -> torch.Tensor:
+        """[B] int32, committed tokens after this step."""
+        result: torch.Tensor = self.seq_lens + self.counts.num_accepted_tokens
+        return result
+
+    @property
+    def bonus_tokens(self) -> torch.Tensor:
+        """[B] int64, the target's own token after each accepted path."""
+        predict = self.predict.view(len(self.seq_lens), -1)
+        bonus: torch.Tensor = predict.gather(1, self.counts.num_accepted_drafts.long()[:, None])
+        return bonus[:, 0]
+
+    def of_requests(self, picked: torch.Tensor) -> Verified:
+        """The same of some of the requests, int64 [picked]."""
+        requests = len(self.seq_lens)
+
+        def blocks(rows: torch.Tensor) -> torch.Tensor:
+            return rows.unflatten(0, (requests, -1)).index_select(0, picked).flatten(0, 1)
+
+        hidden_states = self.hidden_states
+        return Verified(
+            req_pool_indices=self.req_pool_indices[picked],
+            seq_lens=self.seq_lens[picked],
+            out_cache_loc=blocks(self.out_cache_loc),
+            predict=blocks(self.predict),
+            hidden_states=None if hidden_states is None else blocks(hidden_states),
+            counts=AcceptedCounts.from_tokens(self.counts.num_accepted_tokens[picked]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """A chunk of a prompt that the target has read.
+
+    Attributes:
+        req_pool_indices: [1] int64.
+        start: Tokens of the prompt before the chunk.
+        input_ids: [C] int64, the chunk's tokens.
+        next_ids: [C] int64, the token after each of them.
+        out_cache_loc: [C] int64.
+        hidden_states: [C, H], the target's; ``None`` if it made none.
+        is_last: Whether the prompt ends with it; ``next_ids`` then ends with the first new token.
+    """
+
+    req_pool_indices: torch.Tensor
+    start: int
+    input_ids: torch.Tensor
+    next_ids: torch.Tensor
+    out_cache_loc: torch.Tensor
+    hidden_states: torch.Tensor | None
+    is_last: bool
+
+
+class Drafter(ABC):
+    """Proposes the tokens that the target verifies. Everything it does is enqueued; it never waits.
+
+    Results for the next step go through the context's ``future_map`` under names of its own.
+    """
+
+    runners: tuple[Runner[Any], ...] = ()
+    """Its runners, once ``prepare`` was called; the engine captures and closes them."""
+
+    @abstractmethod
+    def prepare(self, context: EngineContext) -> None:
+        """Make the runners.
+
+        Raises:
+            ConfigError: The context's settings do not suit this drafter.
+        """
+
+    @property
+    @abstractmethod
+    def max_path(self) -> int:
+        """Most tokens that one verify step can accept, bonus included. After ``prepare``."""
+
+    @property
+    def slots_needed(self) -> int:
+        """KV slots behind the committed tokens that drafting writes."""
+        return 0
+
+    @abstractmethod
+    def prefill(self, chunk: Prefilled) -> None:
+        """Read a chunk of a prompt; after the last one, be ready to draft."""
+
+    @abstractmethod
+    def draft(
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
+    ) -> DraftTree:
+        """Propose trees of W nodes.
+
+        Shapes:
+            req_pool_indices: [B] int64. seq_lens: [B] int32. bonus_tokens: [B] int64.
+        """
+
+    @abstractmethod
+    def extend(self, verified: Verified) -> None:
+        """v2: catch up on every row, without knowing on the host which were accepted."""
+
+    @abstractmethod
+    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
+        """v1: catch up on the accepted rows of the requests that go on.
+
+        Args:
+            verified: All of the step's requests.
+            num_accepted_tokens: How many rows each request has to catch up on; 0 if it has ended.
+        """

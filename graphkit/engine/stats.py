@@ -1,0 +1,60 @@
+"""What an engine did so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphkit.engine.request import Request
+from graphkit.runners import Runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counts over all requests since the engine was made.
+
+    Attributes:
+        new_tokens: Tokens made.
+        num_verifies: Requests times the verify steps that they took part in.
+        accept_length: Mean tokens that such a step accepted, bonus included, also behind the end of
+            a request (the field's name); 0 before the first.
+        replays: Graph replays, by forward mode.
+        fallbacks: Eager runs, by forward mode and reason.
+    """
+
+    new_tokens: int
+    num_verifies: int
+    accept_length: float
+    replays: Mapping[str, int]
+    fallbacks: Mapping[str, Mapping[str, int]]
+
+
+class Tally:
+    """Adds up what finished requests did."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, request: Request) -> None:
+        """Count a request that has ended."""
+        self._counts["tokens"] += len(request.output_ids)
+        self._counts["verifies"] += request.num_verifies
+        self._counts["accepted"] += request.num_accepted_tokens
+
+    def stats(self, running: Iterable[Request], runners: Iterable[Runner[Any]]) -> EngineStats:
+        """The counts, those of requests that still run included."""
+        total = Tally()
+        total._counts.update(self._counts)
+        for request in running:
+            total.add(request)
+        counts, by_mode = total._counts, [(runner.mode.name, runner.stats) for runner in runners]
+        verifies = counts["verifies"]
+        return EngineStats(
+            new_tokens=counts["tokens"],
+            num_verifies=verifies,
+            accept_length=counts["accepted"] / verifies if verifies else 0.0,
+            replays={mode: stats.replays for mode, stats in by_mode},
+            fallbacks={mode: stats.fallbacks for mode, stats in by_mode if stats.fallbacks},
+        )

@@ -1,0 +1,68 @@
+"""Which rows, keys and slots belong to which request, in plain torch and static shapes.
+
+Suffixes: B requests, B1 requests + 1, W most query rows of a request, T rows, L positions.
+"""
+
+# ruff: noqa: N803, N806 - tensor suffixes are the house's notation
+from __future__ import annotations
+
+import torch
+
+
+def rows_by_request(
+    cu_seqlens_q_B1: torch.Tensor, max_seqlen_q: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row of each request's i-th query and whether there is one: int64 and bool [B, W]."""
+    row_W = torch.arange(max_seqlen_q, device=cu_seqlens_q_B1.device)
+    rows_BW = cu_seqlens_q_B1[:-1, None] + row_W
+    return rows_BW, rows_BW < cu_seqlens_q_B1[1:, None]
+
+
+def pad_rows(rows_T: torch.Tensor, rows_BW: torch.Tensor, owned_BW: torch.Tensor) -> torch.Tensor:
+    """[T, ...] rows as [B, W, ...], of ``rows_by_request``; row 0 stands in where there is none."""
+    return rows_T[torch.where(owned_BW & (rows_BW < rows_T.shape[0]), rows_BW, 0)]
+
+
+def pack_rows(padded: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """[B, W, ...] as [T, ...] again, with zeros in the rows that belong to nobody."""
+    requests, width = padded.shape[:2]
+    row_T = torch.arange(num_tokens, dtype=cu_seqlens_q_B1.dtype, device=padded.device)
+    owner_T = torch.searchsorted(cu_seqlens_q_B1[1:].contiguous(), row_T, right=True)
+    at_T = row_T - cu_seqlens_q_B1[owner_T.clamp(max=requests)]
+    owned_T = (owner_T < requests) & (at_T >= 0) & (at_T < width)
+    packed = padded.flatten(0, 1)[torch.where(owned_T, owner_T * width + at_T, 0)]
+    return packed.masked_fill(~owned_T.view(-1, *[1] * (packed.dim() - 1)), 0)
+
+
+def visible_keys(
+    cache_seqlens_B: torch.Tensor,
+    cu_seqlens_q_B1: torch.Tensor,
+    mask: torch.Tensor | None,
+    max_keys: int,
+    max_seqlen_q: int,
+) -> torch.Tensor:
+    """Which of the L = ``max_keys`` positions each query sees, bool [B, W, L].
+
+    ``paged_attention`` says what a mask stands for. A query that there is none of sees nothing.
+    """
+    key_L = torch.arange(max_keys, device=cache_seqlens_B.device)
+    _, owned_BW = rows_by_request(cu_seqlens_q_B1, max_seqlen_q)
+    if mask is None:
+        rows_B = cu_seqlens_q_B1[1:] - cu_seqlens_q_B1[:-1]
+        query_W = torch.arange(max_seqlen_q, device=cache_seqlens_B.device)
+        last_BW = (cache_seqlens_B - rows_B)[:, None] + query_W
+        visible_BWL = key_L <= last_BW[:, :, None]
+    else:
+        columns = mask.shape[2]
+        column_BL = key_L - (cache_seqlens_B[:, None] - columns)
+        index_BWL = column_BL.clamp(0, columns - 1)[:, None].expand(-1, max_seqlen_q, -1)
+        visible_BWL = mask.gather(2, index_BWL) | (column_BL < 0)[:, None]
+    is_key_BL = key_L < cache_seqlens_B[:, None]
+    return visible_BWL & is_key_BL[:, None] & owned_BW[:, :, None]
+
+
+def key_slots(page_table: torch.Tensor, page_size: int, wanted_BL: torch.Tensor) -> torch.Tensor:
+    """The slot of each position, int64 [B, L]; the dummy slot 0 where it is not wanted."""
+    offset = torch.arange(page_size, device=page_table.device)
+    slots_BL = (page_table.long()[:, :, None] * page_size + offset).flatten(1)
+    return torch.where(wanted_BL, slots_BL, 0)

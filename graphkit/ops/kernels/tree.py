@@ -1,0 +1,100 @@
+"""The draft tree for CUDA. Contract: ``graphkit.ops.tree``."""
+
+import torch
+import triton
+import triton.language as tl
+
+from graphkit.ops.tree import Six, empty_tree, num_candidates
+
+MAX_ROWS = 16
+"""Nodes whose mask rows one program holds at a time."""
+
+
+@triton.jit
+def _parents(
+    parent_list, top_scores_index, branches, candidates, topk,
+    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Parent of each node of one request; -1 for the root, -2 behind the last node."""
+    node = tl.arange(0, BLOCK_W)
+    is_drafted = (node >= 1) & (node < WIDTH)
+    candidate = tl.load(top_scores_index + node - 1, mask=is_drafted, other=-1)
+    branch = candidate // topk
+    has_parent = is_drafted & (branch >= 1) & (branch < branches)
+    wanted = tl.load(parent_list + branch, mask=has_parent, other=-1)
+    wanted = tl.where(wanted < candidates, wanted, -1)
+
+    parent = tl.where(is_drafted, 0, tl.where(node == 0, -1, -2))
+    for earlier in range(1, WIDTH):
+        selected = tl.load(top_scores_index + earlier - 1)
+        found = (wanted == selected) & (wanted >= 0) & (earlier < node) & (parent == 0)
+        parent = tl.where(found, earlier, parent)
+    return parent
+
+
+@triton.jit
+def build_tree_kernel(
+    bonus_tokens, parent_list, top_scores_index, draft_tokens, seq_lens,
+    tree_mask, positions, retrieve_index, next_token, next_sibling, tokens,
+    branches, candidates, topk,
+    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One program per request and ROWS of its nodes."""
+    request = tl.program_id(0).to(tl.int64)
+    drafted = request * (WIDTH - 1)
+    parent = _parents(parent_list + request * branches, top_scores_index + drafted,
+                      branches, candidates, topk, WIDTH, BLOCK_W)[None, :]  # fmt: skip
+    node = tl.arange(0, BLOCK_W)[None, :]
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_row = row < WIDTH
+
+    is_self = node == row[:, None]
+    row_parent = tl.sum(tl.where(is_self, parent, 0), 1)
+    child = tl.min(tl.where(parent == row[:, None], node, BLOCK_W), 1)
+    is_later = (parent == row_parent[:, None]) & (node > row[:, None])
+    sibling = tl.min(tl.where(is_later, node, BLOCK_W), 1)
+
+    sees = is_self | (node == 0)
+    ancestor = row_parent
+    while tl.max(ancestor, 0) > 0:  # all rows climb at once; ends, as a parent's number is smaller
+        is_ancestor = node == ancestor[:, None]
+        sees = sees | is_ancestor
+        ancestor = tl.sum(tl.where(is_ancestor, parent, 0), 1)
+    depth = tl.sum(sees.to(tl.int64), 1) - 1
+
+    flat = request * WIDTH + row
+    is_drafted = is_row & (row >= 1)
+    bonus = tl.load(bonus_tokens + request)
+    token = tl.load(draft_tokens + drafted + row - 1, mask=is_drafted, other=0)
+    tl.store(tokens + flat, tl.where(row == 0, bonus, token), mask=is_row)
+    tl.store(positions + flat, tl.load(seq_lens + request) + depth, mask=is_row)
+    tl.store(retrieve_index + flat, flat, mask=is_row)
+    tl.store(next_token + flat, tl.where(child < BLOCK_W, child, -1), mask=is_row)
+    tl.store(next_sibling + flat, tl.where(sibling < BLOCK_W, sibling, -1), mask=is_row)
+    tl.store(tree_mask + flat[:, None] * WIDTH + node, sees, mask=is_row[:, None] & (node < WIDTH))
+
+
+def launch_build_tree(
+    bonus_tokens: torch.Tensor,
+    parent_list: torch.Tensor,
+    top_scores_index: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_steps: int,
+    topk: int,
+    num_draft_tokens: int,
+) -> Six:
+    """Launch on the current stream; as ``graphkit.ops.tree.build_tree``."""
+    tree = empty_tree(bonus_tokens, num_draft_tokens)
+    requests, width = bonus_tokens.shape[0], num_draft_tokens
+    if requests == 0:
+        return tree
+    block = triton.next_power_of_2(width)
+    rows = min(MAX_ROWS, block)
+    build_tree_kernel[(requests, triton.cdiv(width, rows))](
+        bonus_tokens.contiguous(), parent_list.contiguous(), top_scores_index.contiguous(),
+        draft_tokens.contiguous(), seq_lens.contiguous(), *tree,
+        parent_list.shape[1], num_candidates(num_steps, topk), topk,
+        WIDTH=width, BLOCK_W=block, ROWS=rows,
+    )  # fmt: skip
+    return tree

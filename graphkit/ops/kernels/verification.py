@@ -1,0 +1,71 @@
+"""Greedy tree verification for CUDA. Contract: ``graphkit.ops.verification``."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_path(
+    predicts, accept_index, accept_token_num, retrieve_index, request, rows, path, tokens, drafts,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_A: tl.constexpr,
+):  # fmt: skip
+    """Write one request's accepted nodes (-1 behind the last) and the token after each of them."""
+    column = tl.arange(0, BLOCK_A)
+    on_path = path >= 0
+    flat = tl.load(retrieve_index + request * WIDTH + path, mask=on_path, other=-1)
+    tl.store(accept_index + request * COLUMNS + column, flat, mask=column < COLUMNS)
+    tl.store(accept_token_num + request, drafts)
+    tl.store(predicts + flat, tokens, mask=on_path & (flat >= 0) & (flat < rows))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def verify_tree_greedy_kernel(
+    predicts, accept_index, accept_token_num, candidates, retrieve_index, next_token, next_sibling,
+    target_predict, rows,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_A: tl.constexpr,
+):  # fmt: skip
+    """One program per request."""
+    request = tl.program_id(0).to(tl.int64)
+    first = request * WIDTH
+    column = tl.arange(0, BLOCK_A)
+    path = tl.where(column == 0, 0, -1).to(tl.int64)
+    wanted = tl.load(target_predict + first)
+    child = tl.load(next_token + first)
+    tried = 0
+    drafts = 0
+    while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
+        tried += 1
+        link = next_sibling
+        if tl.load(candidates + first + child) == wanted:
+            drafts += 1
+            path = tl.where(column == drafts, child, path)
+            wanted = tl.load(target_predict + first + child)
+            link = next_token
+        child = tl.load(link + first + child)
+    tokens = tl.load(target_predict + first + path, mask=path >= 0)
+    write_path(predicts, accept_index, accept_token_num, retrieve_index, request, rows, path,
+               tokens, drafts, WIDTH, COLUMNS, BLOCK_A)  # fmt: skip
+
+
+def launch_verify_tree_greedy(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrieve_index: torch.Tensor,
+    retrieve_next_token: torch.Tensor,
+    retrieve_next_sibling: torch.Tensor,
+    target_predict: torch.Tensor,
+) -> None:
+    """Launch on the current stream; as ``graphkit.ops.verification.verify_tree_greedy``."""
+    requests, width = candidates.shape
+    columns = accept_index.shape[1]
+    if requests == 0:
+        return
+    verify_tree_greedy_kernel[(requests,)](
+        predicts, accept_index, accept_token_num, candidates.contiguous(),
+        retrieve_index.contiguous(), retrieve_next_token.contiguous(),
+        retrieve_next_sibling.contiguous(), target_predict.contiguous(), predicts.shape[0],
+        WIDTH=width, COLUMNS=columns, BLOCK_A=triton.next_power_of_2(columns), num_warps=1,
+    )  # fmt: skip

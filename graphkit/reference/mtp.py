@@ -1,0 +1,90 @@
+"""Multi-token prediction: one draft layer per step, as multi-layer Eagle drives them.
+
+Tensor suffixes: T tokens, H hidden, V vocabulary.
+"""
+# ruff: noqa: N803, N806 -- the suffixes are shapes
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from graphkit.reference.config import LlamaConfig
+from graphkit.reference.eagle import check_fit
+from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
+from graphkit.reference.model import LlamaModel
+from graphkit.reference.rope import RotaryEmbedding
+
+
+class MTPLayer(DecoderLayer):
+    """A decoder layer with what merges token and feature before it, and its norm after it."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.enorm, self.hnorm = RMSNorm(size, eps), RMSNorm(size, eps)
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.shared_head = nn.ModuleDict({"norm": RMSNorm(size, eps)})
+
+    def merge(self, embedded_TH: Tensor, hidden_TH: Tensor) -> Tensor:
+        """Return what the decoder layer takes, [T, H]."""
+        both = torch.cat((self.enorm(embedded_TH), self.hnorm(hidden_TH)), dim=-1)
+        merged_TH: Tensor = self.eh_proj(both)
+        return merged_TH
+
+
+class MTPHead(nn.Module):
+    """A chain of S draft layers, named as DeepSeek-V3 names its one (arXiv 2412.19437, 2.2).
+
+    Row p of layer i takes the token of position p + 1 + i and the hidden state that layer i - 1
+    gave for row p (layer 0: the target's feature, its hidden state after the final norm); its
+    logits predict the token of position p + 2 + i.
+
+    The target's embedding and head are borrowed: they appear in no ``state_dict`` or
+    ``parameters`` of this module and do not move with it. ``forward`` and ``logits`` never
+    synchronise and have static shapes; they may be captured.
+
+    Args:
+        config: Sizes and switches; ``num_hidden_layers`` is S.
+        target: The model that the layers draft for.
+
+    Raises:
+        ConfigError: The config does not fit the target.
+    """
+
+    def __init__(self, config: LlamaConfig, target: LlamaModel) -> None:
+        super().__init__()
+        check_fit(config, target)
+        self.config = config
+        self.layers = nn.ModuleList(MTPLayer(config, i) for i in range(config.num_hidden_layers))
+        self.rotary_emb = RotaryEmbedding(config)
+        # Bound methods, as assigning a module would register it.
+        self._embed, self._target_logits = target.model.embed_tokens.forward, target.logits
+
+    def forward(
+        self, i: int, input_ids_T: Tensor, hidden_TH: Tensor, positions_T: Tensor, attend: Attend
+    ) -> Tensor:
+        """Run layer ``i`` over flat tokens.
+
+        Args:
+            i: The layer, 0 .. S - 1.
+            input_ids_T: Each row's token: that of its position plus 1 + i.
+            hidden_TH: The target's features for layer 0, else the result of layer i - 1.
+            positions_T: Each row's position in its own request, the same for every layer.
+            attend: Stores keys and values and attends; called with layer ``i``.
+
+        Shapes:
+            input_ids_T, positions_T: [T] int32 or int64.
+            hidden_TH, result: [T, H].
+        """
+        layer = self.layers[i]
+        assert isinstance(layer, MTPLayer), "the list holds nothing else"
+        merged_TH = layer.merge(self._embed(input_ids_T), hidden_TH)
+        out_TH: Tensor = layer(merged_TH, self.rotary_emb(positions_T, merged_TH.dtype), attend)
+        return out_TH
+
+    def logits(self, i: int, hidden_TH: Tensor) -> Tensor:
+        """Apply layer ``i``'s norm and the target's head: [T, H] to [T, V]."""
+        layer = self.layers[i]
+        assert isinstance(layer, MTPLayer), "the list holds nothing else"
+        return self._target_logits(layer.shared_head["norm"](hidden_TH))

@@ -1,0 +1,111 @@
+"""Each slot op's launcher against its torch reference; ``test_slot_kernels.py`` runs this file."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from graphkit.ops import draft_cache_locs
+from graphkit.ops.kernels.accepted_path import (
+    launch_compact_accepted_to_front,
+    launch_fill_accepted_out_cache_loc,
+)
+from graphkit.ops.kernels.draft_cache_locs import launch_branch, launch_enter
+from graphkit.ops.kernels.windows import launch_rotate_input_ids
+from graphkit.ops.windows import rotate_input_ids
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "run test_slot_kernels.py instead"
+
+pytestmark = pytest.mark.skipif(
+    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
+)
+CASES, Draw, LEFT = map(
+    runpy.run_path(str(Path(__file__).with_name("slot_cases.py"))).get, ("CASES", "Draw", "LEFT")
+)
+
+
+def launcher(op):
+    if op._name == "assign_draft_cache_locs":
+        return partial(draft_cache_locs._assign, launch_enter, launch_branch)
+    module = op._init_fn.__module__.replace("graphkit.ops", "graphkit.ops.kernels")
+    return getattr(importlib.import_module(module), f"launch_{op._name}")
+
+
+def copies(args):
+    return [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
+
+
+def results(returned, args):
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    return [each for each in (*returned, *args) if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("wild", [False, True], ids=["valid", "wild"])
+@pytest.mark.parametrize("requests", [0, 1, 2, 7, 40])
+def test_launcher_matches_the_reference(name, requests, wild):
+    op, make = CASES[name]
+    for seed, counts in enumerate([torch.int32, torch.int64]):
+        args = make(Draw(requests, seed=seed, wild=wild, counts=counts, width=(5, 1)[seed]))
+        ours, theirs = copies(args), copies(args)
+        got = results(launcher(op)(*ours), ours)
+        want = results(op(*theirs), theirs)
+        for one, other in zip(got, want, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["get_target_cache_loc", "filter_finished_cache_loc", "create_extend_after_decode_spec_info",
+     "assign_extend_cache_locs", "create_num_accepted_drafts_filter"],
+)  # fmt: skip
+def test_more_requests_than_are_summed_at_once(name):
+    op, make = CASES[name]
+    args = make(Draw(1027, width=2))
+    ours, theirs = copies(args), copies(args)
+    got = results(launcher(op)(*ours), ours)
+    for one, other in zip(got, results(op(*theirs), theirs), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("entries", [1024, 1025, 5000])
+def test_accepted_slots_of_several_blocks(entries):
+    torch.manual_seed(entries)
+    index = torch.randint(-entries, entries, (entries,), dtype=torch.int32)
+    filled = torch.full((entries,), LEFT)
+    launch_fill_accepted_out_cache_loc(index, torch.arange(entries) * 2, filled)
+    accepted = index[index >= 0]
+    assert torch.equal(filled[: len(accepted)], accepted.long() * 2)
+    assert filled[len(accepted) :].eq(LEFT).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.int32, torch.complex64])
+@pytest.mark.parametrize("row", [(), (3,), (2, 700)])
+def test_rows_of_any_kind_are_compacted(dtype, row):
+    index = torch.tensor([[0, 2, 3], [5, -1, -1]])
+    x = torch.randint(0, 2, (10, *row)).to(dtype)
+    got = launch_compact_accepted_to_front(x, index, 5)
+    assert got.dtype == dtype
+    assert torch.equal(got, x[[0, 2, 3, 3, 4, 5, 0, 0, 8, 9]])
+    strided = x.repeat_interleave(2, 0)[::2]
+    assert torch.equal(launch_compact_accepted_to_front(strided, index, 5), got)
+
+
+@pytest.mark.parametrize("length", [1023, 1024, 1025, 4096])
+def test_long_windows_rotate(length):
+    ids = torch.arange(length + 3)
+    window = torch.tensor([1], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
+    args = (*window, torch.tensor([-5]), torch.tensor([length]))
+    ours, theirs = ids.clone(), ids.clone()
+    launch_rotate_input_ids(ours, *args)
+    rotate_input_ids(theirs, *args)
+    assert torch.equal(ours, theirs)
+    assert ours.tolist() == [0, *range(2, length + 1), -5, length + 1, length + 2]

@@ -1,0 +1,195 @@
+"""Random arguments of the slot and window ops, for the tests that run this file.
+
+``CASES[op](draw)`` are valid arguments, ``draw`` a ``Draw``. Whatever an op fills holds ``LEFT``
+before, so that a place that must be left as it is shows. A wild draw puts indices, rows and counts
+outside their ranges here and there, none of which may touch anything.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from graphkit.ops.accepted import (
+    create_extend_after_decode_spec_info,
+    create_num_accepted_drafts_filter,
+    fill_bonus_tokens,
+)
+from graphkit.ops.accepted_path import compact_accepted_to_front, fill_accepted_out_cache_loc
+from graphkit.ops.cache_locs import (
+    filter_finished_cache_loc,
+    get_src_tgt_cache_loc,
+    get_target_cache_loc,
+)
+from graphkit.ops.draft_cache_locs import assign_draft_cache_locs
+from graphkit.ops.slot_assignment import (
+    assign_draft_cache_locs_contiguous,
+    assign_extend_cache_locs,
+)
+from graphkit.ops.windows import rotate_input_ids
+
+LEFT = -7
+
+
+class Draw:
+    """Numbers for B requests of W rows, with counts in one dtype."""
+
+    def __init__(self, requests, *, seed=0, wild=False, counts=torch.int32, width=5):
+        self.requests, self.wild, self.dtype, self.width = requests, wild, counts, width
+        self.random = torch.Generator().manual_seed(seed)
+
+    def integers(self, low, high, *shape):
+        """From low to high; if wild, two beyond either now and then."""
+        drawn = torch.randint(low, high + 1, shape, generator=self.random)
+        if self.wild:
+            drawn += torch.randint(-2, 3, shape, generator=self.random).where(drawn % 3 == 0, 0)
+        return drawn
+
+    def counts(self, low, high):
+        return self.integers(low, high, self.requests).to(self.dtype)
+
+    def slots(self, size):
+        return torch.randperm(size, generator=self.random) + 1000
+
+    def table(self, context):
+        """``req_to_token``, and a row of it for each request."""
+        rows = torch.randperm(self.requests + 2, generator=self.random)[: self.requests]
+        if self.wild:
+            rows = torch.where(rows % 4 == 3, rows * 100 - 350, rows)
+        slots = self.slots((self.requests + 2) * context).view(-1, context)
+        return rows, slots.int()
+
+    def accept_index(self):
+        """Each request's nodes in order, then -1."""
+        nodes = torch.rand(self.requests, self.width, generator=self.random).argsort(1).sort(1)[0]
+        columns = max(self.width - 1, 1)
+        index = nodes[:, :columns] + torch.arange(self.requests)[:, None] * self.width
+        lengths = self.integers(1, columns, self.requests)
+        index = torch.where(torch.arange(columns) < lengths[:, None], index, -1)
+        return (index * 3 - 9 if self.wild else index).int()
+
+
+def left(size):
+    return torch.full((max(int(size), 0),), LEFT)
+
+
+def src_tgt_args(draw):
+    drafts = draw.counts(0, draw.width - 1)
+    rows = draw.requests * draw.width
+    accepted = int((drafts + 1).clamp(min=0).sum())
+    index = draw.integers(0, max(rows - 1, 0), accepted).int()
+    return draw.counts(0, 40), draw.slots(rows), index, drafts, draw.width, 4
+
+
+def target_args(draw):
+    drafts, freed = draw.counts(0, draw.width - 1), draw.counts(0, draw.width)
+    places = (drafts + 1).sum() + 3, freed.sum() - 1 if draw.wild else freed.sum() + 2
+    slots = draw.slots(draw.requests * draw.width)
+    return *map(left, places), drafts, freed, slots, draw.width
+
+
+def filter_args(draw):
+    drafts = draw.counts(0, draw.width - 1)
+    kept = torch.where(draw.integers(0, 1, draw.requests) > 0, drafts + 1, 0).to(draw.dtype)
+    return left(kept.sum() + 2), draw.slots(int((drafts + 1).clamp(min=0).sum())), drafts, kept
+
+
+def fill_accepted_args(draw):
+    index = draw.accept_index()
+    return index, draw.slots(draw.requests * draw.width), left(index.numel() - draw.wild)
+
+
+def compact_args(draw):
+    rows = draw.requests * draw.width
+    return draw.integers(0, 9, rows, 3).bfloat16(), draw.accept_index(), draw.width
+
+
+def extend_args(draw):
+    rows, table = draw.table(context=150)
+    start = draw.counts(0, 12)
+    end = start + torch.where(draw.counts(0, 4) == 0, 137, draw.counts(0, draw.width))
+    return rows, table, start, end, left((end - start).clamp(min=0).sum() + 2)
+
+
+def contiguous_args(draw):
+    rows, table = draw.table(context=20)
+    lengths = draw.counts(0, 20 if draw.wild else 11)
+    return rows, table, lengths, left(draw.requests * 9), 3, 3
+
+
+def draft_args(draw):
+    rows, table = draw.table(context=20)
+    lengths, none = draw.counts(0, 20 if draw.wild else 11), (None,) * 3
+    slots = draw.slots(draw.requests * 9)
+    return rows, table, lengths, None, None, slots, *none, None, 3, 3, 1
+
+
+def paged_draft_args(draw, topk=3, steps=5, page=4):
+    rows, table = draw.table(context=70)
+    lengths = draw.counts(0, 69 if draw.wild else 25).clamp(min=0)
+    tails = lengths % page
+    pages = (tails + steps + page - 1) // page
+    extend = topk * pages * page - tails
+    slots, pairs = draw.slots(int(extend.sum())), int(tails.sum()) * (topk - 1)
+    tails = tails.cumsum(0).to(draw.dtype)
+    source, target = left(pairs + 1), left(pairs + 1)
+    return (
+        rows,
+        table,
+        lengths,
+        extend,
+        pages,
+        slots,
+        source,
+        target,
+        tails,
+        pairs,
+        topk,
+        steps,
+        page,
+    )
+
+
+def drafts_filter_args(draw):
+    unfinished = draw.integers(0, max(draw.requests - 1, 0), draw.requests // 2)
+    return draw.counts(0, draw.width - 1), unfinished, draw.counts(0, 40)
+
+
+def spec_info_args(draw):
+    tokens = draw.counts(1, draw.width)
+    total = int(tokens.clamp(min=0).sum())
+    lengths = draw.counts(10, 40)
+    places = left(total + (-1 if draw.wild else 3))
+    return draw.slots(total), lengths, tokens, places, left(draw.requests)
+
+
+def bonus_args(draw):
+    tokens = draw.slots(draw.requests * 4).view(-1, 4)
+    return tokens, draw.counts(1, 4), left(draw.requests), 4
+
+
+def rotate_args(draw):
+    width = draw.width
+    start = torch.arange(draw.requests) * width - 2 * draw.wild
+    lengths = draw.counts(0, width).clamp(max=width)
+    select = draw.integers(0, max(draw.requests * width - 1, 0), draw.requests)
+    if not draw.wild:
+        select = torch.where(lengths > 0, start + lengths - 1, select)
+    topk = draw.slots(draw.requests * 2).view(-1, 2)
+    return draw.slots(draw.requests * width), start.to(draw.dtype), lengths, topk, select
+
+
+CASES = {
+    "get_src_tgt_cache_loc": (get_src_tgt_cache_loc, src_tgt_args),
+    "get_target_cache_loc": (get_target_cache_loc, target_args),
+    "filter_finished_cache_loc": (filter_finished_cache_loc, filter_args),
+    "fill_accepted_out_cache_loc": (fill_accepted_out_cache_loc, fill_accepted_args),
+    "compact_accepted_to_front": (compact_accepted_to_front, compact_args),
+    "assign_extend_cache_locs": (assign_extend_cache_locs, extend_args),
+    "assign_draft_cache_locs_contiguous": (assign_draft_cache_locs_contiguous, contiguous_args),
+    "assign_draft_cache_locs": (assign_draft_cache_locs, draft_args),
+    "assign_draft_cache_locs, pages": (assign_draft_cache_locs, paged_draft_args),
+    "create_num_accepted_drafts_filter": (create_num_accepted_drafts_filter, drafts_filter_args),
+    "create_extend_after_decode_spec_info": (create_extend_after_decode_spec_info, spec_info_args),
+    "fill_bonus_tokens": (fill_bonus_tokens, bonus_args),
+    "rotate_input_ids": (rotate_input_ids, rotate_args),
+}

@@ -1,0 +1,216 @@
+"""build_tree's torch reference against a tree built node by node in plain Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.errors import ConfigError, InputError
+from graphkit.graphs import RecorderBackend
+from graphkit.ops.tree import build_tree, num_candidates
+
+SHAPES = [(1, 1, 2), (1, 5, 4), (3, 1, 4), (2, 2, 7), (3, 2, 6), (4, 3, 17), (5, 8, 33)]
+"""(num_steps, topk, num_draft_tokens)"""
+HUGE = 2**62
+
+
+def drafted(requests, num_steps, topk, width, seed=0):
+    """Arguments as a drafter with random scores makes them: what it grows, cut to the best."""
+    torch.manual_seed(seed)
+    rows = []
+    for _ in range(requests):
+        scores = torch.rand(topk)
+        parents, all_scores = [-1, *range(topk)], [scores]
+        for step in range(1, num_steps):
+            grown = (scores[:, None] * torch.rand(topk, topk)).flatten()
+            scores, kept = grown.topk(topk)
+            all_scores.append(grown)
+            parents += (kept + topk + (step - 1) * topk * topk).tolist()
+        best = torch.cat(all_scores).topk(width - 1).indices.sort().values
+        rows.append((parents[: topk * (num_steps - 1) + 1], best.tolist()))
+    parent_list, top_scores_index = (torch.tensor(part) for part in zip(*rows, strict=True))
+    bonus_tokens, tokens = (
+        torch.randint(0, 99, (requests,)),
+        torch.randint(0, 99, (requests, width - 1)),
+    )
+    seq_lens = torch.randint(1, 50, (requests,), dtype=torch.int32)
+    return [bonus_tokens, parent_list, top_scores_index, tokens, seq_lens, num_steps, topk, width]
+
+
+def damaged(requests, num_steps, topk, width, seed=0):
+    """The same with indices as scores of NaN leave them: anything, in any order."""
+    args = drafted(requests, num_steps, topk, width, seed)
+    for at in (1, 2):
+        most = num_candidates(num_steps, topk) + 2
+        args[at] = torch.randint(-3, most, args[at].shape)
+        args[at].view(-1)[:: 5 + at] = (-1) ** at * HUGE
+    return args
+
+
+def parents_of(parent_list, selected, num_steps, topk):
+    """The parent of each node of one request, as the contract words it."""
+    parents = [None]
+    for node, candidate in enumerate(selected, start=1):
+        branch = candidate // topk
+        above = parent_list[branch] if 1 <= branch < len(parent_list) else None
+        known = above in selected and 0 <= above < num_candidates(num_steps, topk)
+        parent = selected.index(above) + 1 if known else 0
+        parents.append(parent if parent < node else 0)
+    return parents
+
+
+def expected_tree(bonus, parent_list, top_scores_index, tokens, seq_lens, num_steps, topk, width):
+    requests = len(bonus)
+    mask = torch.zeros(requests, width, width, dtype=torch.bool)
+    positions = seq_lens.long()[:, None].repeat(1, width)
+    next_token, next_sibling = torch.full((2, requests, width), -1)
+    for b in range(requests):
+        parents = parents_of(parent_list[b].tolist(), top_scores_index[b].tolist(), num_steps, topk)
+        for node in range(width):
+            children = [child for child in range(width) if parents[child] == node]
+            for earlier, later in zip([None, *children], children, strict=False):
+                if earlier is None:
+                    next_token[b, node] = later
+                else:
+                    next_sibling[b, earlier] = later
+            seen = node
+            while seen is not None:
+                mask[b, node, seen] = True
+                positions[b, node] += seen != 0
+                seen = parents[seen]
+    ids = torch.arange(requests * width).view(requests, width)
+    flat = torch.cat([bonus[:, None], tokens], 1).flatten()
+    return mask, positions.flatten(), ids, next_token, next_sibling, flat
+
+
+def assert_same_tree(got, want):
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+
+
+def test_a_tree_by_hand():
+    # Candidates: 0, 1 of step 0; 2, 3 under 0 and 4, 5 under 1; then 2 each under 4 and 2.
+    parent_list = torch.tensor([[-1, 0, 1, 4, 2]])
+    selected = torch.tensor([[0, 1, 4, 5, 7]])  # 4 and 5 under 1, 7 under 4
+    tokens = torch.tensor([[10, 11, 14, 15, 17]])
+    mask, positions, ids, next_token, next_sibling, flat = build_tree(
+        torch.tensor([9]), parent_list, selected, tokens, torch.tensor([100]), 3, 2, 6
+    )
+    assert mask[0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 0, 1, 1, 0, 0],
+        [1, 0, 1, 0, 1, 0],
+        [1, 0, 1, 1, 0, 1],
+    ]
+    assert positions.tolist() == [100, 101, 101, 102, 102, 103]
+    assert ids.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert next_token.tolist() == [[1, -1, 3, 5, -1, -1]]
+    assert next_sibling.tolist() == [[-1, 2, -1, 4, -1, -1]]
+    assert flat.tolist() == [9, 10, 11, 14, 15, 17]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("make", [drafted, damaged])
+def test_matches_the_tree_built_node_by_node(make, shape):
+    for seed in range(3):
+        args = make(4, *shape, seed=seed)
+        assert_same_tree(build_tree(*args), expected_tree(*args))
+
+
+def test_a_chain_is_a_lower_triangle():
+    mask, positions, _, next_token, next_sibling, _ = build_tree(*drafted(2, 5, 1, 6))
+    assert torch.equal(mask, torch.ones(2, 6, 6, dtype=torch.bool).tril())
+    assert positions.view(2, 6).diff().eq(1).all()
+    assert next_token.tolist() == [[1, 2, 3, 4, 5, -1]] * 2
+    assert next_sibling.eq(-1).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_damaged_tree_is_a_tree(shape):
+    mask, _, _, next_token, next_sibling, _ = build_tree(*damaged(20, *shape))
+    assert mask[:, :, 0].all()
+    assert not mask.triu(1).any()
+    for links in (next_token, next_sibling):
+        assert ((links == -1) | (links > torch.arange(shape[2]))).all()
+    linked = (next_token > 0).sum() + (next_sibling > 0).sum()
+    assert linked == 20 * (shape[2] - 1)  # each node but the root hangs somewhere
+
+
+def test_a_parent_that_was_not_selected_leaves_its_node_on_the_root():
+    args = drafted(1, 3, 2, 3)
+    args[1], args[2] = torch.tensor([[-1, 0, 1, 4, 2]]), torch.tensor([[0, 7]])
+    _, positions, _, next_token, next_sibling, _ = build_tree(*args)
+    assert next_token.tolist() == [[1, -1, -1]]
+    assert next_sibling.tolist() == [[-1, 2, -1]]
+    assert (positions - args[4]).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+@pytest.mark.parametrize("topk", [1, 4])
+def test_the_root_alone(num_steps, topk):
+    branches = topk * (num_steps - 1) + 1 if num_steps else 0
+    args = [torch.tensor([7, 8]), torch.zeros(2, branches).long(), torch.zeros(2, 0).long(),
+            torch.zeros(2, 0).long(), torch.tensor([3, 4]), num_steps, topk, 1]  # fmt: skip
+    mask, positions, ids, next_token, next_sibling, tokens = build_tree(*args)
+    assert mask.tolist() == [[[True]], [[True]]]
+    assert positions.tolist() == [3, 4]
+    assert ids.tolist() == [[0], [1]]
+    assert next_token.tolist() == next_sibling.tolist() == [[-1], [-1]]
+    assert tokens.tolist() == [7, 8]
+
+
+def test_an_idle_batch_has_no_tree():
+    args = [
+        tensor[:0] if isinstance(tensor, torch.Tensor) else tensor for tensor in drafted(1, 3, 2, 6)
+    ]
+    shapes = [list(tensor.shape) for tensor in build_tree(*args)]
+    assert shapes == [[0, 6, 6], [0], [0, 6], [0, 6], [0, 6], [0]]
+
+
+def test_one_step_needs_no_parents():
+    args = drafted(3, 1, 5, 4)
+    want = build_tree(*args)
+    args[1] = args[1][:, :0]
+    assert_same_tree(build_tree(*args), want)
+
+
+def test_pads_make_a_tree_too():
+    args = drafted(2, 3, 2, 6)
+    args[:5] = [tensor * 0 for tensor in args[:5]]
+    assert_same_tree(build_tree(*args), expected_tree(*args))
+
+
+def test_recorded_and_traced():
+    args, later = drafted(3, 3, 2, 6), drafted(3, 3, 2, 6, seed=5)
+    torch.library.opcheck(build_tree, args, test_utils=("test_schema", "test_faketensor"))
+    graph = RecorderBackend().capture(lambda: build_tree(*args))
+    for tensor, new in zip(args[:5], later[:5], strict=True):
+        tensor.copy_(new)
+    graph.replay()
+    assert_same_tree(graph.output, expected_tree(*later))
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "text"),
+    [
+        (0, lambda t: t[:, None], r"bonus_tokens of \[2, 1\].* must be \[2\] torch.int64"),
+        (1, lambda t: t[:, 1:], r"parent_list of \[2, 4\] .* must be \[2, 5\]"),
+        (1, lambda t: t[:, :0], r"parent_list of \[2, 0\]"),
+        (2, lambda t: t.int(), r"top_scores_index of \[2, 5\] torch.int32"),
+        (3, lambda t: t[:1], r"draft_tokens of \[1, 5\]"),
+        (4, lambda t: t.float(), r"seq_lens .*: it must be \[2\] torch.int32 or torch.int64"),
+        (4, lambda t: t.to("meta"), r"seq_lens .* on meta"),
+        (5, lambda _: -1, "num_steps = -1"),
+        (6, lambda _: 0, "topk = 0"),
+        (7, lambda _: 12, r"num_draft_tokens = 12: it must be 1 to 11"),
+        (7, lambda _: 0, "num_draft_tokens = 0"),
+    ],
+)
+def test_refuses(at, change, text):
+    args = drafted(2, 3, 2, 6)
+    args[at] = change(args[at])
+    with pytest.raises((InputError, ConfigError), match=text):
+        build_tree._init_fn(*args)  # the meta device would answer by the fake kernel

@@ -1,0 +1,31 @@
+"""The tree kernels without a GPU: Triton's interpreter runs them in a process of its own.
+
+TRITON_INTERPRET must be set before triton is imported, which this process may have done already.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_interpreted_kernels_agree_with_their_references():
+    script = Path(__file__).with_name("interpreted_tree.py")
+    command = [sys.executable, "-m", "pytest", str(script), "-q", "-p", "no:cacheprovider"]
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+
+
+def test_ops_load_without_their_kernels():
+    names = ("tree", "verification", "tree_sampling")
+    script = (
+        f"import sys, {', '.join(f'graphkit.ops.{name}' for name in names)}; print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {f"graphkit.ops.kernels.{name}" for name in names} & set(run.stdout.split())

@@ -1,0 +1,266 @@
+"""Draft heads from local folders: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from graphkit.errors import CheckpointError
+from graphkit.reference import (
+    EagleHead,
+    causal_attend,
+    default_checkpoint,
+    load_checkpoint,
+    load_eagle3_head,
+    load_eagle_head,
+    load_mtp_head,
+    save_checkpoint,
+    save_draft_head,
+)
+
+LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "mtp": load_mtp_head}
+
+
+def write(folder, state, config, **more):
+    """A folder as others publish it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config.to_dict() | more))
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def eagle_folder(eagle, tmp_path):
+    return write(
+        tmp_path / "eagle",
+        eagle.state_dict(),
+        eagle.config,
+        architectures=["EagleLlamaForCausalLM"],
+    )
+
+
+@pytest.fixture
+def eagle3_folder(eagle3, tmp_path):
+    is_drafted = torch.zeros(96, dtype=torch.bool)
+    is_drafted[eagle3.target_ids(torch.arange(32))] = True
+    return write(
+        tmp_path / "eagle3", eagle3.state_dict() | {"t2d": is_drafted}, eagle3.config,
+        draft_vocab_size=32, architectures=["LlamaForCausalLMEagle3"],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def mtp_folder(mtp, tmp_path):
+    save_draft_head(mtp, tmp_path / "mtp")
+    return tmp_path / "mtp"
+
+
+def to_bin(folder, **more):
+    """Turn a folder's safetensors into PyTorch's own format."""
+    path = folder / "model.safetensors"
+    torch.save(load_file(path) | more, folder / "pytorch_model.bin")
+    path.unlink()
+
+
+def edit(folder, **changes):
+    """Replace tensors by name, dots written as two underscores; ``None`` deletes."""
+    path = folder / "model.safetensors"
+    changed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    state = load_file(path) | changed
+    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, path)
+
+
+def refused(load, folder, target, match):
+    with pytest.raises(CheckpointError, match=match) as caught:
+        load(folder, target)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
+def test_what_was_written_is_read(kind, is_bin, target, request):
+    head, folder = (request.getfixturevalue(name) for name in (kind, f"{kind}_folder"))
+    if is_bin:
+        to_bin(folder)
+    loaded = LOADERS[kind](str(folder), target)
+    assert loaded.config == head.config
+    assert loaded.state_dict().keys() == head.state_dict().keys()
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert torch.equal(loaded.rotary_emb.inv_freq, head.rotary_emb.inv_freq)
+    assert not loaded.training
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_a_loaded_head_computes_what_the_saved_one_did(eagle, eagle_folder, target):
+    rows = torch.arange(5), torch.randn(5, 64), torch.arange(5), causal_attend(1, 5)
+    expected = eagle.logits(eagle(*rows))
+    loaded = load_eagle_head(eagle_folder, target)
+    assert torch.equal(loaded.logits(loaded(*rows)), expected)
+
+
+def test_nothing_borrowed_is_in_the_file(eagle, mtp, target, tmp_path):
+    for name, head in (("one", eagle), ("two", mtp)):
+        save_draft_head(head, tmp_path / name)
+        with safe_open(tmp_path / name / "model.safetensors", framework="pt") as stored:
+            assert set(stored.keys()) == set(head.state_dict())
+            assert not any("embed" in key or "lm_head" in key for key in stored.keys())  # noqa: SIM118
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle"]
+    assert config["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
+def test_bias_and_embedding_come_from_the_file(eagle, eagle_folder, target, is_bin):
+    bias, embedding = torch.randn(64), torch.randn(96, 64)
+    edit(eagle_folder, fc__bias=bias, embed_tokens__weight=embedding)
+    if is_bin:
+        to_bin(eagle_folder)
+    loaded = load_eagle_head(eagle_folder, target)
+    assert torch.equal(loaded.fc.bias, bias)
+    assert torch.equal(loaded.embed_tokens.weight, embedding)
+    assert torch.equal(loaded._embed(torch.arange(96)), embedding)
+
+
+def test_device_and_dtype_follow_the_target(eagle_folder, target):
+    target.to(torch.bfloat16)
+    assert load_eagle_head(eagle_folder, target).fc.weight.dtype == torch.bfloat16
+    chosen = load_eagle_head(eagle_folder, target, device="cpu", dtype=torch.float64)
+    assert {parameter.dtype for parameter in chosen.parameters()} == {torch.float64}
+
+
+def test_rotary_frequencies_of_old_exports_are_left(eagle_folder, target):
+    edit(eagle_folder, layers__0__self_attn__rotary_emb__inv_freq=torch.ones(12))
+    load_eagle_head(eagle_folder, target)
+
+
+def test_eagle3_with_a_full_vocabulary(eagle3, eagle3_folder, target):
+    state = eagle3.state_dict() | {"lm_head.weight": torch.ones(96, 64)}
+    del state["d2t"]
+    loaded = load_eagle3_head(write(eagle3_folder, state, eagle3.config), target)
+    assert loaded.d2t is None
+    assert loaded.lm_head.out_features == 96
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_another_target(kind, target, request):
+    folder = request.getfixturevalue(f"{kind}_folder")
+    other = load_checkpoint(default_checkpoint())
+    refused(LOADERS[kind], folder, other, "has hidden_size 64, but its target has 256")
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_no_folder_and_no_weights(kind, target, tmp_path, request):
+    refused(LOADERS[kind], tmp_path / "nowhere", target, "there is no checkpoint folder")
+    folder = request.getfixturevalue(f"{kind}_folder")
+    (folder / "model.safetensors").unlink()
+    refused(LOADERS[kind], folder, target, "nor pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "match"),
+    [
+        ("eagle", {"fc__weight": None}, "lacks fc.weight"),
+        ("eagle", {"fc__weight": torch.ones(64, 64)}, r"shape \[64, 64\], .* makes it \[64, 128\]"),
+        ("eagle", {"fc__weight": torch.ones(64, 128).char()}, "stored as I8"),
+        ("eagle", {"fc__bias": torch.ones(63)}, r"fc.bias has shape \[63\]"),
+        ("eagle", {"norm__weight": torch.ones(64)}, "holds norm.weight"),
+        ("eagle", {"layers__0__input_layernorm__weight": torch.ones(64)}, "input_layernorm"),
+        ("eagle", {"layers__1__mlp__up_proj__weight": torch.ones(112, 64)}, "holds layers.1.mlp"),
+        ("eagle", {"embed_tokens__weight": torch.ones(95, 64)}, r"\[95, 64\], .*\[96, 64\]"),
+        ("eagle", {"t2d": torch.ones(96)}, "holds t2d"),
+        ("eagle3", {"fc__weight": torch.ones(64, 128)}, r"makes it \[64, 192\]"),
+        ("eagle3", {"d2t": torch.ones(32)}, "d2t is stored as F32, but only I64, I32"),
+        ("eagle3", {"d2t": None}, "lacks d2t"),
+        ("eagle3", {"lm_head__weight": torch.ones(96, 64)}, r"\[96, 64\], .*\[32, 64\]"),
+        ("mtp", {"layers__2__enorm__weight": None}, "lacks layers.2.enorm.weight"),
+        ("mtp", {"layers__3__enorm__weight": torch.ones(64)}, "holds layers.3.enorm.weight"),
+        ("mtp", {"layers__1__eh_proj__weight": torch.ones(64, 64)}, r"makes it \[64, 128\]"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
+def test_tensors(kind, changes, match, is_bin, target, request):
+    folder = request.getfixturevalue(f"{kind}_folder")
+    edit(folder, **changes)
+    if is_bin:
+        to_bin(folder)
+        match = match.replace("I8", "torch.int8")
+    refused(LOADERS[kind], folder, target, match)
+
+
+def test_each_eagle_names_the_other(eagle_folder, eagle3_folder, target):
+    refused(load_eagle_head, eagle3_folder, target, "holds an EAGLE3 head. Use load_eagle3_head")
+    refused(load_eagle3_head, eagle_folder, target, "lacks .*midlayer")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"num_hidden_layers": 32}, "num_hidden_layers 1, got 32"),
+        ({"vocab_size": 97}, "has vocab_size 97, but its target has 96"),
+        ({"model_type": "eagle"}, "model_type 'eagle', but only llama"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ],
+)
+def test_config(change, match, eagle_folder, target):
+    path = eagle_folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    refused(load_eagle_head, eagle_folder, target, match)
+
+
+@pytest.mark.parametrize("vocab_size", [0, "32"])
+def test_draft_vocabulary(vocab_size, eagle3, eagle3_folder, target):
+    write(eagle3_folder, eagle3.state_dict(), eagle3.config, draft_vocab_size=vocab_size)
+    refused(load_eagle3_head, eagle3_folder, target, "draft_vocab_size must be an int >= 1")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 3000, -100])
+def test_bin_cut_short(keep, eagle_folder, target):
+    to_bin(eagle_folder)
+    path = eagle_folder / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(load_eagle_head, eagle_folder, target, "is not a file of PyTorch tensors")
+
+
+class Intruder:
+    """What unpickling without care would run."""
+
+    def __reduce__(self):
+        return pytest.fail, ("it ran",)
+
+
+def test_bin_with_code_is_not_run(eagle_folder, target):
+    to_bin(eagle_folder, intruder=Intruder())
+    refused(load_eagle_head, eagle_folder, target, "is not a file of PyTorch tensors")
+
+
+@pytest.mark.parametrize("stored", [[torch.ones(2)], {"fc.weight": 3}, torch.ones(2)])
+def test_bin_with_more_than_tensors(stored, eagle_folder, target):
+    to_bin(eagle_folder)
+    torch.save(stored, eagle_folder / "pytorch_model.bin")
+    refused(load_eagle_head, eagle_folder, target, "holds more than tensors by name")
+
+
+def test_safetensors_go_first(eagle, eagle_folder, target):
+    (eagle_folder / "pytorch_model.bin").write_bytes(b"not read")
+    loaded = load_eagle_head(eagle_folder, target)
+    assert torch.equal(loaded.fc.weight, eagle.fc.weight)
+
+
+def test_whole_models_come_as_bin_too(target, tmp_path):
+    save_checkpoint(target, tmp_path)
+    to_bin(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert torch.equal(loaded.lm_head.weight, target.lm_head.weight)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_a_head_with_its_own_embedding_keeps_it(eagle, target, tmp_path):
+    own = EagleHead(eagle.config, target, has_embedding=True)
+    save_draft_head(own, tmp_path)
+    loaded = load_eagle_head(tmp_path, target)
+    assert torch.equal(loaded.embed_tokens.weight, own.embed_tokens.weight)

@@ -1,0 +1,241 @@
+"""Eagle, EAGLE-3 and MTP heads: published layouts, their arithmetic, and what they only borrow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from graphkit.errors import ConfigError
+from graphkit.reference import Eagle3Head, EagleHead, MTPHead, causal_attend
+
+LAYER = {
+    "self_attn.q_proj.weight": (96, 64),
+    "self_attn.k_proj.weight": (48, 64),
+    "self_attn.v_proj.weight": (48, 64),
+    "self_attn.o_proj.weight": (64, 96),
+    "mlp.gate_proj.weight": (112, 64),
+    "mlp.up_proj.weight": (112, 64),
+    "mlp.down_proj.weight": (64, 112),
+    "post_attention_layernorm.weight": (64,),
+}
+EAGLE = {"fc.weight": (64, 128)} | {f"layers.0.{name}": shape for name, shape in LAYER.items()}
+OUTPUTS = {"q": 96, "k": 48, "v": 48}
+WIDE = {f"self_attn.{x}_proj.weight": (size, 128) for x, size in OUTPUTS.items()}
+EAGLE3 = {f"midlayer.{name}": shape for name, shape in (LAYER | WIDE).items()} | {
+    "fc.weight": (64, 192),
+    "midlayer.input_layernorm.weight": (64,),
+    "midlayer.hidden_norm.weight": (64,),
+    "norm.weight": (64,),
+    "lm_head.weight": (32, 64),
+    "d2t": (32,),
+}
+MTP_LAYER = LAYER | {
+    "input_layernorm.weight": (64,),
+    "enorm.weight": (64,),
+    "hnorm.weight": (64,),
+    "eh_proj.weight": (64, 128),
+    "shared_head.norm.weight": (64,),
+}
+MTP = {f"layers.{i}.{name}": shape for i in range(3) for name, shape in MTP_LAYER.items()}
+
+
+def layout(module):
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def norm(x, weight):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight
+
+
+def turned(heads):
+    """Rotary embedding [T, heads, 24] at positions 0 .. T - 1, as complex numbers."""
+    frequencies = 500.0 ** (-torch.arange(12) / 12)
+    angles = torch.arange(len(heads))[:, None, None] * frequencies
+    pairs = torch.complex(heads[..., :12], heads[..., 12:]) * torch.exp(1j * angles)
+    return torch.cat((pairs.real, pairs.imag), -1)
+
+
+def attention(state, x):
+    query = turned((x @ state["self_attn.q_proj.weight"].T).view(-1, 4, 24))
+    key = turned((x @ state["self_attn.k_proj.weight"].T).view(-1, 2, 24))
+    value = (x @ state["self_attn.v_proj.weight"].T).view(-1, 2, 24)
+    out = torch.empty_like(query)
+    for head in range(4):
+        for row in range(len(x)):
+            scores = key[: row + 1, head // 2] @ query[row, head] / math.sqrt(24)
+            out[row, head] = scores.softmax(0) @ value[: row + 1, head // 2]
+    return out.flatten(1) @ state["self_attn.o_proj.weight"].T
+
+
+def decoded(state, attended, residual):
+    """The rest of a layer after its attention's input."""
+    hidden = residual + attention(state, attended)
+    x = norm(hidden, state["post_attention_layernorm.weight"])
+    gate, up = (x @ state[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return hidden + (silu(gate) * up) @ state["mlp.down_proj.weight"].T
+
+
+def under(prefix, module):
+    state = module.state_dict()
+    return {name[len(prefix) :]: state[name] for name in state if name.startswith(prefix)}
+
+
+@pytest.fixture
+def rows():
+    """Seven rows of one request: ids, hidden states, positions, attend."""
+    generator = torch.Generator().manual_seed(9)
+    ids = torch.randint(96, (7,), generator=generator)
+    hidden = torch.randn(7, 64, generator=generator)
+    return ids, hidden, torch.arange(7), causal_attend(1, 7)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("eagle", EAGLE), ("eagle3", EAGLE3), ("mtp", MTP)])
+def test_layout_as_published(name, expected, request):
+    assert layout(request.getfixturevalue(name)) == expected
+
+
+def test_layout_of_what_only_some_files_hold(target, eagle):
+    bigger = EagleHead(eagle.config, target, fc_bias=True, has_embedding=True)
+    assert layout(bigger) == EAGLE | {"fc.bias": (64,), "embed_tokens.weight": (96, 64)}
+    biased = EagleHead(replace(eagle.config, attention_bias=True), target)
+    added = {f"layers.0.self_attn.{x}_proj.bias": (size,) for x, size in OUTPUTS.items()}
+    assert layout(biased) == EAGLE | added, "as heads of Qwen2"
+    whole = layout(Eagle3Head(eagle.config, target, fc_bias=True, has_embedding=True))
+    assert whole["lm_head.weight"] == (96, 64)
+    assert whole.keys() - EAGLE3.keys() == {"fc.bias", "embed_tokens.weight"}
+    assert "d2t" not in whole, "a full vocabulary needs no translation"
+
+
+def test_eagle_by_hand(eagle, target, rows):
+    ids, hidden, *_ = rows
+    merged = torch.cat((target.model.embed_tokens.weight[ids], hidden), 1) @ eagle.fc.weight.T
+    expected = decoded(under("layers.0.", eagle), merged, merged)
+    out = eagle(*rows)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(eagle.logits(out), out @ target.lm_head.weight.T)
+
+
+def test_mtp_by_hand(mtp, target, rows):
+    ids, hidden, *rest = rows
+    for i in range(3):
+        state = under(f"layers.{i}.", mtp)
+        embedded = norm(target.model.embed_tokens.weight[ids], state["enorm.weight"])
+        both = torch.cat((embedded, norm(hidden, state["hnorm.weight"])), 1)
+        merged = both @ state["eh_proj.weight"].T
+        expected = decoded(state, norm(merged, state["input_layernorm.weight"]), merged)
+        hidden = mtp(i, ids, hidden, *rest)
+        torch.testing.assert_close(hidden, expected)
+        normed = norm(hidden, state["shared_head.norm.weight"])
+        torch.testing.assert_close(mtp.logits(i, hidden), normed @ target.lm_head.weight.T)
+
+
+@pytest.mark.parametrize("width", [64, 192], ids=["own hidden states", "three target layers"])
+def test_eagle3_by_hand(eagle3, target, rows, width):
+    ids, _, *rest = rows
+    features = torch.randn(7, width)
+    state = under("midlayer.", eagle3)
+    hidden = features if width == 64 else features @ eagle3.fc.weight.T
+    embedded = norm(target.model.embed_tokens.weight[ids], state["input_layernorm.weight"])
+    both = torch.cat((embedded, norm(hidden, state["hidden_norm.weight"])), 1)
+    out = eagle3(ids, features, *rest)
+    torch.testing.assert_close(out, decoded(state, both, hidden))
+    expected = norm(out, eagle3.norm.weight) @ eagle3.lm_head.weight.T
+    torch.testing.assert_close(eagle3.logits(out), expected)
+
+
+def test_eagle3_tokens_in_the_target_vocabulary(eagle3, target):
+    drafted = torch.tensor([[0, 1], [2, 31]])
+    assert eagle3.target_ids(drafted).tolist() == [[0, 3], [6, 93]]
+    assert torch.equal(Eagle3Head(eagle3.config, target).target_ids(drafted), drafted)
+
+
+def test_an_own_embedding_is_used(eagle, target, rows):
+    own = EagleHead(eagle.config, target, has_embedding=True)
+    own.load_state_dict(eagle.state_dict(), strict=False)
+    own.embed_tokens.weight.data = target.model.embed_tokens.weight.flip(0)
+    ids, *rest = rows
+    torch.testing.assert_close(own(95 - ids, *rest), eagle(ids, *rest))
+
+
+def test_attend_gets_the_layer_number(eagle, eagle3, mtp, rows):
+    ids, hidden, positions, _ = rows
+    seen = []
+
+    def attend(layer, query, key, value):
+        seen.append((layer, query.shape, key.shape, value.shape))
+        return query
+
+    eagle(ids, hidden, positions, attend)
+    eagle3(ids, hidden, positions, attend)
+    for i in (2, 0, 1):
+        mtp(i, ids, hidden, positions, attend)
+    assert [layer for layer, *_ in seen] == [0, 0, 2, 0, 1]
+    assert {tuple(shapes) for _, *shapes in seen} == {((7, 4, 24), (7, 2, 24), (7, 2, 24))}
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+def test_the_target_is_borrowed_not_owned(name, target, request):
+    head = request.getfixturevalue(name)
+    theirs = {id(parameter) for parameter in target.parameters()}
+    assert not theirs & {id(parameter) for parameter in head.parameters()}
+    assert not any("target" in part or "embed" in part for part, _ in head.named_modules())
+    head.to(torch.float64)
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.float64}
+    assert {parameter.dtype for parameter in target.parameters()} == {torch.float32}
+
+
+def test_what_the_target_does_later_is_seen(eagle, target, rows):
+    before = eagle(*rows)
+    target.to(torch.float64)
+    eagle.to(torch.float64)
+    after = eagle(rows[0], rows[1].double(), *rows[2:])
+    torch.testing.assert_close(after.float(), before)
+    target.model.embed_tokens.weight.data.zero_()
+    assert not eagle.logits(after).any(), "the tied head went to zero"
+
+
+@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head, MTPHead])
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"), [("hidden_size", 32, 64), ("vocab_size", 97, 96)]
+)
+def test_what_is_shared_must_agree(kind, field, value, allowed, eagle, target):
+    sentence = f"has {field} {value}, but its target has {allowed}"
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        kind(replace(eagle.config, **{field: value}), target)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
+def test_eagle_has_one_layer(kind, eagle, target):
+    with pytest.raises(ConfigError, match="num_hidden_layers 1, got 2") as caught:
+        kind(replace(eagle.config, num_hidden_layers=2), target)
+    assert caught.value.field == "num_hidden_layers"
+
+
+def test_no_rows_narrow_ids_and_bfloat16(eagle, mtp, target, rows):
+    ids, hidden, positions, attend = rows
+    none = causal_attend(0, 3)
+    assert eagle(ids[:0], hidden[:0], positions[:0], none).shape == (0, 64)
+    assert mtp.logits(1, mtp(1, ids[:0], hidden[:0], positions[:0], none)).shape == (0, 96)
+    narrow = eagle(ids.int(), hidden, positions.int(), attend)
+    assert torch.equal(narrow, eagle(*rows))
+    for module in (target, eagle):
+        module.to(torch.bfloat16)
+    out = eagle.logits(eagle(ids, hidden.bfloat16(), positions, attend))
+    assert out.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+def test_nothing_depends_on_values(name, target, request):
+    """Meta tensors have none: a host synchronisation or a data-dependent shape would raise."""
+    head = request.getfixturevalue(name).to("meta")
+    target.to("meta")
+    ids = torch.zeros(6, dtype=torch.long, device="meta")
+    hidden = torch.zeros(6, 64, device="meta")
+    step = (0,) if name == "mtp" else ()
+    out = head(*step, ids, hidden, ids, causal_attend(2, 3))
+    assert head.logits(*step, out).shape == (6, 32 if name == "eagle3" else 96)

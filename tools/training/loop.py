@@ -1,0 +1,47 @@
+"""The optimiser's loop and its schedule."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+PEAK_RATE, WARM_UP, LOG_EVERY = 3e-3, 0.03, 50
+
+
+def learning_rate(progress: float) -> float:
+    """Rise linearly, then fall along a cosine to a twentieth; ``progress`` runs from 0 to 1."""
+    if progress < WARM_UP:
+        return PEAK_RATE * progress / WARM_UP
+    fall = (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))) / 2
+    return PEAK_RATE * (0.05 + 0.95 * fall)
+
+
+def optimise(
+    parameters: list[nn.Parameter], next_loss: Callable[[], Tensor], steps: int, limit: float
+) -> int:
+    """Minimise ``next_loss``; return the steps taken.
+
+    The schedule follows ``steps`` or ``limit`` seconds, whichever is closer to its end, so that a
+    run that the limit ends has come down the cosine too.
+    """
+    fused = parameters[0].is_cuda
+    optimiser = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
+    (group,) = optimiser.param_groups
+    begin, step, seconds = time.perf_counter(), 0, 0.0
+    while step < steps and seconds < limit:
+        group["lr"] = learning_rate(max((step + 1) / steps, seconds / limit))
+        loss = next_loss()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        step += 1
+        seconds = time.perf_counter() - begin
+        if step % LOG_EVERY == 0 or step == steps:
+            print(f"step {step}/{steps} loss {loss.item():.4f} {seconds:.0f} s", file=sys.stderr)
+    return step

@@ -1,0 +1,89 @@
+"""What is minimised, and what is measured on held-out text.
+
+Shape letters: B windows, L = CONTEXT tokens of each, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from operator import mul
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, smooth_l1_loss
+
+from graphkit.reference import LlamaModel, causal_attend, full_logits
+from training.unroll import STEPS, Draft
+
+FEATURE_WEIGHT = 0.1
+
+Unroll = Callable[[nn.Module, Tensor, Tensor], Iterator[Draft]]
+
+
+def next_token_loss(model: LlamaModel, windows: Tensor) -> Tensor:
+    """Return the mean loss in nats over windows [B, L + 1], each token given those before it."""
+    logits = full_logits(model, windows[:, :-1])
+    return cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+
+
+def held_out_bits(model: LlamaModel, windows: tuple[Tensor, ...]) -> float:
+    """Return bits per byte over batches of windows [B, L + 1]."""
+    with torch.no_grad():
+        total = torch.stack([next_token_loss(model, part) * len(part) for part in windows]).sum()
+    return total.item() / sum(map(len, windows)) / math.log(2)
+
+
+def target_features(target: LlamaModel, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the target's features [B, L, H] and its logits [B, L, V] for ids [B, L]."""
+    batch_size, length = ids.shape
+    positions = torch.arange(length, device=ids.device).repeat(batch_size)
+    with torch.no_grad():
+        hidden = target(ids.flatten(), positions, causal_attend(batch_size, length))
+        logits = target.logits(hidden)
+    return hidden.unflatten(0, ids.shape), logits.unflatten(0, ids.shape)
+
+
+def draft_loss(unroll: Unroll, head: nn.Module, target: LlamaModel, windows: Tensor) -> Tensor:
+    """Return the mean loss of the S draft steps over windows [B, L + 1].
+
+    A step's loss is the cross entropy with the target's distribution and, where its hidden states
+    stand in for features, a tenth of their distance from those. EAGLE (arXiv 2401.15077) has the
+    same terms and weighs the first by a tenth instead, for targets whose features change less.
+    """
+    ids = windows[:, :-1]
+    features, logits = target_features(target, ids)
+    losses = []
+    for step, draft in enumerate(unroll(head, ids, features), 1):
+        roots = draft.logits.shape[1]
+        wanted = logits[:, step:][:, :roots].float().softmax(-1)
+        losses.append(cross_entropy(draft.logits.float().flatten(0, 1), wanted.flatten(0, 1)))
+        if draft.hidden is not None:
+            feature = features[:, step:][:, :roots]
+            losses.append(FEATURE_WEIGHT * smooth_l1_loss(draft.hidden.float(), feature.float()))
+    return torch.stack(losses).sum() / STEPS
+
+
+def accept_rates(
+    unroll: Unroll, head: nn.Module, target: LlamaModel, windows: tuple[Tensor, ...]
+) -> list[float]:
+    """Return for each draft step how often its first choice is the target's, on the true prefix."""
+    rates = []
+    with torch.no_grad():
+        for part in windows:
+            ids = part[:, :-1]
+            features, logits = target_features(target, ids)
+            choice = logits.argmax(-1)
+            hits = [
+                draft.logits.argmax(-1).eq(choice[:, step:][:, : draft.logits.shape[1]])
+                for step, draft in enumerate(unroll(head, ids, features), 1)
+            ]
+            rates.append(torch.stack(hits).double().mean(2).sum(1))
+    total = torch.stack(rates).sum(0) / sum(map(len, windows))
+    return [round(rate, 4) for rate in total.tolist()]
+
+
+def accept_length(rates: list[float]) -> float:
+    """Estimate tokens per verify step, the bonus token included: 1 + a1 + a1 a2 + ..."""
+    return 1 + sum(accumulate(rates, mul))
