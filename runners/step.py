@@ -83,8 +83,14 @@ class Step(Generic[OutputT]):
 
     def _sized(self, inputs: Inputs) -> tuple[Callable[[], OutputT], ...]:
         if self._buffers.capacity.varies:
-            inputs.width = self._buffers.capacity.tokens_per_request
+            inputs.width = self._most_rows(inputs)
         return self.stages(inputs)
+
+    def _most_rows(self, inputs: Inputs) -> int:
+        """Most rows of one request; more than was captured in a prompt, which never has a graph."""
+        width, requests = self._buffers.capacity.tokens_per_request, inputs.batch_size
+        fits = inputs.num_tokens <= requests * width
+        return width if fits else inputs.num_tokens - requests + 1
 
     def _on_device(self, batch: Any) -> Inputs:
         buffers, capacity = self._buffers, self._buffers.capacity

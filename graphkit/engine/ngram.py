@@ -75,11 +75,11 @@ class NgramDrafter(Drafter):
         text = self._text[req_pool_indices]
         forest, requests = self._forest, len(last)
         width = len(forest.depth)
-        found = self._matches(text, last)
-        place = found[:, forest.chain] + forest.depth
-        place = torch.where(
-            forest.depth == 0, last[:, None], place.clamp(max=self._context_len - 1)
-        )
+        found = self._matches(text, last)[:, forest.chain]
+        # What follows a match may run into the present: it then goes on from where it began.
+        period = last[:, None] - found
+        place = found + 1 + (forest.depth - 1) % period
+        place = torch.where(forest.depth == 0, last[:, None], place)
         node_ids = torch.arange(requests * width, device=text.device).view(requests, width)
         return DraftTree(
             draft_tokens=text.gather(1, place).flatten(),
@@ -114,4 +114,5 @@ class NgramDrafter(Drafter):
             length = length + is_equal
         is_earlier = places < last[:, None]
         score = torch.where(is_earlier, length * text.shape[1] + places, -1)
-        return score.topk(min(self._context.spec.topk, text.shape[1]), 1).indices
+        best = score.topk(min(self._context.spec.topk, text.shape[1]), 1).indices
+        return torch.minimum(best, last[:, None] - 1)  # a text without a past has no match at all

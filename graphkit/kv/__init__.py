@@ -1,7 +1,17 @@
 """Paged KV pools: where keys and values live, and which slot belongs to whom."""
 
+from graphkit.kv.dsa import DSATokenToKVPool
 from graphkit.kv.mha import MHATokenToKVPool
+from graphkit.kv.mla import MLATokenToKVPool
+from graphkit.kv.pool import TokenToKVPool
 from graphkit.kv.requests import ReqToTokenPool
 from graphkit.kv.slots import TokenSlotAllocator
 
-__all__ = ["MHATokenToKVPool", "ReqToTokenPool", "TokenSlotAllocator"]
+__all__ = [
+    "DSATokenToKVPool",
+    "MHATokenToKVPool",
+    "MLATokenToKVPool",
+    "ReqToTokenPool",
+    "TokenSlotAllocator",
+    "TokenToKVPool",
+]

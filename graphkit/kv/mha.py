@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from graphkit.config import require_int
-from graphkit.errors import AttentionError, ConfigError
+from graphkit.kv.pool import TokenToKVPool
 from graphkit.ops.store_kv import store_kv
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-
-class MHATokenToKVPool:
-    """One key and one value buffer per layer, addressed by token slot.
-
-    Slots ``page_size .. page_size + size - 1`` are for tokens. The whole first page is the dummy
-    that pad rows write to and read from; nothing may be expected of what it holds. The buffers keep
-    their addresses for the life of the pool, so captured graphs may hold them.
+class MHATokenToKVPool(TokenToKVPool):
+    """One key and one value buffer per layer, addressed by token slot; see ``TokenToKVPool``.
 
     Args:
         size: Tokens that the pool holds.
@@ -45,23 +38,12 @@ class MHATokenToKVPool:
         layer_num: int,
         device: torch.device | str,
     ) -> None:
-        counts = {"size": size, "page_size": page_size, "layer_num": layer_num}
-        for field, value in (counts | {"head_num": head_num, "head_dim": head_dim}).items():
-            require_int("MHATokenToKVPool", field, value)
-        if dtype not in _DTYPES:
-            raise ConfigError(
-                f"MHATokenToKVPool.dtype must be float16, bfloat16 or float32, got {dtype!r}.",
-                field="dtype",
-            )
-        self.size, self.page_size, self.dtype = size, page_size, dtype
-        self.head_num, self.head_dim, self.layer_num = head_num, head_dim, layer_num
-        self.device = torch.device(device)
-        self._keys = [self._zeros() for _ in range(layer_num)]
-        self._values = [self._zeros() for _ in range(layer_num)]
-
-    def _zeros(self) -> torch.Tensor:
-        shape = (self.size + self.page_size, self.head_num, self.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        super().__init__(
+            size, page_size, dtype, layer_num, device, head_num=head_num, head_dim=head_dim
+        )
+        self.head_num, self.head_dim = head_num, head_dim
+        self._keys = self._add_buffers("key", head_num, head_dim)
+        self._values = self._add_buffers("value", head_num, head_dim)
 
     def get_key_buffer(self, layer: int) -> torch.Tensor:
         """The keys of one layer, [size + page_size, M, D].
@@ -94,16 +76,3 @@ class MHATokenToKVPool:
         """
         layer = self._checked(layer)
         store_kv(self._keys[layer], self._values[layer], loc_T, key_TMD, value_TMD)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Every buffer by name (``key.0``, ``value.0``, ...), for checksums and saved state."""
-        keys = {f"key.{layer}": keys for layer, keys in enumerate(self._keys)}
-        return keys | {f"value.{layer}": values for layer, values in enumerate(self._values)}
-
-    def _checked(self, layer: int) -> int:
-        if not 0 <= layer < self.layer_num:
-            raise AttentionError(
-                f"KV pool has no layer {layer}: it has {self.layer_num}, counted from 0. "
-                "Make the pool with the model's layer_num."
-            )
-        return layer

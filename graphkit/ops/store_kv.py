@@ -1,6 +1,6 @@
 """Write new keys and values into one layer of a KV cache.
 
-Suffixes: T tokens, M key-value heads, D head size.
+Suffixes: T tokens, M key-value heads, D head size, which values may have another of.
 """
 
 # ruff: noqa: N803 - tensor suffixes are the house's notation
@@ -23,14 +23,15 @@ def store_kv(
 ) -> None:
     """Write row t of ``key_TMD`` and ``value_TMD`` into slot ``loc_T[t]``, in the cache's dtype.
 
+    The caches may be two parts of one buffer, where a slot holds a key and a value side by side.
     One launch on the current stream; never synchronises, may be captured. Only the dummy slot 0 may
     come more than once, and keeps any one of its rows. A slot outside the cache raises IndexError
     on the CPU; on CUDA, where nobody could wait for the answer, its row is dropped.
 
     Shapes:
-        key_cache, value_cache: [slots, M, D] contiguous, the same dtype.
+        key_cache, value_cache: [slots, M, D], the same dtype, each slot's part contiguous.
         loc_T: [T] int64.
-        key_TMD, value_TMD: [T, M, D], any floating dtype.
+        key_TMD, value_TMD: [T, M, D] like their cache, of any floating dtype or the cache's.
 
     Raises:
         AttentionError: A shape, dtype or device does not fit.
@@ -67,28 +68,42 @@ def _check(
     key_TMD: torch.Tensor,
     value_TMD: torch.Tensor,
 ) -> None:
-    cache = (key_cache.shape, key_cache.dtype, key_cache.is_contiguous())
-    if cache != (value_cache.shape, value_cache.dtype, True) or key_cache.dim() != 3:
+    caches = (key_cache, value_cache)
+    if (
+        any(cache.dim() != 3 or not has_dense_rows(cache) for cache in caches)
+        or key_cache.shape[:2] != value_cache.shape[:2]
+        or key_cache.dtype != value_cache.dtype
+    ):
         raise AttentionError(
             f"store_kv got caches of {_say(key_cache)} and {_say(value_cache)}: both must be "
-            "[slots, heads, head size], contiguous and of one dtype. Pass one layer's buffers."
+            "[slots, heads, head size], contiguous by slot and of one dtype. Pass one layer's "
+            "buffers."
         )
     if loc_T.dim() != 1 or loc_T.dtype != torch.int64:
         raise AttentionError(
             f"store_kv got loc_T of {_say(loc_T)}: it must be [T] torch.int64, a slot per token."
         )
-    rows = (loc_T.shape[0], *key_cache.shape[1:])
-    for name, tensor in (("key_TMD", key_TMD), ("value_TMD", value_TMD)):
-        if tensor.shape != rows or not tensor.is_floating_point():
+    given = (("key_TMD", key_TMD, key_cache), ("value_TMD", value_TMD, value_cache))
+    for name, tensor, cache in given:
+        rows = (loc_T.shape[0], *cache.shape[1:])
+        fits = tensor.is_floating_point() and cache.is_floating_point()
+        if tensor.shape != rows or not (fits or tensor.dtype == cache.dtype):
             raise AttentionError(
-                f"store_kv got {name} of {_say(tensor)}: it must be floating and of shape "
-                f"{list(rows)}, the tokens of loc_T by the cache's heads and head size."
+                f"store_kv got {name} of {_say(tensor)}: it must be {list(rows)}, the tokens "
+                f"of loc_T by the cache's heads and head size, and floating if the cache is, else "
+                f"{cache.dtype}."
             )
     devices = {str(tensor.device) for tensor in (key_cache, value_cache, loc_T, key_TMD, value_TMD)}
     if len(devices) > 1:
         raise AttentionError(
             f"store_kv got tensors on {sorted(devices)}: move all of them to one device."
         )
+
+
+def has_dense_rows(tensor: torch.Tensor) -> bool:
+    """Whether what belongs to one slot, or one token, is contiguous."""
+    heads, head_dim = tensor.shape[1:]
+    return tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == head_dim)
 
 
 def _say(tensor: torch.Tensor) -> str:

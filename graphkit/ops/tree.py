@@ -182,7 +182,9 @@ def _check(
 
     requests, selected = bonus_tokens.numel(), num_draft_tokens - 1
     branches = topk * (num_steps - 1) + 1
-    if num_steps <= 1 and parent_list.numel() == 0:  # nothing that a node could hang on but root
+    if num_steps <= 1 and parent_list.shape[-1:] == (
+        0,
+    ):  # nothing that a node could hang on but root
         branches = 0
     long = (torch.int64,)
     for field, tensor, shape, dtypes in (

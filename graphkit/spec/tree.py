@@ -65,7 +65,7 @@ class TreeGrowth:
         """
         topk, step = self._topk, len(self._scores)
         scores = (self._score_BK.flatten()[:, None] * topk_p).view(-1, topk * topk)
-        tokens = topk_index.view(-1, topk * topk)
+        tokens = topk_index.reshape(-1, topk * topk)
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :topk]
         self._scores.append(scores)
         self._tokens.append(tokens)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-COUNTS = tl.constexpr(1024)
+COUNTS = tl.constexpr(256)
 RUN = tl.constexpr(128)
 
 

@@ -36,7 +36,15 @@ def _compile(kernel, pointers, constants, stages=3):
 def test_metadata(one, varies):
     """Triton turns an argument of 1 into a constant, which takes other paths."""
     pointers = {"req_pool_indices": "*i64"} | dict.fromkeys(
-        ("seq_lens", "req_to_token", "extend_lens", "cache_seqlens", "cu_seqlens_q", "cu_seqlens_k", "page_table"),
+        (
+            "seq_lens",
+            "req_to_token",
+            "extend_lens",
+            "cache_seqlens",
+            "cu_seqlens_q",
+            "cu_seqlens_k",
+            "page_table",
+        ),
         "*i32",
     )
     ones = dict.fromkeys(("requests", "rows", "max_pages", "row_blocks", "appended"), 1)
@@ -48,7 +56,7 @@ def test_metadata(one, varies):
 def test_store():
     pointers = dict.fromkeys(("key_cache", "value_cache"), "*bf16")
     pointers |= {"loc_T": "*i64", "key": "*fp32", "value": "*fp32"}
-    _compile(store_kv_kernel, pointers, {"ROW": 80, "BLOCK": 128})
+    _compile(store_kv_kernel, pointers, {"KEY_ROW": 80, "VALUE_ROW": 128, "BLOCK": 128})
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_launcher_matches_the_reference(name, requests, wild):
 )  # fmt: skip
 def test_more_requests_than_are_summed_at_once(name):
     op, make = CASES[name]
-    args = make(Draw(1027, width=2))
+    args = make(Draw(259, width=2))
     ours, theirs = copies(args), copies(args)
     got = results(launcher(op)(*ours), ours)
     for one, other in zip(got, results(op(*theirs), theirs), strict=True):

@@ -77,7 +77,8 @@ def src_tgt_args(draw):
     rows = draw.requests * draw.width
     accepted = int((drafts + 1).clamp(min=0).sum())
     index = draw.integers(0, max(rows - 1, 0), accepted).int()
-    return draw.counts(0, 40), draw.slots(rows), index, drafts, draw.width, 4
+    page = (1, 4, 16)[draw.requests % 3]
+    return draw.counts(0, 40), draw.slots(rows), index, drafts, draw.width, page
 
 
 def target_args(draw):
@@ -149,8 +150,12 @@ def paged_draft_args(draw, topk=3, steps=5, page=4):
     )
 
 
+def large_page_draft_args(draw):
+    return paged_draft_args(draw, topk=2, steps=1, page=16)
+
+
 def drafts_filter_args(draw):
-    unfinished = draw.integers(0, max(draw.requests - 1, 0), draw.requests // 2)
+    unfinished = draw.integers(0, max(draw.requests - 1, 0), draw.requests)
     return draw.counts(0, draw.width - 1), unfinished, draw.counts(0, 40)
 
 
@@ -173,7 +178,7 @@ def rotate_args(draw):
     lengths = draw.counts(0, width).clamp(max=width)
     select = draw.integers(0, max(draw.requests * width - 1, 0), draw.requests)
     if not draw.wild:
-        select = torch.where(lengths > 0, start + lengths - 1, select)
+        select = torch.where(lengths > 0, start + select % lengths.clamp(min=1), select)
     topk = draw.slots(draw.requests * 2).view(-1, 2)
     return draw.slots(draw.requests * width), start.to(draw.dtype), lengths, topk, select
 
@@ -187,7 +192,8 @@ CASES = {
     "assign_extend_cache_locs": (assign_extend_cache_locs, extend_args),
     "assign_draft_cache_locs_contiguous": (assign_draft_cache_locs_contiguous, contiguous_args),
     "assign_draft_cache_locs": (assign_draft_cache_locs, draft_args),
-    "assign_draft_cache_locs, pages": (assign_draft_cache_locs, paged_draft_args),
+    "assign_draft_cache_locs, pages of 4": (assign_draft_cache_locs, paged_draft_args),
+    "assign_draft_cache_locs, pages of 16": (assign_draft_cache_locs, large_page_draft_args),
     "create_num_accepted_drafts_filter": (create_num_accepted_drafts_filter, drafts_filter_args),
     "create_extend_after_decode_spec_info": (create_extend_after_decode_spec_info, spec_info_args),
     "fill_bonus_tokens": (fill_bonus_tokens, bonus_args),

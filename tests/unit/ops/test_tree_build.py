@@ -162,12 +162,12 @@ def test_the_root_alone(num_steps, topk):
     assert tokens.tolist() == [7, 8]
 
 
-def test_an_idle_batch_has_no_tree():
-    args = [
-        tensor[:0] if isinstance(tensor, torch.Tensor) else tensor for tensor in drafted(1, 3, 2, 6)
-    ]
-    shapes = [list(tensor.shape) for tensor in build_tree(*args)]
-    assert shapes == [[0, 6, 6], [0], [0, 6], [0, 6], [0, 6], [0]]
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_idle_batch_has_no_tree(shape):
+    width = shape[2]
+    tensors = drafted(1, *shape)[:5]
+    shapes = [list(tensor.shape) for tensor in build_tree(*(t[:0] for t in tensors), *shape)]
+    assert shapes == [[0, width, width], [0], *[[0, width]] * 3, [0]]
 
 
 def test_one_step_needs_no_parents():

@@ -1,0 +1,95 @@
+"""The KV cache of sparse attention over latents, with the cache of the indexer that selects keys.
+
+Suffixes: T tokens, I index_head_dim.
+"""
+
+# ruff: noqa: N803 - tensor suffixes are the house's notation
+from __future__ import annotations
+
+import torch
+
+from graphkit.config import require_int
+from graphkit.errors import AttentionError
+from graphkit.kv.mla import MLATokenToKVPool
+from graphkit.ops.store_kv import store_kv
+
+_FP8 = torch.float8_e4m3fn
+_SCALE_BYTES = 4
+_LEAST = 1e-30
+"""Magnitudes below it count as this much: a scale must be a normal number, and not zero."""
+
+
+class DSATokenToKVPool(MLATokenToKVPool):
+    """An ``MLATokenToKVPool`` that also keeps each token's index key, in eight bits.
+
+    A row of the indexer's cache is I bytes of float8_e4m3fn, then one float32 scale in the
+    machine's byte order; key = float8 * scale. One scale per token's key is what the indexer of
+    DeepSeek-V3.2 uses; the layout by token is this package's own.
+
+    Args:
+        size: Tokens that the pool holds.
+        page_size: Slots per page.
+        dtype: float16, bfloat16 or float32; of the latents alone.
+        kv_lora_rank: Elements of the latent.
+        qk_rope_head_dim: Elements of the rotated part.
+        layer_num: Layers.
+        device: Where the buffers live.
+        index_head_dim: Elements of an index key (I).
+
+    Raises:
+        ConfigError: An argument is out of range; ``field`` names it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        page_size: int,
+        dtype: torch.dtype,
+        kv_lora_rank: int,
+        qk_rope_head_dim: int,
+        layer_num: int,
+        device: torch.device | str,
+        index_head_dim: int,
+    ) -> None:
+        super().__init__(size, page_size, dtype, kv_lora_rank, qk_rope_head_dim, layer_num, device)
+        require_int("DSATokenToKVPool", "index_head_dim", index_head_dim)
+        self.index_head_dim = index_head_dim
+        row = index_head_dim + _SCALE_BYTES
+        self._index_k = self._add_buffers("index_k", row, dtype=torch.uint8)
+
+    def get_index_k_buffer(self, layer: int) -> torch.Tensor:
+        """The quantised index keys of one layer, uint8 [size + page_size, I + 4].
+
+        Raises:
+            AttentionError: There is no such layer.
+        """
+        return self._index_k[self._checked(layer)]
+
+    def set_index_k_buffer(self, layer: int, loc_T: torch.Tensor, index_k_TI: torch.Tensor) -> None:
+        """Quantise one index key per token and write it into slot ``loc_T``.
+
+        The scale is the largest magnitude of the key over float8's, so that it maps to the largest
+        float8. A few launches on the current stream; never synchronises, may be captured.
+
+        Shapes:
+            loc_T: [T] int64. index_k_TI: [T, I], any floating dtype.
+
+        Raises:
+            AttentionError: There is no such layer, or a tensor does not fit.
+        """
+        rows = self.get_index_k_buffer(layer)[:, None]
+        if index_k_TI.dim() != 2 or not index_k_TI.is_floating_point():
+            raise AttentionError(
+                f"set_index_k_buffer got index keys of {list(index_k_TI.shape)} "
+                f"{index_k_TI.dtype}: they must be floating and [T, {self.index_head_dim}]."
+            )
+        keys, scales = rows.split([self.index_head_dim, _SCALE_BYTES], -1)
+        store_kv(keys, scales, loc_T, *_quantised(index_k_TI[:, None].float()))
+
+
+def _quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bytes of each row's elements, then those of its scale."""
+    most = torch.finfo(_FP8).max
+    scale = rows.abs().amax(-1, keepdim=True).clamp(min=_LEAST) / most
+    eight_bits = (rows / scale).clamp(-most, most).to(_FP8)
+    return eight_bits.view(torch.uint8), scale.view(torch.uint8)

@@ -1,0 +1,95 @@
+"""What every KV pool shares: buffers by layer, and moving tokens between slots."""
+
+from __future__ import annotations
+
+import torch
+
+from graphkit.config import require_int
+from graphkit.errors import AttentionError, ConfigError
+from graphkit.ops.move_kv import buffer_table, move_kv
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class TokenToKVPool:
+    """Buffers addressed by token slot, at least one per layer.
+
+    Slots ``page_size .. page_size + size - 1`` are for tokens. The whole first page is the dummy
+    that pad rows write to and read from; nothing may be expected of what it holds. The buffers keep
+    their addresses for the life of the pool, so captured graphs may hold them.
+
+    Args:
+        size: Tokens that the pool holds.
+        page_size: Slots per page.
+        dtype: float16, bfloat16 or float32.
+        layer_num: Layers; 0 makes a pool without buffers, for a model that keeps none.
+        device: Where the buffers live.
+        dims: Further sizes by name, each at least 1.
+
+    Raises:
+        ConfigError: An argument is out of range; ``field`` names it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        page_size: int,
+        dtype: torch.dtype,
+        layer_num: int,
+        device: torch.device | str,
+        **dims: int,
+    ) -> None:
+        name = type(self).__name__
+        for field, value in ({"size": size, "page_size": page_size} | dims).items():
+            require_int(name, field, value)
+        require_int(name, "layer_num", layer_num, least=0)
+        if dtype not in _DTYPES:
+            raise ConfigError(
+                f"{name}.dtype must be float16, bfloat16 or float32, got {dtype!r}.", field="dtype"
+            )
+        self.size, self.page_size, self.dtype, self.layer_num = size, page_size, dtype, layer_num
+        self.device = torch.device(device)
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every buffer by name, its kind and layer (``key.0``), for checksums and saved state."""
+        return dict(self._tensors)
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        """Copy what slots ``src_loc`` hold to slots ``tgt_loc``, in every buffer of every layer.
+
+        Every source is read before any target is written, so the slots may overlap. A target comes
+        once, except in pairs of slot 0 with itself, which are padding. Two launches on the current
+        stream, none without layers or slots; never synchronises, may be captured.
+
+        Shapes:
+            tgt_loc, src_loc: one shape, int64.
+
+        Raises:
+            AttentionError: A tensor does not fit. A slot outside the pool: on the CPU alone, on
+                CUDA its pair moves nothing.
+        """
+        if self._tensors and (tgt_loc.numel() or src_loc.numel()):
+            move_kv(list(self._tensors.values()), self._table, tgt_loc, src_loc)
+
+    def _add_buffers(
+        self, kind: str, *row: int, dtype: torch.dtype | None = None
+    ) -> list[torch.Tensor]:
+        """A buffer of zeros per layer, which ``tensors`` and ``move_kv_cache`` then know."""
+        shape = (self.size + self.page_size, *row)
+        buffers = [
+            torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
+            for _ in range(self.layer_num)
+        ]
+        self._tensors |= {f"{kind}.{layer}": buffer for layer, buffer in enumerate(buffers)}
+        if self._tensors:
+            self._table = buffer_table(list(self._tensors.values()))
+        return buffers
+
+    def _checked(self, layer: int) -> int:
+        if not 0 <= layer < self.layer_num:
+            raise AttentionError(
+                f"KV pool has no layer {layer}: it has {self.layer_num}, counted from 0. "
+                "Make the pool with the model's layer_num."
+            )
+        return layer

@@ -1,0 +1,131 @@
+"""What the slot ops refuse, and what they promise to tracers, captures and importers."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphkit.errors import InputError
+from graphkit.graphs.recorder import RecorderBackend
+from graphkit.ops.accepted import fill_bonus_tokens
+from graphkit.ops.accepted_path import compact_accepted_to_front
+from graphkit.ops.cache_locs import get_src_tgt_cache_loc, get_target_cache_loc
+from graphkit.ops.draft_cache_locs import assign_draft_cache_locs
+from graphkit.ops.kernels import __name__ as kernels
+from graphkit.ops.slot_assignment import assign_extend_cache_locs
+from graphkit.ops.windows import rotate_input_ids
+
+CASES, Draw = map(
+    runpy.run_path(str(Path(__file__).with_name("slot_cases.py"))).get, ("CASES", "Draw")
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tracers_see_shapes_and_mutations(name):
+    op, make = CASES[name]
+    for requests in (0, 3):
+        args = make(Draw(requests))
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_replay_reads_what_stands_there_then(name):
+    op, make = CASES[name]
+    args = make(Draw(5, seed=1))
+    initial = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
+    backend = RecorderBackend()
+    with backend.session():
+        graph = backend.capture(lambda: op(*args))
+    first = [each.clone() for each in tensors(graph.output, args)]
+    for each, before in zip(args, initial, strict=True):
+        if isinstance(each, torch.Tensor):
+            each.copy_(before)
+    for each in tensors(graph.output):
+        each.fill_(99)
+    graph.replay()
+    for one, other in zip(tensors(graph.output, args), first, strict=True):
+        assert torch.equal(one, other)
+
+
+def tensors(returned, args=()):
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    return [each for each in (*returned, *args) if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.parametrize(
+    ("op", "at", "change", "field", "text"),
+    [
+        (fill_bonus_tokens, 0, lambda t: t[:, 1:], "accept_tokens", r"\[9\].* \[12\]"),
+        (fill_bonus_tokens, 1, lambda t: t.float(), "num_accepted_tokens", "float32.*torch.int64"),
+        (fill_bonus_tokens, 2, lambda t: t[::2], "bonus_tokens", r"\[2\].* \[3\]"),
+        (fill_bonus_tokens, 3, lambda _: 0, "stride", "stride = 0: it must be at least 1"),
+        (get_target_cache_loc, 0, lambda t: t.repeat(2)[::2], "tgt_cache_loc", "strides"),
+        (get_target_cache_loc, 3, lambda t: t.to("meta"), "to_free_num_slots", "on meta"),
+        (get_target_cache_loc, 4, lambda t: t[None], "out_cache_loc", r"\[B\*W\] torch"),
+        (get_src_tgt_cache_loc, 5, lambda _: -4, "page_size", "page_size = -4"),
+        (compact_accepted_to_front, 0, lambda t: t[1:], "x", r"\[14, 3\].*\[15, \.\.\.\]"),
+        (compact_accepted_to_front, 0, lambda t: t[0, 0], "x", r"x of \[\]"),
+        (compact_accepted_to_front, 0, lambda t: t.to(torch.complex128), "x", "at most 8 bytes"),
+        (compact_accepted_to_front, 1, lambda t: t[0], "accept_index", r"\[4\].*\[B, A\]"),
+        (compact_accepted_to_front, 1, lambda t: t.repeat(1, 2), "accept_index", "8 columns"),
+        (assign_extend_cache_locs, 1, lambda t: t[0], "req_to_token", r"\[rows, context\]"),
+        (assign_extend_cache_locs, 0, lambda t: t[:2], "start_offset", r"\[B\] = \[2\]"),
+        (rotate_input_ids, 3, lambda t: t[..., None], "topk_index", r"\[3, 2, 1\]"),
+        (rotate_input_ids, 0, lambda t: t.repeat(2)[::2], "input_ids", "strides"),
+    ],
+)
+def test_refusals(op, at, change, field, text):
+    make = next(make for each, make in CASES.values() if each is op)
+    args = list(make(Draw(3)))
+    args[at] = change(args[at])
+    with pytest.raises(InputError, match=text) as caught:
+        # The meta device would answer by the fake kernel, which checks nothing.
+        op._init_fn(*args)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{op._name} got ")
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "field", "text"),
+    [
+        (3, lambda _: None, "extend_lens", "got no extend_lens, but here it is needed"),
+        (9, lambda _: None, "source_cache_loc", "duplicate_cache_len = None"),
+        (9, lambda pairs: pairs + 2, "source_cache_loc", "0 to"),
+        (9, lambda _: -1, "source_cache_loc", "= -1"),
+        (5, lambda slots: slots[:44], "out_cache_loc", "45: it must be 0 to 44"),
+        (7, lambda target: target[1:], "target_cache_loc", r"\[D\]"),
+        (1, lambda table: table.mT.contiguous().mT, "req_to_token", "written in place"),
+    ],
+)
+def test_pages_refuse(at, change, field, text):
+    _, make = CASES["assign_draft_cache_locs, pages of 4"]
+    args = list(make(Draw(3)))
+    args[at] = change(args[at])
+    with pytest.raises(InputError, match=text) as caught:
+        assign_draft_cache_locs(*args)
+    assert caught.value.field == field
+
+
+def test_without_pages_their_arguments_are_not_looked_at():
+    _, make = CASES["assign_draft_cache_locs"]
+    args, others = make(Draw(3)), list(make(Draw(3)))
+    nothing = torch.empty(0)
+    others[3:5], others[6:9] = [nothing] * 2, [nothing] * 3
+    assign_draft_cache_locs(*args)
+    assign_draft_cache_locs(*others)
+    assert torch.equal(args[1], others[1])
+    with pytest.raises(InputError, match="out_cache_loc"):
+        assign_draft_cache_locs(*args[:5], args[5][1:], *args[6:])
+
+
+def test_ops_load_without_their_kernels():
+    names = {op._init_fn.__module__ for op, _ in CASES.values()}
+    script = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ours = {name.replace("graphkit.ops", kernels) for name in names}
+    assert not ours & set(out.stdout.split())

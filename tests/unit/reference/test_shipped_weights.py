@@ -1,0 +1,67 @@
+"""The weights that ship: small enough, loadable, and drafts that their target accepts."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+
+import pytest
+import torch
+
+from graphkit.reference import (
+    default_checkpoint,
+    default_eagle_checkpoint,
+    default_mtp_checkpoint,
+    default_standalone_checkpoint,
+    encode,
+    load_checkpoint,
+    load_eagle_head,
+    load_mtp_head,
+)
+
+FOLDERS = {
+    "target": default_checkpoint(),
+    "eagle": default_eagle_checkpoint(),
+    "mtp": default_mtp_checkpoint(),
+    "standalone": default_standalone_checkpoint(),
+}
+
+
+def test_nothing_else_ships():
+    root = FOLDERS["target"].parent
+    assert {folder.name for folder in root.iterdir()} == set(FOLDERS)
+    for folder in FOLDERS.values():
+        files = {path.name for path in folder.iterdir()}
+        assert files == {"config.json", "model.safetensors", "training.json"}
+
+
+def test_all_weights_together_stay_below_their_limit():
+    files = (path for folder in FOLDERS.values() for path in folder.iterdir())
+    assert sum(path.stat().st_size for path in files) <= 16 * 2**20
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_weights_are_bfloat16_and_finite(name):
+    assert json.loads((FOLDERS[name] / "config.json").read_text())["dtype"] == "bfloat16"
+    target = load_checkpoint(default_checkpoint())
+    load = {"eagle": load_eagle_head, "mtp": load_mtp_head}.get(name)
+    model = load(FOLDERS[name], target) if load else load_checkpoint(FOLDERS[name])
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "least"), [("eagle", 2.0), ("mtp", 2.0), ("standalone", 1.5)])
+def test_the_target_accepts_their_drafts(name, least, training):
+    target = load_checkpoint(default_checkpoint())
+    text = torch.tensor(encode(inspect.getsource(textwrap))[2048 : 2048 + 513])[None]
+    match name:
+        case "eagle":
+            unroll, head = training.unroll.eagle_drafts, load_eagle_head(FOLDERS[name], target)
+        case "mtp":
+            unroll, head = training.unroll.mtp_drafts, load_mtp_head(FOLDERS[name], target)
+        case _:
+            unroll, head = training.unroll.standalone_drafts, load_checkpoint(FOLDERS[name])
+    rates = training.losses.accept_rates(unroll, head, target, (text,))
+    assert training.losses.accept_length(rates) > least
+    facts = json.loads((FOLDERS[name] / "training.json").read_text())
+    assert facts["accept_length"] > least

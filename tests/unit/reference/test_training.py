@@ -1,0 +1,231 @@
+"""The training's parts: unrolled drafts line up with decoding, and losses with their definition."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from graphkit.reference import LlamaModel, full_logits, initialise
+
+STEPS = 3
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def features(ids):
+    return torch.randn(*ids.shape, 64, generator=torch.Generator().manual_seed(2))
+
+
+class Cache:
+    """An ``attend`` for one request that keeps each layer's keys and values between calls."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def __call__(self, layer, query, key, value):
+        old = self.kept.get(layer, (key[:0], value[:0]))
+        keys, values = self.kept[layer] = (torch.cat((old[0], key)), torch.cat((old[1], value)))
+        mask = torch.ones(len(key), len(keys), dtype=torch.bool).tril(len(keys) - len(key))
+        out = scaled_dot_product_attention(
+            *(x.transpose(0, 1)[None] for x in (query, keys, values)), mask, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+
+class Recorder:
+    """A head that returns what it was fed plus 1 and remembers how it was called."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, *arguments):
+        *step, tokens, hidden, positions, _ = arguments
+        self.calls.append((*step, tokens, hidden, positions))
+        return hidden + 1
+
+    def logits(self, *arguments):
+        return arguments[-1]
+
+
+def test_every_root_is_fed_as_the_shift_says(training):
+    """Token and feature of position p are p themselves, in window b 100 b more."""
+    ids = torch.arange(10) + torch.tensor([[0], [100]])
+    features = ids[..., None].float()
+    roots = torch.arange(7).repeat(2)
+    for unroll, position_step in (
+        (training.unroll.eagle_drafts, 1),
+        (training.unroll.mtp_drafts, 0),
+    ):
+        head = Recorder()
+        drafts = list(unroll(head, ids, features))
+        assert len(drafts) == len(head.calls) == STEPS
+        for k, (*step, tokens, hidden, positions) in enumerate(head.calls):
+            assert step == ([] if position_step else [k])
+            window = 100 * torch.arange(2).repeat_interleave(7)
+            assert torch.equal(tokens, roots + window + k + 1)
+            assert torch.equal(hidden[:, 0], (roots + window + k).float()), "fed back after step 1"
+            assert torch.equal(positions, roots + position_step * k)
+        assert all(draft.logits.shape == (2, 7, 1) for draft in drafts)
+
+
+def test_eagle_drafts_are_those_of_decoding_with_a_cache(training, eagle, ids, features):
+    drafts = list(training.unroll.eagle_drafts(eagle, ids, features))
+    for window in range(2):
+        for root in (0, 1, 5, 8):
+            cache, rows = Cache(), root + 1
+            hidden = features[window, :rows]
+            tokens, positions = ids[window, 1 : rows + 1], torch.arange(rows)
+            for step, draft in enumerate(drafts):
+                hidden = eagle(tokens, hidden, positions, cache)[-1:]
+                torch.testing.assert_close(draft.hidden[window, root], hidden[0], **CLOSE)
+                torch.testing.assert_close(
+                    draft.logits[window, root], eagle.logits(hidden)[0], **CLOSE
+                )
+                tokens = ids[window, root + step + 2][None]
+                positions = torch.tensor([root + step + 1])
+
+
+def test_mtp_drafts_are_those_of_decoding_with_a_cache(training, mtp, ids, features):
+    drafts = list(training.unroll.mtp_drafts(mtp, ids, features))
+    assert all(draft.hidden is None for draft in drafts)
+    for window in range(2):
+        cache, hidden = Cache(), features[window, :9]
+        for i, draft in enumerate(drafts):
+            tokens = ids[window, i + 1 : i + 10]
+            parts = [
+                mtp(i, tokens[rows], hidden[rows], torch.arange(9)[rows], cache)
+                for rows in (slice(0, 4), slice(4, 5), slice(5, 9))
+            ]
+            hidden = torch.cat(parts)
+            torch.testing.assert_close(draft.logits[window], mtp.logits(i, hidden), **CLOSE)
+
+
+def test_standalone_drafts_are_the_models_own_predictions(training, target, ids):
+    whole = full_logits(target, ids[:, 1:])
+    drafts = list(training.unroll.standalone_drafts(target, ids, None))
+    assert len(drafts) == STEPS
+    for k, draft in enumerate(drafts):
+        assert torch.equal(draft.logits, whole[:, k : k + 9])
+
+
+def test_features_and_logits_are_the_targets(training, target, ids):
+    features, logits = training.losses.target_features(target, ids)
+    torch.testing.assert_close(logits, full_logits(target, ids))
+    torch.testing.assert_close(target.logits(features), logits)
+
+
+class Oracle:
+    """Draft steps that predict just what the target does; ``late`` shifts them by one position."""
+
+    def __init__(self, training, target, *, late=0):
+        self.late, self.make = late, training.losses.target_features
+        self.target, self.draft = target, training.unroll.Draft
+
+    def __call__(self, head, ids, features):
+        _, logits = self.make(self.target, ids)
+        for k in range(1, STEPS + 1):
+            own = slice(k - self.late, ids.shape[1] - STEPS + k - self.late)
+            yield self.draft(logits[:, own], features[:, own] + 1)
+
+
+def test_draft_loss_of_a_perfect_head(training, target, ids):
+    """Cross entropy is the target's entropy; features are 1 off everywhere: smooth L1 of 0.5."""
+    windows = torch.cat((ids, ids[:, :1]), 1)
+    loss = training.losses.draft_loss(Oracle(training, target), None, target, windows)
+    log_probs = full_logits(target, ids).log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    expected = sum(entropy[:, k : k + 9].mean() for k in (1, 2, 3)) / 3 + 0.1 * 0.5
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    late = training.losses.draft_loss(Oracle(training, target, late=1), None, target, windows)
+    assert late > loss + 0.1
+
+
+def test_accept_rates_count_the_targets_choices(training, target, ids):
+    batches = torch.cat((ids, ids[:, :1]), 1).split(1)
+    rates = training.losses.accept_rates(Oracle(training, target), None, target, batches)
+    assert rates == [1.0, 1.0, 1.0]
+    choice = full_logits(target, ids).argmax(-1)
+    expected = [
+        (choice[:, k : k + 9] == choice[:, k - 1 : k + 8]).double().mean() for k in (1, 2, 3)
+    ]
+    late = Oracle(training, target, late=1)
+    rates = training.losses.accept_rates(late, None, target, batches)
+    assert rates == [round(rate.item(), 4) for rate in expected]
+
+
+def test_accept_length(training):
+    assert training.losses.accept_length([0.5, 0.4, 0.25]) == pytest.approx(1.75)
+    assert training.losses.accept_length([0.0, 1.0, 1.0]) == 1
+    assert training.losses.accept_length([1.0, 1.0, 1.0]) == 4
+
+
+@pytest.mark.parametrize("name", ["eagle", "mtp"])
+def test_heads_learn_and_the_target_does_not(name, training):
+    torch.manual_seed(0)
+    recipe = training.recipes.RECIPES[name]
+    target = LlamaModel(training.recipes.TARGET).requires_grad_(False)
+    before = {key: tensor.clone() for key, tensor in target.state_dict().items()}
+    head = recipe.build(target)
+    initialise(head, 1)
+    windows = torch.randint(256, (1, 33))
+    first = recipe.loss(head, target, windows).item()
+    training.loop.optimise(
+        list(head.parameters()), lambda: recipe.loss(head, target, windows), 30, math.inf
+    )
+    assert recipe.loss(head, target, windows).item() < first - 0.1
+    for key, tensor in target.state_dict().items():
+        assert torch.equal(tensor, before[key]), key
+
+
+def test_loss_and_bits_agree_with_their_definition(training):
+    torch.manual_seed(0)
+    model = LlamaModel(training.recipes.TARGET)
+    initialise(model, 4)
+    corpus = torch.randint(256, (3 * 512 + 1,), dtype=torch.uint8)
+    windows = training.corpus.windows_at(corpus, torch.tensor([0, 512, 1024]))
+    log_probs = full_logits(model, windows[:, :-1]).log_softmax(-1)
+    nats = -log_probs.gather(-1, windows[:, 1:, None]).mean().item()
+    losses = training.losses
+    assert losses.next_token_loss(model, windows).item() == pytest.approx(nats, rel=1e-5)
+    bits = losses.held_out_bits(model, training.corpus.all_windows(corpus, 2))
+    assert bits == pytest.approx(nats / math.log(2), rel=1e-5)
+
+
+def test_windows_are_runs_of_the_corpus_and_follow_the_seed(training):
+    corpus = torch.arange(700).remainder(251).to(torch.uint8)
+    draw = training.corpus.random_windows
+    first, second = (next(draw(corpus, 64, seed)) for seed in (3, 4))
+    assert first.shape == (64, 513)
+    assert torch.equal((first[:, 1:] - first[:, :-1]) % 251, torch.ones(64, 512).long())
+    assert torch.equal(first, next(draw(corpus, 64, 3)))
+    assert not torch.equal(first, second)
+
+
+def test_the_rate_rises_then_falls(training):
+    rates = [training.loop.learning_rate(step / 100) for step in range(101)]
+    assert rates[0] == 0
+    assert max(rates) == pytest.approx(training.loop.PEAK_RATE)
+    assert rates.index(max(rates)) == 3
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+    assert rates[-1] == pytest.approx(training.loop.PEAK_RATE / 20)
+
+
+def test_optimise_lowers_a_loss_and_heeds_the_limit(training):
+    weight = torch.nn.Parameter(torch.ones(4))
+
+    def next_loss():
+        assert weight.grad is None, "gradients of the last step are gone"
+        return weight.square().sum()
+
+    optimise = training.loop.optimise
+    assert optimise([weight], next_loss, 100, math.inf) == 100
+    assert weight.abs().max().item() < 0.9
+    assert optimise([weight], next_loss, 10**9, 0.05) < 10**9
