@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphkit.attention import AttentionBackend, AttentionMetadata
-    from graphkit.buffers import Inputs, TargetVerifyInputBuffers, TargetVerifyInputs
+    from graphkit.buffers import (
+        AcceptedCounts,
+        DraftExtendInputBuffers,
+        DraftExtendInputs,
+        DraftInputBuffers,
+        DraftInputs,
+        Inputs,
+        MultiLayerDraftExtendInputBuffers,
+        MultiLayerDraftExtendInputs,
+        TargetVerifyInputBuffers,
+        TargetVerifyInputs,
+    )
     from graphkit.config import BufferSizes
+    from graphkit.engine import SamplingParams, SpeculativeEngine
     from graphkit.errors import (
         AttentionError,
         CaptureCause,
@@ -30,7 +42,18 @@ if TYPE_CHECKING:
     )
     from graphkit.graphs import CudaBackend, RecorderBackend, SizeTable
     from graphkit.records import CaptureRecord, ReplayStats
-    from graphkit.runners import Decision, DecodeRunner, TargetVerifyRunner, VerifyOutput
+    from graphkit.runners import (
+        Decision,
+        DecodeRunner,
+        DraftExtendOutput,
+        DraftExtendRunner,
+        DraftExtendV2Runner,
+        DraftOutput,
+        DraftRunner,
+        MultiLayerEagleRunner,
+        TargetVerifyRunner,
+        VerifyOutput,
+    )
     from graphkit.spec import (
         CustomSpecAlgorithm,
         ForwardMode,
@@ -46,10 +69,12 @@ __version__ = "0.1.0"
 
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "attention", "buffers", "runners", "targets",
+    "engine",
 )  # fmt: skip
 """Where public names live, those without torch first."""
 
 __all__ = [
+    "AcceptedCounts",
     "AttentionBackend",
     "AttentionError",
     "AttentionMetadata",
@@ -65,20 +90,34 @@ __all__ = [
     "Decision",
     "DecodeRunner",
     "DeviceError",
+    "DraftExtendInputBuffers",
+    "DraftExtendInputs",
+    "DraftExtendOutput",
+    "DraftExtendRunner",
+    "DraftExtendV2Runner",
+    "DraftInputBuffers",
+    "DraftInputs",
+    "DraftOutput",
+    "DraftRunner",
     "ForwardMode",
     "FutureMap",
     "GraphkitError",
     "InputError",
     "Inputs",
+    "MultiLayerDraftExtendInputBuffers",
+    "MultiLayerDraftExtendInputs",
+    "MultiLayerEagleRunner",
     "OutputError",
     "RecordError",
     "RecorderBackend",
     "ReplayError",
     "ReplayStats",
+    "SamplingParams",
     "SizeError",
     "SizeTable",
     "SpecAlgorithm",
     "SpecConfig",
+    "SpeculativeEngine",
     "TargetError",
     "TargetVerifyInputBuffers",
     "TargetVerifyInputs",

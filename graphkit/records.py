@@ -9,10 +9,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from graphkit.errors import RecordError
 from graphkit.record_json import from_json, to_json
+
+
+class Record:
+    """What is written down whole, as JSON text that says its kind."""
+
+    __slots__ = ()
+    KIND: ClassVar[str]
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return to_json(self.KIND, self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a record.
+
+        Raises:
+            RecordError: The text is truncated, foreign, or of a newer schema.
+        """
+        return from_json(cls.KIND, cls, text)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a record from a file.
+
+        Raises:
+            RecordError: The file cannot be read, or holds no such record.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise RecordError(f"cannot read record {path}: {error}.") from error
+        return cls.from_json(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +136,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureRecord:
+class CaptureRecord(Record):
     """What a capture made.
 
     Attributes:
@@ -114,6 +147,7 @@ class CaptureRecord:
         mismatches: Replays that were wrong; empty also if none was compared.
     """
 
+    KIND: ClassVar[str] = "capture"
     target: str
     backend: str
     environment: Environment
@@ -124,32 +158,6 @@ class CaptureRecord:
     def sizes(self) -> tuple[SizeRecord, ...]:
         """The sizes of all modes, in their order."""
         return tuple(size for mode in self.modes for size in mode.sizes)
-
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return to_json("capture", self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a record.
-
-        Raises:
-            RecordError: The text is truncated, foreign, or of a newer schema.
-        """
-        return from_json("capture", cls, text)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a record from a file.
-
-        Raises:
-            RecordError: The file cannot be read, or holds no such record.
-        """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise RecordError(f"cannot read record {path}: {error}.") from error
-        return cls.from_json(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +178,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchReport:
+class BenchReport(Record):
     """What a benchmark measured, in one run on one machine.
 
     Attributes:
@@ -180,23 +188,69 @@ class BenchReport:
         measures: The figures, rivals beside ours.
     """
 
+    KIND: ClassVar[str] = "bench"
     name: str
     environment: Environment
     settings: Mapping[str, int | str]
     measures: tuple[Measure, ...]
 
-    def to_json(self) -> str:
-        """The report as JSON text."""
-        return to_json("bench", self)
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a report.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What became of one prompt.
 
-        Raises:
-            RecordError: The text is truncated, foreign, or of a newer schema.
-        """
-        return from_json("bench", cls, text)
+    Attributes:
+        prompt, text: What was given, and what the model made of it; U+FFFD for what is no UTF-8.
+        finish_reason: Why it ended.
+        tokens: Tokens made, one that ended the text included.
+        accept_length: Mean tokens per verify step, bonus included; 0 if there was none.
+    """
+
+    prompt: str
+    text: str
+    finish_reason: str
+    tokens: int
+    accept_length: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRecord(Record):
+    """What ``graphkit generate`` made, with which settings, and how fast.
+
+    Attributes:
+        text: That of the first completion.
+        completions: One per prompt, in their order.
+        environment, backend: Where; ``cuda`` or ``recorder``.
+        algorithm, topk, num_steps, num_draft_tokens, generation: How drafts were made and verified.
+        temperature, seed: How tokens were chosen.
+        new_tokens: Tokens of all completions.
+        seconds: Wall time from the first prompt read to the last token; no loading, no capture.
+        tokens_per_second: Their ratio.
+        accept_length: Mean tokens per request and verify step, bonus included.
+        capture_seconds: Time that all captures took; ``None`` if nothing was captured.
+        replays: Graph replays by forward mode.
+        fallbacks: Eager runs by forward mode and reason; modes without any are left out.
+    """
+
+    KIND: ClassVar[str] = "generate"
+    text: str
+    completions: tuple[Completion, ...]
+    environment: Environment
+    backend: str
+    algorithm: str
+    topk: int
+    num_steps: int
+    num_draft_tokens: int
+    generation: str
+    temperature: float
+    seed: int
+    new_tokens: int
+    seconds: float
+    tokens_per_second: float
+    accept_length: float
+    capture_seconds: float | None
+    replays: Mapping[str, int]
+    fallbacks: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 
 import graphkit
-from graphkit.cli import capture, doctor, export
+from graphkit.cli import capture, doctor, export, generate
 from graphkit.cli.exits import FAILED, exit_code_of
 from graphkit.errors import GraphkitError
 
-COMMANDS = (capture, export, doctor)
+COMMANDS = (capture, export, generate, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,15 +1,16 @@
 """Capturing a target and comparing every replay with what the graph was made from.
 
-Each live batch runs three ways from the same state: the forward alone on the live rows, the padded
-path without a graph, and the replay. Replay and padded path must agree to the bit: they run the
-same kernels on the same shapes. The unpadded forward may pick other kernels, so it gets a
-tolerance; beyond it, padding leaks into live rows.
+Each live batch runs three ways from the same state: the padded path without a graph, the replay,
+and the step on the live rows alone. Replay and padded path must agree to the bit: they run the same
+kernels on the same shapes. The unpadded forwards may pick other kernels, so what they make gets a
+tolerance; beyond it, padding leaks into live rows. ``Lockstep`` says how modes that choose tokens
+are compared.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -21,7 +22,8 @@ from graphkit.graphs import Backend, preserved
 from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Output, Runner
 from graphkit.spec import ForwardMode
-from graphkit.targets.compare import first_difference, largest_difference, tolerance
+from graphkit.targets.compare import Tensors, first_difference, largest_difference, tolerance
+from graphkit.targets.lockstep import Lockstep, Meeting
 from graphkit.targets.target import CaptureTarget
 
 Progress = Callable[[int, int, str], None]
@@ -58,9 +60,13 @@ def capture_target(
     chosen = dict.fromkeys(modes or target.forwards)  # a mode that was named twice runs once
     if not chosen:
         raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
+    lockstep = Lockstep()
+    watched = lockstep.watch(target)
     for mode in chosen:
-        with target.runner(mode, batch_sizes=batch_sizes, device=device, backend=backend) as runner:
-            records.append(_capture_mode(target, runner, progress))
+        with watched.runner(
+            mode, batch_sizes=batch_sizes, device=device, backend=backend
+        ) as runner:
+            records.append(_capture_mode(watched, runner, lockstep, progress))
     return replace(
         records[0],
         target=target.name,
@@ -69,7 +75,9 @@ def capture_target(
     )
 
 
-def _capture_mode(target: CaptureTarget, runner: Runner[Any], progress: Progress) -> CaptureRecord:
+def _capture_mode(
+    target: CaptureTarget, runner: Runner[Any], lockstep: Lockstep, progress: Progress
+) -> CaptureRecord:
     sizes = runner.table.sizes
     total, done = len(sizes) + sum(sizes), 0
 
@@ -83,12 +91,14 @@ def _capture_mode(target: CaptureTarget, runner: Runner[Any], progress: Progress
     checked: list[SizeRecord] = []
     mismatches: list[Mismatch] = []
     for size in record.modes[0].sizes:
-        check = _SizeCheck(target, runner, size.batch_size)
+        check = _SizeCheck(target, runner, lockstep, size.batch_size)
         for live in range(1, size.batch_size + 1):
             check.compare(live)
             step(f"comparing {live} at {size.batch_size}")
         checked.append(check.measured(size))
         mismatches += check.mismatches
+    if not checked:
+        progress(total, total, f"{runner.mode.name} stays eager")
     mode: ModeRecord = replace(record.modes[0], sizes=tuple(checked))
     return replace(record, modes=(mode,), mismatches=tuple(mismatches))
 
@@ -96,8 +106,10 @@ def _capture_mode(target: CaptureTarget, runner: Runner[Any], progress: Progress
 class _SizeCheck:
     """Compares live batches at one captured size."""
 
-    def __init__(self, target: CaptureTarget, runner: Runner[Any], size: int) -> None:
-        self.target, self.runner, self.size = target, runner, size
+    def __init__(
+        self, target: CaptureTarget, runner: Runner[Any], lockstep: Lockstep, size: int
+    ) -> None:
+        self.target, self.runner, self.lockstep, self.size = target, runner, lockstep, size
         self.largest = 0.0
         self.compared = 0
         self.mismatches: list[Mismatch] = []
@@ -105,15 +117,22 @@ class _SizeCheck:
     def compare(self, live: int) -> None:
         """Run one live batch the three ways."""
         batch = self.target.batch(self.runner.mode, live, _SEED + live)
-        eager = self._run(lambda: self.runner.fall_back(batch))
         self.runner.shadow = "padded"
-        padded = self._run(lambda: self.runner.replay(batch, padded_batch_size=self.size))
+        with self.lockstep.lead():
+            padded = self._run(lambda: self.runner.replay(batch, padded_batch_size=self.size))
         self.runner.shadow = None
         replayed = self._run(lambda: self.runner.replay(batch, padded_batch_size=self.size))
+        with self.lockstep.follow() as meetings:
+            eager = self._run(lambda: self.runner.fall_back(batch))
         self.compared += 1
-        self.largest = max(self.largest, largest_difference(eager, replayed))
-        self._note("the graph differs from the same padded path without it", padded, replayed, 0.0)
-        self._note("padding changes live rows", eager, replayed, tolerance(eager))
+
+        def owner(row: int, rows: int) -> int:
+            return row * live // rows
+
+        graph = first_difference(padded, replayed, 0.0, owner)
+        self._note("the graph differs from the same padded path without it", live, graph)
+        padding = self._met(meetings) or first_difference(eager, padded, tolerance(eager), owner)
+        self._note("padding changes live rows", live, padding)
 
     def measured(self, size: SizeRecord) -> SizeRecord:
         """The size's record with what was compared and how long a full batch takes."""
@@ -126,20 +145,23 @@ class _SizeCheck:
             batches_compared=self.compared,
         )
 
-    def _run(self, way: Callable[[], Output]) -> dict[str, torch.Tensor]:
+    def _run(self, way: Callable[[], Output]) -> Tensors:
         with preserved(self.target.state or {}):
             return way().clone().tensors()
 
-    def _note(
-        self,
-        kind: str,
-        expected: Mapping[str, torch.Tensor],
-        got: Mapping[str, torch.Tensor],
-        allowed: float,
-    ) -> None:
-        found = first_difference(expected, got, allowed, self.runner.tokens_per_request)
+    def _met(self, meetings: Sequence[Meeting]) -> Mismatch | None:
+        """The first forward that padding changes."""
+        found = None
+        for step, each in enumerate(meetings):
+            self.largest = max(self.largest, largest_difference(each.made, each.led))
+            wrong = first_difference(each.made, each.led, tolerance(each.made), each.owner)
+            if wrong is not None and len(meetings) > 1:
+                wrong = replace(wrong, field=f"{wrong.field} of step {step}")
+            found = found or wrong
+        return found
+
+    def _note(self, kind: str, live: int, found: Mismatch | None) -> None:
         if found is not None:
-            live = next(iter(got.values())).shape[0] // self.runner.tokens_per_request
             self.mismatches.append(
                 replace(
                     found,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,48 +14,70 @@ from graphkit.buffers import Inputs
 from graphkit.config import BufferSizes
 from graphkit.errors import TargetError
 from graphkit.graphs import Backend
-from graphkit.runners import DecodeRunner, Runner, TargetVerifyRunner
+from graphkit.runners import (
+    DecodeRunner,
+    DraftExtendRunner,
+    DraftExtendV2Runner,
+    DraftRunner,
+    MultiLayerEagleRunner,
+    Runner,
+    TargetVerifyRunner,
+)
 from graphkit.spec import ForwardMode, SpecConfig
 
+Forward = Callable[[Any], Any]
+T = TypeVar("T")
+
 RUNNERS: dict[ForwardMode, type[Runner[Any]]] = {
-    ForwardMode.DECODE: DecodeRunner,
-    ForwardMode.TARGET_VERIFY: TargetVerifyRunner,
+    runner.mode: runner
+    for runner in (
+        DecodeRunner,
+        TargetVerifyRunner,
+        DraftRunner,
+        DraftExtendRunner,
+        DraftExtendV2Runner,
+        MultiLayerEagleRunner,
+    )
 }
 """The runner of each mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureTarget:
-    """A model for the command line and the audits.
+    """A model, and its draft models if it has any, for the command line and the audits.
+
+    ``attention``, ``optional`` and ``inputs_type`` hold for all modes, or are mappings from mode to
+    what holds there; a mode that the mapping lacks has none.
 
     Attributes:
         name: Shown to people.
         spec: How its algorithm drafts and verifies.
         sizes: How large the buffers must be.
-        forwards: The forward of each mode.
+        forwards: The forward of each mode; of MULTI_LAYER_EAGLE a sequence, one per step.
         sample_batch: ``sample_batch(mode, batch_size, seed)`` makes a live batch, the same for the
             same arguments.
         weights: A module, or tensors by name; constant while graphs live.
-        state: Tensors that a step may change, by name: KV pools, counters.
+        state: Tensors that a step of any mode may change, by name: KV pools, counters.
         dynamic: Host-side inputs that must not be baked: name -> (setter, two or more values).
-        attention: The attention backend that its forwards read ``inputs.attention`` from.
+        attention: The attention backend that forwards read ``inputs.attention`` from. A draft model
+            has its own KV pool, hence its own backend.
         batch_sizes: Sizes to capture unless asked otherwise; ``None`` takes the field's list.
-        optional: Optional fields that its batches bring; ``None`` takes what the spec implies.
+        optional: Optional fields that batches bring; ``None`` takes what the spec implies.
         inputs_type: A subclass of the mode's inputs that declares further fields.
     """
 
     name: str
     spec: SpecConfig
     sizes: BufferSizes
-    forwards: Mapping[ForwardMode, Callable[[Any], Any]]
+    forwards: Mapping[ForwardMode, Forward | Sequence[Forward]]
     sample_batch: Callable[[ForwardMode, int, int], Any]
     weights: nn.Module | Mapping[str, torch.Tensor] | None = None
     state: Mapping[str, torch.Tensor] | None = None
     dynamic: Mapping[str, tuple[Callable[[Any], None], Sequence[Any]]] = field(default_factory=dict)
-    attention: AttentionBackend | None = None
+    attention: AttentionBackend | Mapping[ForwardMode, AttentionBackend] | None = None
     batch_sizes: Sequence[int] | None = None
-    optional: Sequence[str] | None = None
-    inputs_type: type[Inputs] | None = None
+    optional: Sequence[str] | Mapping[ForwardMode, Sequence[str]] | None = None
+    inputs_type: type[Inputs] | Mapping[ForwardMode, type[Inputs]] | None = None
 
     def batch(self, mode: ForwardMode, batch_size: int, seed: int) -> Any:
         """What ``sample_batch`` makes, if it is of the size that was asked for.
@@ -101,8 +123,12 @@ class CaptureTarget:
             batch_sizes=self.batch_sizes if batch_sizes is None else batch_sizes,
             device=device,
             backend=backend,
-            attention=self.attention,
-            optional=self.optional,
-            inputs_type=self.inputs_type,
+            attention=_of_mode(self.attention, mode),
+            optional=_of_mode(self.optional, mode),
+            inputs_type=_of_mode(self.inputs_type, mode),
             state=self.state,
         )
+
+
+def _of_mode(value: T | Mapping[ForwardMode, T] | None, mode: ForwardMode) -> T | None:
+    return value.get(mode) if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""Each launcher against its op's torch reference; ``test_kernels.py`` runs this file."""
+"""The launchers of attention against loops and references; ``test_kernels.py`` runs this file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import triton
 
 from graphkit.ops.kernels.paged_attention import choose_splits, launch_paged_attention
 from graphkit.ops.kernels.paged_metadata import launch_paged_metadata
-from graphkit.ops.kernels.store_kv import launch_store_kv
 from graphkit.ops.paged_metadata import paged_metadata
-from graphkit.ops.store_kv import store_kv
 from graphkit.spec import ForwardMode
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_kernels.py instead"
@@ -200,26 +198,3 @@ def test_metadata_out_of_range_reads_nothing_else():
     lengths = torch.tensor([100, 100], dtype=torch.int32)
     args = (torch.tensor([-5, 70]), lengths, table, 2, 6, 1, 1)
     assert torch.equal(launch_paged_metadata(*args)[3], paged_metadata(*args)[3])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("heads", [1, 3, 40])
-def test_store(dtype, heads):
-    torch.manual_seed(heads)
-    # The interpreter cuts bfloat16 off where hardware rounds: give it numbers that fit.
-    fused = torch.randn(5, 3 * heads, 80).bfloat16().float()
-    key, value = fused[:, heads : 2 * heads], fused[:, 2 * heads :]
-    loc = torch.tensor([3, 0, 9, 4, 7])
-    caches = [torch.zeros(10, heads, 80, dtype=dtype) for _ in range(4)]
-    launch_store_kv(*caches[:2], loc, key, value)
-    store_kv(*caches[2:], loc, key, value)
-    assert torch.equal(caches[0], caches[2])
-    assert torch.equal(caches[1], caches[3])
-
-
-def test_store_drops_rows_outside_the_cache():
-    caches = [torch.zeros(4, 2, 16) for _ in "kv"]
-    rows = torch.ones(3, 2, 16)
-    launch_store_kv(*caches, torch.tensor([-1, 4, 2]), rows, rows)
-    assert [int(cache.sum()) for cache in caches] == [32, 32]
-    launch_store_kv(*caches, torch.zeros(0, dtype=torch.int64), rows[:0], rows[:0])

@@ -10,6 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from graphkit.ops.kernels.move_kv import move_kv_kernel
 from graphkit.ops.kernels.paged_attention import join_splits_kernel, paged_attention_kernel
 from graphkit.ops.kernels.paged_metadata import paged_metadata_kernel
 from graphkit.ops.kernels.store_kv import store_kv_kernel
@@ -51,6 +52,13 @@ def test_metadata(one, varies):
     blocks = {"PAGE_SIZE": 4, "VARIES": varies, "BLOCK_B": 16, "BLOCK_P": 256}
     blocks |= {} if varies else {"extend_lens": None}
     _compile(paged_metadata_kernel, pointers, blocks | (ones if one else {}))
+
+
+@pytest.mark.parametrize("scatter", [False, True], ids=["gather", "scatter"])
+@pytest.mark.parametrize(("word", "letter"), [(8, "i64"), (4, "i32"), (2, "i16"), (1, "i8")])
+def test_move(scatter, word, letter):
+    pointers = dict.fromkeys(("table", "tgt_loc", "src_loc"), "*i64") | {"scratch": f"*{letter}"}
+    _compile(move_kv_kernel, pointers, {"WORD": word, "BLOCK": 256, "SCATTER": scatter})
 
 
 def test_store():

@@ -14,8 +14,9 @@ import pytest
 
 
 @pytest.mark.slow
-def test_interpreted_kernels_agree_with_their_references():
-    script = Path(__file__).with_name("interpreted_kernels.py")
+@pytest.mark.parametrize("file", ["interpreted_kernels.py", "interpreted_stores.py"])
+def test_interpreted_kernels_agree_with_their_references(file):
+    script = Path(__file__).with_name(file)
     command = [sys.executable, "-m", "pytest", str(script), "-q", "-p", "no:cacheprovider"]
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""}
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)

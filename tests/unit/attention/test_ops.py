@@ -115,7 +115,7 @@ def test_store_refuses():
 
 
 def test_ops_load_without_their_kernels():
-    names = ("store_kv", "paged_metadata", "paged_attention")
+    names = ("store_kv", "move_kv", "paged_metadata", "paged_attention")
     ops = ", ".join(f"graphkit.ops.{name}" for name in names)
     script = f"import sys, {ops}; print([n for n in sys.modules if n.startswith('{kernels}.')])"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

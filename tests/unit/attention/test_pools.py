@@ -36,12 +36,18 @@ def test_set_kv_buffer_writes_one_layer():
     assert sum(int(tensor.count_nonzero() > 0) for tensor in pool.tensors().values()) == 2
 
 
-@pytest.mark.parametrize("field", ["size", "page_size", "head_num", "head_dim", "layer_num"])
+@pytest.mark.parametrize("field", ["size", "page_size", "head_num", "head_dim"])
 @pytest.mark.parametrize("value", [0, -1, 2.0, True])
 def test_kv_counts_are_checked(field, value):
     with pytest.raises(ConfigError, match=rf"MHATokenToKVPool\.{field} must be an int >= 1") as e:
         MHATokenToKVPool(**KV | {field: value})
     assert e.value.field == field
+
+
+@pytest.mark.parametrize("value", [-1, 2.0, True])
+def test_kv_layers_are_checked(value):
+    with pytest.raises(ConfigError, match=r"MHATokenToKVPool\.layer_num must be an int >= 0"):
+        MHATokenToKVPool(**KV | {"layer_num": value})
 
 
 def test_kv_dtype_is_checked():

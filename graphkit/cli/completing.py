@@ -1,0 +1,145 @@
+"""Prompts through an engine over the reference models, whose tokens are bytes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from graphkit.cli.exits import UsageError
+from graphkit.cli.live_text import Follow, Following
+from graphkit.cli.screen import progress_on_stderr
+from graphkit.engine import Request, SamplingParams, SpeculativeEngine
+from graphkit.graphs import environment, resolve_device
+from graphkit.records import Completion, GenerateRecord
+from graphkit.reference import LlamaConfig, decode, default_checkpoint, reference_engine
+from graphkit.reference.folder import read_config
+from graphkit.reference.tokenizer import END_OF_TEXT, VOCAB_SIZE
+
+_LARGEST_BATCH = 32
+"""Prompts beyond these wait for their turn."""
+
+
+def complete(
+    arguments: argparse.Namespace, prompts: Sequence[bytes], following: Following
+) -> GenerateRecord:
+    """Continue the prompts as the words of ``graphkit generate`` say.
+
+    Args:
+        arguments: Those words.
+        prompts: At least one.
+        following: Makes the block in which tokens are made, and who is told of them.
+
+    Raises:
+        UsageError: A prompt is too long, or the checkpoint's tokens are no bytes.
+        GraphkitError: The engine's own.
+    """
+    sampling = SamplingParams(
+        max_new_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        stop_token_ids=frozenset({END_OF_TEXT}),
+    )
+    with _engine(arguments, len(prompts)) as engine:
+        requests = [engine.submit(_checked(prompt, engine.limit), sampling) for prompt in prompts]
+        capture_seconds = None if arguments.eager else _capture(engine)
+        most = sum(request.most_tokens - len(request.prompt_ids) for request in requests)
+        with following(prompts, most) as follow:
+            seconds = _run_to_end(engine, follow)
+        completions = tuple(map(_completion, prompts, requests))
+        return _record(arguments, engine, completions, seconds, capture_seconds)
+
+
+def _engine(arguments: argparse.Namespace, num_prompts: int) -> SpeculativeEngine:
+    """An engine with room for the longest context that its model was made for."""
+    device = resolve_device(arguments.device)
+    folder = arguments.checkpoint or default_checkpoint()
+    config = LlamaConfig.from_dict(read_config(folder))
+    if config.vocab_size != VOCAB_SIZE:
+        raise UsageError(
+            f"{folder} has a vocabulary of {config.vocab_size}; generate takes models whose tokens "
+            f"are the {VOCAB_SIZE} bytes. Choose another --checkpoint."
+        )
+    return reference_engine(
+        arguments.algorithm,
+        topk=arguments.topk,
+        num_steps=arguments.num_steps,
+        num_draft_tokens=arguments.num_draft_tokens,
+        max_batch_size=min(num_prompts, _LARGEST_BATCH),
+        max_context_len=config.max_position_embeddings,
+        device=device,
+        generation=arguments.generation,
+        checkpoint=arguments.checkpoint,
+        seed=arguments.seed,
+    )
+
+
+def _checked(prompt: bytes, limit: int) -> bytes:
+    if len(prompt) < limit:
+        return prompt
+    raise UsageError(
+        f"a prompt has {len(prompt)} bytes; the model has room for {limit}, output included. "
+        "Shorten it."
+    )
+
+
+def _capture(engine: SpeculativeEngine) -> float:
+    """Capture all graphs; returns the seconds that it took."""
+    started = time.perf_counter()
+    modes = iter(range(len(engine.runners)))
+    with progress_on_stderr() as progress:
+        engine.capture(lambda what: progress(next(modes), len(engine.runners), what))
+    return time.perf_counter() - started
+
+
+def _run_to_end(engine: SpeculativeEngine, follow: Follow) -> float:
+    """Make all tokens; returns the seconds that it took."""
+    started = time.perf_counter()
+    while engine.has_work:
+        for _, tokens in engine.step():
+            follow(_text_of(tokens))
+    return time.perf_counter() - started
+
+
+def _text_of(tokens: Sequence[int]) -> bytes:
+    """Without the token that ends a text, which is none of it."""
+    return bytes(tokens).removesuffix(bytes([END_OF_TEXT]))
+
+
+def _completion(prompt: bytes, request: Request) -> Completion:
+    return Completion(
+        prompt=decode(prompt),
+        text=decode(_text_of(request.output_ids)),
+        finish_reason=request.finish_reason.value if request.finish_reason else "",
+        tokens=len(request.output_ids),
+        accept_length=request.accept_length,
+    )
+
+
+def _record(
+    arguments: argparse.Namespace,
+    engine: SpeculativeEngine,
+    completions: tuple[Completion, ...],
+    seconds: float,
+    capture_seconds: float | None,
+) -> GenerateRecord:
+    stats, spec = engine.stats, engine.spec
+    return GenerateRecord(
+        text=completions[0].text,
+        completions=completions,
+        environment=environment(engine.device),
+        backend=engine.runners[0].backend.name,
+        algorithm=arguments.algorithm.upper(),
+        topk=spec.topk,
+        num_steps=spec.num_steps,
+        num_draft_tokens=spec.num_draft_tokens,
+        generation=engine.generation,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+        new_tokens=stats.new_tokens,
+        seconds=seconds,
+        tokens_per_second=stats.new_tokens / seconds,
+        accept_length=stats.accept_length,
+        capture_seconds=capture_seconds,
+        replays=stats.replays,
+        fallbacks=stats.fallbacks,
+    )

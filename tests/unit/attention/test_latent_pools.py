@@ -1,0 +1,174 @@
+"""The pools of latent and of sparse attention: layout, writes, quantised index keys, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.errors import AttentionError, ConfigError
+from graphkit.graphs import RecorderBackend
+from graphkit.kv import DSATokenToKVPool, MLATokenToKVPool
+
+MLA = {
+    "size": 8, "page_size": 4, "dtype": torch.bfloat16, "kv_lora_rank": 12,
+    "qk_rope_head_dim": 5, "layer_num": 3, "device": "cpu",
+}  # fmt: skip
+DSA = MLA | {"index_head_dim": 16}
+BOTH = [(MLATokenToKVPool, MLA), (DSATokenToKVPool, DSA)]
+
+
+@pytest.fixture(params=BOTH, ids=["MLA", "DSA"])
+def made(request):
+    pool_type, arguments = request.param
+    return pool_type, arguments
+
+
+def test_a_row_is_the_latent_and_the_rotated_part(made):
+    pool_type, arguments = made
+    pool = pool_type(**arguments)
+    for layer in range(3):
+        keys, values = pool.get_key_buffer(layer), pool.get_value_buffer(layer)
+        assert keys is pool.tensors()[f"kv.{layer}"]
+        assert (keys.shape, values.shape) == ((12, 1, 17), (12, 1, 12))
+        assert keys.data_ptr() == values.data_ptr()
+        assert keys.dtype == torch.bfloat16
+        assert keys.eq(0).all()
+    assert (pool.kv_lora_rank, pool.qk_rope_head_dim) == (12, 5)
+
+
+def test_a_token_is_written_into_one_layer(made):
+    pool_type, arguments = made
+    pool = pool_type(**arguments)
+    latent, rotated = torch.randn(3, 1, 12), torch.randn(3, 1, 5)
+    loc = torch.tensor([11, 0, 4])
+    pool.set_mla_kv_buffer(1, loc, latent, rotated)
+    assert torch.equal(pool.get_key_buffer(1)[loc], torch.cat([latent, rotated], -1).bfloat16())
+    assert torch.equal(pool.get_value_buffer(1)[loc], latent.bfloat16())
+    rest = [slot for slot in range(12) if slot not in loc.tolist()]
+    assert pool.get_key_buffer(1)[rest].eq(0).all()
+    assert sum(int(tensor.any()) for tensor in pool.tensors().values()) == 1
+    pool.set_mla_kv_buffer(1, loc[:0], latent[:0], rotated[:0])
+
+
+def test_slices_of_a_fused_projection_are_taken(made):
+    pool_type, arguments = made
+    pool = pool_type(**arguments)
+    fused = torch.randn(2, 1, 20).bfloat16()
+    pool.set_mla_kv_buffer(0, torch.tensor([5, 6]), *fused[..., :17].split([12, 5], -1))
+    assert torch.equal(pool.get_key_buffer(0)[[5, 6]], fused[..., :17])
+
+
+def test_a_recorded_write_follows_its_tensors(made):
+    pool_type, arguments = made
+    pool = pool_type(**arguments)
+    latent, rotated, loc = torch.ones(1, 1, 12), torch.ones(1, 1, 5), torch.tensor([5])
+    graph = RecorderBackend().capture(lambda: pool.set_mla_kv_buffer(0, loc, latent, rotated))
+    loc.fill_(7)
+    latent.fill_(2)
+    graph.replay()
+    assert pool.get_key_buffer(0)[7, 0].tolist() == [2.0] * 12 + [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"layer": 3}, "no layer 3: it has 3"),
+        ({"loc": torch.tensor([1], dtype=torch.int32)}, "loc_T of .1. torch.int32"),
+        ({"cache_k_nope": torch.zeros(1, 12)}, r"key_TMD of \[1, 12\]"),
+        ({"cache_k_nope": torch.zeros(2, 1, 12)}, r"key_TMD of \[2, 1, 12\]"),
+        ({"cache_k_rope": torch.zeros(1, 1, 12)}, r"value_TMD of \[1, 1, 12\]"),
+        ({"cache_k_rope": torch.zeros(1, 1, 5).int()}, "floating if the cache is"),
+    ],
+)
+def test_writes_are_checked(made, changes, text):
+    pool_type, arguments = made
+    given = {
+        "layer": 0, "loc": torch.tensor([1]), "cache_k_nope": torch.zeros(1, 1, 12),
+        "cache_k_rope": torch.zeros(1, 1, 5),
+    }  # fmt: skip
+    with pytest.raises(AttentionError, match=text):
+        pool_type(**arguments).set_mla_kv_buffer(**given | changes)
+
+
+@pytest.mark.parametrize("field", ["size", "page_size", "kv_lora_rank", "qk_rope_head_dim"])
+@pytest.mark.parametrize("value", [0, 2.0, True])
+def test_sizes_are_checked(made, field, value):
+    pool_type, arguments = made
+    name = pool_type.__name__
+    with pytest.raises(ConfigError, match=rf"{name}\.{field} must be an int >= 1") as refused:
+        pool_type(**arguments | {field: value})
+    assert refused.value.field == field
+
+
+def test_the_rest_is_checked(made):
+    pool_type, arguments = made
+    with pytest.raises(ConfigError, match="layer_num must be an int >= 0"):
+        pool_type(**arguments | {"layer_num": -1})
+    with pytest.raises(ConfigError, match="dtype must be float16"):
+        pool_type(**arguments | {"dtype": torch.uint8})
+    with pytest.raises(ConfigError, match=r"DSATokenToKVPool\.index_head_dim"):
+        DSATokenToKVPool(**DSA | {"index_head_dim": 0})
+    with pytest.raises(AttentionError, match="no layer -1"):
+        pool_type(**arguments).get_value_buffer(-1)
+
+
+def _read(pool, layer, slots):
+    """Index keys and scales as the layout has them."""
+    rows = pool.get_index_k_buffer(layer)[slots]
+    eight_bits, scale = rows[:, :16].contiguous(), rows[:, 16:].contiguous()
+    scale = scale.view(torch.float32)
+    return eight_bits.view(torch.float8_e4m3fn).float() * scale, scale[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-20, 1e-3, 1.0, 1e6, 3e38])
+def test_index_keys_come_back(dtype, size):
+    torch.manual_seed(0)
+    pool, loc = DSATokenToKVPool(**DSA), torch.tensor([11, 4, 5])
+    keys = (torch.rand(3, 16) * 2 - 1) * size
+    keys = keys.to(dtype)
+    pool.set_index_k_buffer(2, loc, keys)
+    got, scale = _read(pool, 2, loc)
+    largest = keys.float().abs().amax(-1)
+    torch.testing.assert_close(scale, largest / 448, rtol=1e-6, atol=0)
+    # Of four significant bits the last is off by half at most; near zero, by half the smallest.
+    error = (got - keys.float()).abs()
+    assert (error <= keys.float().abs() / 16 + scale[:, None] * 2**-10).all()
+    assert error.any(), "nothing was quantised"
+    assert torch.equal(got.abs().amax(-1), scale * 448)
+    assert pool.get_index_k_buffer(1).eq(0).all()
+    assert pool.get_index_k_buffer(2)[[0, 1, 2, 3, 6, 7, 8, 9, 10]].eq(0).all()
+
+
+def test_an_index_key_of_zeros_stays_zeros():
+    pool = DSATokenToKVPool(**DSA)
+    pool.set_index_k_buffer(0, torch.tensor([4]), torch.zeros(1, 16))
+    got, scale = _read(pool, 0, [4])
+    assert got.eq(0).all()
+    assert scale.isfinite().all()
+    assert scale.gt(0).all()
+
+
+def test_index_layout():
+    pool = DSATokenToKVPool(**DSA)
+    assert [f"index_k.{layer}" for layer in range(3)] == list(pool.tensors())[3:]
+    for layer in range(3):
+        buffer = pool.get_index_k_buffer(layer)
+        assert buffer is pool.tensors()[f"index_k.{layer}"]
+        assert (buffer.shape, buffer.dtype) == ((12, 20), torch.uint8)
+    assert pool.index_head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("layer", "keys", "text"),
+    [
+        (3, torch.zeros(1, 16), "no layer 3"),
+        (0, torch.zeros(1, 15), r"key_TMD of \[1, 1, 15\] torch.uint8: it must be \[1, 1, 16\]"),
+        (0, torch.zeros(2, 16), r"key_TMD of \[2, 1, 16\]"),
+        (0, torch.zeros(1, 1, 16), r"index keys of \[1, 1, 16\]"),
+        (0, torch.zeros(1, 16).int(), r"\[1, 16\] torch.int32: they must be floating"),
+    ],
+)
+def test_index_keys_are_checked(layer, keys, text):
+    with pytest.raises(AttentionError, match=text):
+        DSATokenToKVPool(**DSA).set_index_k_buffer(layer, torch.tensor([4]), keys)

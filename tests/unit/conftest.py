@@ -1,0 +1,86 @@
+"""A draft tree grown by hand, with loops over one request: what the runners and ops must agree on.
+
+Scores are products of float32, as on a device, so that ties fall alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A drafted token.
+
+    Attributes:
+        number: Counted over all steps, those of step 0 first.
+        parent: The branch that it continues; ``None`` is the root.
+        place: Which branch of its step it is, once it was kept.
+    """
+
+    number: int
+    token: int
+    score: np.float32
+    parent: Candidate | None = None
+    place: int = -1
+
+    @property
+    def path(self):
+        """From step 0 down to itself."""
+        return [*(self.parent.path if self.parent else []), self]
+
+
+class HandTree:
+    """Grows by ``propose(branch)``, which gives (probability, token) of its K continuations."""
+
+    def __init__(self, first, propose, *, num_steps):
+        self.topk, self.num_steps = len(first), num_steps
+        self.candidates, self.branches = [], []
+        made = [Candidate(k, token, np.float32(p)) for k, (p, token) in enumerate(first)]
+        self._keep(made, made)
+        for _ in range(1, num_steps):
+            number, made = len(self.candidates), []
+            for branch in self.branches[-1]:
+                for p, token in propose(branch):
+                    score = branch.score * np.float32(p)
+                    made.append(Candidate(number + len(made), token, score, branch))
+            self._keep(made, ranked(made)[: self.topk])
+
+    def _keep(self, made, branches):
+        self.candidates += made
+        self.branches.append(branches)
+        for place, branch in enumerate(branches):
+            branch.place = place
+
+    def chosen(self, width):
+        """The width - 1 best, in the order of their numbers."""
+        return sorted(ranked(self.candidates)[: width - 1], key=lambda each: each.number)
+
+    def output(self, width):
+        """As ``DraftOutput`` has it for this request."""
+        parents = [branch.number for step in self.branches[:-1] for branch in step]
+        chosen = self.chosen(width)
+        return {
+            "parent_list": [-1, *parents],
+            "top_scores_index": [each.number for each in chosen],
+            "draft_tokens": [each.token for each in chosen],
+        }
+
+    def sees(self, width):
+        """Nodes that each node sees: itself and its ancestors, the root is 0."""
+        chosen = self.chosen(width)
+        return [{0}, *({0, *(chosen.index(node) + 1 for node in each.path)} for each in chosen)]
+
+
+def ranked(candidates):
+    """The best first, the smaller number among equals."""
+    return sorted(candidates, key=lambda each: (-each.score, each.number))
+
+
+@pytest.fixture(scope="session")
+def grow_by_hand():
+    """``grow_by_hand(first, propose, num_steps=)``: the class :class:`HandTree`."""
+    return HandTree

@@ -1,0 +1,127 @@
+"""The map from one step to the next: what it hands on, and what its debug mode catches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.errors import GraphkitError, ReplayError
+from graphkit.spec import FutureMap, SpecAlgorithm
+
+
+def rows(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+@pytest.fixture
+def relay():
+    return FutureMap(5, 128, 64, "cpu", SpecAlgorithm.EAGLE)
+
+
+@pytest.fixture
+def watched(relay):
+    relay.debug = True
+    return relay
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_rows_come_back_by_request_whatever_the_order(relay, debug):
+    relay.debug = debug
+    p, hidden = torch.rand(3, 2), torch.rand(3, 4).bfloat16()
+    relay.stash(rows(5, 1, 3), {"topk_p": p, "hidden": hidden})
+    relay.stash(rows(2), {"topk_p": torch.ones(1, 2)})
+    assert torch.equal(
+        relay.resolve("topk_p", rows(3, 2, 5)), torch.stack([p[2], p[2] * 0 + 1, p[0]])
+    )
+    assert torch.equal(relay.resolve("hidden", rows(1, 3)), hidden[1:])
+
+
+def test_what_is_resolved_is_a_copy(relay):
+    given = rows(7)
+    relay.stash(rows(1), {"tokens": given})
+    given += 1
+    first = relay.resolve("tokens", rows(1))
+    relay.stash(rows(1), {"tokens": rows(9)})
+    assert (first.tolist(), relay.resolve("tokens", rows(1)).tolist()) == ([7], [9])
+
+
+def test_a_name_that_nobody_stashed_lists_those_that_were(relay):
+    with pytest.raises(ReplayError, match="no 'tokens': nothing was stashed"):
+        relay.resolve("tokens", rows(1))
+    relay.stash(rows(1), {"hidden": torch.ones(1, 2), "topk_p": torch.ones(1, 2)})
+    with pytest.raises(ReplayError, match="no 'tokens': hidden, topk_p was stashed"):
+        relay.resolve("tokens", rows(1))
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_empty_batches_do_nothing(relay, debug):
+    relay.debug = debug
+    relay.stash(rows(), {"tokens": rows(), "hidden": torch.ones(0, 3)})
+    assert relay.resolve("hidden", rows()).shape == (0, 3)
+    relay.stash(rows(1, 2), {"tokens": rows(7, 8)})
+    relay.stash(rows(), {"tokens": rows()})
+    assert relay.resolve("tokens", rows()).tolist() == []
+    assert relay.resolve("tokens", rows(2, 1)).tolist() == [8, 7]
+
+
+def test_without_debug_nothing_is_checked(relay):
+    relay.stash(rows(1), {"tokens": rows(7)})
+    for _ in range(2):
+        assert relay.resolve("tokens", rows(1, 4, 0)).tolist() == [7, 0, 0]
+
+
+def test_a_second_pick_up_names_its_rows(watched):
+    watched.stash(rows(1, 2, 3, 4), {"tokens": rows(7, 8, 9, 10)})
+    watched.resolve("tokens", rows(3, 1))
+    with pytest.raises(ReplayError, match=r"rows \[1, 3\] of 'tokens' were picked up already"):
+        watched.resolve("tokens", rows(1, 2, 3, 4))
+    assert watched.resolve("tokens", rows(2, 4)).tolist() == [8, 10], "a refusal picks nothing up"
+
+
+def test_a_pick_up_before_the_stash_names_its_rows(watched):
+    watched.stash(rows(1), {"tokens": rows(7)})
+    with pytest.raises(ReplayError, match=r"rows \[5\] of 'tokens' .* never stashed"):
+        watched.resolve("tokens", rows(1, 5))
+
+
+def test_each_stash_may_be_picked_up_once(watched):
+    for turn in range(3):
+        watched.stash(rows(1, 2), {"tokens": rows(turn, turn + 1)})
+        assert watched.resolve("tokens", rows(2, 1)).tolist() == [turn + 1, turn]
+    with pytest.raises(ReplayError, match=r"\[2\]"):
+        watched.resolve("tokens", rows(2))
+
+
+def test_names_are_picked_up_on_their_own(watched):
+    watched.stash(rows(1), {"tokens": rows(7), "lens": rows(3)})
+    assert watched.resolve("tokens", rows(1)).tolist() == [7]
+    assert watched.resolve("lens", rows(1)).tolist() == [3]
+
+
+def test_row_0_is_of_pads_and_never_stale(watched):
+    watched.stash(rows(1), {"tokens": rows(7)})
+    assert watched.resolve("tokens", rows(0, 1, 0)).tolist() == [0, 7, 0]
+    assert watched.resolve("tokens", rows(0, 0)).tolist() == [0, 0]
+    watched.stash(rows(0, 2, 0), {"tokens": rows(5, 8, 5)})
+    assert watched.resolve("tokens", rows(2, 0)).tolist() == [8, 5]
+
+
+def test_a_row_named_twice_in_one_batch_is_picked_up_twice(watched):
+    watched.stash(rows(1, 2), {"tokens": rows(7, 8)})
+    with pytest.raises(ReplayError, match=r"\[1\]"):
+        watched.resolve("tokens", rows(1, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {"hidden": torch.ones(2, 4)},
+        {"hidden": torch.ones(1, 3)},
+        {"hidden": torch.ones(2, 3).long()},
+    ],
+    ids=["another width", "too few rows", "another dtype"],
+)
+def test_rows_that_do_not_fit_are_refused_by_name(relay, results):
+    relay.stash(rows(1), {"hidden": torch.ones(1, 3)})
+    with pytest.raises(GraphkitError, match="hidden"):
+        relay.stash(rows(1, 2), results)
