@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -61,6 +62,8 @@ class Dispatch:
         self._table, self._buffers, self._stays_eager = table, buffers, stays_eager
         self._width = buffers.capacity.tokens_per_request
         self._varies = buffers.capacity.varies
+        self.fallbacks: Counter[str] = Counter()
+        """Eager runs by reason."""
 
     def miss(self, batch: Any, life: str) -> Reason | None:
         """Why the batch has no graph, from its sizes alone; ``None`` if it has one."""

@@ -1,33 +1,25 @@
-"""What the runners of all modes share: settings, life, and the verbs that callers use."""
+"""What the runners of all modes share: life, and the verbs that callers use."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from collections.abc import Callable
+from typing import Any, Literal, Self, TypeVar
 
-import torch
-
-from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, Inputs, capacity_of
-from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError, ReplayError
-from graphkit.graphs import Backend, SizeTable, backend_for, environment
+from graphkit.graphs import environment
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners.capturing import Capturing
-from graphkit.runners.dispatch import Decision, Dispatch
+from graphkit.runners.dispatch import Decision
 from graphkit.runners.outputs import Output
-from graphkit.runners.parts import Parts
+from graphkit.runners.planned import Planned
 from graphkit.runners.replayer import Replayer
 from graphkit.runners.staged import StagedBatch
-from graphkit.runners.step import Step
-from graphkit.spec import ForwardMode, SpecConfig
 
 OutputT = TypeVar("OutputT", bound=Output)
 
 
-class Runner(Generic[OutputT]):
+class Runner(Planned[OutputT]):
     """Captures a forward once per batch size and replays it for live batches.
 
     A replay writes one mailbox slot and launches one graph; the graph's first node refreshes the
@@ -57,107 +49,8 @@ class Runner(Generic[OutputT]):
         DeviceError: There is no such device.
     """
 
-    mode: ClassVar[ForwardMode]
-    attention_mode: ClassVar[ForwardMode | None] = None
-    """What the attention backend knows ``mode`` as, if not by that name."""
-    buffers_type: ClassVar[type[InputBuffers]]
-    output_type: ClassVar[type[Any]]
-    step_type: ClassVar[type[Step[Any]]] = Step
-    varies: ClassVar[bool] = False
-    """Whether a request may have fewer rows than ``tokens_per_request``."""
-    may_stay_eager: ClassVar[bool] = False
-    """Whether an attention backend without support makes batches fall back instead of an error."""
-
-    def __init__(
-        self,
-        forward: Any,
-        *,
-        spec: SpecConfig,
-        sizes: BufferSizes,
-        batch_sizes: Iterable[int] | None = None,
-        device: torch.device | str = "auto",
-        backend: Backend | None = None,
-        attention: AttentionBackend | None = None,
-        multiple_of: int = 1,
-        optional: Collection[str] | None = None,
-        inputs_type: type[Inputs] | None = None,
-        bound: Mapping[str, torch.Tensor] | None = None,
-        state: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
-        self.spec, self.sizes, self.attention = spec, sizes, attention
-        self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
-        self.backend = backend_for(device, backend)
-        self.device = self.backend.device
-        self.tokens_per_request = self.width()
-        self._stays_eager = "" if attention is None else self._adopt(attention)
-        self.buffers = self.buffers_type(
-            capacity_of(
-                spec,
-                sizes,
-                requests=self.table.largest,
-                tokens_per_request=self.tokens_per_request,
-                seq_len_fill=1 if attention is None else attention.seq_len_fill_value,
-                varies=self.varies,
-            ),
-            self.device,
-            inputs_type=inputs_type,
-            optional=self.implied_fields() if optional is None else optional,
-            without=self.fields_without_use(),
-            bound=bound,
-            is_alive=self.backend.is_alive,
-        )
-        self.life: Literal["planned", "captured", "closed"] = "planned"
-        self._state = dict(state or {})
-        self._parts: Parts[OutputT] = Parts(
-            mode=self.mode,
-            output_type=self.output_type,
-            table=self.table,
-            backend=self.backend,
-            buffers=self.buffers,
-            step=self._make_step(forward),
-            dispatch=Dispatch(self.table, self.buffers, self._stays_eager),
-            plan_on_host=self._host_plan(),
-        )
-        self._replayer: Replayer[OutputT] | None = None
-        self._fallbacks: Counter[str] = Counter()
-
-    def implied_fields(self) -> tuple[str, ...]:
-        """Optional fields that the settings imply."""
-        return ()
-
-    def fields_without_use(self) -> tuple[str, ...]:
-        """Fields that the settings make meaningless; nothing is allocated for them."""
-        return ()
-
-    def _make_step(self, forward: Any) -> Step[OutputT]:
-        return self.step_type(
-            forward, self._attention_mode, self.spec, self.output_type, self.buffers, self.attention
-        )
-
-    def width(self) -> int:
-        """Rows per request (the field's num_tokens_per_bs)."""
-        return self.spec.tokens_per_request(self.mode)
-
-    @property
-    def _attention_mode(self) -> ForwardMode:
-        return self.attention_mode or self.mode
-
-    def _adopt(self, attention: AttentionBackend) -> str:
-        """Prepare the backend; returns why it cannot serve graphs, if that is no error."""
-        sizes = replace(self.sizes, max_batch_size=self.table.largest)
-        if attention.supports(self._attention_mode):
-            attention.init_state(sizes, self.table.largest * self.tokens_per_request)
-            return ""
-        fact = (
-            f"attention backend {type(attention).__name__} does not support "
-            f"{self._attention_mode.name}"
-        )
-        if self.may_stay_eager:
-            return f"{fact} graphs"
-        raise ConfigError(
-            f"{fact}. Pass one that does, or attention=None and attend in the forward.",
-            field="attention",
-        )
+    life: Literal["planned", "captured", "closed"] = "planned"
+    _replayer: Replayer[OutputT] | None = None
 
     def capture(self, progress: Callable[[SizeRecord], None] | None = None) -> CaptureRecord:
         """Capture every size, largest first.
@@ -254,7 +147,7 @@ class Runner(Generic[OutputT]):
             raise ReplayError(self._parts.dispatch.explain(miss, batch, self.life))
         output = self.fall_back(batch)
         if batch.batch_size:  # an idle batch asks for nothing, so it misses nothing
-            self._fallbacks[miss.value] += 1
+            self._parts.dispatch.fallbacks[miss.value] += 1
         return output
 
     def fall_back(self, batch: Any) -> OutputT:
@@ -295,7 +188,7 @@ class Runner(Generic[OutputT]):
         return ReplayStats(
             replays=by_size.total(),
             padded_rows=padded,
-            fallbacks=dict(self._fallbacks),
+            fallbacks=dict(self._parts.dispatch.fallbacks),
             replays_by_size=dict(sorted(by_size.items())),
         )
 
@@ -307,10 +200,3 @@ class Runner(Generic[OutputT]):
             raise ReplayError(f"runner is {self.life}: {what} needs captured. {remedy}")
         assert self._replayer is not None, "a captured runner has a replayer"
         return self._replayer
-
-    def _host_plan(self) -> Callable[[Any, int], None] | None:
-        hook = getattr(self.attention, "before_replay", None)
-        if hook is None:
-            return None
-        mode = self._attention_mode
-        return lambda batch, padded_batch_size: hook(mode, batch, padded_batch_size)

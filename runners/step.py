@@ -95,7 +95,10 @@ class Step(Generic[OutputT]):
     def _on_device(self, batch: Any) -> Inputs:
         buffers, capacity = self._buffers, self._buffers.capacity
         requests, tokens = batch.batch_size, buffers.tokens_of(batch)
-        letters = {**capacity.letters, "W": tokens // requests}
+        width = tokens // requests
+        if not capacity.varies:  # then a batch whose rows are no multiple is refused by its shape
+            tokens = requests * width
+        letters = {**capacity.letters, "W": width}
         live = replace(capacity, requests=requests, letters=letters)
         values = {}
         for field in fields_of(buffers.inputs):

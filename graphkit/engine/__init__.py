@@ -5,18 +5,12 @@ A request's way: ``engine`` (queue, prefill, batch) -> a drafter (``eagle``, ``m
 ``memory`` knows which KV slots it holds meanwhile.
 """
 
+from graphkit.engine.drafter import Drafter
 from graphkit.engine.eagle import EagleDrafter
 from graphkit.engine.engine import SpeculativeEngine
 from graphkit.engine.multi_layer import MultiLayerDrafter
 from graphkit.engine.ngram import NgramDrafter
-from graphkit.engine.parts import (
-    Drafter,
-    DraftTree,
-    EngineContext,
-    EngineModel,
-    Prefilled,
-    Verified,
-)
+from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Prefilled, Verified
 from graphkit.engine.request import FinishReason, Request, SamplingParams
 from graphkit.engine.root import RootDrafter
 from graphkit.engine.stats import EngineStats

@@ -13,15 +13,9 @@ from typing import Any
 import torch
 
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
+from graphkit.engine.drafter import Drafter
 from graphkit.engine.memory import to_device
-from graphkit.engine.parts import (
-    Drafter,
-    DraftTree,
-    EngineContext,
-    EngineModel,
-    Prefilled,
-    Verified,
-)
+from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Prefilled, Verified
 from graphkit.errors import ConfigError
 from graphkit.ops import (
     assign_draft_cache_locs_contiguous,
@@ -91,8 +85,9 @@ class EagleDrafter(Drafter):
             )
         )
         if chunk.is_last:
-            last = torch.tensor([length - 1], device="cpu").to(self._context.device)
-            self._keep(chunk.req_pool_indices, out, last)
+            self._keep(
+                chunk.req_pool_indices, out, torch.full_like(chunk.req_pool_indices, length - 1)
+            )
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor

@@ -9,12 +9,13 @@ from typing import Any, Literal, Self
 import torch
 
 from graphkit.config import BufferSizes
+from graphkit.engine.drafter import Drafter
 from graphkit.engine.generations import Core, Events, Generation, HostInLoop, Overlapped
 from graphkit.engine.memory import RequestMemory, check_table, to_device
-from graphkit.engine.parts import Drafter, EngineContext, EngineModel, Prefilled
+from graphkit.engine.parts import EngineContext, EngineModel
+from graphkit.engine.prompts import PromptReader
 from graphkit.engine.request import Request, SamplingParams
 from graphkit.engine.root import RootDrafter
-from graphkit.engine.sampling import choose
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.verifier import Batch, Verifier
 from graphkit.errors import ConfigError, InputError, ReplayError
@@ -112,11 +113,12 @@ class SpeculativeEngine:
             if self.generation == "v2"
             else HostInLoop(self._core, self.memory, ahead)
         )
-        self._chunk, self._bos = chunked_prefill_size, bos_token_id
+        self._prompts = PromptReader(
+            self._core, pool.req_to_token, chunked_prefill_size, bos_token_id, self._generator
+        )
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._batch: tuple[list[Request], Batch] | None = None
-        self._total_slots, self._promised = self.memory.available_slots, 0
         self._tally = Tally()
         self._closed = False
 
@@ -144,14 +146,15 @@ class SpeculativeEngine:
         if self._closed:
             raise ReplayError("engine is closed: submit needs an open one. Make a new one.")
         request = Request(
-            prompt_ids=self._checked(prompt_ids),
+            prompt_ids=self._prompts.checked(prompt_ids, self.limit),
             sampling=sampling or SamplingParams(),
             limit=self.limit,
         )
-        if self._slots_of(request) > self._total_slots:
+        slots = self.memory.whole_pages(self._most_tokens(request))
+        if slots > self.memory.total_slots:
             raise InputError(
-                f"a request of up to {request.most_tokens} tokens takes {self._slots_of(request)} "
-                f"KV slots; the pool has {self._total_slots}. Ask for fewer new tokens.",
+                f"a request of up to {request.most_tokens} tokens takes {slots} KV slots; the pool "
+                f"has {self.memory.total_slots}. Ask for fewer new tokens.",
                 field="prompt_ids",
             )
         self._waiting.append(request)
@@ -214,51 +217,27 @@ class SpeculativeEngine:
         events: Events = []
         while self._waiting and self._has_room_for(self._waiting[0]):
             request = self._waiting.popleft()
-            request.row = self.memory.open()
-            self._promised += self._slots_of(request)
+            most = self._most_tokens(request)
+            request.row = self.memory.open(most)
             self._running.append(request)
-            events += self._read(request)
+            length = most if self.generation == "v2" else len(request.prompt_ids)
+            self.memory.reserve([(request.row, length)])
+            events += self._steps.begin(request, self._prompts.read(request))
         return events
 
     def _has_room_for(self, request: Request) -> bool:
-        """Its slots are promised as if it ran to its end, so that no running request runs dry."""
-        has_slots = self._promised + self._slots_of(request) <= self._total_slots
-        return has_slots and len(self._running) < self.sizes.max_batch_size
+        has_place = len(self._running) < self.sizes.max_batch_size
+        return has_place and self.memory.has_room(self._most_tokens(request))
 
-    def _read(self, request: Request) -> Events:
-        """Prefill: target and drafter read the prompt chunk by chunk; choose the first token."""
-        length = len(request.prompt_ids)
-        is_v2 = self.generation == "v2"
-        self.memory.reserve([(request.row, self._slots_of(request) if is_v2 else length)])
-        row = to_device([request.row], self.device)
-        ids = to_device([*request.prompt_ids, 0], self.device)
-        slots = self.memory.pool.req_to_token[request.row, :length].long()
-        for start in range(0, length, self._chunk):
-            end = min(start + self._chunk, length)
-            output = self._verifier.read(row, start, ids[start:end], slots[start:end])
-            if end == length:
-                logits = output.next_token_logits[-1:]
-                ids[length:] = choose(logits, request.sampling.temperature, self._generator)
-            self._core.drafter.prefill(
-                Prefilled(
-                    req_pool_indices=row,
-                    start=start,
-                    input_ids=ids[start:end],
-                    next_ids=ids[start + 1 : end + 1],
-                    out_cache_loc=slots[start:end],
-                    hidden_states=output.hidden_states,
-                    is_last=end == length,
-                )
-            )
-        self._core.start(row, length, ids[length:])
-        return self._steps.begin(request, ids[length:])
+    def _most_tokens(self, request: Request) -> int:
+        """Tokens whose slots it may come to hold: its own, and what steps write ahead."""
+        return request.most_tokens + self._slots_ahead
 
     def _let_go(self) -> None:
         """Free what ended requests hold. Work in flight writes before whoever gets it next."""
         for request in self._running:
             if request.finish_reason is not None:
                 self.memory.close(request.row)
-                self._promised -= self._slots_of(request)
                 self._tally.add(request)
                 request.row = 0
         self._running = [r for r in self._running if r.finish_reason is None]
@@ -276,33 +255,6 @@ class SpeculativeEngine:
             )
             self._batch = list(self._running), batch
         return self._batch[1]
-
-    def _slots_of(self, request: Request) -> int:
-        """KV slots that the request can come to hold, pages whole."""
-        return self.memory.whole_pages(request.most_tokens + self._slots_ahead)
-
-    def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-        ids = tuple(int(token) for token in prompt_ids)
-        if not ids:
-            if self._bos is None:
-                raise InputError(
-                    "the prompt is empty. Give at least one token, or the engine a bos_token_id.",
-                    field="prompt_ids",
-                )
-            ids = (self._bos,)
-        if not all(0 <= token < self.sizes.vocab_size for token in ids):
-            raise InputError(
-                f"the prompt holds {min(ids)} to {max(ids)}; tokens are 0 to "
-                f"{self.sizes.vocab_size - 1}.",
-                field="prompt_ids",
-            )
-        if len(ids) >= self.limit:
-            raise InputError(
-                f"the prompt has {len(ids)} tokens; prompt and output together have room for "
-                f"{self.limit}. Shorten it or make max_context_len larger.",
-                field="prompt_ids",
-            )
-        return ids
 
 
 def _generation(spec: SpecConfig, wanted: Literal["v1", "v2"] | None) -> str:

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import torch
 
+from graphkit.engine.drafter import Drafter
 from graphkit.engine.memory import RequestMemory
-from graphkit.engine.parts import Drafter, EngineContext, Verified
+from graphkit.engine.parts import EngineContext, Verified
 from graphkit.engine.request import Request
 from graphkit.engine.verifier import Batch, Verifier
 

@@ -17,6 +17,8 @@ from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
 class RequestMemory:
     """Rows and slots of the running requests.
 
+    Every request is promised the slots that it can come to hold, so that none runs dry halfway.
+
     Args:
         req_to_token_pool: The table that attention backends read.
         size: KV slots of the smallest pool.
@@ -28,6 +30,9 @@ class RequestMemory:
         self.page_size = page_size
         self._allocator = TokenSlotAllocator(size, page_size)
         self._slots: dict[int, list[int]] = {}
+        self._promised: dict[int, int] = {}
+        self.total_slots = self._allocator.available
+        """Slots of all requests together."""
 
     @property
     def available_slots(self) -> int:
@@ -48,10 +53,15 @@ class RequestMemory:
         """Slots of the pages that so many tokens begin."""
         return -(-tokens // self.page_size) * self.page_size
 
-    def open(self) -> int:
-        """A row for a new request."""
+    def has_room(self, tokens: int) -> bool:
+        """Whether a request of up to so many tokens can be promised its slots now."""
+        promised = sum(self._promised.values()) + self.whole_pages(tokens)
+        return self.available_rows > 0 and promised <= self.total_slots
+
+    def open(self, tokens: int) -> int:
+        """A row for a new request of up to so many tokens; ``has_room`` said that there is one."""
         (row,) = self.pool.alloc(1)
-        self._slots[row] = []
+        self._slots[row], self._promised[row] = [], self.whole_pages(tokens)
         return row
 
     def reserve(self, lengths: Iterable[tuple[int, int]]) -> None:
@@ -85,7 +95,7 @@ class RequestMemory:
     def close(self, row: int) -> None:
         """Give back all that a row holds, and the row."""
         self.shrink(row, 0)
-        del self._slots[row]
+        del self._slots[row], self._promised[row]
         self.pool.free([row])
 
 

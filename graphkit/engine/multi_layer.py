@@ -7,16 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
+from graphkit.engine.drafter import Drafter
 from graphkit.engine.eagle import tree_of
 from graphkit.engine.memory import to_device
-from graphkit.engine.parts import (
-    Drafter,
-    DraftTree,
-    EngineContext,
-    EngineModel,
-    Prefilled,
-    Verified,
-)
+from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Prefilled, Verified
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.spec.tree import TreeGrowth
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
+from graphkit.engine.drafter import Drafter
 from graphkit.engine.memory import to_device
-from graphkit.engine.parts import Drafter, DraftTree, EngineContext, Prefilled, Verified
+from graphkit.engine.parts import DraftTree, EngineContext, Prefilled, Verified
 
 LONGEST_MATCH = 4
 """Tokens that are compared at most; more hardly ever change the choice."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from graphkit.engine.parts import Drafter, DraftTree, EngineContext, Prefilled, Verified
+from graphkit.engine.drafter import Drafter
+from graphkit.engine.parts import DraftTree, EngineContext, Prefilled, Verified
 
 
 class RootDrafter(Drafter):

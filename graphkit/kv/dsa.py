@@ -90,6 +90,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
 def _quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The bytes of each row's elements, then those of its scale."""
     most = torch.finfo(_FP8).max
-    scale = rows.abs().amax(-1, keepdim=True).clamp(min=_LEAST) / most
+    # Not by division: CUDA divides by a number through its inverse, which rounds otherwise.
+    scale = rows.abs().amax(-1, keepdim=True).clamp(min=_LEAST) * (1 / most)
     eight_bits = (rows / scale).clamp(-most, most).to(_FP8)
     return eight_bits.view(torch.uint8), scale.view(torch.uint8)

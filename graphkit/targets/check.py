@@ -125,6 +125,7 @@ class _SizeCheck:
         with self.lockstep.follow() as meetings:
             eager = self._run(lambda: self.runner.fall_back(batch))
         self.compared += 1
+        self.largest = max(self.largest, largest_difference(padded, replayed))
 
         def owner(row: int, rows: int) -> int:
             return row * live // rows

@@ -32,24 +32,23 @@ def paged_attention_kernel(
     row = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
     # There may be more programs than requests, if there are more rows than theirs.
-    begin = tl.load(cu_seqlens_q + tl.minimum(request, requests))
-    end = tl.load(cu_seqlens_q + tl.minimum(request + 1, requests))
-    rows = end - begin
-    is_own = own_query < tl.minimum(rows, WIDTH)
+    begin = tl.maximum(tl.load(cu_seqlens_q + tl.minimum(request, requests)), 0)
+    end = tl.minimum(tl.load(cu_seqlens_q + tl.minimum(request + 1, requests)), tokens)
+    length = tl.load(cache_seqlens + tl.minimum(request, requests - 1))
+    rows = tl.minimum(end - begin, WIDTH)
+    is_own = own_query < rows
     # Requests before this one leave request * WIDTH - begin lanes to spare; its own come next.
     spare = tl.load(cu_seqlens_q + requests) + request * WIDTH - end
     token = tl.where(is_own, begin, spare) + own_query
     is_row = (own_query < WIDTH) & (token >= 0) & (token < tokens)
-    is_own = is_own & is_row
     head = kv_head * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM
     queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
     q = tl.load(queries + dim[None, :], mask=is_own[:, None] & is_dim[None, :], other=0.0)
 
-    length = tl.load(cache_seqlens + request, mask=rows > 0, other=0)
     prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
-    keys_end = tl.minimum(length, max_keys)
+    keys_end = tl.where(rows > 0, tl.minimum(length, max_keys), 0)
     span = tl.cdiv(tl.cdiv(keys_end, SPLITS), BLOCK_N) * BLOCK_N
     first = (split * span).to(tl.int32)
     last = tl.minimum(first + span, keys_end)
@@ -76,10 +75,10 @@ def paged_attention_kernel(
             if masked:
                 own_key = key - prefix
                 if MASK_COLUMNS:
-                    mask_row = mask + (request * WIDTH + own_query) * MASK_COLUMNS
-                    is_cell = is_own[:, None] & ((own_key >= 0) & is_key)[None, :]
-                    cells = mask_row[:, None] + own_key[None, :]
-                    tree = tl.load(cells, mask=is_cell, other=0) != 0
+                    mask_row = (request * WIDTH + own_query[:, None]) * MASK_COLUMNS
+                    is_column = (own_key >= 0) & is_key
+                    is_cell = is_own[:, None] & is_column[None, :]
+                    tree = tl.load(mask + mask_row + own_key[None, :], mask=is_cell, other=0) != 0
                     visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
                     seen = tl.max(visible.to(tl.int32), 0) != 0
                 else:

@@ -195,6 +195,9 @@ def test_an_index_outside_touches_nothing():
     out = torch.full((6,), -7)
     assign_draft_cache_locs_contiguous(torch.tensor([5, -1, 1]), table, i32(0, 0, 3), out, 1, 2)
     assert out.tolist() == [-7, -7, -7, -7, 8, -7]
+    out = torch.full((4,), -7)
+    assign_extend_cache_locs(torch.tensor([0, 1, 1]), table, i32(3, 2, 0), i32(0, 5, 1), out)
+    assert out.tolist() == [7, 8, -7, 5]
     before = table.clone()
     none = (None,) * 4
     assign_draft_cache_locs(

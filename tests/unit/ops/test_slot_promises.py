@@ -17,7 +17,10 @@ from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.cache_locs import get_src_tgt_cache_loc, get_target_cache_loc
 from graphkit.ops.draft_cache_locs import assign_draft_cache_locs
 from graphkit.ops.kernels import __name__ as kernels
-from graphkit.ops.slot_assignment import assign_extend_cache_locs
+from graphkit.ops.slot_assignment import (
+    assign_draft_cache_locs_contiguous,
+    assign_extend_cache_locs,
+)
 from graphkit.ops.windows import rotate_input_ids
 
 CASES, Draw = map(
@@ -75,6 +78,7 @@ def tensors(returned, args=()):
         (compact_accepted_to_front, 1, lambda t: t.repeat(1, 2), "accept_index", "8 columns"),
         (assign_extend_cache_locs, 1, lambda t: t[0], "req_to_token", r"\[rows, context\]"),
         (assign_extend_cache_locs, 0, lambda t: t[:2], "start_offset", r"\[B\] = \[2\]"),
+        (assign_draft_cache_locs_contiguous, 3, lambda t: t[1:], "out_cache_loc", r"\[27\]"),
         (rotate_input_ids, 3, lambda t: t[..., None], "topk_index", r"\[3, 2, 1\]"),
         (rotate_input_ids, 0, lambda t: t.repeat(2)[::2], "input_ids", "strides"),
     ],

@@ -1,0 +1,289 @@
+"""``graphkit generate``: the text alone on stdout, how it was made on stderr, or one record."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+
+from graphkit.engine import SpeculativeEngine
+from graphkit.errors import ReplayError
+from graphkit.records import GenerateRecord
+from graphkit.reference import (
+    ALGORITHMS,
+    LlamaConfig,
+    LlamaModel,
+    default_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+PLAIN = ("--algorithm", "none", "--eager")
+"""The quickest way to a text."""
+
+
+@pytest.fixture
+def generate(run):
+    """``generate(word, ...)`` makes eight tokens unless told otherwise."""
+
+    def command(*words):
+        tokens = () if "--max-new-tokens" in words else ("--max-new-tokens", 8)
+        return run("generate", *words, *tokens)
+
+    return command
+
+
+@pytest.fixture
+def recorded(generate):
+    """The record that the words lead to."""
+
+    def command(*words):
+        ended = generate(*words, "--json")
+        assert (ended.code, ended.err.strip()) == (0, "")
+        return GenerateRecord.from_json(ended.out)
+
+    return command
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """Make stdin hold some bytes."""
+    return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.fixture(scope="session")
+def speaker(tmp_path_factory):
+    """``speaker(byte)`` is a checkpoint that says this byte for ever."""
+    config = load_checkpoint(default_checkpoint()).config.to_dict()
+    small = LlamaConfig.from_dict(config | {"num_hidden_layers": 1, "tie_word_embeddings": False})
+
+    def folder(byte, **changes):
+        place, model = tmp_path_factory.mktemp("speaker"), LlamaModel(small)
+        with torch.no_grad():
+            for tensor in model.parameters():
+                tensor.zero_()
+            model.model.embed_tokens.weight.fill_(1)
+            model.model.norm.weight.fill_(1)
+            model.lm_head.weight[byte] = 1
+        save_checkpoint(model, place)
+        written = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps(written | changes))
+        return place
+
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *[("--algorithm", name) for name in ALGORITHMS],
+        ("--topk", "2"),
+        ("--algorithm", "NGRAM", "--topk", "2", "--num-draft-tokens", "5"),
+        ("--generation", "v1"),
+    ],
+    ids=" ".join,
+)
+def test_every_way_gives_the_same_text_and_counts_its_graphs(recorded, words):
+    plain = recorded(*PLAIN, "--prompt", "import os\n")
+    record = recorded(*words, "--prompt", "import os\n")
+    assert record.text == plain.text
+    assert record.backend == "recorder"
+    assert record.replays
+    assert all(record.replays.values())
+    assert record.fallbacks == {}
+    assert record.capture_seconds > 0
+    assert record.new_tokens == 8
+    assert record.tokens_per_second == record.new_tokens / record.seconds
+    assert 1 <= record.accept_length <= record.num_draft_tokens
+
+
+def test_json_has_the_facts_at_the_top(generate):
+    body = json.loads(generate("--prompt", "import os\n", "--json").out)
+    facts = {"text", "accept_length", "tokens_per_second", "replays", "fallbacks"}
+    assert facts <= set(body)
+    assert (body["algorithm"], body["topk"], body["num_steps"], body["num_draft_tokens"]) == (
+        "EAGLE", 1, 3, 4,
+    )  # fmt: skip
+
+
+def test_eager_captures_nothing_and_says_why_no_graph_ran(recorded):
+    record = recorded(*PLAIN, "--prompt", "import os\n")
+    assert record.capture_seconds is None
+    assert record.replays == {"DECODE": 0}
+    assert record.fallbacks == {"DECODE": {"not captured": 8}}
+
+
+def test_a_pipe_gets_the_text_alone(generate, recorded):
+    words = (*PLAIN, "--prompt", "import os\n")
+    ended = generate(*words)
+    assert ended.code == 0
+    assert ended.out == recorded(*words).text + "\n"
+    assert "\x1b" not in ended.err
+    facts = dict(line.split("  ", 1) for line in ended.err.splitlines() if line[0] != " ")
+    assert list(facts) == [
+        "algorithm", "device", "output", "ended by", "speed", "accept length", "graphs",
+        "without a graph",
+    ]  # fmt: skip
+    assert facts["without a graph"].strip() == "DECODE: 8 runs, not captured"
+
+
+def test_several_prompts_keep_their_order(generate, recorded):
+    words = (*PLAIN, "--prompt", "import os\n", "--prompt", "class A", "--prompt", "")
+    record = recorded(*words)
+    assert [each.prompt for each in record.completions] == ["import os\n", "class A", ""]
+    assert [each.tokens for each in record.completions] == [8, 8, 8]
+    assert record.completions[1].text == recorded(*PLAIN, "--prompt", "class A").text
+    assert record.text == record.completions[0].text
+    assert record.new_tokens == 24
+    assert generate(*words).out == "\n".join(f"{each.text}\n" for each in record.completions)
+
+
+def test_more_prompts_than_a_batch_holds_all_come_to_their_ends(recorded, speaker):
+    prompts = [word for number in range(40) for word in ("--prompt", str(number))]
+    record = recorded(*PLAIN, "--checkpoint", speaker(120), *prompts, "--max-new-tokens", "2")
+    assert [each.text for each in record.completions] == ["xx"] * 40
+
+
+def test_seeds_of_draws_can_be_repeated(recorded):
+    words = (*PLAIN, "--prompt", "import os\n", "--temperature", "2", "--seed")
+    assert recorded(*words, "1").text == recorded(*words, "1").text
+    assert len({recorded(*words, seed).text for seed in "123"}) > 1
+
+
+def test_a_token_that_ends_the_text_is_none_of_it(recorded, speaker):
+    record = recorded("--algorithm", "ngram", "--checkpoint", speaker(0), "--prompt", "a")
+    assert record.text == ""
+    assert (record.completions[0].finish_reason, record.new_tokens) == ("stop token", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "prompt"),
+    [
+        (("--prompt", "-"), b"a\n", "a\n"),
+        ((), b"a\n", "a\n"),
+        ((), b"", "def fibonacci(n):\n"),
+        (("--prompt", "-"), b"", ""),
+        ((), b"\xff\xc3", "\ufffd\ufffd"),
+        (("--prompt", "b"), b"a", "b"),
+        (("--prompt", "\udcff"), b"", "\ufffd"),
+    ],
+)
+def test_prompts_come_from_words_or_from_stdin(recorded, piped, words, data, prompt):
+    piped(data)
+    assert [each.prompt for each in recorded(*PLAIN, *words).completions] == [prompt]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--prompt", "-", "--prompt", "-"), "stdin can be read once"),
+        (("--prompt", "-"), "cannot read a prompt from stdin"),
+    ],
+)
+def test_a_stdin_that_cannot_be_read_is_wrong_usage(generate, monkeypatch, words, text):
+    monkeypatch.setattr(sys, "stdin", None)
+    ended = generate(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert text in ended.error
+
+
+def test_without_stdin_and_prompt_there_is_a_prompt(recorded, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert recorded(*PLAIN).completions[0].prompt == "def fibonacci(n):\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "text"),
+    [
+        (2, ("--topk", "0"), "SpecConfig.topk must be an int >= 1, got 0"),
+        (2, ("--num-draft-tokens", "7"), "SpecConfig.num_draft_tokens is 7"),
+        (
+            2,
+            ("--num-steps", "-1", "--num-draft-tokens", "4"),
+            "SpecConfig.num_steps must be an int",
+        ),
+        (2, ("--algorithm", "multi_layer_eagle", "--num-steps", "9"), "num_steps is 9"),
+        (2, ("--algorithm", "dflash"), "NONE, EAGLE, MULTI_LAYER_EAGLE, STANDALONE, NGRAM"),
+        (2, ("--max-new-tokens", "0"), "SamplingParams.max_new_tokens must be an int >= 1, got 0"),
+        (2, ("--temperature", "nan"), "SamplingParams.temperature must be a finite number"),
+        (2, ("--temperature", "-1"), "got -1.0"),
+        (2, ("--prompt", "x" * 2000), "a prompt has 2000 bytes; the model has room for"),
+        (2, ("--algorithm", "EAGLE", "--checkpoint", str(default_checkpoint())), "Use NONE"),
+        (1, ("--algorithm", "NONE", "--checkpoint", "nowhere"), "no checkpoint folder 'nowhere'"),
+        (3, ("--device", "cuda"), "no CUDA device for device='cuda'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_on_one_line(generate, code, words, text):
+    prompt = () if "--prompt" in words else ("--prompt", "a")
+    ended = generate(*prompt, *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert text in ended.error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--topk", "x"), ("--seed", "-1"), ("--seed", str(2**63)), ("--seed", "1.5"),
+        ("--generation", "v3"), ("--device", "tpu"), ("--max-new-tokens", "1.5"), ("text",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_words_that_mean_nothing_are_wrong_usage(generate, words):
+    ended = generate(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert "usage: graphkit" in ended.err
+
+
+def test_tokens_that_are_no_bytes_are_wrong_usage(generate, speaker):
+    ended = generate(*PLAIN, "--prompt", "a", "--checkpoint", speaker(0, vocab_size=300))
+    assert (ended.code, ended.out) == (2, "")
+    assert "has a vocabulary of 300" in ended.error
+
+
+def test_the_help_names_every_algorithm(run):
+    said = " ".join(run("generate", "--help").out.split())
+    assert f"{', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}" in said
+    assert "prefill included, loading and capture left out" in said
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_interruption_closes_the_engine_and_ends_the_line(generate, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    engines, step = [], SpeculativeEngine.step
+
+    def interrupted(engine):
+        engines.append(engine)
+        if len(engines) == 3:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(SpeculativeEngine, "step", interrupted)
+    ended = generate("--algorithm", "none", "--prompt", "import os\n")
+    assert (ended.code, ended.error) == (1, "error: interrupted")
+    assert ended.out.endswith("\n") if is_terminal else ended.out == ""
+    with pytest.raises(ReplayError, match="closed"):
+        engines[0].submit([1])
+
+
+@pytest.mark.parametrize("prompts", [("a",), ("a", "b")])
+def test_a_terminal_shows_prompts_dimmed_and_never_obeys_the_model(
+    generate, monkeypatch, speaker, prompts
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    words = [word for prompt in prompts for word in ("--prompt", prompt)]
+    ended = generate(*PLAIN, "--checkpoint", speaker(0x1B), *words, "--max-new-tokens", "2")
+    lines = [f"\x1b[2m{prompt}\x1b[0m\\x1b\\x1b\n" for prompt in prompts]
+    assert (ended.code, ended.out) == (0, "\n".join(lines))
+
+
+def test_a_pipe_gets_what_the_model_made(generate, speaker):
+    words = (*PLAIN, "--checkpoint", speaker(0x1B), "--prompt", "a", "--max-new-tokens", "2")
+    assert generate(*words).out == "\x1b\x1b\n"
+
+
+def test_json_on_a_terminal_is_the_record_alone(recorded, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert recorded(*PLAIN, "--prompt", "a").new_tokens == 8

@@ -1,0 +1,192 @@
+"""Text on stdout and the facts about it on stderr, without a model."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from graphkit.cli.live_text import counting, report, streaming
+from graphkit.records import Completion, Environment, GenerateRecord
+from graphkit.reference import decode
+from graphkit.views import generate_view, visible
+
+RECORD = GenerateRecord(
+    text="é\n",
+    completions=(
+        Completion(prompt="a", text="é\n", finish_reason="stop token", tokens=4, accept_length=2.5),
+        Completion(
+            prompt="b", text="\x1b]", finish_reason="max_new_tokens", tokens=8, accept_length=3.0
+        ),
+    ),
+    environment=Environment(
+        device="Imaginary [H200]", torch="2.11.0", triton="3.6", cuda="13.0", driver="580",
+        graphkit="0",
+    ),
+    backend="cuda",
+    algorithm="EAGLE",
+    topk=2,
+    num_steps=3,
+    num_draft_tokens=8,
+    generation="v2",
+    temperature=0.7,
+    seed=0,
+    new_tokens=12,
+    seconds=0.05,
+    tokens_per_second=240.0,
+    accept_length=2.75,
+    capture_seconds=1.234,
+    replays={"TARGET_VERIFY": 3, "DRAFT": 1, "DRAFT_EXTEND_V2": 0},
+    fallbacks={"DRAFT_EXTEND_V2": {"not captured": 1, "batch too large": 2}},
+)  # fmt: skip
+FACTS = """\
+algorithm        EAGLE, topk 2, num_steps 3,
+                 num_draft_tokens 8, v2, temperature 0.7
+device           Imaginary [H200], cuda backend, torch
+                 2.11.0
+output           12 tokens in 0.05 s
+ended by         stop token (1), max_new_tokens (1)
+speed            240.0 tokens/s
+accept length    2.75
+capture          1.23 s
+graphs           TARGET_VERIFY: 3 replays
+                 DRAFT: 1 replay
+without a graph  DRAFT_EXTEND_V2: 1 run, not captured
+                 DRAFT_EXTEND_V2: 2 runs, batch too large
+"""
+
+
+@pytest.fixture
+def printed(capsys, monkeypatch):
+    """``printed(record, is_terminal)`` gives what a report writes to stdout and stderr."""
+
+    def both(is_terminal, **how):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+        report(RECORD, **{"is_json": False, "is_shown": False} | how)
+        return capsys.readouterr()
+
+    return both
+
+
+def test_a_pipe_gets_the_texts_as_they_are_and_the_facts_apart(printed):
+    out, err = printed(False)
+    assert out == "é\n\n\x1b]\n"
+    assert err.startswith("algorithm ")
+
+
+def test_a_terminal_gets_the_texts_behind_their_dimmed_prompts(printed):
+    out, err = printed(True)
+    assert out == "\x1b[2ma\x1b[0mé\n\n\x1b[2mb\x1b[0m\\x1b]\n"
+    assert err.startswith("\nalgorithm ")
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_colour_gets_none(printed, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert printed(True).out == "aé\n\nb\\x1b]\n"
+
+
+def test_a_text_that_was_shown_is_not_shown_again(printed):
+    out, err = printed(True, is_shown=True)
+    assert (out, err.split()[0]) == ("", "algorithm")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_json_comes_alone(printed, is_terminal):
+    assert printed(is_terminal, is_json=True) == (RECORD.to_json(), "")
+
+
+def test_streaming_shows_the_prompt_first_and_ends_its_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with streaming([b"a\x1b\xff"], 9) as follow:
+        assert capsys.readouterr().out == "\x1b[2ma\\x1b\ufffd\x1b[0m"
+        follow(b"b\xc3")
+        assert capsys.readouterr().out == "b"
+    assert capsys.readouterr().out == "\ufffd\n"
+
+
+def test_counting_writes_nothing_to_stdout(capsys):
+    with counting([b"a", b"b"], 4) as follow:
+        follow(b"ab")
+        follow(b"")
+    assert capsys.readouterr().out == ""
+
+
+@given(st.binary() | st.text().map(str.encode), st.data())
+def test_pieces_of_a_text_are_shown_as_the_whole_would_be(text, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        with streaming([b""], 0) as follow:
+            for piece in pieces:
+                follow(piece)
+    stdout.seek(0)
+    assert stdout.read() == visible(decode(text)) + "\n"
+
+
+def test_half_a_character_waits_for_the_rest(monkeypatch):
+    pieces = []
+    monkeypatch.setattr(sys.stdout, "write", pieces.append)
+    with streaming([b""], 0) as follow:
+        pieces.clear()
+        for byte in "é日".encode():
+            follow(bytes([byte]))
+        assert pieces == ["", "é", "", "", "日"]
+
+
+@pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0)])
+def test_every_control_character_but_newline_and_tab_is_written_out(code):
+    assert visible(f"a{chr(code)}b") == (
+        f"a{chr(code)}b" if chr(code) in "\n\t" else f"a\\x{code:02x}b"
+    )
+
+
+def test_other_characters_are_left_alone():
+    assert visible("aé日\u2028\u00a0\\x1b") == "aé日\u2028\u00a0\\x1b"
+
+
+def test_an_encoding_without_the_character_gets_an_escape(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    report(RECORD, is_json=False, is_shown=False)
+    sys.stdout.seek(0)
+    assert sys.stdout.read() == "\\xe9\n\n\x1b]\n"
+
+
+def test_an_output_that_cannot_be_written_is_said_on_one_line(tmp_path):
+    code = (
+        "import sys; from graphkit.cli.live_text import _write; from graphkit.errors import *\n"
+        "try: _write('text')\n"
+        "except GraphkitError as error: sys.exit(str(error))"
+    )
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "cannot write to stdout: No space left on device.\n"
+
+
+def shown(record, width):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(generate_view(record))
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+def test_the_facts_as_they_look_on_a_narrow_terminal():
+    assert shown(RECORD, 60) == FACTS
+
+
+@pytest.mark.parametrize("width", [20, 30, 60, 200])
+def test_no_line_of_the_facts_is_wider_than_the_terminal(width):
+    assert max(map(len, shown(RECORD, width).splitlines())) <= width
