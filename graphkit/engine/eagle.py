@@ -48,6 +48,7 @@ class EagleDrafter(Drafter):
                 "SpecConfig.num_steps is 0: a draft model has nothing to draft. Use at least 1.",
                 field="num_steps",
             )
+        context.check(self._model)
         self._context, self._spec = context, replace(context.spec, is_draft_worker=True)
         self._is_v2 = context.generation == "v2"
         options = {**context.runner_options, "attention": self._model.attention}

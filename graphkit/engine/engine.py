@@ -10,11 +10,18 @@ import torch
 
 from graphkit.config import BufferSizes
 from graphkit.engine.drafter import Drafter
-from graphkit.engine.generations import Core, Events, Generation, HostInLoop, Overlapped
-from graphkit.engine.memory import RequestMemory, check_table, to_device
+from graphkit.engine.generations import (
+    Core,
+    Generation,
+    HostInLoop,
+    Overlapped,
+    generation_of,
+)
+from graphkit.engine.memory import RequestMemory, check_pools
 from graphkit.engine.parts import EngineContext, EngineModel
 from graphkit.engine.prompts import PromptReader
 from graphkit.engine.request import Request, SamplingParams
+from graphkit.engine.results import Events
 from graphkit.engine.root import RootDrafter
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.verifier import Batch, Verifier
@@ -67,11 +74,11 @@ class SpeculativeEngine:
         debug: bool = False,
     ) -> None:
         self.spec, self.sizes = spec, sizes
-        self.generation = _generation(spec, generation)
+        self.generation = generation_of(spec, generation)
         self._backend = backend_for(device, backend)
         self.device = self._backend.device
-        pool = target.attention.req_to_token_pool
-        check_table(pool, sizes.max_context_len, sizes.max_batch_size)
+        pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
+        check_pools(pool, spec, sizes)
         future_map = spec.resolved.create_future_map(
             pool.size, chunked_prefill_size, sizes.max_context_len, self.device
         )
@@ -82,6 +89,7 @@ class SpeculativeEngine:
             generation=self.generation,
             future_map=future_map,
             req_to_token=pool.req_to_token,
+            kv_slots=kv_pool.size,
             device=self.device,
             runner_options={
                 "batch_sizes": None if batch_sizes is None else tuple(batch_sizes),
@@ -105,7 +113,6 @@ class SpeculativeEngine:
                 f"write {self._slots_ahead} ahead. Make it larger.",
                 field="max_context_len",
             )
-        kv_pool = target.attention.kv_pool
         self.memory = RequestMemory(pool, kv_pool.size, kv_pool.page_size)
         self._core = Core(self._verifier, drafter, context)
         self._steps: Generation = (
@@ -245,31 +252,5 @@ class SpeculativeEngine:
     def _current_batch(self) -> Batch:
         """The running requests on the device; made anew only when they change."""
         if self._batch is None or self._batch[0] != self._running:
-            rows = [request.row for request in self._running]
-            temperatures = [request.sampling.temperature for request in self._running]
-            host = torch.tensor(temperatures, dtype=torch.float32)
-            batch = Batch(
-                req_pool_indices=to_device(rows, self.device),
-                temperatures=host.to(self.device, non_blocking=True),
-                is_greedy=not any(temperatures),
-            )
-            self._batch = list(self._running), batch
+            self._batch = list(self._running), Batch.of(self._running, self.device)
         return self._batch[1]
-
-
-def _generation(spec: SpecConfig, wanted: Literal["v1", "v2"] | None) -> str:
-    """The generation to run.
-
-    Raises:
-        ConfigError: v2 was asked for, and the plan does not allow it.
-    """
-    if wanted == "v1":
-        return wanted
-    plan = spec.plan()
-    if wanted == "v2" and plan.generation != "v2":
-        raise ConfigError(
-            f"generation 'v2' cannot run: {plan.reason}. Use None or 'v1'.", field="generation"
-        )
-    if wanted not in ("v2", None):
-        raise ConfigError(f"generation is 'v1', 'v2' or None, got {wanted!r}.", field="generation")
-    return plan.generation

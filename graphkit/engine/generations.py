@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -18,65 +17,10 @@ from graphkit.engine.drafter import Drafter
 from graphkit.engine.memory import RequestMemory
 from graphkit.engine.parts import EngineContext, Verified
 from graphkit.engine.request import Request
+from graphkit.engine.results import Events, Results
 from graphkit.engine.verifier import Batch, Verifier
-
-Events = list[tuple[Request, list[int]]]
-"""New tokens by request, in the order in which they became known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """Tokens of some requests on their way to the host.
-
-    Attributes:
-        requests: Whose.
-        tokens: [B, most] on the host, once ``arrived`` says so.
-        counts: [B] on the host, how many of them are meant.
-        is_verify: Whether a verify step made them, not a prefill.
-        arrived: Set on the device behind the copies; ``None`` on the CPU.
-    """
-
-    requests: tuple[Request, ...]
-    tokens: torch.Tensor
-    counts: torch.Tensor
-    is_verify: bool
-    arrived: torch.cuda.Event | None
-
-    @classmethod
-    def send(
-        cls,
-        requests: Sequence[Request],
-        tokens: torch.Tensor,
-        counts: torch.Tensor,
-        is_verify: bool,
-    ) -> Results:
-        """Start the copies to the host."""
-        arrived = torch.cuda.Event() if tokens.is_cuda else None
-        host = [rows.to("cpu", non_blocking=True) for rows in (tokens, counts)]
-        if arrived is not None:
-            arrived.record()
-        return cls(
-            requests=tuple(requests),
-            tokens=host[0],
-            counts=host[1],
-            is_verify=is_verify,
-            arrived=arrived,
-        )
-
-    def book(self) -> Events:
-        """Wait for the copies and give every request that still runs its tokens."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        events: Events = []
-        rows = zip(self.requests, self.tokens.tolist(), self.counts.tolist(), strict=True)
-        for request, tokens, count in rows:
-            if request.finish_reason is not None:  # ended in a step that was booked meanwhile
-                continue
-            if self.is_verify:
-                request.num_verifies += 1
-                request.num_accepted_tokens += count
-            events.append((request, request.take(tokens[:count])))
-        return events
+from graphkit.errors import ConfigError
+from graphkit.spec import SpecConfig
 
 
 class Generation(Protocol):
@@ -201,3 +145,21 @@ class Overlapped:
 
 def _ones(tokens: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(tokens, dtype=torch.int32)
+
+
+def generation_of(spec: SpecConfig, wanted: Literal["v1", "v2"] | None) -> str:
+    """The generation to run.
+
+    Raises:
+        ConfigError: v2 was asked for, and the plan does not allow it.
+    """
+    if wanted == "v1":
+        return wanted
+    plan = spec.plan()
+    if wanted == "v2" and plan.generation != "v2":
+        raise ConfigError(
+            f"generation 'v2' cannot run: {plan.reason}. Use None or 'v1'.", field="generation"
+        )
+    if wanted not in ("v2", None):
+        raise ConfigError(f"generation is 'v1', 'v2' or None, got {wanted!r}.", field="generation")
+    return plan.generation

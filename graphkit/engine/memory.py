@@ -6,12 +6,15 @@ target and draft model alike. Slots come and go in whole pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
+from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
 from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
+from graphkit.spec import SpecConfig
 
 
 class RequestMemory:
@@ -99,23 +102,31 @@ class RequestMemory:
         self.pool.free([row])
 
 
-def check_table(pool: ReqToTokenPool, max_context_len: int, max_batch_size: int) -> None:
-    """Refuse a request pool that is too small for a run.
+def check_pools(pool: ReqToTokenPool, spec: SpecConfig, sizes: BufferSizes) -> None:
+    """Refuse pools and settings that do not belong together.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: They do not.
     """
-    if pool.max_context_len < max_context_len or pool.size < max_batch_size:
+    if pool.max_context_len < sizes.max_context_len or pool.size < sizes.max_batch_size:
         raise ConfigError(
             f"req_to_token_pool holds {pool.size} requests of {pool.max_context_len} tokens; the "
-            f"sizes ask for {max_batch_size} of {max_context_len}. Make the pool larger.",
+            f"sizes ask for {sizes.max_batch_size} of {sizes.max_context_len}. Make it larger.",
             field="sizes",
+        )
+    if spec.page_size != sizes.page_size:
+        raise ConfigError(
+            f"SpecConfig.page_size is {spec.page_size} and BufferSizes.page_size "
+            f"{sizes.page_size}. Give both the pools' page size.",
+            field="page_size",
         )
 
 
-def to_device(values: list[list[int]] | list[int], device: torch.device) -> torch.Tensor:
-    """Host numbers as int64 on the device, without waiting for it."""
-    tensor = torch.tensor(values, dtype=torch.int64)
+def to_device(
+    values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Host numbers as a tensor on the device, without waiting for it."""
+    tensor = torch.tensor(values, dtype=dtype)
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -31,6 +31,7 @@ class MultiLayerDrafter(Drafter):
 
     def prepare(self, context: EngineContext) -> None:
         """See ``Drafter.prepare``."""
+        context.check(self._model)
         self._context, self._spec = context, context.spec
         assert not callable(self._model.forward), "a chain is a sequence of forwards"
         self._layers = MultiLayerEagleRunner(

@@ -11,6 +11,7 @@ import torch
 from graphkit.attention import PagedAttention
 from graphkit.buffers import AcceptedCounts
 from graphkit.config import BufferSizes
+from graphkit.errors import ConfigError
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
 
 
@@ -40,6 +41,7 @@ class EngineContext:
         generation: ``v1`` or ``v2``.
         future_map: Where results wait for the next step, by request row.
         req_to_token: The request pool's table, int32 [rows, context].
+        kv_slots: Slots that requests may come to hold in every KV pool.
         device: Where everything lives.
         runner_options: Keyword arguments for every runner.
     """
@@ -49,8 +51,26 @@ class EngineContext:
     generation: str
     future_map: FutureMap
     req_to_token: torch.Tensor
+    kv_slots: int
     device: torch.device
     runner_options: Mapping[str, Any]
+
+    def check(self, model: EngineModel) -> None:
+        """Refuse a draft model whose pools are not beside the target's.
+
+        Raises:
+            ConfigError: It has another request pool, or too few slots.
+        """
+        attention = model.attention
+        shares = attention.req_to_token_pool.req_to_token is self.req_to_token
+        kv_pool = attention.kv_pool
+        if not shares or kv_pool.size < self.kv_slots:
+            raise ConfigError(
+                f"the draft model's KV pool has {kv_pool.size} slots behind "
+                f"{'the same' if shares else 'another'} req_to_token_pool; it needs the target's "
+                f"and {self.kv_slots} slots. Make its attention over the target's request pool.",
+                field="drafter",
+            )
 
     @property
     def verify_width(self) -> int:

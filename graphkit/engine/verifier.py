@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
+from graphkit.engine.memory import to_device
 from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Verified
+from graphkit.engine.request import Request
 from graphkit.engine.sampling import target_distribution
 from graphkit.engine.tree_path import finalize_accepted_tree_path
 from graphkit.ops import (
@@ -32,6 +35,16 @@ class Batch:
     req_pool_indices: torch.Tensor
     temperatures: torch.Tensor
     is_greedy: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: torch.device) -> Batch:
+        """Bring what the step must know of the requests to the device."""
+        temperatures = [request.sampling.temperature for request in requests]
+        return cls(
+            req_pool_indices=to_device([request.row for request in requests], device),
+            temperatures=to_device(temperatures, device, torch.float32),
+            is_greedy=not any(temperatures),
+        )
 
 
 class Verifier:

@@ -16,8 +16,13 @@ GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 COMMANDS = {
     "capture": {"TARGET", "--mode", "--batch-sizes", "--device", "--out", "--json"},
     "export": {"RECORD", "--out"},
+    "generate": {
+        "--prompt", "--checkpoint", "--algorithm", "--topk", "--num-steps", "--num-draft-tokens",
+        "--generation", "--max-new-tokens", "--temperature", "--seed", "--device", "--eager",
+        "--json",
+    },
     "doctor": {"--json"},
-}
+}  # fmt: skip
 HELP = {"-h", "--help"}
 
 

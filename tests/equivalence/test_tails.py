@@ -1,89 +1,124 @@
 """What stood in the buffers before must not matter to live rows."""
 
+import dataclasses
+
+import numpy as np
 import torch
 
-from graphkit.spec import ForwardMode
-
-VERIFY = ForwardMode.TARGET_VERIFY
+from graphkit.buffers import Axis, fields_of
 
 
-def test_poisoned_buffers_change_nothing(verify, target, poison):
-    runner = verify([8, 32])
+def test_poisoned_buffers_change_nothing(capture, assert_same):
+    captured = capture([8, 32])
     for live in (1, 5, 8, 9, 31, 32):
-        batch = target.sample_batch(VERIFY, live, live)
-        clean = runner.replay(batch, clone=True)
-        poison(runner)
-        again = runner.replay(batch)
-        for name, rows in clean.tensors().items():
-            assert torch.equal(rows, again.tensors()[name]), (live, name)
+        batch = captured.batch(live, live)
+        clean = captured.replay(batch)
+        captured.poison()
+        assert_same(clean, captured.replay(batch))
 
 
-def test_the_tail_holds_pads_after_a_replay(verify, target, poison):
-    runner = verify([32])
-    poison(runner)
-    runner.replay(target.sample_batch(VERIFY, 5, 0))
-    view = runner.buffers.view(32)
-    for layout in runner.buffers.layouts:
-        live = runner.buffers.capacity.rows(layout.field.axis, 5)
-        tail = getattr(view, layout.name).narrow(layout.dim, live, layout.capacity - live)
+def test_the_tail_holds_pads_after_a_replay(capture):
+    captured = capture([32])
+    buffers = captured.runner.buffers
+    captured.poison()
+    batch = captured.batch(5, 0)
+    captured.replay(batch)
+    view = buffers.view(32)
+    for layout in buffers.layouts:
+        rows = getattr(view, layout.name)
+        live = layout.shape(captured.rows(layout.field.axis, batch))[layout.dim]
+        tail = rows.narrow(layout.dim, live, rows.shape[layout.dim] - live)
+        assert tail.numel()
         assert (tail == layout.pad).all(), layout.name
 
 
-def test_a_shrinking_sequence_leaves_no_stale_rows(verify, target, assert_right):
-    runner = verify()
-    addresses = {name: t.data_ptr() for name, t in runner.buffers.arena.tensors.items()}
+def test_a_shrinking_sequence_leaves_no_stale_rows(capture):
+    captured = capture([2, 8, 20, 32])
+    tensors = captured.runner.buffers.arena.tensors
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     for turn, live in enumerate((32, 12, 3, 7, 1, 32, 1)):
-        batch = target.sample_batch(VERIFY, live, turn)
-        assert_right(runner, batch, runner.replay(batch))
-    assert addresses == {n: t.data_ptr() for n, t in runner.buffers.arena.tensors.items()}
+        captured.assert_right(captured.batch(live, turn))
+    assert addresses == {name: tensor.data_ptr() for name, tensor in tensors.items()}
 
 
-def test_nan_in_the_dummy_slot_does_not_reach_live_rows(verify, target):
-    runner = verify([8])
-    batch = target.sample_batch(VERIFY, 3, 1)
-    clean = runner.replay(batch, clone=True)
-    for tensor in target.state.values():
+def test_back_to_back_replays_do_not_wait_for_one_another(capture, assert_same):
+    """More in flight than the mailbox has slots, each with another size."""
+    captured = capture([8, 32])
+    batches = [captured.batch(live, live) for live in (32, 1, 9, 8, 31, 2, 17, 5)]
+    wanted = [captured.replay(batch) for batch in batches]
+    outputs = [captured.runner.replay(batch, clone=True) for batch in batches]
+    for one, output in zip(wanted, outputs, strict=True):
+        assert_same(one, output.tensors())
+
+
+def test_nan_in_the_dummy_slot_does_not_reach_live_rows(capture, assert_same):
+    captured = capture([8])
+    batch = captured.batch(3, 1)
+    clean = captured.replay(batch)
+    for tensor in captured.target.state.values():
         tensor[0] = torch.nan
-    again = runner.replay(batch, clone=True)
-    for tensor in target.state.values():
+    again = captured.replay(batch)
+    for tensor in captured.target.state.values():
         tensor[0] = 0
-    assert torch.equal(clean.next_token_logits, again.next_token_logits)
+    assert_same(clean, again)
 
 
-def test_pad_rows_write_the_dummy_slot_alone(verify, target):
-    runner = verify([32])
-    batch = target.sample_batch(VERIFY, 2, 1)
-    before = {name: tensor.clone() for name, tensor in target.state.items()}
-    runner.replay(batch)
-    own = torch.as_tensor(batch.out_cache_loc).to(next(iter(before.values())).device)
-    for name, tensor in target.state.items():
-        changed = (tensor != before[name]).flatten(1).any(1).nonzero().flatten()
-        assert torch.isin(changed, torch.cat([own, own.new_zeros(1)])).all(), name
+def test_a_replay_writes_its_own_slots_and_the_dummy_alone(capture, device):
+    captured = capture([32])
+    batch = captured.batch(2, 1)
+    before = {name: tensor.clone() for name, tensor in captured.target.state.items()}
+    for tensor in captured.target.state.values():
+        tensor.add_(1)
+    raised = {name: tensor.clone() for name, tensor in captured.target.state.items()}
+    captured.replay(batch)
+    own = torch.as_tensor(batch.out_cache_loc, device=device)
+    own = torch.cat([own, own.new_zeros(1)])
+    changed = {
+        int(slot)
+        for name, tensor in captured.target.state.items()
+        for slot in (tensor != raised[name]).flatten(1).any(1).nonzero()
+    }
+    for name, tensor in captured.target.state.items():
+        tensor.copy_(before[name])
+    assert changed
+    assert changed <= set(own.tolist())
 
 
-def test_interleaved_runners_do_not_disturb_each_other(verify, target, assert_right):
-    first, second = verify([4, 32]), verify([8, 32])
-    decode = verify([32], ForwardMode.DECODE)
+def test_interleaved_modes_do_not_disturb_each_other(target, capture_mode):
+    every = [capture_mode(mode, [4, 32]) for mode in target.forwards]
     for turn, live in enumerate((32, 3, 17, 1)):
-        for runner in (first, second, decode, first):
-            batch = target.sample_batch(runner.mode, live, turn)
-            assert_right(runner, batch, runner.replay(batch))
+        for captured in (*every, every[0]):
+            captured.assert_right(captured.batch(live, turn))
 
 
-def test_rows_do_not_depend_on_their_place(verify, target):
-    runner = verify([8])
-    batch = target.sample_batch(VERIFY, 8, 4)
-    width = runner.tokens_per_request
-    order = [5, 2, 7, 0, 1, 6, 3, 4]
-    rows = [request * width + i for request in order for i in range(width)]
-    moved = type(batch)(
-        req_pool_indices=batch.req_pool_indices[order],
-        seq_lens=batch.seq_lens[order],
-        input_ids=batch.input_ids[rows],
-        positions=batch.positions[rows],
-        out_cache_loc=batch.out_cache_loc[rows],
-        custom_mask=None if batch.custom_mask is None else batch.custom_mask[order],
-    )
-    straight = runner.replay(batch, clone=True).next_token_logits
-    permuted = runner.replay(moved).next_token_logits
-    torch.testing.assert_close(permuted, straight[rows], rtol=1e-5, atol=1e-5)
+def test_rows_do_not_depend_on_their_place(capture):
+    captured = capture([8])
+    batch = captured.batch(8, 4)
+    order = np.array([5, 2, 7, 0, 1, 6, 3, 4])
+    straight, moved = captured.replay(batch), captured.replay(reordered(batch, order))
+    for name, rows in straight.items():
+        wanted = rows.unflatten(0, (8, -1))[torch.from_numpy(order)].flatten(0, 1)
+        loose = 1e-5 if rows.is_floating_point() else 0
+        torch.testing.assert_close(moved[name], wanted, rtol=loose, atol=loose)
+
+
+def reordered(batch, order):
+    """The same requests in another order."""
+    counts = getattr(batch, "extend_seq_lens", np.full(8, batch.num_tokens // 8))
+    starts = counts.cumsum() - counts
+    tokens = np.concatenate([starts[i] + np.arange(counts[i]) for i in order])
+    places = {Axis.REQUEST: order, Axis.TOKEN: tokens}
+
+    def moved(field):
+        rows = getattr(batch, field.name)
+        place = places[field.axis]
+        if field.flat:
+            return rows.reshape(batch.num_tokens, -1)[place].ravel()
+        return rows[torch.from_numpy(place) if isinstance(rows, torch.Tensor) else place]
+
+    present = [f for f in fields_of(type(batch)) if getattr(batch, f.name) is not None]
+    again = dataclasses.replace(batch, **{field.name: moved(field) for field in present})
+    if getattr(batch, "select_index", None) is not None:
+        width = batch.num_tokens // 8
+        again.select_index = np.arange(8) * width + again.num_accepted_drafts
+    return again

@@ -64,7 +64,7 @@ def sampling_args(shape, requests, vocab, damaged=False):
         target.view(-1)[:: 3 * vocab + 1] = math.nan
         target.view(-1)[:: 5 * vocab + 2] = math.inf
         target[1] = 0
-        coins[-2:, -1] = torch.tensor([1.0, math.nan])
+        coins[-3:, -1] = torch.tensor([-0.5, 1.0, math.nan])
     return tokens, *tree, coins[:, :-1], coins[:, -1], target, draft, 1.0, 1.0
 
 

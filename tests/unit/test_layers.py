@@ -167,7 +167,7 @@ def test_the_face_stays_without_torch():
     assert "torch" in loaded_after("import graphkit; graphkit.SizeTable")
 
 
-@pytest.mark.parametrize("words", [[], ["capture"], ["export"], ["doctor"]])
+@pytest.mark.parametrize("words", [[], ["capture"], ["export"], ["generate"], ["doctor"]])
 def test_help_stays_without_torch(words):
     code = (
         "from graphkit.cli import main\n"

@@ -39,18 +39,16 @@ def target_features(target: LlamaModel, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the target's features [B, L, H] and its logits [B, L, V] for ids [B, L]."""
     batch_size, length = ids.shape
     positions = torch.arange(length, device=ids.device).repeat(batch_size)
-    with torch.no_grad():
-        hidden = target(ids.flatten(), positions, causal_attend(batch_size, length))
-        logits = target.logits(hidden)
-    return hidden.unflatten(0, ids.shape), logits.unflatten(0, ids.shape)
+    hidden = target(ids.flatten(), positions, causal_attend(batch_size, length))
+    return hidden.unflatten(0, ids.shape), target.logits(hidden).unflatten(0, ids.shape)
 
 
 def draft_loss(unroll: Unroll, head: nn.Module, target: LlamaModel, windows: Tensor) -> Tensor:
     """Return the mean loss of the S draft steps over windows [B, L + 1].
 
     A step's loss is the cross entropy with the target's distribution and, where its hidden states
-    stand in for features, a tenth of their distance from those. EAGLE (arXiv 2401.15077) has the
-    same terms and weighs the first by a tenth instead, for targets whose features change less.
+    stand in for features, a tenth of their distance from those: the terms of EAGLE
+    (arXiv 2401.15077), which weighs them the other way round.
     """
     ids = windows[:, :-1]
     features, logits = target_features(target, ids)

@@ -1,5 +1,6 @@
 """Draft models run on known text as decoding runs them: S steps from every position at once.
 
+Eagle heads meet their own hidden states this way, as in EAGLE-3's training (arXiv 2503.01840).
 Root r of a window is a request whose draft starts there. Draft step k = 1 .. S takes the token at
 r + k and predicts the one after it, which the target predicts from its feature at r + k.
 

@@ -4,7 +4,8 @@ One program takes a tile of one request's query rows for one key-value head (all
 query heads that share it lie in one tile, if they fit) and one split of that request's keys. With
 more than one split each leaves its normalised partial result and the log of its weight, and a
 second kernel joins them. A request with fewer than W rows has lanes to spare: those of all requests
-together write zeros into the rows that belong to nobody, so that no launch has to clear them.
+together write zeros into the rows that belong to nobody, so that no launch has to clear them. With
+a mask there are none, each request has W rows, and nothing is read to find them.
 """
 
 import torch
@@ -32,22 +33,25 @@ def paged_attention_kernel(
     row = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
     # There may be more programs than requests, if there are more rows than theirs.
-    begin = tl.maximum(tl.load(cu_seqlens_q + tl.minimum(request, requests)), 0)
-    end = tl.minimum(tl.load(cu_seqlens_q + tl.minimum(request + 1, requests)), tokens)
     length = tl.load(cache_seqlens + tl.minimum(request, requests - 1))
-    rows = tl.minimum(end - begin, WIDTH)
+    length = tl.where(request < requests, length, 0)
+    if MASK_COLUMNS:
+        begin, rows = request * WIDTH, WIDTH
+        prefix = length - MASK_COLUMNS
+    else:
+        begin = tl.maximum(tl.load(cu_seqlens_q + tl.minimum(request, requests)), 0)
+        end = tl.load(cu_seqlens_q + tl.minimum(request + 1, requests))
+        rows = tl.minimum(end - begin, WIDTH)
+        prefix = length - rows
     is_own = own_query < rows
-    # Requests before this one leave request * WIDTH - begin lanes to spare; its own come next.
-    spare = tl.load(cu_seqlens_q + requests) + request * WIDTH - end
-    token = tl.where(is_own, begin, spare) + own_query
-    is_row = (own_query < WIDTH) & (token >= 0) & (token < tokens)
+    token = begin + own_query
+    is_row = is_own & (token < tokens)
     head = kv_head * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM
     queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
-    q = tl.load(queries + dim[None, :], mask=is_own[:, None] & is_dim[None, :], other=0.0)
+    q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
 
-    prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
     keys_end = tl.where(rows > 0, tl.minimum(length, max_keys), 0)
     span = tl.cdiv(tl.cdiv(keys_end, SPLITS), BLOCK_N) * BLOCK_N
     first = (split * span).to(tl.int32)
@@ -99,19 +103,28 @@ def paged_attention_kernel(
             acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
             top = new_top
 
-    # A lane without a query has met the keys all the same.
-    total = tl.where(is_own, total, 0.0)
-    top = tl.where(is_own, top, float("-inf"))
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    result = tl.where((total == 0.0)[:, None], 0.0, result)  # acc may be 0 times NaN
+    # What a row made of no keys is 0 times whatever others saw, which may be NaN.
+    divisor = tl.where(total == 0.0, -1.0, total)
+    result = tl.where(divisor[:, None] < 0.0, 0.0, acc / divisor[:, None])
     outs = out + split * out_split_stride
-    outs += token[:, None] * out_token_stride + head[:, None] * out_head_stride
-    tl.store(
-        outs + dim[None, :], result.to(out.dtype.element_ty), mask=is_row[:, None] & is_dim[None, :]
-    )
+    cells = outs + (token[:, None] * out_token_stride + head[:, None] * out_head_stride)
+    is_cell = is_row[:, None] & is_dim[None, :]
+    tl.store(cells + dim[None, :], result.to(out.dtype.element_ty), mask=is_cell)
     if SPLITS > 1:
         weight_log2 = top + tl.log2(tl.where(total == 0.0, 1.0, total))
         tl.store(lse + (split * tokens + token) * heads + head, weight_log2, mask=is_row)
+
+    if MASK_COLUMNS == 0:
+        if rows < WIDTH:
+            # Requests before this one leave request * WIDTH - begin lanes to spare.
+            spare = tl.load(cu_seqlens_q + requests) + request * WIDTH - begin + own_query - rows
+            is_spare = (own_query >= rows) & (own_query < WIDTH) & (spare >= 0) & (spare < tokens)
+            cells = outs + (spare[:, None] * out_token_stride + head[:, None] * out_head_stride)
+            is_cell = is_spare[:, None] & is_dim[None, :]
+            tl.store(cells + dim[None, :], 0.0, mask=is_cell)
+            if SPLITS > 1:
+                lses = lse + (split * tokens + spare) * heads + head
+                tl.store(lses, float("-inf"), mask=is_spare)
 
 
 @triton.jit(do_not_specialize=["rows"])

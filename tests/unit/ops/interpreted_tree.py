@@ -47,7 +47,7 @@ def walk_args(shape, damaged):
         links = [torch.randint(-2, shape[2] + 2, link.shape) for link in links]
         for link in (*links, ids):
             link.view(-1)[3::5] = 2**40
-        ids[0, 0] = -1
+        ids[1, 0] = -1
     return tokens.view(ids.shape), ids, *links
 
 
@@ -75,7 +75,7 @@ def sampling_args(shape, vocab, damaged):
         target.view(-1)[:: 3 * vocab + 1] = math.nan
         target.view(-1)[:: 5 * vocab + 2] = math.inf
         target[1] = 0
-        coins[2:, -1] = torch.tensor([1.0, math.nan])
+        coins[[0, 2, 3], -1] = torch.tensor([-0.5, 1.0, math.nan])
     return tokens, *tree, coins[:, :-1], coins[:, -1], target, draft
 
 

@@ -139,9 +139,18 @@ def test_a_damaged_tree_is_a_tree(shape):
     assert linked == 20 * (shape[2] - 1)  # each node but the root hangs somewhere
 
 
-def test_a_parent_that_was_not_selected_leaves_its_node_on_the_root():
+@pytest.mark.parametrize(
+    ("parents", "selected"),
+    [
+        ([-1, 0, 1, 4, 2], [0, 7]),  # 4 is not selected
+        ([-1, 0, 1, 10, 2], [10, 6]),  # there is no candidate 10
+        ([-1, 0, 1, -2, 2], [-2, 6]),
+        ([-1, 0, 1, 7, 2], [6, 7]),  # 7 comes later than 6, and is itself
+    ],
+)
+def test_a_node_without_a_parent_before_it_hangs_on_the_root(parents, selected):
     args = drafted(1, 3, 2, 3)
-    args[1], args[2] = torch.tensor([[-1, 0, 1, 4, 2]]), torch.tensor([[0, 7]])
+    args[1], args[2] = torch.tensor([parents]), torch.tensor([selected])
     _, positions, _, next_token, next_sibling, _ = build_tree(*args)
     assert next_token.tolist() == [[1, -1, -1]]
     assert next_sibling.tolist() == [[-1, 2, -1]]

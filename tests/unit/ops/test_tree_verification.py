@@ -53,7 +53,7 @@ def random_args(requests, width, seed, damaged):
         links.view(-1)[::5] = 2**40
     ids = torch.arange(requests * width).view(requests, width)
     if damaged:
-        ids[:, ::3], ids[:, 1::5] = 2**40, -1
+        ids[:, ::3], ids[:, 1::5] = 2**40, -3
     tokens, target = torch.randint(0, 3, (2, requests, width))
     return tokens, ids, *links, target
 

@@ -77,7 +77,7 @@ class DraftByHand:
     """One request of a batch through ``DraftModel``, branch by branch.
 
     Attributes:
-        tree: The class:`HandTree`.
+        tree: The :class:`HandTree`.
         views: What the forward of each step is due: a dict per branch.
     """
 
@@ -105,10 +105,8 @@ class DraftByHand:
                 "seq_lens": self.seq_len,
             }
         )
-        if given is None:
-            return top_of(logits_of(mix), spec.topk)
-        branch.hidden = hidden_of(given, mix)
-        return top_of(logits_of(mix + sum(branch.hidden)), spec.topk)
+        branch.hidden = None if given is None else hidden_of(given, mix)
+        return top_of(logits_of(mix + sum(branch.hidden or [])), spec.topk)
 
     def _first_hidden(self):
         rows = self.batch.hidden_states

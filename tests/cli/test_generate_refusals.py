@@ -1,0 +1,74 @@
+"""What ``graphkit generate`` refuses: one line on stderr, and an exit code that says why."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from graphkit.reference import default_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "text"),
+    [
+        (2, ("--topk", "0"), "SpecConfig.topk must be an int >= 1, got 0"),
+        (2, ("--num-draft-tokens", "7"), "SpecConfig.num_draft_tokens is 7"),
+        (
+            2,
+            ("--num-steps", "-1", "--num-draft-tokens", "4"),
+            "SpecConfig.num_steps must be an int",
+        ),
+        (2, ("--algorithm", "multi_layer_eagle", "--num-steps", "9"), "num_steps is 9"),
+        (2, ("--algorithm", "dflash"), "NONE, EAGLE, MULTI_LAYER_EAGLE, STANDALONE, NGRAM"),
+        (2, ("--max-new-tokens", "0"), "SamplingParams.max_new_tokens must be an int >= 1, got 0"),
+        (2, ("--temperature", "nan"), "SamplingParams.temperature must be a finite number"),
+        (2, ("--temperature", "-1"), "got -1.0"),
+        (2, ("--prompt", "x" * 2000), "a prompt has 2000 bytes; the model has room for"),
+        (2, ("--algorithm", "EAGLE", "--checkpoint", str(default_checkpoint())), "Use NONE"),
+        (1, ("--algorithm", "NONE", "--checkpoint", "nowhere"), "no checkpoint folder 'nowhere'"),
+        (3, ("--device", "cuda"), "no CUDA device for device='cuda'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_on_one_line(run, code, words, text):
+    prompt = () if "--prompt" in words else ("--prompt", "a")
+    ended = run("generate", *prompt, *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert text in ended.error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--topk", "x"), ("--seed", "-1"), ("--seed", str(2**63)), ("--seed", "1.5"),
+        ("--generation", "v3"), ("--device", "tpu"), ("--max-new-tokens", "1.5"), ("text",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_words_that_mean_nothing_are_wrong_usage(run, words):
+    ended = run("generate", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert "usage: graphkit" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--prompt", "-", "--prompt", "-"), "stdin can be read once"),
+        (("--prompt", "-"), "cannot read a prompt from stdin"),
+    ],
+)
+def test_a_stdin_that_cannot_be_read_is_wrong_usage(run, monkeypatch, words, text):
+    monkeypatch.setattr(sys, "stdin", None)
+    ended = run("generate", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert text in ended.error
+
+
+def test_tokens_that_are_no_bytes_are_wrong_usage(run, here):
+    config = json.loads((default_checkpoint() / "config.json").read_text())
+    (here / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    ended = run("generate", "--prompt", "a", "--algorithm", "none", "--checkpoint", here)
+    assert (ended.code, ended.out) == (2, "")
+    assert "has a vocabulary of 300" in ended.error

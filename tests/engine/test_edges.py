@@ -1,0 +1,188 @@
+"""Where requests begin and end: pages, the context's end, stop tokens, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphkit.engine import FinishReason, SamplingParams
+from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.spec import SpecFallbackWarning
+
+GENERATIONS = ["v1", "v2"]
+CHAIN_OR_TREE = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+EITHER_WAY = pytest.mark.parametrize("generation", GENERATIONS)
+
+
+def outputs(requests):
+    return [request.output_ids for request in requests]
+
+
+def prompt_of(length):
+    return [(7 * i + 3 * length) % 96 for i in range(length)]
+
+
+class TestPages:
+    LENGTHS = (3, 4, 5, 15, 16, 17, 31, 33)
+
+    @pytest.mark.parametrize("page_size", [4, 16])
+    @pytest.mark.parametrize(
+        ("generation", "topk"), [("v1", 1), ("v1", 2), ("v2", 1)], ids=str
+    )
+    @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE"])
+    def test_they_may_end_anywhere_in_a_text(
+        self, make_engine, plain, algorithm, generation, topk, page_size
+    ):
+        prompts = [prompt_of(length) for length in self.LENGTHS]
+        engine = make_engine(algorithm, topk=topk, page_size=page_size, generation=generation)
+        requests = engine.generate(prompts, SamplingParams(max_new_tokens=18))
+        assert outputs(requests) == plain(prompts, [18] * len(prompts))
+
+    @EITHER_WAY
+    def test_a_context_need_not_be_whole_pages(self, make_engine, plain, generation):
+        engine = make_engine(page_size=16, max_context_len=58, generation=generation)
+        request = engine.generate([prompt_of(5)], SamplingParams(max_new_tokens=99))[0]
+        assert request.finish_reason is FinishReason.CONTEXT
+        assert [request.output_ids] == plain([prompt_of(5)], [engine.limit - 5])
+
+    def test_v2_refuses_trees_of_them(self, make_engine):
+        with pytest.raises(ConfigError, match="topk 2 with page_size 4.*Use None or 'v1'"):
+            make_engine(topk=2, page_size=4, generation="v2")
+
+    def test_a_tree_of_them_falls_back_to_v1_and_says_so(self, make_engine):
+        with pytest.warns(SpecFallbackWarning, match="v1: topk 2 with page_size 4"):
+            assert make_engine(topk=2, page_size=4).generation == "v1"
+
+    def test_linear_attention_falls_back_to_v1_and_says_so(self, make_engine, task):
+        with pytest.warns(SpecFallbackWarning, match="v1: linear_attention"):
+            engine = make_engine(linear_attention=True)
+        assert engine.generation == "v1"
+        with pytest.raises(ConfigError, match="linear_attention"), pytest.warns():
+            make_engine(linear_attention=True, generation="v2")
+
+
+class TestContext:
+    @CHAIN_OR_TREE
+    @EITHER_WAY
+    def test_it_ends_requests_wherever_their_prompts_end(
+        self, make_engine, plain, generation, topk
+    ):
+        engine = make_engine("EXACT", topk=topk, generation=generation, max_context_len=40, batch_sizes=[8])
+        engine.capture()
+        prompts = [prompt_of(engine.limit - left) for left in range(1, 9)]
+        requests = engine.generate(prompts, SamplingParams(max_new_tokens=99))
+        assert outputs(requests) == plain(prompts, list(range(1, 9)))
+        assert {request.finish_reason for request in requests} == {FinishReason.CONTEXT}
+        assert {request.num_tokens for request in requests} == {engine.limit}
+
+    def test_a_request_may_fill_it_exactly(self, make_engine):
+        engine = make_engine(max_context_len=40)
+        prompt = prompt_of(10)
+        request = engine.generate([prompt], SamplingParams(max_new_tokens=engine.limit - 10))[0]
+        assert request.finish_reason is FinishReason.LENGTH
+
+    def test_too_long_a_prompt_is_refused(self, make_engine):
+        engine = make_engine(max_context_len=40)
+        with pytest.raises(InputError, match=f"has {engine.limit} tokens.*room for {engine.limit}"):
+            engine.submit(prompt_of(engine.limit))
+        assert not engine.has_work
+
+    def test_one_without_room_for_a_step_is_refused(self, make_engine):
+        with pytest.raises(ConfigError, match="max_context_len is 8, of which two steps"):
+            make_engine(max_context_len=8)
+
+
+class TestEnds:
+    @CHAIN_OR_TREE
+    @EITHER_WAY
+    def test_a_stop_token_may_be_any_of_an_accepted_path(
+        self, make_engine, plain, generation, topk
+    ):
+        prompt = prompt_of(30)
+        text = plain([prompt], [12])[0]
+        engine = make_engine("EXACT", topk=topk, generation=generation, batch_sizes=[8])
+        engine.capture()
+        requests = [
+            engine.submit(prompt, SamplingParams(stop_token_ids=frozenset({token, 96 + i})))
+            for i, token in enumerate(text)
+        ]
+        while engine.has_work:
+            engine.step()
+        ends = [text.index(token) + 1 for token in text]
+        assert ends[0] == 1, "the very first token"
+        assert outputs(requests) == [text[:end] for end in ends]
+        assert {request.finish_reason for request in requests} == {FinishReason.STOP}
+        assert requests[-1].accept_length > 2, "paths were accepted whole"
+
+    @CHAIN_OR_TREE
+    @EITHER_WAY
+    def test_all_requests_may_end_in_one_step(self, make_engine, task, generation, topk):
+        engine = make_engine(topk=topk, generation=generation, batch_sizes=[8])
+        engine.capture()
+        for _ in range(2):
+            requests = engine.generate([task.prompts[1]] * 8, SamplingParams(max_new_tokens=7))
+            assert outputs(requests) == [task.expected[1][:7]] * 8
+            assert engine.memory.held_slots == 0
+
+    @EITHER_WAY
+    def test_one_new_token_takes_no_draft(self, make_engine, task, generation):
+        engine = make_engine(generation=generation)
+        requests = engine.generate(task.prompts[:3], SamplingParams(max_new_tokens=1))
+        assert outputs(requests) == [text[:1] for text in task.expected[:3]]
+        assert engine.stats.num_verifies == 0
+        assert engine.stats.new_tokens == 3
+
+    @EITHER_WAY
+    def test_the_reason_is_the_first_that_holds(self, make_engine, task, generation):
+        text = task.expected[2]
+        stop = SamplingParams(max_new_tokens=1, stop_token_ids=frozenset({text[0]}))
+        engine = make_engine(generation=generation)
+        assert engine.generate([task.prompts[2]], stop)[0].finish_reason is FinishReason.STOP
+
+
+class TestPrompts:
+    @EITHER_WAY
+    @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM", "NONE"])
+    def test_an_empty_one_is_its_begin_token(self, make_engine, plain, algorithm, generation):
+        engine = make_engine(algorithm, generation=generation, bos_token_id=7)
+        requests = engine.generate([[], [7]], SamplingParams(max_new_tokens=9))
+        assert outputs(requests) == plain([[7], [7]], [9, 9])
+
+    @pytest.mark.parametrize(
+        ("prompt", "says"),
+        [
+            ([], "empty.*bos_token_id"),
+            ([4, 96], "holds 4 to 96. Tokens are 0 to 95"),
+            ([-1], "holds -1 to -1"),
+            ([1.5], "1.5"),
+        ],
+    )
+    def test_what_is_no_prompt_is_refused(self, make_engine, prompt, says):
+        engine = make_engine()
+        with pytest.raises(InputError, match=says) as caught:
+            engine.submit(prompt)
+        assert caught.value.field == "prompt_ids"
+        assert not engine.has_work
+
+    def test_one_that_is_refused_takes_the_others_with_it(self, make_engine, task):
+        engine = make_engine()
+        with pytest.raises(InputError, match="holds 99"):
+            engine.generate([task.prompts[0], [99]])
+        assert not engine.has_work, "nobody holds the other request"
+
+    @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])
+    @CHAIN_OR_TREE
+    def test_chunks_of_any_size_make_no_difference(self, make_engine, task, algorithm, topk):
+        for chunk in (1, 7, 512):
+            engine = make_engine(algorithm, topk=topk, chunked_prefill_size=chunk)
+            requests = engine.generate(task.prompts[:5], SamplingParams(max_new_tokens=6))
+            assert outputs(requests) == [text[:6] for text in task.expected[:5]], chunk
+
+    def test_chunks_of_nothing_are_refused(self, make_engine):
+        with pytest.raises(ConfigError, match="chunked_prefill_size must be an int >= 1, got 0"):
+            make_engine(chunked_prefill_size=0)
+
+    def test_a_closed_engine_takes_none(self, make_engine):
+        engine = make_engine()
+        engine.close()
+        with pytest.raises(ReplayError, match="closed.*Make a new one"):
+            engine.submit([1])

@@ -1,0 +1,194 @@
+"""Slots and rows: who waits for them, that nobody shares them, and that all come back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.engine import FinishReason, SamplingParams
+from graphkit.errors import InputError
+
+EITHER_WAY = pytest.mark.parametrize("generation", ["v1", "v2"])
+CHAIN_OR_TREE = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+
+
+def assert_nobody_shares(engine, requests):
+    """The slots of all running requests are theirs alone, and none is a dummy."""
+    table = engine.memory.pool.req_to_token
+    running = [request for request in requests if request.row]
+    slots = torch.cat([table[r.row, : r.num_tokens - 1] for r in running]).tolist()
+    assert len(set(slots)) == len(slots)
+    assert min(slots) >= engine.sizes.page_size
+    assert len({request.row for request in running}) == len(running)
+
+
+@CHAIN_OR_TREE
+@EITHER_WAY
+def test_no_two_requests_share_a_slot(make_engine, task, generation, topk):
+    engine = make_engine(topk=topk, generation=generation, max_batch_size=5)
+    requests = []
+    for prompt, sampling in zip(task.prompts[:20], task.sampling(), strict=False):
+        requests.append(engine.submit(prompt, sampling))
+        engine.step()
+        assert_nobody_shares(engine, [r for r in requests if r.row])
+    while engine.has_work:
+        engine.step()
+    assert [request.output_ids for request in requests] == task.expected[:20]
+    assert engine.memory.available_rows == 5
+
+
+def most_running(engine, requests):
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max(most, sum(1 for request in requests if request.row))
+    return most
+
+
+@EITHER_WAY
+def test_requests_beyond_the_batch_wait(make_engine, task, generation):
+    engine = make_engine(max_batch_size=3, generation=generation)
+    requests = [engine.submit(p, s) for p, s in zip(task.prompts[8:24], task.sampling()[8:24])]
+    assert most_running(engine, requests) == 3
+    assert [request.output_ids for request in requests] == task.expected[8:24]
+
+
+@EITHER_WAY
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_requests_wait_for_slots_in_the_order_in_which_they_came(
+    make_engine, task, generation, page_size
+):
+    """Two or three fit at once; a small one does not overtake."""
+    engine = make_engine(generation=generation, page_size=page_size, kv_tokens=80)
+    prompts = [task.prompts[i] for i in (2, 5, 8, 0, 13)]
+    expected = [task.expected[i] for i in (2, 5, 8, 0, 13)]
+    began = []
+    requests = [
+        engine.submit(prompt, SamplingParams(max_new_tokens=len(text)))
+        for prompt, text in zip(prompts, expected, strict=True)
+    ]
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max(most, sum(1 for request in requests if request.row))
+        began += [i for i, r in enumerate(requests) if r.row and i not in began]
+        assert engine.memory.held_slots <= 80
+    assert began == sorted(began)
+    assert 1 < most < 5
+    assert [request.output_ids for request in requests] == expected
+
+
+@EITHER_WAY
+def test_a_request_that_never_fits_is_refused(make_engine, task, generation):
+    engine = make_engine(kv_tokens=40, generation=generation)
+    most = 40 - (engine.sizes.max_context_len - engine.limit) - 8
+    fits = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=most))
+    with pytest.raises(InputError, match="takes 41 KV slots; the pool has 40. Ask for fewer"):
+        engine.submit(task.prompts[1], SamplingParams(max_new_tokens=most + 1))
+    while engine.has_work:
+        engine.step()
+    assert fits.finish_reason is FinishReason.LENGTH
+
+
+def test_v1_holds_the_step_at_hand_and_v2_all_steps(make_engine, task):
+    held = {}
+    for generation in ("v1", "v2"):
+        engine = make_engine(generation=generation)
+        request = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=40))
+        engine.step()
+        held[generation] = engine.memory.held_slots
+        if generation == "v1":
+            assert engine.memory.held_slots == request.num_tokens - 1
+    assert held["v2"] == 8 + 40 + engine.sizes.max_context_len - engine.limit
+
+
+@EITHER_WAY
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_closing_in_the_middle_of_work_gives_everything_back(
+    make_engine, task, generation, steps, captured
+):
+    engine = make_engine(max_batch_size=2, generation=generation, batch_sizes=[2])
+    if captured:
+        engine.capture()
+    slots, rows = engine.memory.available_slots, engine.memory.available_rows
+    requests = [engine.submit(p, SamplingParams(max_new_tokens=13)) for p in task.prompts[:4]]
+    for _ in range(steps):
+        engine.step()
+    engine.close()
+    assert (engine.memory.available_slots, engine.memory.available_rows) == (slots, rows)
+    assert not engine.has_work
+    for request, text in zip(requests, task.expected, strict=False):
+        assert request.output_ids == text[: len(request.output_ids)]
+    engine.close()
+
+
+@EITHER_WAY
+def test_what_was_made_before_closing_stays_counted(make_engine, task, generation):
+    engine = make_engine(max_batch_size=2, generation=generation)
+    requests = [engine.submit(p, SamplingParams(max_new_tokens=30)) for p in task.prompts[:4]]
+    for _ in range(3):
+        engine.step()
+    before = engine.stats
+    engine.close()
+    assert engine.stats.new_tokens >= before.new_tokens > 0
+    assert engine.stats.new_tokens == sum(len(request.output_ids) for request in requests)
+    assert engine.stats.accept_length > 1
+    assert [request.row for request in requests] == [0] * 4, "no row is theirs any more"
+
+
+class Failing:
+    """Wraps the target's forward; the next call raises once ``armed`` is set."""
+
+    def __init__(self, forward):
+        self.forward, self.armed = forward, False
+
+    def __call__(self, inputs):
+        if self.armed:
+            self.armed = False
+            raise RuntimeError("the model failed")
+        return self.forward(inputs)
+
+
+@pytest.fixture
+def failing(make_engine, labelling):
+    """An engine and its target, which can be made to fail."""
+
+    def make(generation):
+        made = []
+
+        def target(model, attention):
+            made.append(Failing(labelling(model, attention)))
+            return made[0]
+
+        return make_engine(generation=generation, target=target), made[0]
+
+    return make
+
+
+@EITHER_WAY
+def test_a_step_that_failed_may_be_made_again(failing, task, generation):
+    engine, target = failing(generation)
+    requests = [engine.submit(p, SamplingParams(max_new_tokens=10)) for p in task.prompts[:3]]
+    engine.step()
+    target.armed = True
+    with pytest.raises(RuntimeError, match="the model failed"):
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    assert [r.output_ids for r in requests] == [text[:10] for text in task.expected[:3]]
+
+
+@EITHER_WAY
+def test_a_prompt_that_could_not_be_read_gets_no_wrong_tokens(failing, task, generation):
+    engine, target = failing(generation)
+    first = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=10))
+    engine.step()
+    target.armed = True
+    second = engine.submit(task.prompts[2], SamplingParams(max_new_tokens=10))
+    with pytest.raises(RuntimeError, match="the model failed"):
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    assert first.output_ids == task.expected[1][:10]
+    assert second.output_ids in ([], task.expected[2][:10])

@@ -1,0 +1,175 @@
+"""v2: the next step is launched before the last one's results are read, and nothing in it waits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from graphkit.engine import EagleDrafter, SamplingParams
+from graphkit.engine.generations import HostInLoop, Overlapped
+from graphkit.engine.results import Results
+from graphkit.errors import ReplayError
+from graphkit.graphs.failures import caller_place
+from graphkit.graphs.recorder import _READS_THE_DEVICE
+from graphkit.graphs.refusing import RefusingMode
+
+DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "NONE"]
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What happened in which order: each verify's ``sent``, its ``booked``, each ``extended``."""
+    happened = []
+    send, book, extend = Results.send.__func__, Results.book, EagleDrafter.extend
+
+    def sending(cls, requests, tokens, counts, is_verify):
+        results = send(cls, requests, tokens, counts, is_verify)
+        happened.append(("sent", id(results)))
+        kept.append(results)
+        return results
+
+    def booking(results):
+        happened.append(("booked", id(results)))
+        return book(results)
+
+    def extending(drafter, verified):
+        happened.append(("extended", id(kept[-1])))
+        extend(drafter, verified)
+
+    kept = []
+    monkeypatch.setattr(Results, "send", classmethod(sending))
+    monkeypatch.setattr(Results, "book", booking)
+    monkeypatch.setattr(EagleDrafter, "extend", extending)
+    return happened
+
+
+def in_order(log):
+    """The same with the results numbered as they were sent."""
+    number = {which: i for i, (_, which) in enumerate(e for e in log if e[0] == "sent")}
+    return [(what, number[which]) for what, which in log]
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+def test_v2_launches_a_whole_step_before_it_reads_the_last_one(make_engine, task, log, topk):
+    engine = make_engine(topk=topk, generation="v2")
+    engine.generate([task.prompts[1]], SamplingParams(max_new_tokens=13))
+    events = in_order(log)
+    launches = sum(what == "extended" for what, _ in events)
+    assert launches > 4
+    expected = [("sent", 0)]  # the prompt's first token
+    for step in range(1, launches + 1):
+        expected += [("sent", step), ("extended", step), ("booked", step - 1)]
+    assert events == [*expected, ("booked", launches)]
+
+
+def test_v1_reads_every_step_before_the_next(make_engine, task, log):
+    engine = make_engine(generation="v1")
+    engine.generate([task.prompts[1]], SamplingParams(max_new_tokens=13))
+    events = in_order(log)
+    assert [what for what, _ in events] == ["sent", "booked"] * (len(events) // 2)
+    assert all(a == b for (_, a), (_, b) in list(pairwise(events))[::2])
+
+
+def test_v2_tells_of_a_step_in_the_next_one(make_engine, task):
+    engine = make_engine(generation="v2")
+    request = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=13))
+    assert engine.step() == [(request, task.expected[1][:1])]
+    told = [events for _ in range(20) if (events := engine.step())]
+    assert [token for events in told for _, tokens in events for token in tokens] == (
+        task.expected[1][1:]
+    )
+
+
+class HostReads(TorchFunctionMode):
+    """Keeps the places that read a tensor's values on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _READS_THE_DEVICE:
+            self.places.append(f"{_READS_THE_DEVICE[func]} at {caller_place()}")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize("algorithm", DRAFTING)
+def test_no_line_of_a_launch_reads_the_device(
+    make_engine, task, monkeypatch, algorithm, topk, captured
+):
+    launch, reads = Overlapped._launch, HostReads()
+
+    def watched(*args):
+        with reads, RefusingMode():
+            launch(*args)
+
+    monkeypatch.setattr(Overlapped, "_launch", watched)
+    engine = make_engine(algorithm, topk=topk, generation="v2", batch_sizes=[2])
+    if captured:
+        engine.capture()
+    requests = engine.generate(task.prompts[:2], SamplingParams(max_new_tokens=6))
+    assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:2]]
+    # The mailbox takes tensors of the CPU for what the host knows; those of a device it leaves.
+    assert [place for place in reads.places if "buffers/" not in place] == []
+
+
+def test_the_watch_sees_a_read(make_engine, task, monkeypatch):
+    """The test above would notice: v1 does read."""
+    reads, refused = HostReads(), RefusingMode()
+    advance = HostInLoop.advance
+
+    def watched(*args):
+        with reads, refused:
+            return advance(*args)
+
+    monkeypatch.setattr(HostInLoop, "advance", watched)
+    engine = make_engine(generation="v1")
+    engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=6))
+    assert any("tolist" in place for place in reads.places)
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize("algorithm", DRAFTING)
+def test_every_result_is_picked_up_once(make_engine, task, algorithm, topk, generation):
+    engine = make_engine(algorithm, topk=topk, generation=generation, debug=True, max_batch_size=3)
+    requests = engine.generate(task.prompts[:6], SamplingParams(max_new_tokens=6))
+    assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:6]]
+
+
+class Greedy(EagleDrafter):
+    """Picks its candidates up twice."""
+
+    def draft(self, req_pool_indices, seq_lens, bonus_tokens):
+        self._context.future_map.resolve("topk_p", req_pool_indices)
+        return super().draft(req_pool_indices, seq_lens, bonus_tokens)
+
+
+def test_debug_catches_a_drafter_that_picks_up_twice(make_engine, task):
+    engine = make_engine(drafter=Greedy, debug=True)
+    engine.submit(task.prompts[0])
+    with pytest.raises(ReplayError, match="'topk_p' were picked up already"):
+        engine.step()
+    quiet = make_engine(drafter=Greedy)
+    request = quiet.generate(task.prompts[:1], SamplingParams(max_new_tokens=4))[0]
+    assert request.output_ids == task.expected[0][:4]
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])
+def test_capturing_in_the_middle_of_work_disturbs_nobody(make_engine, task, algorithm, topk):
+    engine = make_engine(algorithm, topk=topk, batch_sizes=[8])
+    requests = [engine.submit(p, s) for p, s in zip(task.prompts[:8], task.sampling())]  # noqa: B905
+    engine.step()
+    engine.step()
+    state = torch.random.get_rng_state()
+    engine.capture()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    while engine.has_work:
+        engine.step()
+    assert [request.output_ids for request in requests] == task.expected[:8]

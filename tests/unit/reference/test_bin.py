@@ -1,0 +1,75 @@
+"""Weights in PyTorch's own format: read without running anything, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from graphkit.errors import CheckpointError
+from graphkit.reference import load_checkpoint, load_eagle_head, save_checkpoint, save_draft_head
+
+BIN = "pytorch_model.bin"
+
+
+def to_bin(folder):
+    path = folder / "model.safetensors"
+    torch.save(load_file(path), folder / BIN)
+    path.unlink()
+
+
+@pytest.fixture
+def folder(eagle, tmp_path):
+    """An Eagle head as most are published."""
+    save_draft_head(eagle, tmp_path)
+    to_bin(tmp_path)
+    return tmp_path
+
+
+def refused(folder, target, match):
+    with pytest.raises(CheckpointError, match=match) as caught:
+        load_eagle_head(folder, target)
+    assert "\n" not in str(caught.value)
+
+
+def test_it_is_read(folder, eagle, target):
+    assert torch.equal(load_eagle_head(folder, target).fc.weight, eagle.fc.weight)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 3000, -100])
+def test_cut_short(keep, folder, target):
+    path = folder / BIN
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(folder, target, "is not a file of PyTorch tensors")
+
+
+class Intruder:
+    """What unpickling without care would run."""
+
+    def __reduce__(self):
+        return pytest.fail, ("it ran",)
+
+
+def test_code_is_not_run(eagle, folder, target):
+    torch.save(eagle.state_dict() | {"intruder": Intruder()}, folder / BIN)
+    refused(folder, target, "is not a file of PyTorch tensors")
+
+
+@pytest.mark.parametrize("stored", [[torch.ones(2)], {"fc.weight": 3}, torch.ones(2)])
+def test_more_than_tensors(stored, folder, target):
+    torch.save(stored, folder / BIN)
+    refused(folder, target, "holds more than tensors by name")
+
+
+def test_safetensors_go_first(eagle, folder, target):
+    save_draft_head(eagle, folder)
+    (folder / BIN).write_bytes(b"not read")
+    load_eagle_head(folder, target)
+
+
+def test_whole_models_come_so_too(target, tmp_path):
+    save_checkpoint(target, tmp_path)
+    to_bin(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert torch.equal(loaded.lm_head.weight, target.lm_head.weight)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight

@@ -1,0 +1,251 @@
+"""Chains that cannot be built, captured or run, and what their graphs are made of."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from graphkit import (
+    AttentionBackend,
+    CaptureCause,
+    CaptureError,
+    ConfigError,
+    InputError,
+    OutputError,
+    RecorderBackend,
+    VerifyOutput,
+)
+from graphkit.buffers import MultiLayerDraftExtendInputs
+from graphkit.runners import MultiLayerEagleRunner, Reason
+
+
+class Noting(RecorderBackend):
+    """Keeps the graphs that it made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def capture(self, function):
+        self.made.append(super().capture(function))
+        return self.made[-1]
+
+
+@pytest.fixture
+def case(extend_case):
+    return extend_case()
+
+
+@pytest.fixture
+def layers(make_model):
+    return [make_model(layer) for layer in range(3)]
+
+
+@pytest.fixture
+def batch(case):
+    return case.batch([3, 1], width=6, cls=MultiLayerDraftExtendInputs)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_one_forward_per_step(case, make_model, count):
+    forwards = [make_model() for _ in range(count)]
+    with pytest.raises(ConfigError, match=f"got {count} forwards for num_steps 3") as caught:
+        case.runner(MultiLayerEagleRunner, forwards, capture=False)
+    assert caught.value.field == "forward"
+
+
+@pytest.mark.parametrize("forward", [lambda inputs: inputs, None], ids=["one", "none"])
+def test_what_is_no_list_is_refused(case, forward):
+    with pytest.raises(ConfigError, match="list with one forward per step") as caught:
+        case.runner(MultiLayerEagleRunner, forward, capture=False)
+    assert caught.value.field == "forward"
+
+
+@pytest.mark.parametrize("front", [-1, 1.5, True, None])
+def test_front_tokens_are_a_count(case, layers, front):
+    with pytest.raises(ConfigError, match="num_front_tokens") as caught:
+        case.runner(MultiLayerEagleRunner, layers, num_front_tokens=front, capture=False)
+    assert caught.value.field == "num_front_tokens"
+
+
+@pytest.mark.parametrize("one_graph", [True, False])
+@pytest.mark.parametrize("hidden", ["nothing", "request"])
+@pytest.mark.parametrize("forgetful", [0, 1])
+def test_a_layer_that_forgets_hidden_states_is_refused(
+    case, make_model, batch, one_graph, hidden, forgetful
+):
+    """The next one reads a row for each of its own."""
+    layers = [make_model(i, hidden=hidden if i == forgetful else "token") for i in range(3)]
+    runner = case.runner(MultiLayerEagleRunner, layers, one_graph=one_graph, capture=False)
+    text = f"layer {forgetful} returned no hidden state for each of its"
+    with pytest.raises(OutputError, match=text):
+        runner.fall_back(batch)
+    with pytest.raises(CaptureError, match=text):
+        runner.capture()
+    assert runner.life == "planned"
+
+
+@pytest.mark.parametrize("one_graph", [True, False])
+@pytest.mark.parametrize("hidden", ["nothing", "request"])
+def test_nobody_reads_those_of_the_last_layer(case, make_model, batch, one_graph, hidden):
+    layers = [make_model(i, hidden=hidden if i == 2 else "token") for i in range(3)]
+    runner = case.runner(MultiLayerEagleRunner, layers, one_graph=one_graph)
+    output = runner.replay(batch)
+    assert output.topk_index.shape == (2, 3, 2)
+    assert (output.hidden_states is None) == (hidden == "nothing")
+    assert torch.equal(runner.fall_back(batch).topk_index, output.topk_index)
+
+
+@pytest.mark.parametrize("rows", [1, 13])
+def test_rows_that_nobody_asked_for(case, layers, batch, rows):
+    def forward(inputs):
+        logits = layers[1](inputs).next_token_logits
+        return VerifyOutput(next_token_logits=logits[:1].repeat(rows, 1))
+
+    runner = case.runner(MultiLayerEagleRunner, [layers[0], forward, layers[2]], capture=False)
+    with pytest.raises(
+        OutputError, match=f"{rows} rows of next_token_logits for 12 tokens or 2 req"
+    ):
+        runner.fall_back(batch)
+
+
+@pytest.mark.parametrize(("one_graph", "per_size"), [(True, 1), (False, 3)])
+def test_a_size_counts_the_nodes_of_all_its_graphs(case, layers, one_graph, per_size):
+    backend, records = Noting(), []
+    runner = case.runner(
+        MultiLayerEagleRunner, layers, one_graph=one_graph, backend=backend, capture=False
+    )
+    record = runner.capture(progress=records.append)
+    assert len(backend.made) == 3 * per_size
+    for place, size in enumerate(records):
+        graphs = backend.made[place * per_size : (place + 1) * per_size]
+        assert size.num_nodes == sum(len(graph.ops) for graph in graphs) > 0
+        assert size.pool_bytes == sum(graph.pool_bytes for graph in graphs)
+    assert sorted(records, key=lambda size: size.batch_size) == list(record.modes[0].sizes)
+    assert record.modes[0].mode == "MULTI_LAYER_EAGLE"
+    runner.close()
+    assert all(graph.ops == () for graph in backend.made)
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["second", "last"])
+@pytest.mark.parametrize("when", ["first size", "smallest size"])
+def test_a_layer_that_fails_leaves_no_trace(case, layers, batch, assert_in_step, at, when):
+    """Graphs of the layers before it, and of larger sizes, are closed; state is as it was."""
+    steps, failing = torch.zeros(1), [True]
+
+    def counting(inputs):
+        steps.add_(1)
+        return layers[0](inputs)
+
+    def forward(inputs):
+        if failing[0] and inputs.batch_size == (4 if when == "first size" else 1):
+            inputs.input_ids.sum().item()
+        return layers[at](inputs)
+
+    chain = [counting, *layers[1:]]
+    chain[at] = forward
+    backend = Noting()
+    runner = case.runner(
+        MultiLayerEagleRunner, chain, one_graph=False, backend=backend, state={"steps": steps},
+        capture=False,
+    )  # fmt: skip
+    with pytest.raises(CaptureError, match="MULTI_LAYER_EAGLE") as caught:
+        runner.capture()
+    assert caught.value.cause is CaptureCause.HOST_SYNCHRONISATION
+    assert caught.value.batch_size == (4 if when == "first size" else 1)
+    assert len(backend.made) == (0 if when == "first size" else 6) + at
+    assert all(graph.ops == () for graph in backend.made)
+    assert (runner.life, steps.item()) == ("planned", 0)
+    assert_in_step(runner)
+    failing[0] = False
+    runner.capture()
+    expected = runner.fall_back(batch)
+    assert torch.equal(runner.replay(batch).topk_index, expected.topk_index)
+    assert steps.item() == 2
+    assert_in_step(runner)
+
+
+@pytest.mark.parametrize("one_graph", [True, False])
+def test_a_replay_that_fails_in_its_chain_loses_nothing(
+    case, layers, batch, assert_in_step, one_graph
+):
+    """A slot that the first graph consumed stays consumed when the second one stumbles."""
+    table = torch.arange(64)
+
+    def forward(inputs):
+        return layers[1](inputs), torch.nn.functional.embedding(inputs.positions, table[:, None])
+
+    chain = [layers[0], lambda inputs: forward(inputs)[0], layers[2]]
+    runner = case.runner(MultiLayerEagleRunner, chain, one_graph=one_graph)
+    expected = runner.replay(batch, clone=True)
+    for _ in range(5):
+        bad = case.batch(
+            [3, 1], width=6, cls=MultiLayerDraftExtendInputs, positions=np.full(12, 99)
+        )
+        with pytest.raises(IndexError):
+            runner.replay(bad)
+        assert torch.equal(runner.replay(batch).topk_index, expected.topk_index)
+        assert_in_step(runner)
+    assert runner.stats.replays == 6
+
+
+def test_metadata_is_made_once_for_all_layers(case, layers, batch):
+    class Spy(AttentionBackend):
+        made = 0
+
+        def supports(self, mode):
+            return mode.is_draft_extend_v2()
+
+        def init_state(self, sizes, max_tokens):
+            assert max_tokens == 24
+
+        def metadata(self, mode, inputs):
+            self.made += 1
+            return SimpleNamespace(lengths=inputs.seq_lens + 0)
+
+    attention = Spy()
+    runner = case.runner(MultiLayerEagleRunner, layers, attention=attention, capture=False)
+    runner.fall_back(batch)
+    assert attention.made == 1
+    assert len({id(model.seen[-1].attention) for model in layers}) == 1
+    assert layers[2].seen[-1].attention.lengths.tolist() == batch.seq_lens.tolist()
+
+
+@pytest.mark.parametrize("way", ["replay", "run"])
+def test_a_select_index_of_another_request_is_refused(case, layers, way):
+    wrong = np.array([2, 5])
+    batch = case.batch([3, 1], width=6, cls=MultiLayerDraftExtendInputs, select_index=wrong)
+    runner = case.runner(MultiLayerEagleRunner, layers)
+    assert not runner.can_replay(batch)
+    with pytest.raises(InputError, match="select_index"):
+        getattr(runner, way)(batch)
+
+
+def test_temperatures_must_be_asked_for(case, layers):
+    runner = case.runner(MultiLayerEagleRunner, layers)
+    hot = case.batch(
+        [3, 1], width=6, cls=MultiLayerDraftExtendInputs, temperatures=np.ones(2, np.float32)
+    )
+    assert runner.can_replay(hot).kind is Reason.FIELD_NOT_CAPTURED
+    with pytest.raises(InputError, match=r"'temperatures'.*optional=\['temperatures'\]"):
+        runner.replay(hot)
+
+
+@pytest.mark.parametrize("life", ["planned", "captured"])
+def test_idle_batches_have_a_layer_dimension(case, layers, life):
+    runner = case.runner(MultiLayerEagleRunner, layers, capture=life == "captured")
+    output = runner.run(case.batch([], width=6, cls=MultiLayerDraftExtendInputs))
+    assert {name: tuple(rows.shape) for name, rows in output.tensors().items()} == {
+        "next_token_logits": (0, 3, 31),
+        "hidden_states": (0, 3, 4),
+        "topk_p": (0, 3, 2),
+        "topk_index": (0, 3, 2),
+    }
+
+
+def test_the_record_names_the_layers(case, layers):
+    record = case.runner(MultiLayerEagleRunner, layers, capture=False).capture()
+    assert "ExtendModel" in record.target
