@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graphkit.buffers.fields import Rows
 from graphkit.errors import InputError
@@ -19,7 +20,7 @@ from graphkit.errors import InputError
 class AcceptedCounts:
     """The pair that draft-extend reads: ``num_accepted_tokens == num_accepted_drafts + 1``.
 
-    Neither tensor is ever changed in place.
+    Neither is ever changed in place.
 
     Attributes:
         num_accepted_drafts: Draft tokens that passed verification, bonus excluded.
@@ -37,17 +38,20 @@ class AcceptedCounts:
     num_accepted_tokens: Rows
 
     def __post_init__(self) -> None:
-        check_counts(self)
+        drafts, tokens = (_array(name, rows) for name, rows in self.fields().items())
+        if drafts.shape != tokens.shape:
+            raise _refusal(f"have shapes {tuple(drafts.shape)} and {tuple(tokens.shape)}")
+        check_counts(drafts, tokens)
 
     @classmethod
     def from_drafts(cls, num_accepted_drafts: Rows) -> AcceptedCounts:
         """The pair from what the verify ops count: drafts alone."""
-        return cls(num_accepted_drafts, num_accepted_drafts + 1)
+        return cls(num_accepted_drafts, _array("num_accepted_drafts", num_accepted_drafts) + 1)
 
     @classmethod
     def from_tokens(cls, num_accepted_tokens: Rows) -> AcceptedCounts:
         """The pair from lengths that include the bonus token."""
-        return cls(num_accepted_tokens - 1, num_accepted_tokens)
+        return cls(_array("num_accepted_tokens", num_accepted_tokens) - 1, num_accepted_tokens)
 
     def fields(self) -> dict[str, Rows]:
         """The pair as keyword arguments of the draft-extend inputs."""
@@ -57,26 +61,50 @@ class AcceptedCounts:
         }
 
 
-def check_counts(batch: Any) -> None:
-    """Refuse a batch whose two counts contradict each other, as far as the host can see them.
+def check_counts(num_accepted_drafts: Rows, num_accepted_tokens: Rows) -> None:
+    """Refuse two counts that contradict each other, as far as the host can see them.
 
     Raises:
         InputError: They do.
     """
-    drafts = host_rows(batch.num_accepted_drafts)
-    tokens = host_rows(batch.num_accepted_tokens)
+    drafts, tokens = host_rows(num_accepted_drafts), host_rows(num_accepted_tokens)
     if drafts is None or tokens is None:
         return
-    if drafts.shape != tokens.shape or not np.array_equal(drafts + 1, tokens) or (drafts < 0).any():
-        raise InputError(
-            f"num_accepted_drafts is {drafts.tolist()} and num_accepted_tokens {tokens.tolist()}. "
-            "Tokens are drafts + 1, the bonus token included: make the pair with AcceptedCounts.",
-            field="num_accepted_tokens",
-        )
+    if not np.array_equal(drafts + 1, tokens) or (drafts < 0).any():
+        raise _refusal(f"are {drafts.tolist()} and {tokens.tolist()}")
 
 
-def host_rows(value: Any) -> np.ndarray[Any, Any] | None:
-    """A value that the host can read without waiting, as numpy; ``None`` if there is none."""
+def host_rows(value: Any) -> NDArray[np.int64] | None:
+    """Whole numbers that the host can read without waiting; ``None`` if there are none.
+
+    What is no such thing at all is left to the writer of the field, which refuses it by name.
+    """
     if isinstance(value, torch.Tensor):
-        return value.numpy() if value.is_cpu else None
-    return value if isinstance(value, np.ndarray) else None
+        if not value.is_cpu or value.layout is not torch.strided:
+            return None
+        value = value.detach()
+        value = (value.double() if value.is_floating_point() else value).numpy()
+    try:
+        rows = np.asarray(value)
+    except ValueError:
+        return None
+    is_whole = rows.dtype.kind in "iu" or (rows.dtype.kind == "f" and not (rows % 1).any())
+    return rows.astype(np.int64) if is_whole else None
+
+
+def _array(name: str, value: Any) -> Any:
+    is_dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    if is_dense or isinstance(value, np.ndarray):
+        return value
+    raise InputError(
+        f"{name} is a {type(value).__name__}. Give a dense tensor or a numpy array of int32.",
+        field=name,
+    )
+
+
+def _refusal(fact: str) -> InputError:
+    return InputError(
+        f"num_accepted_drafts and num_accepted_tokens {fact}. Tokens are drafts + 1, the bonus "
+        "token included: make the pair by AcceptedCounts.from_drafts.",
+        field="num_accepted_tokens",
+    )

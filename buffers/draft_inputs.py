@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graphkit.buffers.accepted import check_counts, host_rows
 from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare
@@ -34,6 +36,9 @@ class DraftInputs(Inputs):
         custom_mask: [B, K, K * S] bool; set for each step of a tree: which draft slots, counted
             from ``seq_lens`` on, each branch sees.
     """
+
+    counted_by: ClassVar[tuple[str, ...]] = ("input_ids", "positions")
+    width_is_fixed: ClassVar[bool] = True
 
     input_ids: Rows = None
     out_cache_loc: Rows = declare(
@@ -98,25 +103,32 @@ class DraftExtendInputs(Inputs):
     )
 
     @classmethod
-    def check(cls, batch: Any, width: int, varies: bool) -> None:
-        """See ``Inputs.check``: counts agree with each other and with the rows."""
-        if getattr(batch, "num_accepted_drafts", None) is None:
-            return  # bound, or missing, which the writer says
-        check_counts(batch)
-        tokens = host_rows(batch.num_accepted_tokens)
-        if tokens is None or not tokens.size:
+    def rows_told(cls, batch: Any) -> int | None:
+        """See ``Inputs.rows_told``: the accepted tokens of all requests."""
+        accepted = _host_field(batch, "num_accepted_tokens")
+        return None if accepted is None else int(accepted.sum())
+
+    @classmethod
+    def check(cls, batch: Any, tokens: int, width: int, varies: bool) -> None:
+        """See ``Inputs.check``: counts and lengths agree with each other and with the rows."""
+        accepted = _host_field(batch, "num_accepted_tokens")
+        lengths = _host_field(batch, "extend_seq_lens")
+        check_counts(getattr(batch, "num_accepted_drafts", None), accepted)
+        _check_range("num_accepted_tokens", accepted, 1, width)
+        _check_range("extend_seq_lens", lengths, 0, width)
+        if not varies or accepted is None:
             return
-        if tokens.max() > width:
+        if int(accepted.sum()) != tokens:
             raise InputError(
-                f"num_accepted_tokens goes up to {tokens.max()}, but a request has at most {width} "
-                "rows here: num_steps drafts and the bonus token.",
+                f"num_accepted_tokens adds up to {int(accepted.sum())}, but the batch has "
+                f"{tokens} rows. Pack the accepted tokens of each request.",
                 field="num_accepted_tokens",
             )
-        if varies and int(tokens.sum()) != batch.num_tokens:
+        if lengths is not None and not np.array_equal(lengths, accepted):
             raise InputError(
-                f"num_accepted_tokens adds up to {int(tokens.sum())}, but the batch has "
-                f"{batch.num_tokens} rows. Pack the accepted tokens of each request.",
-                field="num_accepted_tokens",
+                f"extend_seq_lens is {lengths.tolist()}, but the rows of each request are its "
+                f"num_accepted_tokens {accepted.tolist()}. Give the same numbers.",
+                field="extend_seq_lens",
             )
 
     def last_rows(self) -> torch.Tensor:
@@ -150,3 +162,31 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         pad=1,
         optional=True,
     )
+
+    @classmethod
+    def check(cls, batch: Any, tokens: int, width: int, varies: bool) -> None:
+        """See ``Inputs.check``: each request selects a row of its own."""
+        super().check(batch, tokens, width, varies)
+        select = _host_field(batch, "select_index")
+        if select is None:
+            return
+        owner = np.arange(len(select))
+        if select.ndim == 1 and not np.array_equal(select // width, owner):
+            raise InputError(
+                f"select_index is {select.tolist()}, but request i has the rows from i * {width} "
+                f"to i * {width} + {width - 1}. Select i * width + num_accepted_tokens - 1.",
+                field="select_index",
+            )
+
+
+def _host_field(batch: Any, name: str) -> NDArray[np.int64] | None:
+    return host_rows(getattr(batch, name, None))
+
+
+def _check_range(name: str, rows: NDArray[np.int64] | None, least: int, most: int) -> None:
+    if rows is not None and rows.size and not least <= rows.min() <= rows.max() <= most:
+        raise InputError(
+            f"{name} goes from {rows.min()} up to {rows.max()}, but a request has at most {most} "
+            f"rows here, and at least {least}.",
+            field=name,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class InputBuffers:
     ) -> None:
         self.capacity, self.device = capacity, device
         self.inputs = inputs_type or type(self).inputs_type
-        self.bound = dict(bound or {})
+        self.bound, self._without = dict(bound or {}), frozenset(without)
         declared = [f for f in fields_of(self.inputs) if f.name not in without]
         _check_names("optional", optional, [f.name for f in declared if f.optional])
         _check_names("bound", self.bound, [f.name for f in declared])
@@ -84,22 +85,42 @@ class InputBuffers:
         }
         return self.inputs(**rows)
 
-    def live_rows(self, name: str, batch_size: int) -> torch.Tensor:
+    def live_rows(self, name: str, batch_size: int, tokens: int | None = None) -> torch.Tensor:
         """The first rows of one field; aliases its storage."""
         layout = next(layout for layout in self.layouts if layout.name == name)
-        rows = min(self.capacity.rows(layout.field.axis, batch_size), layout.capacity)
+        rows = min(self.capacity.rows(layout.field.axis, batch_size, tokens), layout.capacity)
         return layout.head(self.arena.tensors[name], rows)
+
+    @cached_property
+    def _counted_by(self) -> frozenset[str]:
+        """Fields of this runner that tell how many rows a batch has."""
+        return frozenset(self.inputs.counted_by) & {layout.name for layout in self.layouts}
 
     def tokens_of(self, batch: Any) -> int:
         """Rows of a batch; as captured, if another graph writes every field that could tell."""
-        per_token = {"input_ids", "positions", "out_cache_loc"}
-        if per_token <= self.bound.keys():
-            return int(batch.batch_size * self.capacity.tokens_per_request)
-        return int(batch.num_tokens)
+        if not self._counted_by <= self.bound.keys():
+            return int(batch.num_tokens)
+        told = self.inputs.rows_told(batch) if self.capacity.varies else None
+        return batch.batch_size * self.capacity.tokens_per_request if told is None else told
 
-    def check(self, batch: Any) -> None:
-        """Refuse a batch that contradicts itself; see ``Inputs.check``."""
-        self.inputs.check(batch, self.capacity.tokens_per_request, self.capacity.varies)
+    def not_captured(self, name: str) -> str:
+        """What to do about a field that a batch brings although the graph does not read it."""
+        if name in self._without:
+            return (
+                f"field {name!r} was not captured: the algorithm has no use for it. Leave it out."
+            )
+        return f"field {name!r} was not captured. Pass optional=[{name!r}] to the runner."
+
+    def check(self, batch: Any, tokens: int, width: int | None = None) -> None:
+        """Refuse a batch that contradicts itself; see ``Inputs.check``.
+
+        Args:
+            batch: Its live rows.
+            tokens: How many rows it has.
+            width: Most rows of a request; as captured if left out.
+        """
+        most = self.capacity.tokens_per_request if width is None else width
+        self.inputs.check(batch, tokens, most, self.capacity.varies)
 
     def prepare(self, batch_size: int) -> None:
         """Upload what ``refresh`` needs for a size. Before any capture of it."""

@@ -10,7 +10,7 @@ The view that a forward receives holds device tensors at fixed addresses, padded
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -29,6 +29,11 @@ class Inputs:
         attention: The attention backend's metadata of this batch; set for the forward.
         width: Most rows of a request, set where they vary from request to request.
     """
+
+    counted_by: ClassVar[tuple[str, ...]] = ("input_ids", "positions", "out_cache_loc")
+    """Fields that tell how many rows a batch has."""
+    width_is_fixed: ClassVar[bool] = False
+    """Whether rows per request are the captured ones without a graph, too."""
 
     req_pool_indices: Rows = declare(
         Axis.REQUEST, torch.int64, "row of the request in the request pool; row 0 is the dummy"
@@ -66,7 +71,7 @@ class Inputs:
         try:
             return self.input_ids.shape[0]  # type: ignore[no-any-return]
         except (AttributeError, IndexError):
-            return self._count("input_ids", "positions", "out_cache_loc")
+            return self._count(*self.counted_by)
 
     @property
     def tokens_per_request(self) -> int:
@@ -81,11 +86,17 @@ class Inputs:
         return cls.check.__func__ is not Inputs.check.__func__  # type: ignore[attr-defined]
 
     @classmethod
-    def check(cls, batch: Any, width: int, varies: bool) -> None:
+    def rows_told(cls, batch: Any) -> int | None:  # noqa: ARG003
+        """Rows of a batch without any field per token, if another field tells the host."""
+        return None
+
+    @classmethod
+    def check(cls, batch: Any, tokens: int, width: int, varies: bool) -> None:
         """Refuse a batch whose fields contradict each other, as far as the host can see.
 
         Args:
-            batch: Live rows; bound fields may be missing.
+            batch: Live rows, each field as an attribute; bound ones may be missing.
+            tokens: How many rows it has.
             width: Most rows of a request.
             varies: Whether requests may have fewer.
 

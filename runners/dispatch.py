@@ -104,7 +104,7 @@ class Dispatch:
         if miss is Reason.UNSUPPORTED_ATTENTION:
             return self._stays_eager
         if miss is Reason.FIELD_NOT_CAPTURED:
-            return not_captured(str(self.surplus_field(batch)))
+            return self._buffers.not_captured(str(self.surplus_field(batch)))
         return f"runner is {life}, not captured"
 
     def decide(self, batch: Any, life: str) -> Decision:
@@ -126,9 +126,4 @@ class Dispatch:
             if layout.name not in self._buffers.bound:
                 rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)
                 admit(layout, getattr(batch, layout.name, None), rows, self._buffers.device)
-        self._buffers.check(batch)
-
-
-def not_captured(name: str) -> str:
-    """What to do about a field that the graph does not read."""
-    return f"field {name!r} was not captured. Pass optional=[{name!r}] to the runner."
+        self._buffers.check(batch, tokens)

@@ -19,14 +19,14 @@ from graphkit.buffers import Inputs, MultiLayerDraftExtendInputBuffers, MultiLay
 from graphkit.config import require_int
 from graphkit.errors import ConfigError, OutputError
 from graphkit.ops import rotate_input_ids
-from graphkit.runners.outputs import LastRowOutput
+from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.step import Step, rows_of
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.tree import top_candidates
 
 
-class MultiLayerStep(Step[LastRowOutput]):
+class MultiLayerStep(Step[LayersOutput]):
     """Layers one after the other, as one stage or as one stage each.
 
     Attributes:
@@ -35,7 +35,7 @@ class MultiLayerStep(Step[LastRowOutput]):
 
     one_graph = True
 
-    def stages(self, inputs: Inputs) -> tuple[Callable[[], LastRowOutput], ...]:
+    def stages(self, inputs: Inputs) -> tuple[Callable[[], Any], ...]:
         """The chain as one piece, or its layers."""
         assert isinstance(inputs, MultiLayerDraftExtendInputs), "the runner's buffers are these"
         chain = _Chain(self, inputs)
@@ -108,16 +108,16 @@ class _Chain:
         rotate_input_ids(input_ids, self._starts.int(), lengths, topk_index, self._select)
         return replace(self._window, input_ids=input_ids, hidden_states=hidden_states)
 
-    def _all(self) -> LastRowOutput:
+    def _all(self) -> LayersOutput:
         """What the layers made, [B, S, ...] each."""
         layers = [made.tensors() for made in self._made]
         common = [name for name in layers[0] if all(name in layer for layer in layers)]
-        return LastRowOutput(
+        return LayersOutput(
             **{name: torch.stack([layer[name] for layer in layers], 1) for name in common}
         )
 
 
-class MultiLayerEagleRunner(Runner[LastRowOutput]):
+class MultiLayerEagleRunner(Runner[LayersOutput]):
     """Catches up and drafts with S layers in one go: S tokens deep, K candidates each.
 
     Args:
@@ -141,13 +141,13 @@ class MultiLayerEagleRunner(Runner[LastRowOutput]):
     mode = ForwardMode.MULTI_LAYER_EAGLE
     attention_mode = ForwardMode.DRAFT_EXTEND_V2
     buffers_type = MultiLayerDraftExtendInputBuffers
-    output_type = LastRowOutput
+    output_type = LayersOutput
     step_type = MultiLayerStep
     may_stay_eager = True
 
     def __init__(
         self,
-        forward: Sequence[Callable[[Any], Any]],
+        forward: Any,
         *,
         spec: SpecConfig,
         one_graph: bool = True,
@@ -156,8 +156,8 @@ class MultiLayerEagleRunner(Runner[LastRowOutput]):
     ) -> None:
         require_int("MultiLayerEagleRunner", "num_front_tokens", num_front_tokens, least=0)
         self.num_front_tokens = num_front_tokens
-        if callable(forward) or len(forward) != spec.num_steps or not forward:
-            count = 1 if callable(forward) else len(forward)
+        if not isinstance(forward, Sequence) or len(forward) != spec.num_steps or not forward:
+            count = len(forward) if isinstance(forward, Sequence) else 1
             raise ConfigError(
                 f"MultiLayerEagleRunner got {count} forwards for num_steps {spec.num_steps}. Give "
                 "a list with one forward per step.",
@@ -166,7 +166,7 @@ class MultiLayerEagleRunner(Runner[LastRowOutput]):
         self.one_graph = one_graph
         super().__init__(tuple(forward), spec=spec, **options)
 
-    def _make_step(self, forward: Any) -> Step[LastRowOutput]:
+    def _make_step(self, forward: Any) -> Step[LayersOutput]:
         step = MultiLayerStep(
             forward, self._attention_mode, self.spec, self.output_type, self.buffers, self.attention
         )

@@ -12,6 +12,7 @@ import torch
 from graphkit.buffers import Axis
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
+from graphkit.spec import SpecConfig
 
 _PER_TOKEN, _PER_REQUEST = {"axis": Axis.TOKEN}, {"axis": Axis.REQUEST}
 
@@ -25,7 +26,7 @@ class Output(ABC):
 
     @classmethod
     @abstractmethod
-    def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:
+    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:
         """The output of an idle batch before anything was captured: no rows."""
 
     def live(self, requests: int, tokens: int) -> Self:
@@ -82,7 +83,7 @@ class VerifyOutput(Output):
     hidden_states: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_TOKEN)
 
     @classmethod
-    def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:
+    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:  # noqa: ARG003
         """See ``Output.empty``."""
         return cls(
             next_token_logits=torch.empty(0, sizes.vocab_size, dtype=sizes.dtype, device=device),
@@ -103,10 +104,13 @@ class DraftOutput(Output):
     draft_tokens: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
 
     @classmethod
-    def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:  # noqa: ARG003
+    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:  # noqa: ARG003
         """See ``Output.empty``."""
-        none = torch.empty(0, 0, dtype=torch.int64, device=device)
-        return cls(parent_list=none, top_scores_index=none, draft_tokens=none)
+        parents = spec.topk * (spec.num_steps - 1) + 1
+        nodes = torch.empty(0, spec.num_draft_tokens - 1, dtype=torch.int64, device=device)
+        return cls(
+            parent_list=nodes.new_empty(0, parents), top_scores_index=nodes, draft_tokens=nodes
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -127,7 +131,7 @@ class DraftExtendOutput(Output):
     topk_index: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_REQUEST)
 
     @classmethod
-    def empty(cls, sizes: BufferSizes, device: torch.device) -> Self:
+    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:  # noqa: ARG003
         """See ``Output.empty``."""
         vocab_size = sizes.draft_vocab_size or sizes.vocab_size
         return cls(
@@ -142,11 +146,34 @@ class LastRowOutput(DraftExtendOutput):
 
     Shapes:
         next_token_logits: [B, V]. hidden_states: [B, H]. topk_p, topk_index: [B, K].
-        From several layers, [B, S, ...] each.
     """
 
     next_token_logits: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
     hidden_states: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_REQUEST)
+
+    @classmethod
+    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:
+        """See ``Output.empty``."""
+        empty = super().empty(spec, sizes, device)
+        empty.topk_p = torch.empty(0, spec.topk, device=device)
+        empty.topk_index = torch.empty(0, spec.topk, dtype=torch.int64, device=device)
+        return empty
+
+
+@dataclass(kw_only=True, eq=False)
+class LayersOutput(LastRowOutput):
+    """A ``LastRowOutput`` of each layer of a chain.
+
+    Shapes:
+        next_token_logits: [B, S, V]. hidden_states: [B, S, H], if every layer makes them.
+        topk_p, topk_index: [B, S, K].
+    """
+
+    @classmethod
+    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:
+        """See ``Output.empty``."""
+        layer = super().empty(spec, sizes, device)
+        return layer._map(lambda _axis, rows: rows.new_empty(0, spec.num_steps, rows.shape[1]))
 
 
 def check_rows(name: str, tensor: Any, allowed: dict[str, int]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Generic, Literal, TypeVar
 
 from graphkit.buffers import Axis
 from graphkit.errors import InputError, ReplayError, SizeError
 from graphkit.graphs import CapturedGraph
-from graphkit.runners.dispatch import not_captured
 from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
 from graphkit.runners.parts import Parts
@@ -43,7 +43,7 @@ class Replayer(Generic[OutputT]):
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
         """See ``Runner.replay``."""
-        tokens = batch.num_tokens if self._varies else None
+        tokens = self._parts.buffers.tokens_of(batch) if self._varies else None
         fit = self._fits.get((batch.batch_size, padded_batch_size, tokens))
         if fit is None:
             if batch.batch_size == 0:
@@ -51,9 +51,9 @@ class Replayer(Generic[OutputT]):
             fit = self._make_fit(batch.batch_size, padded_batch_size, tokens)
         for name in self._absent:  # Dispatch.surplus_field, without the call
             if getattr(batch, name, None) is not None:
-                raise InputError(not_captured(name), field=name)
-        if self._check is not None:  # self.check, without the call
-            self._check(batch)
+                raise InputError(self._parts.buffers.not_captured(name), field=name)
+        if self._check is not None:
+            self._check(batch, fit.tokens)
         slot = self._mailbox.claim()
         in_flight = fit.writer(slot).write(batch)
         if self._before_replay is not None:
@@ -74,19 +74,18 @@ class Replayer(Generic[OutputT]):
         self._parts.buffers.pad_slot(slot)
         return StagedBatch(self, fit, slot, self._mailbox.claims)
 
-    def replay_staged(self, fit: Fit, slot: int, claim: int, in_flight: list[Any]) -> OutputT:
-        """See ``StagedBatch.replay``."""
+    def replay_staged(
+        self, fit: Fit, slot: int, claim: int, in_flight: list[Any], rows: Mapping[str, Any]
+    ) -> OutputT:
+        """See ``StagedBatch.replay``; ``rows`` are those that the host can still see."""
         if claim != self._mailbox.claims or not self.graphs:
             raise ReplayError(
                 "this staged batch is over: its slot was replayed or taken by another batch, or "
                 "the runner was closed. Call stage() again."
             )
-        return self.launch(fit, slot, in_flight)
-
-    def check(self, batch: Any) -> None:
-        """Refuse a batch that contradicts itself."""
         if self._check is not None:
-            self._check(batch)
+            self._check(SimpleNamespace(**rows), fit.tokens)
+        return self.launch(fit, slot, in_flight)
 
     def launch(self, fit: Fit, slot: int, in_flight: list[Any]) -> OutputT:
         """Post the written slot and launch. A launch that fails loses nothing but itself."""

@@ -163,7 +163,7 @@ class Runner(Planned[OutputT]):
             return self._parts.step.unpadded(batch)
         if self.life == "captured":
             return self._captured("fall_back").idle()
-        empty: OutputT = self.output_type.empty(self.sizes, self.device)
+        empty: OutputT = self.output_type.empty(self.spec, self.sizes, self.device)
         return empty
 
     def can_replay(self, batch: Any) -> Decision:

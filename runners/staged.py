@@ -65,9 +65,10 @@ class StagedBatch(Generic[OutputT]):
             raise InputError(
                 f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
-        self._replayer.check(self)
+        facts = self.__dict__
+        rows = {name: facts[name] for name in self._writer.rows if name in facts}
         output: OutputT = self._replayer.replay_staged(
-            self._fit, self._slot, self._claim, self._in_flight
+            self._fit, self._slot, self._claim, self._in_flight, rows
         )
         return output.clone() if clone else output
 

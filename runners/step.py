@@ -44,7 +44,7 @@ class Step(Generic[OutputT]):
         attention: AttentionBackend | None,
     ) -> None:
         self.forward = forward
-        self.name = getattr(forward, "__qualname__", type(forward).__name__)
+        self.name = name_of(forward)
         self.spec, self.output_type = spec, output_type
         self._mode, self._buffers, self._attention = mode, buffers, attention
 
@@ -83,28 +83,30 @@ class Step(Generic[OutputT]):
 
     def _sized(self, inputs: Inputs) -> tuple[Callable[[], OutputT], ...]:
         if self._buffers.capacity.varies:
-            inputs.width = self._most_rows(inputs)
+            inputs.width = self._most_rows(inputs.batch_size, inputs.num_tokens)
         return self.stages(inputs)
 
-    def _most_rows(self, inputs: Inputs) -> int:
+    def _most_rows(self, requests: int, tokens: int) -> int:
         """Most rows of one request; more than was captured in a prompt, which never has a graph."""
-        width, requests = self._buffers.capacity.tokens_per_request, inputs.batch_size
-        fits = inputs.num_tokens <= requests * width
-        return width if fits else inputs.num_tokens - requests + 1
+        width = self._buffers.capacity.tokens_per_request
+        return width if tokens <= requests * width else tokens - requests + 1
 
     def _on_device(self, batch: Any) -> Inputs:
         buffers, capacity = self._buffers, self._buffers.capacity
         requests, tokens = batch.batch_size, buffers.tokens_of(batch)
         width = tokens // requests
+        if buffers.inputs.width_is_fixed:
+            width = capacity.tokens_per_request
         if not capacity.varies:  # then a batch whose rows are no multiple is refused by its shape
             tokens = requests * width
+        buffers.check(batch, tokens, width=max(self._most_rows(requests, tokens), width))
         letters = {**capacity.letters, "W": width}
         live = replace(capacity, requests=requests, letters=letters)
         values = {}
         for field in fields_of(buffers.inputs):
             value = getattr(batch, field.name, None)
             if field.name in buffers.bound:
-                value = buffers.live_rows(field.name, requests)
+                value = buffers.live_rows(field.name, requests, tokens)
             if value is not None or field.name not in buffers.absent:
                 values[field] = value
         rows: dict[str, Any] = {}
@@ -113,6 +115,13 @@ class Step(Generic[OutputT]):
             value = admit(layout, values[layout.field], count, buffers.device)
             rows[layout.name] = value.to(buffers.device)
         return buffers.inputs(**rows)
+
+
+def name_of(forward: Any) -> str:
+    """What records call a forward, or a sequence of them."""
+    if isinstance(forward, tuple):
+        return ", ".join(dict.fromkeys(name_of(each) for each in forward))
+    return str(getattr(forward, "__qualname__", type(forward).__name__))
 
 
 def rows_of(output: Any, allowed: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor | None]:

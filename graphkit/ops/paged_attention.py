@@ -43,7 +43,8 @@ def paged_attention(
     negative, as with pad rows. A mask's C columns stand for the last C keys of its request: query i
     sees such a key where ``mask[b, i, column]`` holds, and every key before them. C = W is the tree
     of a verify, whose rows are those keys; C > W is that of a draft step, whose rows see their
-    ancestors of earlier steps. Columns before the first key stand for nothing.
+    ancestors of earlier steps. Columns before the first key stand for nothing. With a mask every
+    request has W rows.
 
     What a key or a value holds that no query of its request may see, NaN included, never reaches
     the output. A query that sees no key gets zeros, and so does a row that belongs to nobody. Sums

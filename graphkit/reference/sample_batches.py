@@ -38,7 +38,7 @@ class SampleBatches:
     """
 
     def __init__(self, requests: SampleRequests) -> None:
-        self._requests, self._spec = requests, requests.spec
+        self.requests, self._spec = requests, requests.spec
         self._makers: dict[ForwardMode, Callable[[Chosen, np.random.Generator], Inputs]] = {
             ForwardMode.DECODE: self._decode,
             ForwardMode.TARGET_VERIFY: self._verify,
@@ -51,16 +51,16 @@ class SampleBatches:
     def __call__(self, mode: ForwardMode, batch_size: int, seed: int) -> Inputs:
         """A batch, as ``CaptureTarget.sample_batch`` wants it."""
         random = np.random.default_rng([seed, batch_size, list(self._makers).index(mode)])
-        chosen = random.permutation(self._requests.count)[:batch_size]
+        chosen = random.permutation(self.requests.count)[:batch_size]
         return self._makers[mode](chosen, random)
 
     def _decode(self, chosen: Chosen, _random: np.random.Generator) -> Inputs:
-        place = self._requests.lengths[chosen]
+        place = self.requests.lengths[chosen]
         return TargetVerifyInputs(
             **self._committed(chosen),
-            input_ids=self._requests.texts[chosen, place],
+            input_ids=self.requests.texts[chosen, place],
             positions=place,
-            out_cache_loc=self._requests.slots[chosen, place],
+            out_cache_loc=self.requests.slots[chosen, place],
         )
 
     def _verify(self, chosen: Chosen, random: np.random.Generator) -> Inputs:
@@ -72,15 +72,15 @@ class SampleBatches:
         is_drafted = np.arange(width) > 0
         return TargetVerifyInputs(
             **self._committed(chosen),
-            input_ids=_half_wrong(self._requests.texts[owner, place], is_drafted, random).ravel(),
+            input_ids=_half_wrong(self.requests.texts[owner, place], is_drafted, random).ravel(),
             positions=(place[:, :1] + depth).ravel(),
-            out_cache_loc=self._requests.slots[owner, place].ravel(),
+            out_cache_loc=self.requests.slots[owner, place].ravel(),
             custom_mask=mask,
         )
 
     def _draft(self, chosen: Chosen, _random: np.random.Generator) -> Inputs:
         """Each branch has S slots in a row."""
-        requests, topk = self._requests, self._spec.topk
+        requests, topk = self.requests, self._spec.topk
         place = self._places(chosen, topk * self._spec.num_steps)
         return DraftInputs(
             **self._committed(chosen),
@@ -97,7 +97,7 @@ class SampleBatches:
         place = self._places(chosen, width)[np.arange(width) < accepted[:, None]]
         return DraftExtendInputs(
             **self._extending(chosen, accepted, place, accepted),
-            input_ids=self._requests.texts[chosen.repeat(accepted), place + 1],
+            input_ids=self.requests.texts[chosen.repeat(accepted), place + 1],
         )
 
     def _extend_v2(self, chosen: Chosen, random: np.random.Generator) -> Inputs:
@@ -113,7 +113,7 @@ class SampleBatches:
         """W rows of every request; those behind the accepted ones are what verify left there."""
         accepted, width = self._accepted(chosen, random), self._spec.num_draft_tokens
         place, whole = self._places(chosen, width), np.full(len(chosen), width, dtype=np.int32)
-        tokens = self._requests.texts[chosen[:, None], place + 1]
+        tokens = self.requests.texts[chosen[:, None], place + 1]
         is_left = np.arange(width) >= accepted[:, None]
         fields = self._extending(chosen, whole, place.ravel(), accepted)
         return fields | {"input_ids": _half_wrong(tokens, is_left, random).ravel()}
@@ -122,7 +122,7 @@ class SampleBatches:
         self, chosen: Chosen, lengths: Numbers, place: Numbers, accepted: Numbers
     ) -> dict[str, Any]:
         """What a draft model catches up on: ``lengths`` rows of each request, at ``place``."""
-        requests, owner = self._requests, chosen.repeat(lengths)
+        requests, owner = self.requests, chosen.repeat(lengths)
         return {
             "req_pool_indices": requests.rows[chosen],
             "seq_lens": requests.lengths[chosen].astype(np.int32) + lengths,
@@ -137,12 +137,12 @@ class SampleBatches:
 
     def _committed(self, chosen: Chosen) -> dict[str, Any]:
         """The fields of modes that append to what is committed."""
-        lengths = self._requests.lengths[chosen].astype(np.int32)
-        return {"req_pool_indices": self._requests.rows[chosen], "seq_lens": lengths}
+        lengths = self.requests.lengths[chosen].astype(np.int32)
+        return {"req_pool_indices": self.requests.rows[chosen], "seq_lens": lengths}
 
     def _places(self, chosen: Chosen, width: int) -> NDArray[np.int64]:
         """The positions behind each prefix, [B, width]."""
-        return self._requests.lengths[chosen][:, None] + np.arange(width)
+        return self.requests.lengths[chosen][:, None] + np.arange(width)
 
     def _accepted(self, chosen: Chosen, random: np.random.Generator) -> Numbers:
         """Accepted tokens, the bonus token included: anything from it alone to a whole path."""

@@ -89,6 +89,7 @@ def test_every_way_gives_the_same_text_and_counts_its_graphs(recorded, words):
     record = recorded(*words, "--prompt", "import os\n")
     assert record.text == plain.text
     assert record.backend == "recorder"
+    assert record.generation == ("v1" if "v1" in words else "v2")
     assert record.replays
     assert all(record.replays.values())
     assert record.fallbacks == {}
@@ -136,6 +137,7 @@ def test_several_prompts_keep_their_order(generate, recorded):
     assert record.completions[1].text == recorded(*PLAIN, "--prompt", "class A").text
     assert record.text == record.completions[0].text
     assert record.new_tokens == 24
+    assert record.fallbacks["DECODE"]["not captured"] < 24, "they share steps"
     assert generate(*words).out == "\n".join(f"{each.text}\n" for each in record.completions)
 
 

@@ -25,7 +25,7 @@ RECORD = GenerateRecord(
         ),
     ),
     environment=Environment(
-        device="Imaginary [H200]", torch="2.11.0", triton="3.6", cuda="13.0", driver="580",
+        device="Imaginary [h200]", torch="2.11.0", triton="3.6", cuda="13.0", driver="580",
         graphkit="0",
     ),
     backend="cuda",
@@ -47,7 +47,7 @@ RECORD = GenerateRecord(
 FACTS = """\
 algorithm        EAGLE, topk 2, num_steps 3,
                  num_draft_tokens 8, v2, temperature 0.7
-device           Imaginary [H200], cuda backend, torch
+device           Imaginary [h200], cuda backend, torch
                  2.11.0
 output           12 tokens in 0.05 s
 ended by         stop token (1), max_new_tokens (1)
@@ -159,7 +159,8 @@ def test_an_encoding_without_the_character_gets_an_escape(monkeypatch):
     assert sys.stdout.read() == "\\xe9\n\n\x1b]\n"
 
 
-def test_an_output_that_cannot_be_written_is_said_on_one_line(tmp_path):
+def test_an_output_that_cannot_be_written_is_said_on_one_line(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     code = (
         "import sys; from graphkit.cli.live_text import _write; from graphkit.errors import *\n"
         "try: _write('text')\n"

@@ -198,7 +198,8 @@ class Assembly:
         room = -(-max_context_len // page_size) * page_size
         self._requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         self._tokens, self._page_size = kv_tokens or max_batch_size * room, page_size
-        num_steps = 0 if algorithm == "NONE" else num_steps
+        if algorithm == "NONE":
+            num_steps, topk = 0, 1
         attention = self._attention(1)
         return SpeculativeEngine(
             EngineModel(target(self.model, attention), attention),

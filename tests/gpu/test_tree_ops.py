@@ -57,6 +57,8 @@ def sampling_args(shape, requests, vocab, damaged=False):
     tokens, *tree = walk_args(shape, requests, damaged)
     target, draft = (torch.randint(0, 16, rows, dtype=torch.int32).float() / 64 for _ in "pq")
     target *= torch.rand(rows) < min(0.7, 60 / vocab)
+    drafted = torch.tensor([32, 16, 8, 0])[:vocab]
+    target[:, :, :4] = torch.randint(0, 2, (*rows[:2], len(drafted))) * drafted / 64
     draft[::2] = 0
     coins = torch.randint(0, 64, (requests, shape[2] + 1)) / 64
     if damaged:

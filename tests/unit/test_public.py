@@ -70,6 +70,14 @@ def test_public_methods_have_docstrings(name):
         assert not bare
 
 
+def test_the_names_of_every_mode_are_public():
+    kinds = ("Runner", "Inputs", "InputBuffers", "Output")
+    bases = {"Runner", "InputBuffers", "Output"}
+    for room in ("graphkit.runners", "graphkit.buffers"):
+        names = {name for name in import_module(room).__all__ if name.endswith(kinds)}
+        assert names - bases <= set(graphkit.__all__)
+
+
 def test_dir_lists_the_names_before_they_are_loaded():
     code = "import graphkit; print(*dir(graphkit))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

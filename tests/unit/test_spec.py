@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, ReplayError
 from graphkit.spec import (
     CustomSpecAlgorithm,
     ForwardMode,
@@ -175,7 +175,7 @@ def test_a_map_hands_the_rows_of_one_step_to_the_next():
     assert relay.resolve("tokens", torch.tensor([2, 1, 4])).tolist() == [8, 9, 7]
     assert torch.equal(relay.resolve("hidden", torch.tensor([2, 4])), hidden.flip(0))
     assert relay.resolve("tokens", torch.tensor([3, 0])).tolist() == [0, 0]
-    with pytest.raises(KeyError):
+    with pytest.raises(ReplayError, match="no 'nothing': tokens, hidden was stashed"):
         relay.resolve("nothing", torch.tensor([1]))
 
 

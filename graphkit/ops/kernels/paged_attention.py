@@ -32,20 +32,18 @@ def paged_attention_kernel(
 
     row = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
-    # There may be more programs than requests, if there are more rows than theirs.
+    # There are more programs than requests where there are more rows than theirs can be.
     length = tl.load(cache_seqlens + tl.minimum(request, requests - 1))
     length = tl.where(request < requests, length, 0)
     if MASK_COLUMNS:
-        begin, rows = request * WIDTH, WIDTH
-        prefix = length - MASK_COLUMNS
+        begin, end = request * WIDTH, tokens
     else:
         begin = tl.maximum(tl.load(cu_seqlens_q + tl.minimum(request, requests)), 0)
-        end = tl.load(cu_seqlens_q + tl.minimum(request + 1, requests))
-        rows = tl.minimum(end - begin, WIDTH)
-        prefix = length - rows
-    is_own = own_query < rows
+        end = tl.minimum(tl.load(cu_seqlens_q + tl.minimum(request + 1, requests)), tokens)
+    rows = tl.minimum(end - begin, WIDTH)
+    prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
+    is_row = own_query < rows
     token = begin + own_query
-    is_row = is_own & (token < tokens)
     head = kv_head * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM
@@ -81,7 +79,7 @@ def paged_attention_kernel(
                 if MASK_COLUMNS:
                     mask_row = (request * WIDTH + own_query[:, None]) * MASK_COLUMNS
                     is_column = (own_key >= 0) & is_key
-                    is_cell = is_own[:, None] & is_column[None, :]
+                    is_cell = (own_query < WIDTH)[:, None] & is_column[None, :]
                     tree = tl.load(mask + mask_row + own_key[None, :], mask=is_cell, other=0) != 0
                     visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
                     seen = tl.max(visible.to(tl.int32), 0) != 0
@@ -114,17 +112,16 @@ def paged_attention_kernel(
         weight_log2 = top + tl.log2(tl.where(total == 0.0, 1.0, total))
         tl.store(lse + (split * tokens + token) * heads + head, weight_log2, mask=is_row)
 
-    if MASK_COLUMNS == 0:
-        if rows < WIDTH:
-            # Requests before this one leave request * WIDTH - begin lanes to spare.
-            spare = tl.load(cu_seqlens_q + requests) + request * WIDTH - begin + own_query - rows
-            is_spare = (own_query >= rows) & (own_query < WIDTH) & (spare >= 0) & (spare < tokens)
-            cells = outs + (spare[:, None] * out_token_stride + head[:, None] * out_head_stride)
-            is_cell = is_spare[:, None] & is_dim[None, :]
-            tl.store(cells + dim[None, :], 0.0, mask=is_cell)
-            if SPLITS > 1:
-                lses = lse + (split * tokens + spare) * heads + head
-                tl.store(lses, float("-inf"), mask=is_spare)
+    if rows < WIDTH:
+        # Requests before this one leave request * WIDTH - begin lanes to spare.
+        spare = tl.load(cu_seqlens_q + requests) + request * WIDTH - begin + own_query - rows
+        is_spare = (own_query >= rows) & (own_query < WIDTH) & (spare >= 0) & (spare < tokens)
+        cells = outs + (spare[:, None] * out_token_stride + head[:, None] * out_head_stride)
+        is_cell = is_spare[:, None] & is_dim[None, :]
+        tl.store(cells + dim[None, :], 0.0, mask=is_cell)
+        if SPLITS > 1:
+            lses = lse + (split * tokens + spare) * heads + head
+            tl.store(lses, float("-inf"), mask=is_spare)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -64,7 +64,8 @@ def test_move(scatter, word, letter):
 def test_store():
     pointers = dict.fromkeys(("key_cache", "value_cache"), "*bf16")
     pointers |= {"loc_T": "*i64", "key": "*fp32", "value": "*fp32"}
-    _compile(store_kv_kernel, pointers, {"KEY_ROW": 80, "VALUE_ROW": 128, "BLOCK": 128})
+    sizes = {"KEY_ROW": 80, "VALUE_ROW": 128, "KEY_SLOT": 208, "VALUE_SLOT": 208, "BLOCK": 128}
+    _compile(store_kv_kernel, pointers, sizes)
 
 
 @pytest.mark.parametrize(

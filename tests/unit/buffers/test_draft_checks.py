@@ -45,7 +45,7 @@ def test_counts_that_contradict(batch, varies, text, on):
     for name in ("num_accepted_drafts", "num_accepted_tokens"):
         batch = dataclasses.replace(batch, **{name: on(np.asarray(getattr(batch, name)))})
     with pytest.raises(InputError, match=text) as caught:
-        DraftExtendInputs.check(batch, 4, varies)
+        DraftExtendInputs.check(batch, batch.num_tokens, 4, varies)
     assert caught.value.field == "num_accepted_tokens"
 
 
@@ -62,7 +62,7 @@ def test_counts_that_contradict(batch, varies, text, on):
     ],
 )
 def test_counts_that_agree_or_cannot_be_seen(batch, varies):
-    DraftExtendInputs.check(batch, 4, varies)
+    DraftExtendInputs.check(batch, batch.num_tokens, 4, varies)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_counts_that_agree_or_cannot_be_seen(batch, varies):
 def test_what_else_the_host_can_see(batch, varies, field):
     """Lengths that reach into the next request's rows; lists; one count bound, the other wrong."""
     with pytest.raises(InputError) as caught:
-        DraftExtendInputs.check(batch, 4, varies)
+        DraftExtendInputs.check(batch, batch.num_tokens, 4, varies)
     assert caught.value.field == field
 
 
@@ -89,10 +89,10 @@ def test_a_select_index_outside_its_request_is_refused(select_index):
         [2, 3], rows=4, cls=MultiLayerDraftExtendInputs, select_index=np.array(select_index)
     )
     with pytest.raises(InputError) as caught:
-        MultiLayerDraftExtendInputs.check(batch, 4, False)
+        MultiLayerDraftExtendInputs.check(batch, batch.num_tokens, 4, False)
     assert caught.value.field == "select_index"
 
 
 def test_a_pair_made_by_accepted_counts_passes():
     counts = AcceptedCounts.from_drafts(np.array([0, 3, 1], np.int32)).fields()
-    DraftExtendInputs.check(extend([1, 4, 2], **counts), 4, True)
+    DraftExtendInputs.check(extend([1, 4, 2], **counts), 7, 4, True)

@@ -80,11 +80,13 @@ def test_more_requests_than_are_summed_at_once(name):
 def test_accepted_slots_of_several_blocks(entries):
     torch.manual_seed(entries)
     index = torch.randint(-entries, entries, (entries,), dtype=torch.int32)
-    filled = torch.full((entries,), LEFT)
-    launch_fill_accepted_out_cache_loc(index, torch.arange(entries) * 2, filled)
-    accepted = index[index >= 0]
-    assert torch.equal(filled[: len(accepted)], accepted.long() * 2)
-    assert filled[len(accepted) :].eq(LEFT).all()
+    accepted = index[index >= 0].long()
+    for places in (entries, 100):
+        roomy = torch.full((entries,), LEFT)
+        launch_fill_accepted_out_cache_loc(index, torch.arange(entries) * 2, roomy[:places])
+        filled = min(places, len(accepted))
+        assert torch.equal(roomy[:filled], accepted[:filled] * 2)
+        assert roomy[filled:].eq(LEFT).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.int32, torch.complex64])

@@ -50,7 +50,7 @@ def test_weights_are_bfloat16_and_finite(name):
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("name", "least"), [("eagle", 2.0), ("mtp", 2.0), ("standalone", 1.5)])
+@pytest.mark.parametrize(("name", "least"), [("eagle", 2.5), ("mtp", 2.5), ("standalone", 2.2)])
 def test_the_target_accepts_their_drafts(name, least, training):
     target = load_checkpoint(default_checkpoint())
     text = torch.tensor(encode(inspect.getsource(textwrap))[2048 : 2048 + 513])[None]

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphkit import Decision, DecodeRunner, InputError, ReplayError, ReplayStats, SpecConfig
+from graphkit import (
+    AttentionBackend,
+    Decision,
+    DecodeRunner,
+    InputError,
+    ReplayError,
+    ReplayStats,
+    SpecConfig,
+    TargetVerifyRunner,
+)
 from graphkit.runners import Reason
 
 ROWS = np.zeros((3, 12), np.int64)
@@ -17,6 +26,8 @@ def case(make_runner, make_batch):
 
     def make(reason):
         runner, batch = make_runner(), make_batch(3)
+        if reason is Reason.UNSUPPORTED_ATTENTION:
+            runner = make_runner(cls=MayStayEager, attention=Unwilling())
         if reason is not Reason.NOT_CAPTURED:
             runner.capture()
         if reason is Reason.CLOSED:
@@ -35,6 +46,25 @@ def case(make_runner, make_batch):
     return make
 
 
+class Unwilling(AttentionBackend):
+    """Serves no graphs, but whatever runs without one."""
+
+    def supports(self, mode):
+        return False
+
+    def init_state(self, sizes, max_tokens):
+        raise AssertionError("it was not adopted")
+
+    def metadata(self, mode, inputs):
+        return None
+
+
+class MayStayEager(TargetVerifyRunner):
+    """A mode whose runner does without graphs where its backend does."""
+
+    may_stay_eager = True
+
+
 TEXTS = {
     Reason.NOT_CAPTURED: "runner is planned, not captured",
     Reason.CLOSED: "runner is closed, not captured",
@@ -42,6 +72,8 @@ TEXTS = {
     Reason.WRONG_WIDTH: "6 tokens in 3 requests; captured are 4 tokens per request",
     Reason.FIELD_NOT_CAPTURED: "field 'mrope_positions' was not captured. Pass "
     "optional=['mrope_positions'] to the runner.",
+    Reason.UNSUPPORTED_ATTENTION: "attention backend Unwilling does not support "
+    "TARGET_VERIFY graphs",
     Reason.BAD_FIELD: "field 'seq_lens' has shape (5,). This batch needs (3,).",
 }
 EAGER = [reason for reason in Reason if reason.has_eager_way]

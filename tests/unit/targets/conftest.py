@@ -1,4 +1,4 @@
-"""A model of one embedding and one linear layer as a CaptureTarget."""
+"""Two targets in every mode: one of an embedding and a linear layer, one of small real models."""
 
 from __future__ import annotations
 
@@ -7,52 +7,147 @@ import torch
 from torch import nn
 
 import graphkit as gk
+from graphkit.buffers import AcceptedCounts
+from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.reference.target import model_target
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
-VOCAB, HIDDEN = 32, 8
-WIDTH = {VERIFY: 4, DECODE: 1}
+DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
+EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE
+VOCAB, HIDDEN, STEPS = 32, 8, 3
+TREE_WIDTH = 8
+COUNT = 6
+"""Requests of the small real models."""
+
+SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 
 
-def sample_batch(mode, batch_size, seed):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = batch_size * WIDTH[mode]
-    return gk.TargetVerifyInputs(
-        req_pool_indices=torch.arange(1, batch_size + 1),
-        seq_lens=torch.randint(1, 9, (batch_size,), generator=generator, dtype=torch.int32),
-        input_ids=torch.randint(1, VOCAB, (tokens,), generator=generator),
-        positions=torch.arange(tokens) % WIDTH[mode],
-        out_cache_loc=torch.arange(1, tokens + 1),
-    )
+def spec_of(topk):
+    return gk.SpecConfig("EAGLE", STEPS, topk, STEPS + 1 if topk == 1 else TREE_WIDTH)
+
+
+def sampler(spec, dtype=torch.float32):
+    """``sample_batch`` of a target with that spec."""
+
+    def sample_batch(mode, batch_size, seed):
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(least, end, *shape):
+            return torch.randint(least, end, shape, generator=generator)
+
+        seq_lens = draw(1, 9, batch_size).int()
+        common = {"req_pool_indices": torch.arange(1, batch_size + 1), "seq_lens": seq_lens}
+        if mode is DRAFT:
+            slots = batch_size * spec.topk * spec.num_steps
+            return gk.DraftInputs(
+                **common,
+                topk_p=torch.rand(batch_size, spec.topk, generator=generator),
+                topk_index=draw(1, VOCAB, batch_size, spec.topk),
+                hidden_states=torch.randn(batch_size, HIDDEN, generator=generator).to(dtype),
+                positions=seq_lens.long().repeat_interleave(spec.topk),
+                out_cache_loc=torch.arange(1, slots + 1),
+            )
+        accepted = draw(1, STEPS + 2, batch_size).int()
+        width = spec.tokens_per_request(mode)
+        tokens = int(accepted.sum()) if mode is EXTEND else batch_size * width
+        rows = {
+            "input_ids": draw(1, VOCAB, tokens),
+            "positions": torch.arange(tokens) % width,
+            "out_cache_loc": torch.arange(1, tokens + 1),
+        }
+        if mode in (VERIFY, DECODE):
+            tree = mode is VERIFY and spec.topk > 1
+            mask = torch.ones(batch_size, width, width).tril().bool() if tree else None
+            return gk.TargetVerifyInputs(**common, **rows, custom_mask=mask)
+        caught_up = {
+            **common, **rows, **AcceptedCounts.from_tokens(accepted).fields(),
+            "extend_seq_lens": accepted if mode is EXTEND else torch.full_like(accepted, width),
+            "hidden_states": torch.randn(tokens, HIDDEN, generator=generator).to(dtype),
+        }  # fmt: skip
+        if mode is LAYERS:
+            select_index = torch.arange(batch_size) * width + accepted - 1
+            return gk.MultiLayerDraftExtendInputs(**caught_up, select_index=select_index)
+        return gk.DraftExtendInputs(**caught_up)
+
+    return sample_batch
 
 
 class Tiny(nn.Module):
     """Calls ``mix(hidden, inputs)`` between its two layers; that is where bugs are planted."""
 
-    def __init__(self, mix):
+    def __init__(self, mix, dtype=torch.float32):
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = nn.Embedding(VOCAB, HIDDEN)
-        self.head = nn.Linear(HIDDEN, VOCAB)
+        self.embedding = nn.Embedding(VOCAB, HIDDEN, dtype=dtype)
+        self.head = nn.Linear(HIDDEN, VOCAB, dtype=dtype)
         self.mix = mix
 
     def forward(self, inputs):
-        hidden = self.mix(self.embedding(inputs.input_ids), inputs)
+        hidden = self.embedding(inputs.input_ids)
+        if getattr(inputs, "hidden_states", None) is not None:
+            hidden = hidden + inputs.hidden_states / 2
+        hidden = self.mix(hidden, inputs)
         return gk.VerifyOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
+
+
+def _right(hidden, inputs):
+    return hidden + inputs.positions[:, None].to(hidden) / 4
 
 
 @pytest.fixture
 def make_target():
-    """``make_target(mix, **changes)``; without ``mix`` the model is right."""
+    """``make_target(mix, modes=, topk=, dtype=, **changes)``; without ``mix`` it is right."""
 
-    def make(mix=lambda hidden, inputs: hidden + inputs.positions[:, None], **changes):
+    def make(mix=_right, *, modes=(VERIFY,), topk=1, dtype=torch.float32, **changes):
+        forward = Tiny(mix, dtype)
         facts = {
             "name": "tiny",
-            "spec": gk.SpecConfig("EAGLE", 3, 1, 4),
-            "sizes": gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
-            "forwards": {VERIFY: Tiny(mix)},
-            "sample_batch": sample_batch,
+            "spec": spec_of(topk),
+            "sizes": gk.BufferSizes(4, 64, HIDDEN, VOCAB, dtype),
+            "forwards": {mode: [forward] * STEPS if mode is LAYERS else forward for mode in modes},
+            "sample_batch": sampler(spec_of(topk), dtype),
             "batch_sizes": [2],
         }
         return gk.CaptureTarget(**{**facts, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="package")
+def models():
+    """Target, Eagle head and MTP layers with random weights."""
+    torch.manual_seed(3)
+    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **SIZES))
+    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **SIZES), model)
+    mtp = MTPHead(LlamaConfig(num_hidden_layers=STEPS, **SIZES), model)
+    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
+
+
+@pytest.fixture(scope="package", params=[1, 2], ids=["chain", "tree"])
+def target(request, models):
+    """They as a target."""
+    return model_target(*models, name="tiny", topk=request.param, max_batch_size=COUNT)
+
+
+@pytest.fixture
+def sample(target):
+    """``sample(mode)``: a batch, what the forward makes of it, and text and length per request."""
+
+    def make(mode, target=target):
+        batch = target.batch(mode, COUNT, 1)
+        output = target.runner(mode, device="cpu").fall_back(batch).tensors()
+        requests = target.sample_batch.requests
+        chosen = [requests.rows.tolist().index(row) for row in batch.req_pool_indices]
+        assert sorted(chosen) == list(range(COUNT))
+        return batch, output, [(requests.texts[i], int(requests.lengths[i])) for i in chosen]
 
     return make

@@ -12,6 +12,16 @@ from graphkit.targets.compare import first_difference, largest_difference, toler
 INF, NAN = math.inf, math.nan
 
 
+def own(row, rows):
+    """A row of its own for every request."""
+    return row
+
+
+def owner(row, rows):
+    """A request per row."""
+    return row
+
+
 def output(rows, dtype=torch.float32):
     return {"logits": torch.tensor(rows, dtype=dtype)}
 
@@ -33,15 +43,26 @@ def test_the_largest_difference(expected, got, difference):
     assert largest_difference(output(expected), output(got)) == difference
 
 
-def test_the_largest_difference_is_over_all_fields():
-    one = {"logits": torch.zeros(2, 3), "tokens": torch.tensor([[1], [2]])}
-    other = {"logits": torch.full((2, 3), 0.5), "tokens": torch.tensor([[1], [9]])}
-    assert largest_difference(one, other) == 7.0
+def test_the_largest_difference_is_over_all_fields_that_have_a_size():
+    """Tokens are equal or not: how far apart their numbers are says nothing."""
+    one = {"logits": torch.zeros(2, 3), "hidden": torch.ones(2, 1), "tokens": torch.tensor([1, 2])}
+    other = {"logits": torch.full((2, 3), 0.5), "hidden": torch.full((2, 1), 3.0)}
+    assert largest_difference(one, other | {"tokens": torch.tensor([1, 9])}) == 2.0
+
+
+@pytest.mark.parametrize("lacking", ["expected", "got"])
+def test_a_field_that_one_side_lacks_differs_in_every_row(lacking):
+    both = [{"logits": torch.zeros(2, 3)}, {"logits": torch.zeros(2, 3), "p": torch.zeros(2, 3)}]
+    expected, got = both if lacking == "expected" else both[::-1]
+    assert largest_difference(expected, got) == INF
+    mismatch = first_difference(expected, got, 9.0, own)
+    assert mismatch is not None
+    assert (mismatch.field, mismatch.row) == ("p", 0)
 
 
 def test_equal_outputs_have_no_first_difference():
     rows = [[1.0, NAN], [INF, -2.0]]
-    assert first_difference(output(rows), output(rows), 0.0, 1) is None
+    assert first_difference(output(rows), output(rows), 0.0, own) is None
 
 
 @pytest.mark.parametrize(("width", "request_index"), [(1, 2), (2, 1), (3, 0)])
@@ -49,7 +70,9 @@ def test_the_first_row_is_shown_by_its_largest_difference(width, request_index):
     expected = torch.zeros(6, 4)
     got = expected.clone()
     got[2, 1], got[2, 3], got[5, 0] = 1.0, -3.0, 100.0
-    mismatch = first_difference({"logits": expected}, {"logits": got}, 0.0, width)
+    mismatch = first_difference(
+        {"logits": expected}, {"logits": got}, 0.0, lambda row, rows: row * 6 // rows // width
+    )
     assert mismatch is not None
     assert (mismatch.field, mismatch.row, mismatch.request) == ("logits", 2, request_index)
     assert (mismatch.expected, mismatch.got) == (0.0, -3.0)
@@ -57,33 +80,35 @@ def test_the_first_row_is_shown_by_its_largest_difference(width, request_index):
 
 def test_what_is_allowed_is_passed_over():
     expected, got = output([[1.0], [1.0]]), output([[1.25], [1.5]])
-    assert first_difference(expected, got, 0.5, 1) is None
-    mismatch = first_difference(expected, got, 0.25, 1)
+    assert first_difference(expected, got, 0.5, own) is None
+    mismatch = first_difference(expected, got, 0.25, own)
     assert mismatch is not None
     assert mismatch.row == 1
 
 
 def test_the_smallest_difference_counts_where_nothing_is_allowed():
     one = torch.tensor([[1.0]])
-    assert first_difference({"a": one}, {"a": one.nextafter(torch.tensor(2.0))}, 0.0, 1) is not None
+    assert (
+        first_difference({"a": one}, {"a": one.nextafter(torch.tensor(2.0))}, 0.0, own) is not None
+    )
 
 
-def test_fields_with_several_dimensions_or_of_integers_are_compared():
+def test_fields_with_several_dimensions_are_compared():
     cube = torch.zeros(2, 2, 2)
     wrong = cube.clone()
     wrong[1, 1, 0] = 4
-    mismatch = first_difference({"cube": cube}, {"cube": wrong}, 0.0, 1)
+    mismatch = first_difference({"cube": cube}, {"cube": wrong}, 0.0, own)
     assert mismatch is not None
     assert (mismatch.row, mismatch.got) == (1, 4.0)
     one, other = output([[5], [6]], torch.int64), output([[5], [7]], torch.int64)
-    mismatch = first_difference(one, other, 0.01, 1)
+    mismatch = first_difference(one, other, 0.01, own)
     assert mismatch is not None
     assert (mismatch.row, mismatch.expected, mismatch.got) == (1, 6.0, 7.0)
 
 
 def test_a_field_of_one_value_per_row_is_compared():
     mismatch = first_difference(
-        {"tokens": torch.tensor([1, 2])}, {"tokens": torch.tensor([1, 3])}, 0.0, 1
+        {"tokens": torch.tensor([1, 2])}, {"tokens": torch.tensor([1, 3])}, 0.0, own
     )
     assert mismatch is not None
     assert mismatch.row == 1

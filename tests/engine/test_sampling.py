@@ -1,0 +1,147 @@
+"""Requests with a temperature: their tokens follow the target's distribution, drafted or not.
+
+The target here is a Markov chain, a Llama whose attention adds nothing. So every token of a long
+text is one more draw after the token before it, and the text tells the whole distribution.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from graphkit.engine import SamplingParams
+from graphkit.engine.sampling import choose
+from graphkit.reference import LlamaConfig, LlamaModel
+
+VOCAB, TEMPERATURES = 6, (0.8, 1.6)
+CHAIN_OR_TREE = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+EITHER_WAY = pytest.mark.parametrize("generation", ["v1", "v2"])
+
+
+@pytest.fixture(scope="module")
+def markov(model):
+    """The tiny target with few tokens, without attention."""
+    torch.manual_seed(13)
+    config = LlamaConfig(**{**as_sizes(model.config), "vocab_size": VOCAB})
+    chain = LlamaModel(config)
+    for name, parameter in chain.named_parameters():
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
+        if "o_proj" in name:
+            parameter.data.zero_()
+    chain.lm_head.weight.data.mul_(0.33)  # no token so rare that it would not be drawn
+    return chain.eval().requires_grad_(False).to(model.lm_head.weight.device)
+
+
+def as_sizes(config):
+    return {name: getattr(config, name) for name in config.__slots__}
+
+
+@pytest.fixture(scope="module")
+def logits(markov, device):
+    """After each token, [V, V]."""
+    from graphkit.reference import full_logits
+
+    tokens = torch.arange(VOCAB, device=device)[:, None]
+    return full_logits(markov, tokens)[:, 0].cpu()
+
+
+@pytest.fixture
+def engine_of(make_engine, markov):
+    """Engines over the Markov chain."""
+    made = type(make_engine)(markov, make_engine.device)
+    return lambda **options: made(max_batch_size=16, max_context_len=140, **options)
+
+
+def assert_follow(counts, probs):
+    """Pearson's chi-square, as a standard normal; 4.5 is reached once in 300,000."""
+    expected = counts.sum(-1, keepdim=True) * probs
+    assert expected.min() > 5, "too few draws to tell"
+    statistic = ((counts - expected) ** 2 / expected).sum().item()
+    freedom = counts.numel() - counts.numel() // VOCAB
+    assert (statistic - freedom) / math.sqrt(2 * freedom) < 4.5, (counts, expected)
+
+
+def transitions(requests):
+    counts = torch.zeros(VOCAB, VOCAB)
+    for request in requests:
+        text = [request.prompt_ids[-1], *request.output_ids]
+        for before, after in zip(text, text[1:], strict=False):
+            counts[before, after] += 1
+    return counts
+
+
+@EITHER_WAY
+@CHAIN_OR_TREE
+def test_every_token_follows_the_target_at_its_temperature(
+    engine_of, logits, generation, topk
+):
+    """Two temperatures and greedy requests in one batch, drafts often right."""
+    engine = engine_of(topk=topk, generation=generation, seed=topk)
+    requests = {
+        temperature: [
+            engine.submit([i % VOCAB], SamplingParams(max_new_tokens=120, temperature=temperature))
+            for i in range(count)
+        ]
+        for temperature, count in ((0.0, 2), (0.8, 7), (1.6, 7))
+    }
+    while engine.has_work:
+        engine.step()
+    went, greedy = transitions(requests[0.0]), logits.argmax(-1)
+    assert went.gather(1, greedy[:, None]).sum() == went.sum() == 240, "greedy stays exact"
+    for temperature in TEMPERATURES:
+        assert_follow(transitions(requests[temperature]), (logits / temperature).softmax(-1))
+    assert 1.2 < engine.stats.accept_length < 3.8, "some drafts are accepted, some refused"
+
+
+def test_first_tokens_follow_the_target(logits, device):
+    generator = torch.Generator(device).manual_seed(0)
+    drawn = choose(logits[:1].to(device).expand(5000, -1), 1.6, generator)
+    assert_follow(torch.bincount(drawn.cpu(), minlength=VOCAB)[None].float(),
+                  (logits[:1] / 1.6).softmax(-1))  # fmt: skip
+
+
+@EITHER_WAY
+@CHAIN_OR_TREE
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_greedy_requests_beside_sampled_ones_stay_exact(
+    make_engine, task, generation, topk, captured
+):
+    engine = make_engine(topk=topk, generation=generation, batch_sizes=[8])
+    if captured:
+        engine.capture()
+    requests = [
+        engine.submit(prompt, SamplingParams(max_new_tokens=6, temperature=i % 2))
+        for i, prompt in enumerate(task.prompts[:8])
+    ]
+    while engine.has_work:
+        engine.step()
+    assert [r.output_ids for r in requests[::2]] == [t[:6] for t in task.expected[:8:2]]
+    assert [r.output_ids for r in requests[1::2]] != [t[:6] for t in task.expected[1:8:2]]
+
+
+@EITHER_WAY
+def test_a_seed_decides_what_is_drawn(make_engine, task, generation):
+    drawn = []
+    for seed in (1, 1, 2):
+        engine = make_engine(topk=2, generation=generation, seed=seed)
+        warm = SamplingParams(max_new_tokens=8, temperature=1.0)
+        drawn.append([r.output_ids for r in engine.generate(task.prompts[:4], warm)])
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@EITHER_WAY
+def test_a_cold_temperature_is_greedy(make_engine, task, generation):
+    engine = make_engine(generation=generation)
+    cold = SamplingParams(max_new_tokens=6, temperature=1e-5)
+    requests = engine.generate(task.prompts[:4], cold)
+    assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:4]]
+
+
+@pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf")])
+def test_what_is_no_temperature_is_refused(temperature):
+    from graphkit.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="temperature must be a finite number >= 0"):
+        SamplingParams(temperature=temperature)

@@ -1,0 +1,82 @@
+"""What an engine counts: tokens, verify steps, accepted tokens, replays and fall backs."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphkit.attention import SdpaAttention
+from graphkit.engine import SamplingParams
+from graphkit.spec import ForwardMode
+
+EITHER_WAY = pytest.mark.parametrize("generation", ["v1", "v2"])
+SHORT = SamplingParams(max_new_tokens=6)
+
+
+@EITHER_WAY
+def test_every_run_counts_as_replay_or_as_fall_back_with_its_reason(
+    make_engine, task, generation
+):
+    engine = make_engine(generation=generation, batch_sizes=[8])
+    extend = "DRAFT_EXTEND_V2" if generation == "v2" else "DRAFT_EXTEND"
+    modes = {"TARGET_VERIFY", "DRAFT", extend}
+    assert engine.stats.fallbacks == {}
+    engine.generate(task.prompts[:3], SHORT)
+    eager = engine.stats
+    assert set(eager.fallbacks) == modes
+    assert {reason for reasons in eager.fallbacks.values() for reason in reasons} == {
+        "not captured"
+    }
+    assert set(eager.replays.values()) == {0}
+    engine.capture()
+    engine.generate(task.prompts[:3], SHORT)
+    graphed = engine.stats
+    assert graphed.fallbacks == eager.fallbacks
+    assert graphed.replays == {
+        mode: reasons["not captured"] for mode, reasons in eager.fallbacks.items()
+    }
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+def test_attention_without_graphs_of_a_mode_is_a_reason(make_engine, task, monkeypatch, topk):
+    supports = SdpaAttention.supports
+    monkeypatch.setattr(
+        SdpaAttention,
+        "supports",
+        lambda attention, mode: mode is not ForwardMode.DRAFT_EXTEND_V2
+        and supports(attention, mode),
+    )
+    engine = make_engine(topk=topk, batch_sizes=[8], generation="v2")
+    engine.capture()
+    requests = engine.generate(task.prompts[:3], SHORT)
+    assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:3]]
+    assert engine.stats.replays["DRAFT_EXTEND_V2"] == 0
+    assert engine.stats.fallbacks == {
+        "DRAFT_EXTEND_V2": {"attention backend": engine.stats.replays["DRAFT"]}
+    }
+
+
+@EITHER_WAY
+def test_accept_length_counts_the_bonus_token(make_engine, task, generation):
+    plain = make_engine("NONE", generation=generation)
+    request = plain.generate(task.prompts[:1], SHORT)[0]
+    assert plain.stats.accept_length == request.accept_length == 1.0
+    assert plain.stats.num_verifies == request.num_verifies == 5  # the first token is prefill's
+    engine = make_engine(generation=generation)
+    requests = engine.generate(task.prompts[:9], SHORT)
+    verifies = sum(request.num_verifies for request in requests)
+    accepted = sum(request.num_accepted_tokens for request in requests)
+    stats = engine.stats
+    assert (stats.num_verifies, stats.accept_length) == (verifies, accepted / verifies)
+    assert stats.new_tokens == sum(len(request.output_ids) for request in requests)
+    assert accepted >= stats.new_tokens - len(requests), "all but the prefills' tokens"
+
+
+@EITHER_WAY
+def test_requests_that_still_run_count(make_engine, task, generation):
+    engine = make_engine(generation=generation)
+    assert engine.stats.accept_length == 0
+    request = engine.submit(task.prompts[0])
+    for _ in range(4):
+        engine.step()
+    assert engine.stats.new_tokens == len(request.output_ids) > 0
+    assert engine.stats.accept_length == request.accept_length >= 1

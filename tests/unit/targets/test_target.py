@@ -1,0 +1,101 @@
+"""A CaptureTarget hands every mode what is its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.attention import AttentionBackend
+from graphkit.buffers import Axis, Rows, declare
+from graphkit.errors import ConfigError
+from graphkit.targets import RUNNERS
+
+VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
+DRAFT, EXTEND_V2 = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND_V2
+LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
+
+
+class Attention(AttentionBackend):
+    """Has no metadata to give."""
+
+    def supports(self, mode):
+        return True
+
+    def init_state(self, sizes, max_tokens):
+        pass
+
+    def metadata(self, mode, inputs):
+        return None
+
+
+@dataclass(kw_only=True, eq=False)
+class WithTemperature(gk.DraftExtendInputs):
+    temperature: Rows = declare(Axis.REQUEST, torch.float32, "of the sampler", pad=1)
+
+
+def test_every_mode_but_idle_has_its_runner():
+    assert set(RUNNERS) == set(gk.ForwardMode) - {gk.ForwardMode.IDLE}
+    assert all(runner.mode is mode for mode, runner in RUNNERS.items())
+
+
+@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+def test_every_mode_makes_its_runner(make_target, mode):
+    target = make_target(modes=RUNNERS)
+    runner = target.runner(mode, device="cpu")
+    assert type(runner) is RUNNERS[mode]
+    assert (runner.spec, runner.sizes) == (target.spec, target.sizes)
+    assert list(runner.table) == [2, 4]
+    assert list(target.runner(mode, device="cpu", batch_sizes=[1]).table) == [1, 4]
+
+
+@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+def test_one_attention_backend_serves_all_modes(make_target, mode):
+    attention = Attention()
+    runner = make_target(modes=RUNNERS, attention=attention).runner(mode, device="cpu")
+    assert runner.attention is attention
+
+
+def test_every_mode_may_have_an_attention_backend_of_its_own(make_target):
+    backends = {VERIFY: Attention(), DRAFT: Attention()}
+    target = make_target(modes=RUNNERS, attention=backends)
+    for mode in RUNNERS:
+        assert target.runner(mode, device="cpu").attention is backends.get(mode)
+
+
+def test_optional_fields_may_be_those_of_a_mode(make_target):
+    optional = {VERIFY: ["input_embeds"], LAYERS: ["temperatures"], DECODE: []}
+    target = make_target(modes=RUNNERS, topk=2, optional=optional)
+
+    def fields(mode):
+        return {layout.name for layout in target.runner(mode, device="cpu").buffers.layouts}
+
+    assert "input_embeds" in fields(VERIFY)
+    assert "custom_mask" not in fields(VERIFY), "what was listed stands for what is implied"
+    assert "temperatures" in fields(LAYERS)
+    assert "mrope_positions" not in fields(DRAFT)
+    implied = make_target(modes=[VERIFY], topk=2).runner(VERIFY, device="cpu")
+    assert implied.buffers.view(1).custom_mask is not None
+
+
+def test_an_optional_field_for_all_modes_must_be_one_of_all(make_target):
+    target = make_target(modes=[VERIFY, DRAFT], optional=["mrope_positions"])
+    for mode in (VERIFY, DRAFT):
+        assert target.runner(mode, device="cpu").buffers.view(1).mrope_positions is not None
+    with pytest.raises(ConfigError, match="optional names 'custom_mask'"):
+        make_target(modes=[DRAFT], optional=["custom_mask"]).runner(DRAFT, device="cpu")
+
+
+def test_further_fields_may_be_those_of_a_mode(make_target):
+    target = make_target(modes=RUNNERS, inputs_type={EXTEND_V2: WithTemperature})
+    assert target.runner(EXTEND_V2, device="cpu").buffers.inputs is WithTemperature
+    assert target.runner(VERIFY, device="cpu").buffers.inputs is gk.TargetVerifyInputs
+
+
+def test_a_chain_needs_a_forward_per_step(make_target):
+    forward = make_target().forwards[VERIFY]
+    for forwards in (forward, [forward] * 2):
+        with pytest.raises(ConfigError, match=r"MultiLayerEagleRunner got \d forwards"):
+            make_target(forwards={LAYERS: forwards}).runner(LAYERS, device="cpu")
