@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from graphkit.errors import ReplayError
+from graphkit.errors import InputError, ReplayError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,12 +55,16 @@ class FutureMap:
         Shapes:
             req_pool_indices: [B] int64; B may be 0.
             results[name]: [B, ...].
+
+        Raises:
+            InputError: A result has not a row per request, or other rows than at first.
         """
         for name, rows in results.items():
             if name not in self._buffers:
                 shape = (self.max_running_requests + 1, *rows.shape[1:])
                 self._buffers[name] = rows.new_zeros(shape)
                 self._fresh[name] = req_pool_indices.new_zeros(shape[0])
+            self._check(name, len(req_pool_indices), rows)
             self._buffers[name].index_copy_(0, req_pool_indices, rows)
             if self.debug:
                 self._fresh[name].index_fill_(0, req_pool_indices, 1)
@@ -81,9 +85,19 @@ class FutureMap:
             self._consume(name, req_pool_indices)
         return self._buffers[name].index_select(0, req_pool_indices)
 
+    def _check(self, name: str, requests: int, rows: torch.Tensor) -> None:
+        kept = self._buffers[name]
+        if (len(rows), *rows.shape[1:]) != (requests, *kept.shape[1:]) or rows.dtype != kept.dtype:
+            raise InputError(
+                f"FutureMap result {name!r} is {tuple(rows.shape)} {rows.dtype} for {requests} "
+                f"requests. Stash {(requests, *kept.shape[1:])} {kept.dtype}, as at first.",
+                field=name,
+            )
+
     def _consume(self, name: str, req_pool_indices: torch.Tensor) -> None:
-        fresh = self._fresh[name].index_select(0, req_pool_indices)
-        stale = req_pool_indices[(fresh == 0) & (req_pool_indices != 0)].tolist()
+        wanted = req_pool_indices.bincount(minlength=self.max_running_requests + 1)
+        wanted[0] = 0
+        stale = (wanted > self._fresh[name]).nonzero()[:, 0].tolist()
         if stale:
             raise ReplayError(
                 f"FutureMap rows {stale} of {name!r} were picked up already, or never stashed. "

@@ -5,7 +5,7 @@ K per branch. A branch of step s is one of the K best candidates of that step; w
 is its parent. Layout as in EAGLE-2 (arXiv 2406.16858), as
 ``graphkit.ops.build_tree`` reads it.
 
-Ties are broken towards the smaller number everywhere. A child's score is its parent's times a
+Between candidates of one score the smaller number comes first. A child's score is its parent's times a
 probability, so a parent then never ranks behind its child, and the chosen nodes form one tree.
 
 Suffixes: B requests, K branches, N candidates so far.
@@ -24,7 +24,8 @@ def top_candidates(
 
     Shapes:
         logits: [rows, V]. temperature: [rows] float32; 1 if left out.
-        result: float32 [rows, topk], int64 [rows, topk]; the likeliest first.
+        result: float32 [rows, topk], int64 [rows, topk]; the likeliest first. Equal ones come as
+            ``Tensor.topk`` has them, from topk 2 on.
     """
     scores = logits.float() if temperature is None else logits.float() / temperature[:, None]
     if topk == 1:

@@ -7,6 +7,21 @@ import pytest
 from graphkit.errors import TargetError
 from graphkit.records import CaptureRecord
 
+STAYS_EAGER = """
+import dataclasses
+import graphkit as gk
+from graphkit.attention import SdpaAttention
+from graphkit.reference import reference_target
+
+class NoUniformStride(SdpaAttention):
+    def supports(self, mode):
+        return mode is not gk.ForwardMode.DRAFT_EXTEND_V2
+
+made = reference_target(max_batch_size=1, attention=NoUniformStride)
+modes = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.DRAFT_EXTEND
+target = dataclasses.replace(made, forwards={mode: made.forwards[mode] for mode in modes})
+"""
+
 
 def test_a_right_target_gives_a_table_per_mode(run, tiny):
     ended = run("capture", f"{tiny}:right")
@@ -34,6 +49,38 @@ def test_modes_ignore_case_and_come_in_the_order_given(run, tiny):
     record = CaptureRecord.from_json(run("capture", f"{tiny}:right", *words).out)
     assert [mode.mode for mode in record.modes] == ["DECODE", "TARGET_VERIFY"]
     assert [[size.batch_size for size in mode.sizes] for mode in record.modes] == [[2], [2]]
+
+
+def test_every_mode_of_the_reference_model_is_right(run):
+    ended = run("capture", "--batch-sizes", "2", "--json")
+    record = CaptureRecord.from_json(ended.out)
+    assert (ended.code, record.mismatches) == (0, ())
+    assert [mode.mode for mode in record.modes] == [
+        "TARGET_VERIFY", "DECODE", "DRAFT", "DRAFT_EXTEND", "DRAFT_EXTEND_V2", "MULTI_LAYER_EAGLE",
+    ]  # fmt: skip
+    assert [size.batches_compared for size in record.sizes] == [2, 8] * 6
+
+
+def test_the_modes_of_draft_models_can_be_named(run):
+    words = ("--mode", "draft_extend_v2", "--mode", "Multi_Layer_EAGLE", "--batch-sizes", "1")
+    ended = run("capture", *words)
+    assert ended.code == 0
+    titles = [line.strip() for line in ended.out.splitlines() if "tokens per request" in line]
+    assert titles == [
+        "DRAFT_EXTEND_V2, 4 tokens per request",
+        "MULTI_LAYER_EAGLE, 4 tokens per request",
+    ]
+    assert "18 live batches replayed" in ended.out
+
+
+def test_a_mode_that_stays_eager_has_a_table_without_sizes(run, here):
+    (here / "eager_target.py").write_text(STAYS_EAGER)
+    ended = run("capture", "eager_target:target", "--out", "record.json")
+    assert ended.code == 0
+    assert "DRAFT_EXTEND_V2, 4 tokens per request" in ended.out
+    assert "DRAFT_EXTEND, 4 tokens per request" in ended.out
+    modes = {mode.mode: len(mode.sizes) for mode in CaptureRecord.load("record.json").modes}
+    assert modes == {"DRAFT_EXTEND_V2": 0, "DRAFT_EXTEND": 1}
 
 
 def test_a_mismatch_fails_and_says_where(run, tiny, here):

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 
 import graphkit as gk
+from graphkit import reference
 from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.engine import Drafter, DraftTree, EngineContext, EngineModel, Prefilled, Verified
 from graphkit.kv import ReqToTokenPool
-from graphkit.reference import (
-    VerifyForward, decode, default_checkpoint, encode, load_checkpoint, reference_engine,
-)  # fmt: skip
 from graphkit.reference.engine import Pools
 
 DRAFTS, CONTEXT, SAMPLING = 5, 160, gk.SamplingParams(max_new_tokens=48)
-PROMPTS = ["    def left(self):\n        return self._left\n\n    def right(self):\n", "[1, 2, 3, "]
+PROMPTS = ["import os\nimport re\nimport ", "    def __sub__(self, other):\n        return "]
 
 
 class CountingFutureMap(gk.FutureMap):
@@ -57,6 +55,7 @@ class CopyDrafter(Drafter):
 
     def prepare(self, context: EngineContext) -> None:
         """Called once, before anything else."""
+        assert isinstance(context.future_map, CountingFutureMap), "the algorithm made it"
         self.relay, self.width = context.future_map, context.verify_width
         self.text = torch.zeros_like(context.req_to_token, dtype=torch.int64)
         self.node = torch.arange(self.width, device=context.device)
@@ -100,7 +99,7 @@ class CopyDrafter(Drafter):
         source = torch.where(accepted > 0, self.source[:, 0] + accepted + 1, -1)
         self.relay.stash(rows, {"source": source, "accepted": accepted})
 
-    def extend_accepted(self, verified: Verified, _num_accepted_tokens: Sequence[int]) -> None:
+    def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
         """v1, which waits for the host, asks here. Requests that have ended do not mind."""
         self.extend(verified)
 
@@ -115,12 +114,13 @@ def latest_copy(text: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
 
 def engine_with(drafter: Drafter, device: torch.device) -> gk.SpeculativeEngine:
     """A target over its pools, a drafter, and their settings."""
-    model = load_checkpoint(default_checkpoint(), device=device, dtype=torch.float32)
+    folder = reference.default_checkpoint()
+    model = reference.load_checkpoint(folder, device=device, dtype=torch.float32)
     kind = TritonAttention if device.type == "cuda" else SdpaAttention
     requests = ReqToTokenPool(len(PROMPTS), CONTEXT, device)
     attention = Pools(requests, kind, 1, torch.float32).attention(model.config)
     return gk.SpeculativeEngine(
-        EngineModel(VerifyForward(model, attention), attention),
+        EngineModel(reference.VerifyForward(model, attention), attention),
         drafter,
         spec=gk.SpecConfig("COPY", num_steps=DRAFTS, topk=1, num_draft_tokens=DRAFTS),
         sizes=gk.BufferSizes(len(PROMPTS), CONTEXT, model.config.hidden_size, 256, torch.float32),
@@ -131,15 +131,15 @@ def engine_with(drafter: Drafter, device: torch.device) -> gk.SpeculativeEngine:
 def main() -> int:
     """Run it captured, compare with plain decoding, and print what was accepted."""
     gk.register_algorithm("COPY", CopyAlgorithm)
-    prompts, drafter = [encode(prompt) for prompt in PROMPTS], CopyDrafter()
-    with reference_engine("NONE", max_context_len=CONTEXT) as plain:
+    prompts, drafter = [reference.encode(prompt) for prompt in PROMPTS], CopyDrafter()
+    with reference.reference_engine("NONE", max_context_len=CONTEXT) as plain:
         expected = [request.output_ids for request in plain.generate(prompts, SAMPLING)]
     with engine_with(drafter, plain.device) as engine:
         engine.capture()
         made = [request.output_ids for request in engine.generate(prompts, SAMPLING)]
-        print(PROMPTS[1] + decode(made[1]))
-        print(f"{engine.stats.accept_length:.2f} tokens per step; steps that accepted 0 to {DRAFTS}"
-              f" drafts: {drafter.relay.steps.tolist()}")  # fmt: skip
+        print(PROMPTS[1] + reference.decode(made[1]))
+        lengths = drafter.relay.steps.tolist()
+        print(f"{engine.stats.accept_length:.2f} tokens per step; by accepted drafts: {lengths}")
     return 0 if made == expected and not engine.stats.fallbacks else 1
 
 

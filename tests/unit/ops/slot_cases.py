@@ -41,7 +41,8 @@ class Draw:
         """From low to high; if wild, two beyond either now and then."""
         drawn = torch.randint(low, high + 1, shape, generator=self.random)
         if self.wild:
-            drawn += torch.randint(-2, 3, shape, generator=self.random).where(drawn % 3 == 0, 0)
+            is_wild = torch.rand(shape, generator=self.random) < 0.3
+            drawn += torch.randint(-2, 3, shape, generator=self.random).where(is_wild, 0)
         return drawn
 
     def counts(self, low, high):
@@ -155,7 +156,7 @@ def large_page_draft_args(draw):
 
 
 def drafts_filter_args(draw):
-    unfinished = draw.integers(0, max(draw.requests - 1, 0), draw.requests)
+    unfinished = draw.integers(0, max(draw.requests - 1, 0), 2 * draw.requests)
     return draw.counts(0, draw.width - 1), unfinished, draw.counts(0, 40)
 
 
@@ -174,7 +175,9 @@ def bonus_args(draw):
 
 def rotate_args(draw):
     width = draw.width
-    start = torch.arange(draw.requests) * width - 2 * draw.wild
+    start = torch.arange(draw.requests) * width
+    if draw.wild:  # the first window, or the last one, sticks out
+        start += (-2, 2)[draw.requests % 2]
     lengths = draw.counts(0, width).clamp(max=width)
     select = draw.integers(0, max(draw.requests * width - 1, 0), draw.requests)
     if not draw.wild:
