@@ -105,7 +105,11 @@ def reference_engine(
         max_context_len: Most tokens of a request, drafts included.
         page_size: Slots per KV page.
         batch_sizes: Sizes to capture; ``None`` takes the field's list.
-        device, backend, generation, seed, debug: As for ``SpeculativeEngine``.
+        device: As for ``SpeculativeEngine``.
+        backend: As for ``SpeculativeEngine``.
+        generation: As for ``SpeculativeEngine``.
+        seed: As for ``SpeculativeEngine``.
+        debug: As for ``SpeculativeEngine``.
         dtype: Of weights and KV. float32 makes output independent of the batch that a request
             happens to be in, up to its last bits; in bfloat16 near ties may fall either way.
         attention: Backend; ``None`` takes Triton on CUDA, torch elsewhere.
@@ -165,7 +169,9 @@ def _spec(
 ) -> SpecConfig:
     if name == "NONE":
         return SpecConfig(name, num_steps=0, topk=1, num_draft_tokens=1, page_size=page_size)
-    width = num_draft_tokens or (num_steps + 1 if topk == 1 else 2 * (num_steps + 1))
+    width = num_draft_tokens
+    if width is None:
+        width = num_steps + 1 if topk == 1 else 2 * (num_steps + 1)
     kind = "EAGLE" if name == "MULTI_LAYER_EAGLE" else name
     return SpecConfig(kind, num_steps, topk, width, page_size=page_size)
 

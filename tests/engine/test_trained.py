@@ -1,0 +1,60 @@
+"""The weights that ship: lossless with real heads, and worth their steps on unseen source."""
+
+from __future__ import annotations
+
+import runpy
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphkit.engine import SamplingParams
+from graphkit.reference import default_checkpoint, full_logits, load_checkpoint, reference_engine
+
+CORPUS = Path(__file__).parents[2] / "tools" / "training" / "corpus.py"
+PROMPTS, PROMPT, NEW = 6, 96, 40
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """The beginnings of functions in files of the standard library that training never saw."""
+    root = Path(sysconfig.get_path("stdlib"))
+    text = runpy.run_path(str(CORPUS))["read_corpus"](root, held_out=True)
+    starts = torch.arange(1, PROMPTS + 1) * (len(text) // (PROMPTS + 2))
+    return [text[start : start + PROMPT].tolist() for start in starts]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts, device):
+    model = load_checkpoint(default_checkpoint(), device=device, dtype=torch.float32)
+    ids = torch.tensor(prompts, device=device)
+    for _ in range(NEW):
+        ids = torch.cat((ids, full_logits(model, ids)[:, -1:].argmax(-1)), 1)
+    return ids[:, PROMPT:].tolist()
+
+
+def run(engine, prompts):
+    """Eagerly, then captured; both requests."""
+    with engine:
+        eager = engine.generate(prompts, SamplingParams(max_new_tokens=NEW))
+        engine.capture()
+        return eager, engine.generate(prompts, SamplingParams(max_new_tokens=NEW)), engine.stats
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("algorithm", "least"),
+    [("EAGLE", 2.0), ("MULTI_LAYER_EAGLE", 2.0), ("STANDALONE", 2.0), ("NGRAM", 1.2)],
+)
+def test_three_steps_accept_more_than_they_must(
+    prompts, expected, device, algorithm, least, topk
+):
+    engine = reference_engine(
+        algorithm, topk=topk, num_steps=3, max_context_len=192, batch_sizes=[8], device=device
+    )
+    eager, captured, stats = run(engine, prompts)
+    assert [request.output_ids for request in eager] == expected
+    assert [request.output_ids for request in captured] == expected
+    assert [r.accept_length for r in eager] == [r.accept_length for r in captured]
+    assert stats.accept_length > least
