@@ -15,6 +15,7 @@ from graphkit.ops.cache_locs import (
     get_src_tgt_cache_loc,
     get_target_cache_loc,
 )
+from graphkit.ops.draft_cache_locs import assign_draft_cache_locs
 from graphkit.ops.slot_assignment import (
     assign_draft_cache_locs_contiguous,
     assign_extend_cache_locs,
@@ -25,6 +26,7 @@ from graphkit.ops.verification import verify_tree_greedy
 from graphkit.ops.windows import rotate_input_ids
 
 __all__ = [
+    "assign_draft_cache_locs",
     "assign_draft_cache_locs_contiguous",
     "assign_extend_cache_locs",
     "build_tree",

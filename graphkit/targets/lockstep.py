@@ -7,7 +7,7 @@ another draft, as right as the first. So the ends of two runs say nothing.
 Instead one run leads and the other follows. What each forward of the follower made is put beside
 what the leader's made at that point, to be compared as numbers; then the step goes on with the
 leader's. Everything else is graphkit's own: from the same numbers it must make the same choices,
-to the integer, in any precision.
+to the integer, in any precision. Keys and values the follower writes and reads as it made them.
 """
 
 from __future__ import annotations

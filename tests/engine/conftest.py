@@ -1,4 +1,4 @@
-"""A tiny target, draft models that err on purpose, and engines whose pools are counted afterwards."""
+"""A tiny target, draft models that err on purpose, and engines that give back what they hold."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from graphkit.engine import SamplingParams
 from graphkit.reference import full_logits
 
-STEPS, COUNT, PROMPTS = 3, 16, 14
+STEPS, COUNT, PROMPTS = 3, 13, 12
 MARGIN = STEPS + 1
 """Tokens that the last step may accept behind the end."""
 
@@ -56,9 +56,7 @@ class Sketch:
     def tree(self, text, nodes):
         """The drafted paths after ``text``, whose last token is the bonus token."""
         root = self.after(text)
-        return best_paths(
-            root, lambda path, _: self.after([*text, *path]), self.topk, STEPS, nodes
-        )
+        return best_paths(root, lambda path, _: self.after([*text, *path]), self.topk, STEPS, nodes)
 
 
 class EagleSketch(Sketch):
@@ -125,15 +123,13 @@ def accepted_lengths(sketch, prompt, continuation, nodes):
     while known < COUNT:
         paths = sketch.tree([*prompt, *continuation[:known]], nodes)
         rest = continuation[known:]
-        drafts = max(
-            (len(path) for path in paths if tuple(rest[: len(path)]) == path), default=0
-        )
+        drafts = max((len(path) for path in paths if tuple(rest[: len(path)]) == path), default=0)
         lengths.append(drafts)
         known += drafts + 1
     return lengths
 
 
-@pytest.mark.parametrize("topk", [1, 2, 3], ids=["chain", "tree", "wide"])
+@pytest.mark.parametrize("topk", [1, 3], ids=["chain", "tree"])
 @pytest.mark.parametrize("algorithm", SKETCHES)
 def test_accepted_lengths_are_those_of_a_drafter_without_cache(
     make_engine, model, misled, plain, task, device, algorithm, topk

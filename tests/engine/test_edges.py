@@ -25,9 +25,7 @@ class TestPages:
     LENGTHS = (3, 4, 5, 15, 16, 17, 31, 33)
 
     @pytest.mark.parametrize("page_size", [4, 16])
-    @pytest.mark.parametrize(
-        ("generation", "topk"), [("v1", 1), ("v1", 2), ("v2", 1)], ids=str
-    )
+    @pytest.mark.parametrize(("generation", "topk"), [("v1", 1), ("v1", 2), ("v2", 1)], ids=str)
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE"])
     def test_they_may_end_anywhere_in_a_text(
         self, make_engine, plain, algorithm, generation, topk, page_size
@@ -45,7 +43,7 @@ class TestPages:
         assert [request.output_ids] == plain([prompt_of(5)], [engine.limit - 5])
 
     def test_v2_refuses_trees_of_them(self, make_engine):
-        with pytest.raises(ConfigError, match="topk 2 with page_size 4.*Use None or 'v1'"):
+        with pytest.raises(ConfigError, match=r"topk 2 with page_size 4.*Use None or 'v1'"):
             make_engine(topk=2, page_size=4, generation="v2")
 
     def test_a_tree_of_them_falls_back_to_v1_and_says_so(self, make_engine):
@@ -66,7 +64,9 @@ class TestContext:
     def test_it_ends_requests_wherever_their_prompts_end(
         self, make_engine, plain, generation, topk
     ):
-        engine = make_engine("EXACT", topk=topk, generation=generation, max_context_len=40, batch_sizes=[8])
+        engine = make_engine(
+            "EXACT", topk=topk, generation=generation, max_context_len=40, batch_sizes=[8]
+        )
         engine.capture()
         prompts = [prompt_of(engine.limit - left) for left in range(1, 9)]
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=99))
@@ -184,5 +184,5 @@ class TestPrompts:
     def test_a_closed_engine_takes_none(self, make_engine):
         engine = make_engine()
         engine.close()
-        with pytest.raises(ReplayError, match="closed.*Make a new one"):
+        with pytest.raises(ReplayError, match=r"closed.*Make a new one"):
             engine.submit([1])

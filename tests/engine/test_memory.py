@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.engine import FinishReason, SamplingParams
+from graphkit.buffers import DraftExtendInputs, DraftInputs, TargetVerifyInputs
+from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
 from graphkit.errors import InputError
 
 EITHER_WAY = pytest.mark.parametrize("generation", ["v1", "v2"])
@@ -48,7 +49,8 @@ def most_running(engine, requests):
 @EITHER_WAY
 def test_requests_beyond_the_batch_wait(make_engine, task, generation):
     engine = make_engine(max_batch_size=3, generation=generation)
-    requests = [engine.submit(p, s) for p, s in zip(task.prompts[8:24], task.sampling()[8:24])]
+    waiting = zip(task.prompts[8:24], task.sampling()[8:24], strict=True)
+    requests = [engine.submit(prompt, sampling) for prompt, sampling in waiting]
     assert most_running(engine, requests) == 3
     assert [request.output_ids for request in requests] == task.expected[8:24]
 
@@ -83,7 +85,7 @@ def test_a_request_that_never_fits_is_refused(make_engine, task, generation):
     engine = make_engine(kv_tokens=40, generation=generation)
     most = 40 - (engine.sizes.max_context_len - engine.limit) - 8
     fits = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=most))
-    with pytest.raises(InputError, match="takes 41 KV slots; the pool has 40. Ask for fewer"):
+    with pytest.raises(InputError, match=r"takes 41 KV slots; the pool has 40\. Ask for fewer"):
         engine.submit(task.prompts[1], SamplingParams(max_new_tokens=most + 1))
     while engine.has_work:
         engine.step()
@@ -138,40 +140,47 @@ def test_what_was_made_before_closing_stays_counted(make_engine, task, generatio
 
 
 class Failing:
-    """Wraps the target's forward; the next call raises once ``armed`` is set."""
+    """Wraps a forward; the next call with inputs of the type ``at`` raises, once."""
 
     def __init__(self, forward):
-        self.forward, self.armed = forward, False
+        self.forward, self.at = forward, None
 
     def __call__(self, inputs):
-        if self.armed:
-            self.armed = False
+        if self.at is type(inputs):
+            self.at = None
             raise RuntimeError("the model failed")
         return self.forward(inputs)
 
 
 @pytest.fixture
 def failing(make_engine, labelling):
-    """An engine and its target, which can be made to fail."""
+    """``failing(generation)``: an engine, its target and its draft model, which can fail."""
 
     def make(generation):
-        made = []
+        made = {}
 
         def target(model, attention):
-            made.append(Failing(labelling(model, attention)))
-            return made[0]
+            made["target"] = Failing(labelling(model, attention))
+            return made["target"]
 
-        return make_engine(generation=generation, target=target), made[0]
+        def drafter(model):
+            made["draft"] = Failing(model.forward)
+            return EagleDrafter(EngineModel(made["draft"], model.attention))
+
+        engine = make_engine(generation=generation, target=target, drafter=drafter)
+        return engine, made["target"], made["draft"]
 
     return make
 
 
+@pytest.mark.parametrize("at", [TargetVerifyInputs, DraftInputs, DraftExtendInputs])
 @EITHER_WAY
-def test_a_step_that_failed_may_be_made_again(failing, task, generation):
-    engine, target = failing(generation)
+def test_a_step_that_failed_may_be_made_again(failing, task, generation, at):
+    engine, target, draft = failing(generation)
     requests = [engine.submit(p, SamplingParams(max_new_tokens=10)) for p in task.prompts[:3]]
     engine.step()
-    target.armed = True
+    engine.step()
+    (target if at is TargetVerifyInputs else draft).at = at
     with pytest.raises(RuntimeError, match="the model failed"):
         engine.step()
     while engine.has_work:
@@ -179,12 +188,13 @@ def test_a_step_that_failed_may_be_made_again(failing, task, generation):
     assert [r.output_ids for r in requests] == [text[:10] for text in task.expected[:3]]
 
 
+@pytest.mark.parametrize("at", [TargetVerifyInputs, DraftExtendInputs])
 @EITHER_WAY
-def test_a_prompt_that_could_not_be_read_gets_no_wrong_tokens(failing, task, generation):
-    engine, target = failing(generation)
+def test_a_prompt_that_could_not_be_read_gets_no_wrong_tokens(failing, task, generation, at):
+    engine, target, draft = failing(generation)
     first = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=10))
     engine.step()
-    target.armed = True
+    (target if at is TargetVerifyInputs else draft).at = at
     second = engine.submit(task.prompts[2], SamplingParams(max_new_tokens=10))
     with pytest.raises(RuntimeError, match="the model failed"):
         engine.step()

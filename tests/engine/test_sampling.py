@@ -7,6 +7,7 @@ text is one more draw after the token before it, and the text tells the whole di
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -67,16 +68,14 @@ def transitions(requests):
     counts = torch.zeros(VOCAB, VOCAB)
     for request in requests:
         text = [request.prompt_ids[-1], *request.output_ids]
-        for before, after in zip(text, text[1:], strict=False):
+        for before, after in pairwise(text):
             counts[before, after] += 1
     return counts
 
 
 @EITHER_WAY
 @CHAIN_OR_TREE
-def test_every_token_follows_the_target_at_its_temperature(
-    engine_of, logits, generation, topk
-):
+def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, generation, topk):
     """Two temperatures and greedy requests in one batch, drafts often right."""
     engine = engine_of(topk=topk, generation=generation, seed=topk)
     requests = {

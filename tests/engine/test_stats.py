@@ -13,9 +13,7 @@ SHORT = SamplingParams(max_new_tokens=6)
 
 
 @EITHER_WAY
-def test_every_run_counts_as_replay_or_as_fall_back_with_its_reason(
-    make_engine, task, generation
-):
+def test_every_run_counts_as_replay_or_as_fall_back_with_its_reason(make_engine, task, generation):
     engine = make_engine(generation=generation, batch_sizes=[8])
     extend = "DRAFT_EXTEND_V2" if generation == "v2" else "DRAFT_EXTEND"
     modes = {"TARGET_VERIFY", "DRAFT", extend}
@@ -42,8 +40,9 @@ def test_attention_without_graphs_of_a_mode_is_a_reason(make_engine, task, monke
     monkeypatch.setattr(
         SdpaAttention,
         "supports",
-        lambda attention, mode: mode is not ForwardMode.DRAFT_EXTEND_V2
-        and supports(attention, mode),
+        lambda attention, mode: (
+            mode is not ForwardMode.DRAFT_EXTEND_V2 and supports(attention, mode)
+        ),
     )
     engine = make_engine(topk=topk, batch_sizes=[8], generation="v2")
     engine.capture()

@@ -13,7 +13,7 @@ from graphkit.engine import SamplingParams
 from graphkit.reference import default_checkpoint, full_logits, load_checkpoint, reference_engine
 
 CORPUS = Path(__file__).parents[2] / "tools" / "training" / "corpus.py"
-PROMPTS, PROMPT, NEW = 6, 96, 40
+PROMPTS, PROMPT, NEW = 6, 96, 24
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +42,16 @@ def run(engine, prompts):
         return eager, engine.generate(prompts, SamplingParams(max_new_tokens=NEW)), engine.stats
 
 
-@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @pytest.mark.parametrize(
-    ("algorithm", "least"),
-    [("EAGLE", 2.0), ("MULTI_LAYER_EAGLE", 2.0), ("STANDALONE", 2.0), ("NGRAM", 1.2)],
+    ("algorithm", "topk"),
+    [("EAGLE", 1), ("EAGLE", 2), ("MULTI_LAYER_EAGLE", 1), ("STANDALONE", 2)],
 )
-def test_three_steps_accept_more_than_they_must(
-    prompts, expected, device, algorithm, least, topk
-):
+def test_three_steps_accept_more_than_two_tokens(prompts, expected, device, algorithm, topk):
     engine = reference_engine(
-        algorithm, topk=topk, num_steps=3, max_context_len=192, batch_sizes=[8], device=device
+        algorithm, topk=topk, num_steps=3, max_context_len=160, batch_sizes=[8], device=device
     )
     eager, captured, stats = run(engine, prompts)
     assert [request.output_ids for request in eager] == expected
     assert [request.output_ids for request in captured] == expected
     assert [r.accept_length for r in eager] == [r.accept_length for r in captured]
-    assert stats.accept_length > least
+    assert stats.accept_length > 2.0

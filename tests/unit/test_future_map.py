@@ -125,3 +125,23 @@ def test_rows_that_do_not_fit_are_refused_by_name(relay, results):
     relay.stash(rows(1), {"hidden": torch.ones(1, 3)})
     with pytest.raises(GraphkitError, match="hidden"):
         relay.stash(rows(1, 2), results)
+
+
+def test_a_first_stash_that_is_refused_leaves_no_trace(relay):
+    """Else its shape would be the one to keep to."""
+    with pytest.raises(GraphkitError, match="hidden"):
+        relay.stash(rows(1, 2), {"hidden": torch.ones(3, 9)})
+    with pytest.raises(ReplayError, match="nothing was stashed"):
+        relay.resolve("hidden", rows(1))
+    relay.stash(rows(1, 2), {"hidden": torch.ones(2, 4)})
+    assert relay.resolve("hidden", rows(2)).shape == (1, 4)
+
+
+@pytest.mark.parametrize("row", [6, -1])
+def test_rows_that_the_map_does_not_have_are_refused_in_debug(watched, row):
+    """On a device they would be read from someone else's memory."""
+    watched.stash(rows(1), {"tokens": rows(7)})
+    with pytest.raises(GraphkitError, match=str(row)):
+        watched.resolve("tokens", rows(1, row))
+    with pytest.raises(GraphkitError, match=str(row)):
+        watched.stash(rows(row), {"tokens": rows(8)})

@@ -15,14 +15,19 @@ import triton.language as tl
 MAX_SPLITS = 64
 
 
-@triton.jit(do_not_specialize=["tokens", "out_split_stride", "requests", "row_tiles"])
+# A prompt has any width: specialised on, each would compile this kernel anew.
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "out_split_stride", "requests", "row_tiles", "width", "mask_columns",
+    ]
+)  # fmt: skip
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens, cu_seqlens_q, mask,
     out_split_stride, out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
-    tokens, heads, max_keys, max_pages, requests, row_tiles, scale_log2,
-    PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    tokens, heads, max_keys, max_pages, requests, row_tiles, width, mask_columns, scale_log2,
+    PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HAS_MASK: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
@@ -35,13 +40,13 @@ def paged_attention_kernel(
     # There are more programs than requests where there are more rows than theirs can be.
     length = tl.load(cache_seqlens + tl.minimum(request, requests - 1))
     length = tl.where(request < requests, length, 0)
-    if MASK_COLUMNS:
-        begin, end = request * WIDTH, tokens
+    if HAS_MASK:
+        begin, end = request * width, tokens
     else:
         begin = tl.maximum(tl.load(cu_seqlens_q + tl.minimum(request, requests)), 0)
         end = tl.minimum(tl.load(cu_seqlens_q + tl.minimum(request + 1, requests)), tokens)
-    rows = tl.minimum(end - begin, WIDTH)
-    prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
+    rows = tl.minimum(end - begin, width)
+    prefix = length - mask_columns if HAS_MASK else length - rows
     is_row = own_query < rows
     token = begin + own_query
     head = kv_head * GROUP + row % GROUP
@@ -76,10 +81,10 @@ def paged_attention_kernel(
             seen = is_key
             if masked:
                 own_key = key - prefix
-                if MASK_COLUMNS:
-                    mask_row = (request * WIDTH + own_query[:, None]) * MASK_COLUMNS
+                if HAS_MASK:
+                    mask_row = (request * width + own_query[:, None]) * mask_columns
                     is_column = (own_key >= 0) & is_key
-                    is_cell = (own_query < WIDTH)[:, None] & is_column[None, :]
+                    is_cell = (own_query < width)[:, None] & is_column[None, :]
                     tree = tl.load(mask + mask_row + own_key[None, :], mask=is_cell, other=0) != 0
                     visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
                     seen = tl.max(visible.to(tl.int32), 0) != 0
@@ -112,10 +117,10 @@ def paged_attention_kernel(
         weight_log2 = top + tl.log2(tl.where(total == 0.0, 1.0, total))
         tl.store(lse + (split * tokens + token) * heads + head, weight_log2, mask=is_row)
 
-    if rows < WIDTH:
-        # Requests before this one leave request * WIDTH - begin lanes to spare.
-        spare = tl.load(cu_seqlens_q + requests) + request * WIDTH - begin + own_query - rows
-        is_spare = (own_query >= rows) & (own_query < WIDTH) & (spare >= 0) & (spare < tokens)
+    if rows < width:
+        # Requests before this one leave request * width - begin lanes to spare.
+        spare = tl.load(cu_seqlens_q + requests) + request * width - begin + own_query - rows
+        is_spare = (own_query >= rows) & (own_query < width) & (spare >= 0) & (spare < tokens)
         cells = outs + (spare[:, None] * out_token_stride + head[:, None] * out_head_stride)
         is_cell = is_spare[:, None] & is_dim[None, :]
         tl.store(cells + dim[None, :], 0.0, mask=is_cell)
@@ -200,10 +205,10 @@ def launch_paged_attention(
         None if mask is None else mask.contiguous().view(torch.uint8),
         query.numel(), heads * head_dim, head_dim, query.stride(0), query.stride(1),
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        tokens, heads, max_pages * page_size, max_pages, requests, row_tiles,
-        scale * 1.4426950408889634,
-        PAGE_SIZE=page_size, WIDTH=max_seqlen_q, GROUP=group, HEAD_DIM=head_dim,
-        MASK_COLUMNS=0 if mask is None else mask.shape[2], SPLITS=splits,
+        tokens, heads, max_pages * page_size, max_pages, requests, row_tiles, max_seqlen_q,
+        0 if mask is None else mask.shape[2], scale * 1.4426950408889634,
+        PAGE_SIZE=page_size, GROUP=group, HEAD_DIM=head_dim, HAS_MASK=mask is not None,
+        SPLITS=splits,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=4, num_stages=3,
     )  # fmt: skip

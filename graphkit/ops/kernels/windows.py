@@ -26,7 +26,7 @@ def rotate_input_ids_kernel(
         tl.debug_barrier()
         is_selected = place == selected
         moved = tl.where(is_selected, token.to(following.dtype), following)
-        tl.store(input_ids + place, moved, mask=(place + 1 < end) | is_selected & (place < end))
+        tl.store(input_ids + place, moved, mask=(place + 1 < end) | (is_selected & (place < end)))
 
 
 def launch_rotate_input_ids(

@@ -111,3 +111,10 @@ def test_long_windows_rotate(length):
     rotate_input_ids(theirs, *args)
     assert torch.equal(ours, theirs)
     assert ours.tolist() == [0, *range(2, length + 1), -5, length + 1, length + 2]
+
+
+def test_a_window_that_sticks_out_stays_within_the_ids():
+    memory = torch.arange(8)
+    window = torch.tensor([2]), torch.tensor([5])
+    launch_rotate_input_ids(memory[:5], *window, torch.tensor([-5]), torch.tensor([5]))
+    assert memory.tolist() == [0, 1, 3, 4, 4, 5, 6, 7]

@@ -55,7 +55,7 @@ class Draw:
         """``req_to_token``, and a row of it for each request."""
         rows = torch.randperm(self.requests + 2, generator=self.random)[: self.requests]
         if self.wild:
-            rows = torch.where(rows % 4 == 3, rows * 100 - 350, rows)
+            rows = torch.where(rows % 4 == 3, (rows % 8 - 5) * 10_000, rows)  # beyond either end
         slots = self.slots((self.requests + 2) * context).view(-1, context)
         return rows, slots.int()
 

@@ -17,11 +17,6 @@ def own(row, rows):
     return row
 
 
-def owner(row, rows):
-    """A request per row."""
-    return row
-
-
 def output(rows, dtype=torch.float32):
     return {"logits": torch.tensor(rows, dtype=dtype)}
 
@@ -100,8 +95,12 @@ def test_fields_with_several_dimensions_are_compared():
     mismatch = first_difference({"cube": cube}, {"cube": wrong}, 0.0, own)
     assert mismatch is not None
     assert (mismatch.row, mismatch.got) == (1, 4.0)
+
+
+@pytest.mark.parametrize("allowed", [0.0, 100.0])
+def test_integers_must_be_equal_whatever_is_allowed(allowed):
     one, other = output([[5], [6]], torch.int64), output([[5], [7]], torch.int64)
-    mismatch = first_difference(one, other, 0.01, own)
+    mismatch = first_difference(one, other, allowed, own)
     assert mismatch is not None
     assert (mismatch.row, mismatch.expected, mismatch.got) == (1, 6.0, 7.0)
 

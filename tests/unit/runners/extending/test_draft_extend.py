@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkit import OutputError, ReplayError
+from graphkit.buffers import SLOTS, FieldWriter
 from graphkit.runners import DraftExtendOutput, DraftExtendRunner
 
 COUNTS = [[4, 4, 4, 4], [1], [2, 3, 1, 4], [1, 1, 1, 1], [4], [3, 1], [1, 4, 2], [2, 2]]
@@ -74,6 +78,22 @@ def test_tokens_vary_at_one_batch_size(extend_case, make_model, check):
         )
         check(case, runner.replay(batch), batch)
     assert model.calls == calls, "Python ran again"
+
+
+def test_what_is_kept_does_not_grow_with_every_number_of_tokens(extend_case, make_model):
+    """Of 256 requests there are 98,000 pairs of requests and tokens."""
+    case = extend_case()
+    case.sizes = replace(case.sizes, max_batch_size=16)
+    runner = case.runner(DraftExtendRunner, make_model(), batch_sizes=[16])
+
+    def writers():
+        return sum(type(each) is FieldWriter for each in gc.get_objects())
+
+    before = writers()
+    for requests in range(1, 17):
+        for tokens in range(requests, 4 * requests + 1, 2):
+            runner.stage(requests, tokens)
+    assert writers() - before < 64 * SLOTS * len(runner.buffers.layouts)
 
 
 @settings(deadline=None, max_examples=25, derandomize=True)

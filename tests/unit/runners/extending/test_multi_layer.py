@@ -8,7 +8,7 @@ import torch
 
 from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.ops import rotate_input_ids
-from graphkit.runners import DraftExtendOutput, MultiLayerEagleRunner
+from graphkit.runners import DraftExtendOutput, MultiLayerEagleRunner, Reason
 
 SETTINGS = [("EAGLE", 4, 1, 5), ("EAGLE", 3, 2, 6), ("EAGLE", 1, 3, 4)]
 
@@ -202,6 +202,16 @@ def test_temperatures_divide_before_top_k(chain, check, topk):
     assert torch.equal(got.next_token_logits, plain.next_token_logits)
     assert (got.topk_p[0, :, 0] > plain.topk_p[0, :, 0]).all()
     assert (got.topk_p[2, :, 0] < plain.topk_p[2, :, 0]).all()
+
+
+@pytest.mark.parametrize("width", [4, 9])
+def test_windows_of_another_width_fall_back(chain, check, width):
+    """As where some requests were verified at another width, or at a prompt."""
+    case, _, runner = chain()
+    batch = case.batch([3, 1, 4], width=width, cls=MultiLayerDraftExtendInputs)
+    assert runner.can_replay(batch).kind is Reason.WRONG_WIDTH
+    check(case, runner.run(batch), batch)
+    assert runner.stats.fallbacks == {"wrong width": 1}
 
 
 @pytest.mark.parametrize("one_graph", [True, False])
