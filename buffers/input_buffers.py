@@ -65,6 +65,8 @@ class InputBuffers:
         """Fields that were not allocated."""
         self.arena = Arena(self.layouts, self.bound, device)
         self.mailbox = Mailbox(self.layouts, device, is_alive)
+        self._written = [layout for layout in self.layouts if layout.name not in self.bound]
+        self._field_writers: dict[tuple[int, str, int], FieldWriter] = {}
         self._blank = self._make_blank()
         for slot in range(SLOTS):
             self.pad_slot(slot)
@@ -145,19 +147,19 @@ class InputBuffers:
 
     def writer(self, slot: int, requests: int, tokens: int | None = None) -> BatchWriter:
         """What writes a batch of that size into a slot; bound fields are left out."""
+        rows_of = self.capacity.rows
         return BatchWriter(
             [
-                FieldWriter(
-                    self.mailbox,
-                    slot,
-                    layout,
-                    self.capacity.rows(layout.field.axis, requests, tokens),
-                    self.device,
-                )
-                for layout in self.layouts
-                if layout.name not in self.bound
+                self._field_writer(slot, layout, rows_of(layout.field.axis, requests, tokens))
+                for layout in self._written
             ]
         )
+
+    def _field_writer(self, slot: int, layout: FieldLayout, rows: int) -> FieldWriter:
+        key = slot, layout.name, rows
+        if key not in self._field_writers:
+            self._field_writers[key] = FieldWriter(self.mailbox, slot, layout, rows, self.device)
+        return self._field_writers[key]
 
     def pad_slot(self, slot: int) -> None:
         """Fill a slot's rows with pads and say that they are to be read from there."""

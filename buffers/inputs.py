@@ -81,11 +81,6 @@ class Inputs:
         return self.num_tokens // self.batch_size if self.batch_size else 0
 
     @classmethod
-    def check_matters(cls) -> bool:
-        """Whether a mode has anything to ``check``."""
-        return cls.check.__func__ is not Inputs.check.__func__  # type: ignore[attr-defined]
-
-    @classmethod
     def rows_told(cls, batch: Any) -> int | None:  # noqa: ARG003
         """Rows of a batch without any field per token, if another field tells the host."""
         return None

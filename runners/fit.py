@@ -12,15 +12,19 @@ class Fit:
 
     Attributes:
         requests: Live requests.
-        tokens: Live rows.
+        tokens: Live rows; where rows vary, at most so many.
         padded_batch_size: The captured size.
         launch: Replays the captured graph.
         output: The live rows of the graph's output.
         replays: How often it was replayed.
+        spared: Rows that those replays had fewer than ``tokens``, added up.
         writer: ``writer(slot)`` writes a batch of this size into a slot.
     """
 
-    __slots__ = ("launch", "output", "padded_batch_size", "replays", "requests", "tokens", "writer")
+    __slots__ = (
+        "launch", "output", "padded_batch_size", "replays", "requests", "spared", "tokens",
+        "writer",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -29,13 +33,11 @@ class Fit:
         padded_batch_size: int,
         graph: CapturedGraph,
         output: Output,
-        tokens: int | None = None,
     ) -> None:
         self.requests = requests
-        self.tokens = buffers.capacity.rows(Axis.TOKEN, requests, tokens)
+        self.tokens = buffers.capacity.rows(Axis.TOKEN, requests)
         self.padded_batch_size = padded_batch_size
         self.launch = graph.replay
         self.output = output.live(self.requests, self.tokens)
-        self.replays = 0
-        writers = tuple(buffers.writer(slot, requests, tokens) for slot in range(SLOTS))
-        self.writer = writers.__getitem__
+        self.replays, self.spared = 0, 0
+        self.writer = tuple(buffers.writer(slot, requests) for slot in range(SLOTS)).__getitem__

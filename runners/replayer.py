@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, TypeVar
 
-from graphkit.buffers import Axis
+from graphkit.buffers import Axis, BatchWriter
 from graphkit.errors import InputError, ReplayError, SizeError
 from graphkit.graphs import CapturedGraph
 from graphkit.runners.fit import Fit
@@ -31,34 +31,29 @@ class Replayer(Generic[OutputT]):
         self._parts = parts
         self._mailbox = parts.buffers.mailbox
         self._absent, self._before_replay = parts.buffers.absent, parts.plan_on_host
-        self._check = parts.buffers.check if parts.buffers.inputs.check_matters() else None
         self._varies = parts.buffers.capacity.varies
         self._final_count: tuple[Counter[int], int] | None = None
-        self._fits: dict[tuple[int, int | None, int | None], Fit] = {}
-        # Made now, so that the first replay of a size is no slower than the others. Where rows vary
-        # there are too many pairs of requests and tokens: theirs are made when they first come.
-        if not self._varies:
-            for requests in range(1, parts.table.max_batch_size + 1):
-                self._make_fit(requests, None, None)
+        self._fits: dict[tuple[int, int | None], Fit] = {}
+        # Made now, so that the first replay of a size is no slower than the others.
+        for requests in range(1, parts.table.max_batch_size + 1):
+            self._make_fit(requests, None)
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
         """See ``Runner.replay``."""
-        tokens = self._parts.buffers.tokens_of(batch) if self._varies else None
-        fit = self._fits.get((batch.batch_size, padded_batch_size, tokens))
+        fit = self._fits.get((batch.batch_size, padded_batch_size))
         if fit is None:
             if batch.batch_size == 0:
                 return self.idle()
-            fit = self._make_fit(batch.batch_size, padded_batch_size, tokens)
+            fit = self._make_fit(batch.batch_size, padded_batch_size)
         for name in self._absent:  # Dispatch.surplus_field, without the call
             if getattr(batch, name, None) is not None:
                 raise InputError(self._parts.buffers.not_captured(name), field=name)
-        if self._check is not None:
-            self._check(batch, fit.tokens)
+        tokens = self._checked_tokens(batch, fit) if self._varies else fit.tokens
         slot = self._mailbox.claim()
-        in_flight = fit.writer(slot).write(batch)
+        in_flight = self._writer(fit, slot, tokens).write(batch)
         if self._before_replay is not None:
             self._before_replay(batch, fit.padded_batch_size)
-        return self.launch(fit, slot, in_flight)
+        return self.launch(fit, slot, tokens, in_flight)
 
     def stage(self, batch_size: int, num_tokens: int | None) -> StagedBatch[OutputT]:
         """See ``Runner.stage``."""
@@ -67,32 +62,32 @@ class Replayer(Generic[OutputT]):
                 "the attention backend plans each batch on the host, so it needs a whole one. "
                 "Use replay(batch)."
             )
-        tokens = self._staged_tokens(batch_size, num_tokens)
-        key = batch_size, None, tokens
-        fit = self._fits.get(key) or self._make_fit(*key)
+        fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
+        tokens = fit.tokens if num_tokens is None else num_tokens
+        self._check_tokens(fit, tokens)
         slot = self._mailbox.claim()
         self._parts.buffers.pad_slot(slot)
-        return StagedBatch(self, fit, slot, self._mailbox.claims)
+        return StagedBatch(self, fit, self._writer(fit, slot, tokens), slot, tokens)
+
+    @property
+    def claim(self) -> int:
+        """Changes as soon as another batch takes a slot, or this runner closes."""
+        return self._mailbox.claims if self.graphs else -1
 
     def replay_staged(
-        self, fit: Fit, slot: int, claim: int, in_flight: list[Any], rows: Mapping[str, Any]
+        self, fit: Fit, slot: int, tokens: int, in_flight: list[Any], rows: Mapping[str, Any]
     ) -> OutputT:
         """See ``StagedBatch.replay``; ``rows`` are those that the host can still see."""
-        if claim != self._mailbox.claims or not self.graphs:
-            raise ReplayError(
-                "this staged batch is over: its slot was replayed or taken by another batch, or "
-                "the runner was closed. Call stage() again."
-            )
-        if self._check is not None:
-            self._check(SimpleNamespace(**rows), fit.tokens)
-        return self.launch(fit, slot, in_flight)
+        if self._varies:
+            self._parts.buffers.check(SimpleNamespace(**rows), tokens)
+        return self.launch(fit, slot, tokens, in_flight)
 
-    def launch(self, fit: Fit, slot: int, in_flight: list[Any]) -> OutputT:
+    def launch(self, fit: Fit, slot: int, tokens: int, in_flight: list[Any]) -> OutputT:
         """Post the written slot and launch. A launch that fails loses nothing but itself."""
         mailbox = self._mailbox
-        mailbox.post(slot, fit.requests, fit.tokens)
+        mailbox.post(slot, fit.requests, tokens)
         if self.shadow is not None:
-            return self._launch_padded(fit, in_flight)
+            return self._launch_padded(fit, tokens, in_flight)
         try:
             fit.launch()
         except BaseException:
@@ -100,6 +95,7 @@ class Replayer(Generic[OutputT]):
             raise
         mailbox.commit(in_flight)
         fit.replays += 1
+        fit.spared += fit.tokens - tokens
         return fit.output  # type: ignore[return-value]
 
     def idle(self) -> OutputT:
@@ -115,7 +111,7 @@ class Replayer(Generic[OutputT]):
         for fit in (fit for fit in self._fits.values() if fit.replays):
             by_size[fit.padded_batch_size] += fit.replays
             rows = self._parts.buffers.capacity.rows(Axis.TOKEN, fit.padded_batch_size)
-            padded += fit.replays * (rows - fit.tokens)
+            padded += fit.replays * (rows - fit.tokens) + fit.spared
         return by_size, padded
 
     def close(self) -> None:
@@ -125,30 +121,45 @@ class Replayer(Generic[OutputT]):
             graph.close()
         self.graphs, self._fits = {}, {}
 
-    def _launch_padded(self, fit: Fit, in_flight: list[Any]) -> OutputT:
+    def _launch_padded(self, fit: Fit, tokens: int, in_flight: list[Any]) -> OutputT:
         """What the graph does, without it."""
         self._parts.backend.order()
         self._parts.buffers.refresh(fit.padded_batch_size)
         self._mailbox.commit(in_flight)
         stages = self._parts.step.padded(fit.padded_batch_size)
-        output = [stage() for stage in stages][-1].live(fit.requests, fit.tokens)
+        output = [stage() for stage in stages][-1].live(fit.requests, tokens)
         fit.replays += 1
+        fit.spared += fit.tokens - tokens
         return output
 
-    def _staged_tokens(self, batch_size: int, num_tokens: int | None) -> int | None:
-        """Part of the key of a fit; given where rows vary, and only there."""
-        full = self._parts.buffers.capacity.rows(Axis.TOKEN, batch_size)
-        if self._varies:
-            return full if num_tokens is None else num_tokens
-        if num_tokens not in (None, full):
+    def _writer(self, fit: Fit, slot: int, tokens: int) -> BatchWriter:
+        """Kept at full width; pairs of requests and tokens are too many to keep."""
+        if tokens == fit.tokens:
+            return fit.writer(slot)
+        return self._parts.buffers.writer(slot, fit.requests, tokens)
+
+    def _checked_tokens(self, batch: Any, fit: Fit) -> int:
+        """The batch's rows. Its counts say whose they are, so wrong ones would go unseen.
+
+        Where every request has as many, nothing depends on the counts' values, and reading them
+        would cost more than the launch: there ``can_replay`` looks, and a replay does not.
+        """
+        tokens = self._parts.buffers.tokens_of(batch)
+        self._check_tokens(fit, tokens)
+        self._parts.buffers.check(batch, tokens)
+        return tokens
+
+    def _check_tokens(self, fit: Fit, tokens: int) -> None:
+        least = fit.requests if self._varies else fit.tokens
+        if not least <= tokens <= fit.tokens:
+            width = f"{'1 to ' if self._varies else ''}{fit.tokens // fit.requests}"
             raise InputError(
-                f"{num_tokens} tokens in {batch_size} requests: this runner captured "
-                f"{full // max(batch_size, 1)} per request. Leave num_tokens out.",
+                f"{tokens} tokens in {fit.requests} requests; captured are {width} tokens per "
+                "request.",
                 field="num_tokens",
             )
-        return None
 
-    def _make_fit(self, requests: int, size: int | None, tokens: int | None) -> Fit:
+    def _make_fit(self, requests: int, size: int | None) -> Fit:
         padded = self._parts.table.fit(requests) if size is None else size
         if padded not in self.graphs or not 0 < requests <= padded:
             raise SizeError(
@@ -157,15 +168,8 @@ class Replayer(Generic[OutputT]):
                 batch_size=requests,
                 largest=self._parts.table.largest,
             )
-        most = self._parts.buffers.capacity.rows(Axis.TOKEN, requests)
-        if tokens is not None and not requests <= tokens <= most:
-            raise InputError(
-                f"{tokens} tokens in {requests} requests: captured are 1 to {most // requests} "
-                "tokens per request.",
-                field="input_ids",
-            )
         graph = self.graphs[padded]
         output = self._parts.output_type(**graph.output)
-        fit = Fit(self._parts.buffers, requests, padded, graph, output, tokens)
-        self._fits[requests, size, tokens] = fit
+        fit = Fit(self._parts.buffers, requests, padded, graph, output)
+        self._fits[requests, size] = fit
         return fit

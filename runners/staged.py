@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from graphkit.errors import InputError
+from graphkit.errors import InputError, ReplayError
 from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
 
 if TYPE_CHECKING:
+    from graphkit.buffers import BatchWriter
     from graphkit.runners.replayer import Replayer
 
 OutputT = TypeVar("OutputT", bound=Output)
@@ -23,17 +24,18 @@ class StagedBatch(Generic[OutputT]):
     Life: until its ``replay``, or until another batch of the same runner is replayed.
     """
 
-    def __init__(self, replayer: Replayer[OutputT], fit: Fit, slot: int, claim: int) -> None:
-        writer = fit.writer(slot)
+    def __init__(
+        self, replayer: Replayer[OutputT], fit: Fit, writer: BatchWriter, slot: int, tokens: int
+    ) -> None:
         # Written past __setattr__, which is for fields; a field's rows are then found at once.
         facts = self.__dict__
         facts.update(writer.rows)
-        facts["_replayer"], facts["_fit"], facts["_writer"] = replayer, fit, writer
-        facts["_slot"], facts["_claim"] = slot, claim
-        facts["_due"], facts["_in_flight"] = set(writer.by_address), []
+        facts["_replayer"], facts["_fit"], facts["_fields"] = replayer, fit, writer.fields
+        facts["_slot"], facts["_tokens"], facts["_claim"] = slot, tokens, replayer.claim
+        facts["_due"], facts["_in_flight"] = writer.by_address, []
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._writer.fields:
+        if name in self._fields:
             raise InputError(
                 f"field {name!r} travels by address, or numpy lacks its dtype: it has no rows to "
                 "write. Assign a tensor.",
@@ -42,9 +44,9 @@ class StagedBatch(Generic[OutputT]):
         raise self._unknown(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._writer.fields:
+        if name not in self._fields:
             raise self._unknown(name)
-        writer = self._writer.fields[name]
+        writer = self._fields[name]
         kept = writer.write(value)
         if kept is not None:
             self._in_flight.append(kept)
@@ -65,13 +67,17 @@ class StagedBatch(Generic[OutputT]):
             raise InputError(
                 f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
-        facts = self.__dict__
-        rows = {name: facts[name] for name in self._writer.rows if name in facts}
+        if self._claim != self._replayer.claim:
+            raise ReplayError(
+                "this staged batch is over: its slot was replayed or taken by another batch, or "
+                "the runner was closed. Call stage() again."
+            )
+        rows = {name: self.__dict__.get(name) for name in self._fields}
         output: OutputT = self._replayer.replay_staged(
-            self._fit, self._slot, self._claim, self._in_flight, rows
+            self._fit, self._slot, self._tokens, self._in_flight, rows
         )
         return output.clone() if clone else output
 
     def _unknown(self, name: str) -> InputError:
-        names = ", ".join(self._writer.fields)
+        names = ", ".join(self._fields)
         return InputError(f"no field {name!r} was captured; there are {names}.", field=name)

@@ -99,7 +99,6 @@ class Step(Generic[OutputT]):
             width = capacity.tokens_per_request
         if not capacity.varies:  # then a batch whose rows are no multiple is refused by its shape
             tokens = requests * width
-        buffers.check(batch, tokens, width=max(self._most_rows(requests, tokens), width))
         letters = {**capacity.letters, "W": width}
         live = replace(capacity, requests=requests, letters=letters)
         values = {}
@@ -114,6 +113,8 @@ class Step(Generic[OutputT]):
             count = capacity.rows(layout.field.axis, requests, tokens)
             value = admit(layout, values[layout.field], count, buffers.device)
             rows[layout.name] = value.to(buffers.device)
+        most = self._most_rows(requests, tokens) if capacity.varies else width
+        buffers.check(batch, tokens, width=most)
         return buffers.inputs(**rows)
 
 

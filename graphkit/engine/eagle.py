@@ -109,7 +109,7 @@ class EagleDrafter(Drafter):
                 hidden_states=(
                     resolve("hidden_states", req_pool_indices) if self._uses_hidden else None
                 ),
-                positions=seq_lens.long()[:, None].expand(-1, spec.topk).flatten(),
+                positions=seq_lens.long().repeat_interleave(spec.topk),
                 out_cache_loc=slots,
             )
         )

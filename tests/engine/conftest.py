@@ -39,12 +39,12 @@ def _label(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def _misled(logits: torch.Tensor, label: torch.Tensor, topk: int) -> torch.Tensor:
-    """Logits whose best token changes places with one of lower rank, in half of all places.
+    """Logits whose best token changes places with one of lower rank, in a third of all places.
 
-    In a quarter it is out of the K best, in another quarter the last of them. Which places those
-    are is read off the label: a hidden state that went astray errs elsewhere.
+    In a sixth it is out of the K best, in another sixth the last of them. Which places those are is
+    read off the label: a hidden state that went astray errs elsewhere.
     """
-    kind = (3 * label[:, 0] + 5 * label[:, 1]).long() % 4
+    kind = (3 * label[:, 0] + 5 * label[:, 1]).long() % 6
     rank = torch.where(kind == 0, topk, torch.where(kind == 1, topk - 1, 0))[:, None]
     values, tokens = logits.topk(topk + 1)
     logits = logits.scatter(1, tokens[:, :1], values.gather(1, rank))

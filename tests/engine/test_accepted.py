@@ -13,7 +13,7 @@ import torch
 from graphkit.engine import SamplingParams
 from graphkit.reference import full_logits
 
-STEPS, COUNT, PROMPTS = 3, 13, 12
+STEPS, COUNT, PROMPTS = 4, 17, 10
 MARGIN = STEPS + 1
 """Tokens that the last step may accept behind the end."""
 
@@ -137,7 +137,7 @@ def test_accepted_lengths_are_those_of_a_drafter_without_cache(
     if device == "cuda":
         pytest.skip("scores of two passes differ in their last bits: a tree may fall either way")
     prompts = task.prompts[:PROMPTS]
-    nodes = STEPS if topk == 1 else 7
+    nodes = STEPS if topk == 1 else 22
     continuations = plain(prompts, [COUNT + MARGIN + 4] * PROMPTS)
     steps = [
         accepted_lengths(
@@ -150,7 +150,11 @@ def test_accepted_lengths_are_those_of_a_drafter_without_cache(
     ), "every length occurs"
     for generation in ("v1", "v2"):
         engine = make_engine(
-            algorithm, topk=topk, num_draft_tokens=nodes + 1, generation=generation
+            algorithm,
+            topk=topk,
+            num_steps=STEPS,
+            num_draft_tokens=nodes + 1,
+            generation=generation,
         )
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=COUNT))
         assert [request.num_verifies for request in requests] == [len(s) for s in steps]

@@ -76,10 +76,11 @@ def mode_figures(
     return figures | {f"{name}, host": value for name, value in host.items()}
 
 
-def measures(target: CaptureTarget, rounds: int) -> Iterator[Measure]:
+def measures(topk: int, rounds: int) -> Iterator[Measure]:
     """All figures, each named by mode, size and way."""
-    for mode in target.forwards:
-        for size in SIZES:
+    targets = {size: reference_target("cuda", topk=topk, max_batch_size=size) for size in SIZES}
+    for mode in targets[SIZES[0]].forwards:
+        for size, target in targets.items():
             for way, value in mode_figures(target, mode, size, rounds).items():
                 yield Measure(name=f"{mode.name} {size} {way}", value=value, unit="us")
 
@@ -108,13 +109,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--topk", type=int, default=1)
     options = parser.parse_args(argv)
-    target = reference_target("cuda", topk=options.topk)
     with torch.no_grad():
         report = BenchReport(
             name="modes: every forward mode of the reference models",
             environment=environment(DEVICE),
             settings={"topk": options.topk, "rounds": options.rounds, "dtype": "bfloat16"},
-            measures=tuple(measures(target, options.rounds)),
+            measures=tuple(measures(options.topk, options.rounds)),
         )
     Console(width=140).print(table_of(report))
     if options.out:

@@ -15,19 +15,16 @@ import triton.language as tl
 MAX_SPLITS = 64
 
 
-# A prompt has any width: specialised on, each would compile this kernel anew.
-@triton.jit(
-    do_not_specialize=[
-        "tokens", "out_split_stride", "requests", "row_tiles", "width", "mask_columns",
-    ]
-)  # fmt: skip
+# A prompt has any width: specialised on, each would compile this kernel anew. Trees have few.
+@triton.jit(do_not_specialize=["tokens", "out_split_stride", "requests", "row_tiles", "width"])
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens, cu_seqlens_q, mask,
     out_split_stride, out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
-    tokens, heads, max_keys, max_pages, requests, row_tiles, width, mask_columns, scale_log2,
+    tokens, heads, max_keys, max_pages, requests, row_tiles, width, scale_log2,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HAS_MASK: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
@@ -40,13 +37,14 @@ def paged_attention_kernel(
     # There are more programs than requests where there are more rows than theirs can be.
     length = tl.load(cache_seqlens + tl.minimum(request, requests - 1))
     length = tl.where(request < requests, length, 0)
-    if HAS_MASK:
+    if MASK_COLUMNS:
+        width = MASK_ROWS
         begin, end = request * width, tokens
     else:
         begin = tl.maximum(tl.load(cu_seqlens_q + tl.minimum(request, requests)), 0)
         end = tl.minimum(tl.load(cu_seqlens_q + tl.minimum(request + 1, requests)), tokens)
     rows = tl.minimum(end - begin, width)
-    prefix = length - mask_columns if HAS_MASK else length - rows
+    prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
     is_row = own_query < rows
     token = begin + own_query
     head = kv_head * GROUP + row % GROUP
@@ -55,7 +53,7 @@ def paged_attention_kernel(
     queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
     q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
 
-    keys_end = tl.where(rows > 0, tl.minimum(length, max_keys), 0)
+    keys_end = tl.minimum(length, max_keys)
     span = tl.cdiv(tl.cdiv(keys_end, SPLITS), BLOCK_N) * BLOCK_N
     first = (split * span).to(tl.int32)
     last = tl.minimum(first + span, keys_end)
@@ -81,8 +79,8 @@ def paged_attention_kernel(
             seen = is_key
             if masked:
                 own_key = key - prefix
-                if HAS_MASK:
-                    mask_row = (request * width + own_query[:, None]) * mask_columns
+                if MASK_COLUMNS:
+                    mask_row = (request * width + own_query[:, None]) * MASK_COLUMNS
                     is_column = (own_key >= 0) & is_key
                     is_cell = (own_query < width)[:, None] & is_column[None, :]
                     tree = tl.load(mask + mask_row + own_key[None, :], mask=is_cell, other=0) != 0
@@ -187,6 +185,7 @@ def launch_paged_attention(
     kv_heads = key.shape[1]
     group = heads // kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
+    mask_rows, mask_columns = (0, 0) if mask is None else mask.shape[1:]
     block_m = min(64, max(16, triton.next_power_of_2(max_seqlen_q * group)))
     block_n = min(64, max(16, 16384 // (block_d * query.element_size())))
     row_tiles = triton.cdiv(max_seqlen_q * group, block_m)
@@ -206,9 +205,9 @@ def launch_paged_attention(
         query.numel(), heads * head_dim, head_dim, query.stride(0), query.stride(1),
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         tokens, heads, max_pages * page_size, max_pages, requests, row_tiles, max_seqlen_q,
-        0 if mask is None else mask.shape[2], scale * 1.4426950408889634,
-        PAGE_SIZE=page_size, GROUP=group, HEAD_DIM=head_dim, HAS_MASK=mask is not None,
-        SPLITS=splits,
+        scale * 1.4426950408889634,
+        PAGE_SIZE=page_size, GROUP=group, HEAD_DIM=head_dim, MASK_ROWS=mask_rows,
+        MASK_COLUMNS=mask_columns, SPLITS=splits,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=4, num_stages=3,
     )  # fmt: skip

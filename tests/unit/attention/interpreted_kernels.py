@@ -21,6 +21,19 @@ loops_to_a_tensor = pytest.mark.skipif(
 PAGES = {1: [5, 70], 4: [4, 5, 61], 16: [16, 17, 63]}
 
 
+@pytest.fixture
+def memory_of_nan(monkeypatch):
+    """What a launcher allocates has held NaN."""
+
+    new_empty = torch.Tensor.new_empty
+
+    def dirty(*args, **options):
+        made = new_empty(*args, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", dirty)
+
+
 @loops_to_a_tensor
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("width", [1, 3, 4, 8])
@@ -47,16 +60,34 @@ def test_attention_over_rows_that_vary(make_case, assert_attends, page_size, row
 
 
 @loops_to_a_tensor
-@pytest.mark.parametrize(("width", "heads"), [(3, 2), (20, 8)])
-def test_attention_over_fewer_or_more_rows(make_case, assert_attends, width, heads):
+@pytest.mark.parametrize(
+    ("width", "rows", "heads"), [(3, [1, 3, 2], 2), (3, [3, 3, 1], 2), (20, [1, 3, 2], 8)], ids=str
+)
+def test_attention_over_fewer_or_more_rows(
+    make_case, assert_attends, memory_of_nan, width, rows, heads
+):
     """Rows of nobody are zeros, be there none of them or more than lanes of the requests."""
+    live = sum(rows)
     for extra, splits in ((0, 1), (1, 2), (3 * width + 1, 1), (3 * width + 1, 2)):
         case = make_case(
-            [6, 17, 2], mode=ForwardMode.DRAFT_EXTEND, width=width, rows=[1, 3, 2], heads=heads
+            [6, 17, 2], mode=ForwardMode.DRAFT_EXTEND, width=width, rows=rows, heads=heads
         )
         args = list(case.op_args())
-        args[0] = torch.full((6 + extra, heads, 16), torch.nan)
-        args[0][:6] = case.query[:6]
+        args[0] = torch.full((live + extra, heads, 16), torch.nan)
+        args[0][:live] = case.query[:live]
+        case.query = args[0]
+        out = launch_paged_attention(*args, splits=splits)
+        assert_attends(out, case)
+        assert out[live:].eq(0).all()
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("splits", [1, 2])
+def test_attention_of_a_tree_with_rows_of_nobody(make_case, assert_attends, memory_of_nan, splits):
+    for extra in (1, 3, 8):
+        case = make_case([6, 17], width=3, tree=True)
+        args = list(case.op_args())
+        args[0] = torch.cat([case.query, torch.full((extra, 2, 16), torch.nan)])
         case.query = args[0]
         out = launch_paged_attention(*args, splits=splits)
         assert_attends(out, case)

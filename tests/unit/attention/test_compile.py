@@ -83,7 +83,7 @@ def test_attention(dtype, head_dim, block_m, block_n, columns, splits):
     pointers |= {"out": out, "lse": out, "mask": "*u8", "scale_log2": "fp32"}
     pointers |= dict.fromkeys(("page_table", "cache_seqlens", "cu_seqlens_q"), "*i32")
     constants = {
-        "PAGE_SIZE": 4, "WIDTH": 4, "GROUP": 4, "HEAD_DIM": head_dim, "MASK_COLUMNS": columns,
+        "PAGE_SIZE": 4, "GROUP": 4, "HEAD_DIM": head_dim, "MASK_ROWS": 4, "MASK_COLUMNS": columns,
         "SPLITS": splits, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": triton.next_power_of_2(head_dim),
     }  # fmt: skip

@@ -170,7 +170,19 @@ def test_a_baked_python_value_is_a_graph_bug(make_target, mode):
     record = gk.capture_target(make_target(drift, modes=[mode]), device="cpu")
     graph_bugs = [m for m in record.mismatches if m.kind == GRAPH_BUG]
     assert len(graph_bugs) > len(LIVE_AT_SIZE) / 2
-    assert all(m.request < m.batch_size for m in graph_bugs)
+
+
+def test_a_graph_bug_names_the_request_of_its_row(make_target):
+    calls = []
+
+    def drift_from_row_5_on(hidden, inputs):
+        calls.append(1)
+        return torch.cat([hidden[:5], hidden[5:] * len(calls)])
+
+    record = gk.capture_target(make_target(drift_from_row_5_on, modes=[EXTEND_V2]), device="cpu")
+    found = [m for m in record.mismatches if m.kind == GRAPH_BUG]
+    assert {(m.batch_size, m.padded_batch_size) for m in found} == {(2, 2), (2, 4), (3, 4), (4, 4)}
+    assert {(m.row, m.request) for m in found} == {(5, 1)}
 
 
 @each_mode
