@@ -29,12 +29,11 @@ def paged_metadata(
     """Derive lengths, their running sums and the page table from rows and lengths.
 
     One launch on the current stream; never synchronises, may be captured: the results then lie in
-    the graph's pool at fixed addresses, and every entry is written by every replay. A batch of no
-    requests takes no launch of this kernel.
+    the graph's pool at fixed addresses, and every entry is written by every replay.
 
     Args:
         req_pool_indices_B: Row of ``req_to_token`` per request; one outside it is clamped.
-        seq_lens_B: Tokens that the cache holds before this step's rows.
+        seq_lens_B: Tokens of each request, ``appended`` rows not counted.
         req_to_token: Slot of each token of each request.
         page_size: Tokens per page.
         max_pages: Columns of the page table (P), a fixed upper bound.

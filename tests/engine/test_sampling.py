@@ -71,7 +71,6 @@ def assert_follow(counts, probs):
         statistic += ((drawn - expected) ** 2 / expected).sum().item()
         freedom += last
     assert freedom >= len(counts) * 2, "too few draws to tell"
-    print("Z", (statistic - freedom) / math.sqrt(2 * freedom), freedom)
     assert (statistic - freedom) / math.sqrt(2 * freedom) < 4.5, (counts, probs)
 
 

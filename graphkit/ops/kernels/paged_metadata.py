@@ -55,10 +55,8 @@ def launch_paged_metadata(
     """Launch on the current stream; as ``graphkit.ops.paged_metadata.paged_metadata``."""
     requests = seq_lens_B.shape[0]
     lengths = seq_lens_B.new_empty(requests)
-    pages = seq_lens_B.new_empty(requests, max_pages)
-    if requests == 0:
-        return lengths, seq_lens_B.new_zeros(1), seq_lens_B.new_zeros(1), pages
     cu_q, cu_k = seq_lens_B.new_empty(requests + 1), seq_lens_B.new_empty(requests + 1)
+    pages = seq_lens_B.new_empty(requests, max_pages)
     block = min(1024, triton.next_power_of_2(max_pages))
     row_blocks = triton.cdiv(max_pages, block)
     table = req_to_token if req_to_token.stride(1) == 1 else req_to_token.contiguous()
