@@ -12,8 +12,7 @@ import math
 import torch
 
 from graphkit.ops.tree_arguments import demand_between, demand_tensor
-
-Six = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+from graphkit.ops.tree_shape import Six, empty_tree, num_candidates
 
 
 @torch.library.custom_op("graphkit::build_tree", mutates_args=(), device_types="cpu")
@@ -127,20 +126,6 @@ def _(
         )  # fmt: skip
 
 
-def num_candidates(num_steps: int, topk: int) -> int:
-    """Tokens that S steps of K branches propose: K of step 0, K * K of each further one."""
-    return topk + (num_steps - 1) * topk * topk if num_steps else 0
-
-
-def empty_tree(bonus_tokens: torch.Tensor, width: int) -> Six:
-    """The six results of ``build_tree``, not filled in."""
-    requests = bonus_tokens.shape[0]
-    links = [bonus_tokens.new_empty(requests, width) for _ in range(3)]
-    flat = [bonus_tokens.new_empty(requests * width) for _ in range(2)]
-    mask = bonus_tokens.new_empty(requests, width, width, dtype=torch.bool)
-    return mask, flat[0], links[0], links[1], links[2], flat[1]
-
-
 def _parents(
     parent_list: torch.Tensor, top_scores_index: torch.Tensor, candidates: int, topk: int
 ) -> torch.Tensor:
@@ -182,10 +167,8 @@ def _check(
 
     requests, selected = bonus_tokens.numel(), num_draft_tokens - 1
     branches = topk * (num_steps - 1) + 1
-    if num_steps <= 1 and parent_list.shape[-1:] == (
-        0,
-    ):  # nothing that a node could hang on but root
-        branches = 0
+    if num_steps <= 1 and parent_list.dim() and not parent_list.shape[-1]:
+        branches = 0  # there is nothing but the root that a node could hang on
     long = (torch.int64,)
     for field, tensor, shape, dtypes in (
         ("bonus_tokens", bonus_tokens, (requests,), long),

@@ -5,8 +5,9 @@ K per branch. A branch of step s is one of the K best candidates of that step; w
 is its parent. Layout as in EAGLE-2 (arXiv 2406.16858), as
 ``graphkit.ops.build_tree`` reads it.
 
-Between candidates of one score the smaller number comes first. A child's score is its parent's times a
-probability, so a parent then never ranks behind its child, and the chosen nodes form one tree.
+Between candidates of one score the smaller number comes first. A child's score is its parent's
+times a probability, so a parent then never ranks behind its child, and the chosen nodes form one
+tree.
 
 Suffixes: B requests, K branches, N candidates so far.
 """

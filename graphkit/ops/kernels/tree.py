@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.tree import Six, empty_tree, num_candidates
+from graphkit.ops.tree_shape import Six, empty_tree, num_candidates
 
 MAX_ROWS = 16
 """Nodes whose mask rows one program holds at a time."""

@@ -14,8 +14,9 @@ import torch
 from graphkit.ops.kernels.tree import launch_build_tree
 from graphkit.ops.kernels.tree_sampling import MAX_BLOCK, launch_tree_sampling
 from graphkit.ops.kernels.verification import launch_verify_tree_greedy
-from graphkit.ops.tree import build_tree, num_candidates
+from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
+from graphkit.ops.tree_shape import num_candidates
 from graphkit.ops.verification import verify_tree_greedy
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_tree_kernels.py instead"
