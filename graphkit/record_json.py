@@ -10,7 +10,8 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from graphkit.errors import RecordError
 
@@ -19,6 +20,39 @@ SCHEMA = 1
 
 _ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 RecordT = TypeVar("RecordT")
+
+
+class Record:
+    """What is written down whole, as JSON text that says its kind."""
+
+    __slots__ = ()
+    KIND: ClassVar[str]
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return to_json(self.KIND, self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a record.
+
+        Raises:
+            RecordError: The text is truncated, foreign, or of a newer schema.
+        """
+        return from_json(cls.KIND, cls, text)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a record from a file.
+
+        Raises:
+            RecordError: The file cannot be read, or holds no such record.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise RecordError(f"cannot read record {path}: {error}.") from error
+        return cls.from_json(text)
 
 
 def to_json(kind: str, record: Any) -> str:

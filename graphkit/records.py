@@ -8,44 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from graphkit.errors import RecordError
-from graphkit.record_json import from_json, to_json
-
-
-class Record:
-    """What is written down whole, as JSON text that says its kind."""
-
-    __slots__ = ()
-    KIND: ClassVar[str]
-
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return to_json(self.KIND, self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a record.
-
-        Raises:
-            RecordError: The text is truncated, foreign, or of a newer schema.
-        """
-        return from_json(cls.KIND, cls, text)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a record from a file.
-
-        Raises:
-            RecordError: The file cannot be read, or holds no such record.
-        """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise RecordError(f"cannot read record {path}: {error}.") from error
-        return cls.from_json(text)
+from graphkit.record_json import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +63,8 @@ class ModeRecord:
         host_planned: Whether the attention backend plans on the host before each replay, outside
             the graph.
         input_bytes: Bytes of the input arena.
-        sizes: Ascending.
+        sizes: Ascending; none if the mode stays eager.
+        stays_eager: Why, as a sentence; empty if it does not.
     """
 
     mode: str
@@ -106,6 +72,7 @@ class ModeRecord:
     host_planned: bool
     input_bytes: int
     sizes: tuple[SizeRecord, ...]
+    stays_eager: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

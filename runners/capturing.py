@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,9 +60,9 @@ class Capturing:
             self._buffers.mailbox.rewind()
         return graphs, self._mode_record(records)
 
-    def no_size(self) -> ModeRecord:
-        """The record of a runner that captures nothing."""
-        return self._mode_record([])
+    def no_size(self, stays_eager: str) -> ModeRecord:
+        """The record of a runner that captures nothing, and why."""
+        return replace(self._mode_record([]), stays_eager=stays_eager)
 
     def _one(self, size: int) -> CapturedGraph:
         self._buffers.prepare(size)

@@ -70,7 +70,7 @@ class Runner(Planned[OutputT]):
             raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
         capturing = Capturing(self._parts, self._state)
         if self._stays_eager:
-            record = capturing.no_size()
+            record = capturing.no_size(self._stays_eager)
         else:
             graphs, record = capturing.every_size(progress or (lambda _size: None))
             self._replayer = Replayer(self._parts, graphs)

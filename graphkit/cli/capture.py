@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from graphkit.cli.exits import DONE, FAILED
 from graphkit.cli.files import check_writable, write_whole
 from graphkit.cli.screen import note, progress_on_stderr, show
+from graphkit.cli.threads import use_one_thread
 from graphkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         check_writable(arguments.out)
     device = str(resolve_device(arguments.device))
+    if device == "cpu" and arguments.target == REFERENCE:
+        use_one_thread()
     target = locate(arguments.target, device)
     with progress_on_stderr() as progress:
         record = capture_target(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from graphkit.cli.exits import UsageError
 from graphkit.cli.live_text import Follow, Following
 from graphkit.cli.screen import progress_on_stderr
+from graphkit.cli.threads import use_one_thread
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import Completion, GenerateRecord
@@ -59,6 +60,8 @@ def _engine(arguments: argparse.Namespace, num_prompts: int) -> SpeculativeEngin
             f"{folder} has a vocabulary of {config.vocab_size}; generate takes models whose tokens "
             f"are the {VOCAB_SIZE} bytes. Choose another --checkpoint."
         )
+    if device.type == "cpu" and arguments.checkpoint is None:
+        use_one_thread()
     return reference_engine(
         arguments.algorithm,
         topk=arguments.topk,

@@ -30,6 +30,8 @@ def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
     )
     for mode in record.modes:
         yield _mode_table(record, mode)
+        if mode.stays_eager:
+            yield Text(f"stays eager: {mode.stays_eager}", style="yellow")
     yield from _verdict(record)
 
 
@@ -63,6 +65,9 @@ def _cells(size: SizeRecord) -> Iterator[str]:
 
 def _verdict(record: CaptureRecord) -> Iterator[Text]:
     compared = sum(size.batches_compared for size in record.sizes)
+    if not record.sizes:
+        yield Text("No graph was captured: every batch falls back.", style="yellow")
+        return
     if not record.mismatches:
         yield Text(
             f"{compared} live batches replayed: each equals the padded path without a graph bit by "

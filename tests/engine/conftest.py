@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,63 +24,15 @@ from graphkit.engine import (
     SpeculativeEngine,
 )
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
-from graphkit.reference import LlamaConfig, LlamaModel, full_logits
-from graphkit.reference.forwards import StandaloneForward, VerifyForward
-from graphkit.runners import VerifyOutput
+from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
 from graphkit.spec import SpecConfig
+
+_ERRING = runpy.run_path(str(Path(__file__).with_name("erring.py")))
+LabellingForward, ErringForward = _ERRING["LabellingForward"], _ERRING["ErringForward"]
 
 VOCAB, HIDDEN, LAYERS, CONTEXT = 96, 32, 1, 96
 NEAR_TIE = 1e-4
 """Logits this close may change places with the batch that a row happens to be in."""
-
-
-def _label(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Hidden states that say which token stands where, [T, H]."""
-    named = torch.stack((tokens, positions), 1).float()
-    return torch.nn.functional.pad(named, (0, HIDDEN - 2))
-
-
-def _misled(logits: torch.Tensor, label: torch.Tensor, topk: int) -> torch.Tensor:
-    """Logits whose best token changes places with one of lower rank, in a third of all places.
-
-    In a sixth it is out of the K best, in another sixth the last of them. Which places those are is
-    read off the label: a hidden state that went astray errs elsewhere.
-    """
-    kind = (3 * label[:, 0] + 5 * label[:, 1]).long() % 6
-    rank = torch.where(kind == 0, topk, torch.where(kind == 1, topk - 1, 0))[:, None]
-    values, tokens = logits.topk(topk + 1)
-    logits = logits.scatter(1, tokens[:, :1], values.gather(1, rank))
-    return logits.scatter(1, tokens.gather(1, rank), values[:, :1])
-
-
-class LabellingForward(VerifyForward):
-    """The target, but its hidden states are labels."""
-
-    def __call__(self, inputs: Any) -> VerifyOutput:
-        output = super().__call__(inputs)
-        label = _label(inputs.input_ids, inputs.positions)
-        return VerifyOutput(next_token_logits=output.next_token_logits, hidden_states=label)
-
-
-class ErringForward:
-    """The target's weights as a draft model: nearly always right, but for what misleads it."""
-
-    def __init__(self, model: LlamaModel, attention: Any, topk: int, layer: int = 0) -> None:
-        self._model, self._attention, self._topk = model, attention, topk
-        self._first_layer = layer * LAYERS
-
-    def __call__(self, inputs: Any) -> VerifyOutput:
-        def attend(layer: int, *qkv: torch.Tensor) -> torch.Tensor:
-            layer += self._first_layer
-            return self._attention.attend(layer, *qkv, inputs.out_cache_loc, inputs.attention)
-
-        hidden = self._model(inputs.input_ids, inputs.positions, attend)
-        fed = inputs.hidden_states
-        label = _label(inputs.input_ids, inputs.positions) if fed is None else fed
-        return VerifyOutput(
-            next_token_logits=_misled(self._model.logits(hidden), label, self._topk),
-            hidden_states=None if fed is None else _label(inputs.input_ids, fed[:, 1] + 1),
-        )
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -109,11 +63,11 @@ def model(device: str) -> LlamaModel:
 @pytest.fixture(scope="session")
 def misled() -> Callable[..., torch.Tensor]:
     """Where ``ErringForward`` errs: ``misled(logits, label, topk)``."""
-    return _misled
+    return _ERRING["misled"]
 
 
 @pytest.fixture(scope="session")
-def labelling() -> type[LabellingForward]:
+def labelling() -> Callable[..., Any]:
     """The forward of the target."""
     return LabellingForward
 
@@ -191,12 +145,13 @@ class Assembly:
         """An engine whose draft model errs now and then.
 
         Args:
-            algorithm: One of ``DRAFTS``; EXACT is STANDALONE with a draft model that never errs.
+            algorithm: As in ``SpecConfig``, or MULTI_LAYER_EAGLE, or EXACT, which is STANDALONE
+                with a draft model that is never misled.
             kv_tokens: Size of the KV pools; room for every request if left out.
             drafter, target: What to wrap the models in.
         """
         room = -(-max_context_len // page_size) * page_size
-        self._requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
+        self._requests = ReqToTokenPool(max_batch_size + 2, max_context_len, self.device)
         self._tokens, self._page_size = kv_tokens or max_batch_size * room, page_size
         if algorithm == "NONE":
             num_steps, topk = 0, 1

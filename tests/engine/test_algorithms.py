@@ -62,7 +62,7 @@ def test_an_algorithm_says_the_width_and_makes_the_future_map(make_engine, task,
         chunked_prefill_size=64,
         max_batch_size=5,
     )
-    assert algorithm.made == (5, 64, engine.sizes.max_context_len, engine.device)
+    assert algorithm.made == (7, 64, engine.sizes.max_context_len, engine.device)
     assert engine.runners[0].tokens_per_request == engine.spec.num_draft_tokens + 1
     engine.capture()
     requests = engine.generate(task.prompts[:6], SamplingParams(max_new_tokens=6))

@@ -83,6 +83,12 @@ def test_v2_tells_of_a_step_in_the_next_one(make_engine, task):
     )
 
 
+@pytest.fixture
+def only_cpu(device):
+    if device == "cuda":
+        pytest.skip("tests/gpu/test_engine.py asks CUDA itself")
+
+
 class HostReads(TorchFunctionMode):
     """Keeps the places that read a tensor's values on the host."""
 
@@ -100,6 +106,7 @@ class HostReads(TorchFunctionMode):
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @pytest.mark.parametrize("algorithm", DRAFTING)
+@pytest.mark.usefixtures("only_cpu")
 def test_no_line_of_a_launch_reads_the_device(
     make_engine, task, monkeypatch, algorithm, topk, captured
 ):
@@ -119,6 +126,7 @@ def test_no_line_of_a_launch_reads_the_device(
     assert [place for place in reads.places if "/buffers/" not in place] == []
 
 
+@pytest.mark.usefixtures("only_cpu")
 def test_the_watch_sees_a_read(make_engine, task, monkeypatch):
     """The test above would notice: v1 does read."""
     reads, refused = HostReads(), RefusingMode()

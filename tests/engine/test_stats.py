@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkit.attention import SdpaAttention
+from graphkit.attention import PagedAttention
 from graphkit.engine import SamplingParams
 from graphkit.spec import ForwardMode
 
@@ -36,9 +36,9 @@ def test_every_run_counts_as_replay_or_as_fall_back_with_its_reason(make_engine,
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 def test_attention_without_graphs_of_a_mode_is_a_reason(make_engine, task, monkeypatch, topk):
-    supports = SdpaAttention.supports
+    supports = PagedAttention.supports
     monkeypatch.setattr(
-        SdpaAttention,
+        PagedAttention,
         "supports",
         lambda attention, mode: (
             mode is not ForwardMode.DRAFT_EXTEND_V2 and supports(attention, mode)
