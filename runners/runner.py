@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, Self, TypeVar
 
 from graphkit.errors import ConfigError, ReplayError
@@ -150,17 +150,22 @@ class Runner(Planned[OutputT]):
             self._parts.dispatch.fallbacks[miss.value] += 1
         return output
 
-    def fall_back(self, batch: Any) -> OutputT:
+    def fall_back(self, batch: Any, *, without: Collection[str] = ()) -> OutputT:
         """Run the forward on the live rows alone, without padding and without a graph.
 
         Allocates, and may synchronise as the forward does.
+
+        Args:
+            batch: As for ``replay``.
+            without: Optional fields that this batch leaves out on purpose, such as the mask of a
+                tree where a prompt is read.
 
         Raises:
             InputError: A field is missing or wrong; its name is in the text.
             OutputError: The forward returned something else than its mode's output.
         """
         if batch.batch_size:
-            return self._parts.step.unpadded(batch)
+            return self._parts.step.unpadded(batch, without)
         if self.life == "captured":
             return self._captured("fall_back").idle()
         empty: OutputT = self.output_type.empty(self.spec, self.sizes, self.device)

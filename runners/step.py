@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -62,13 +62,13 @@ class Step(Generic[OutputT]):
         """The stages on the buffers as they stand, at a captured size."""
         return self._without_gradients(self._sized(self._buffers.view(size)))
 
-    def unpadded(self, batch: Any) -> OutputT:
-        """The step on the live rows alone.
+    def unpadded(self, batch: Any, without: Collection[str] = ()) -> OutputT:
+        """The step on the live rows alone; ``without`` names optional fields that it leaves out.
 
         Raises:
             InputError: A field cannot be taken; its name is in the text.
         """
-        stages = self._without_gradients(self._sized(self._on_device(batch)))
+        stages = self._without_gradients(self._sized(self._on_device(batch, without)))
         return [stage() for stage in stages][-1]
 
     def attend(self, inputs: Inputs, attention_inputs: Any = None) -> None:
@@ -91,7 +91,7 @@ class Step(Generic[OutputT]):
         width = self._buffers.capacity.tokens_per_request
         return width if tokens <= requests * width else tokens - requests + 1
 
-    def _on_device(self, batch: Any) -> Inputs:
+    def _on_device(self, batch: Any, without: Collection[str]) -> Inputs:
         buffers, capacity = self._buffers, self._buffers.capacity
         requests, tokens = batch.batch_size, buffers.tokens_of(batch)
         width = tokens // requests
@@ -106,7 +106,7 @@ class Step(Generic[OutputT]):
             value = getattr(batch, field.name, None)
             if field.name in buffers.bound:
                 value = buffers.live_rows(field.name, requests, tokens)
-            if value is not None or field.name not in buffers.absent:
+            if value is not None or field.name not in (*buffers.absent, *without):
                 values[field] = value
         rows: dict[str, Any] = {}
         for layout in resolve(tuple(values), live):

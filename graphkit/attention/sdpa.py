@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.attention.paged import PagedAttention
-from graphkit.ops.attention_layout import (
-    key_slots,
-    pack_rows,
-    pad_rows,
-    rows_by_request,
-    visible_keys,
-)
+from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, visible_keys
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +42,7 @@ class SdpaAttention(PagedAttention):
             return rows_BLMD.to(query_TND.dtype).transpose(1, 2).repeat_interleave(group, 1)
 
         out_BNWD = scaled_dot_product_attention(
-            pad_rows(query_TND, *rows_by_request(starts, width)).transpose(1, 2),
+            pad_rows(query_TND, starts, width).transpose(1, 2),
             dense(self.kv_pool.get_key_buffer(layer)),
             dense(self.kv_pool.get_value_buffer(layer)),
             attn_mask=visible_BWL[:, None],

@@ -150,6 +150,11 @@ class SpeculativeEngine:
                 token, or is too long.
             ReplayError: The engine is closed.
         """
+        request = self._request(prompt_ids, sampling)
+        self._waiting.append(request)
+        return request
+
+    def _request(self, prompt_ids: Sequence[int], sampling: SamplingParams | None) -> Request:
         if self._closed:
             raise ReplayError("engine is closed: submit needs an open one. Make a new one.")
         request = Request(
@@ -164,7 +169,6 @@ class SpeculativeEngine:
                 f"has {self.memory.total_slots}. Ask for fewer new tokens.",
                 field="prompt_ids",
             )
-        self._waiting.append(request)
         return request
 
     @property
@@ -196,8 +200,13 @@ class SpeculativeEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
     ) -> list[Request]:
-        """Continue all prompts to their ends; requests in the order of the prompts."""
-        requests = [self.submit(prompt, sampling) for prompt in prompts]
+        """Continue all prompts to their ends; requests in the order of the prompts.
+
+        Raises:
+            InputError: As ``submit``; then none of them is queued.
+        """
+        requests = [self._request(prompt, sampling) for prompt in prompts]
+        self._waiting += requests
         while self.has_work:
             self.step()
         return requests
@@ -207,7 +216,7 @@ class SpeculativeEngine:
         if not self._closed:
             self._steps.drain()
             for request in self._running:
-                self.memory.close(request.row)
+                self._release(request)
             self._running, self._closed = [], True
             self._waiting.clear()
             for runner in self.runners:
@@ -223,14 +232,24 @@ class SpeculativeEngine:
         """Read the prompts of waiting requests while there is room, first come first served."""
         events: Events = []
         while self._waiting and self._has_room_for(self._waiting[0]):
-            request = self._waiting.popleft()
-            most = self._most_tokens(request)
-            request.row = self.memory.open(most)
-            self._running.append(request)
-            length = most if self.generation == "v2" else len(request.prompt_ids)
-            self.memory.reserve([(request.row, length)])
-            events += self._steps.begin(request, self._prompts.read(request))
+            request = self._waiting[0]
+            first_token = self._read(request)
+            self._running.append(self._waiting.popleft())
+            events += self._steps.begin(request, first_token)
         return events
+
+    def _read(self, request: Request) -> torch.Tensor:
+        """Read its prompt; if that fails it holds nothing, and waits as before."""
+        most = self._most_tokens(request)
+        request.row = self.memory.open(most)
+        length = most if self.generation == "v2" else len(request.prompt_ids)
+        self.memory.reserve([(request.row, length)])
+        try:
+            return self._prompts.read(request)
+        except BaseException:
+            self.memory.close(request.row)
+            request.row = 0
+            raise
 
     def _has_room_for(self, request: Request) -> bool:
         has_place = len(self._running) < self.sizes.max_batch_size
@@ -244,10 +263,13 @@ class SpeculativeEngine:
         """Free what ended requests hold. Work in flight writes before whoever gets it next."""
         for request in self._running:
             if request.finish_reason is not None:
-                self.memory.close(request.row)
-                self._tally.add(request)
-                request.row = 0
+                self._release(request)
         self._running = [r for r in self._running if r.finish_reason is None]
+
+    def _release(self, request: Request) -> None:
+        self.memory.close(request.row)
+        self._tally.add(request)
+        request.row = 0
 
     def _current_batch(self) -> Batch:
         """The running requests on the device; made anew only when they change."""

@@ -7,6 +7,7 @@ host books the one before, so it learns one step late that a request has ended.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -20,7 +21,7 @@ from graphkit.engine.request import Request
 from graphkit.engine.results import Events, Results
 from graphkit.engine.verifier import Batch, Verifier
 from graphkit.errors import ConfigError
-from graphkit.spec import SpecConfig
+from graphkit.spec import SpecConfig, SpecFallbackWarning
 
 
 class Generation(Protocol):
@@ -133,8 +134,8 @@ class Overlapped:
         verified = self._core.draft_and_verify(batch)
         counts = verified.counts.num_accepted_tokens
         sent = Results.send(requests, self._core.accepted(verified), counts, True)
+        self._on_their_way.append(sent)  # before anything else can fail: the step is committed
         self._core.drafter.extend(verified)
-        self._on_their_way.append(sent)
 
     def _book(self, count: int) -> Events:
         events: Events = []
@@ -155,11 +156,14 @@ def generation_of(spec: SpecConfig, wanted: Literal["v1", "v2"] | None) -> str:
     """
     if wanted == "v1":
         return wanted
-    plan = spec.plan()
+    if wanted not in ("v2", None):
+        raise ConfigError(f"generation is 'v1', 'v2' or None, got {wanted!r}.", field="generation")
+    with warnings.catch_warnings():
+        if wanted == "v2":  # refused below, so nothing falls back
+            warnings.simplefilter("ignore", SpecFallbackWarning)
+        plan = spec.plan()
     if wanted == "v2" and plan.generation != "v2":
         raise ConfigError(
             f"generation 'v2' cannot run: {plan.reason}. Use None or 'v1'.", field="generation"
         )
-    if wanted not in ("v2", None):
-        raise ConfigError(f"generation is 'v1', 'v2' or None, got {wanted!r}.", field="generation")
     return plan.generation

@@ -70,6 +70,8 @@ class RequestMemory:
     def reserve(self, lengths: Iterable[tuple[int, int]]) -> None:
         """See to it that each row has slots for its first ``length`` tokens.
 
+        Where the table ends within a page, the page's other slots are held without a place in it.
+
         Args:
             lengths: Pairs of row and length.
         """
@@ -80,10 +82,11 @@ class RequestMemory:
             held = self._slots[row]
             missing = self.whole_pages(length) - len(held)
             if missing > 0:
-                rows += [row] * missing
-                places += range(len(held), len(held) + missing)
+                new = range(len(held), min(len(held) + missing, self.pool.max_context_len))
                 held += self._allocator.alloc(missing).tolist()
-                slots += held[-missing:]
+                rows += [row] * len(new)
+                places += new
+                slots += held[new.start : new.stop]
         if slots:
             index = to_device([rows, places, slots], self.pool.device)
             self.pool.req_to_token[index[0], index[1]] = index[2].int()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -47,7 +48,10 @@ class PromptReader:
         Raises:
             InputError: It cannot.
         """
-        ids = tuple(int(token) for token in prompt_ids)
+        try:
+            ids = tuple(operator.index(token) for token in prompt_ids)
+        except TypeError as error:
+            raise _refusal(f"is no sequence of token ids: {error}", "Give ints.") from error
         if not ids and self._bos is not None:
             ids = (self._bos,)
         vocab_size = self._core.context.sizes.vocab_size

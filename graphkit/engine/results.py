@@ -43,7 +43,7 @@ class Results:
         arrived = torch.cuda.Event() if tokens.is_cuda else None
         host = [rows.to("cpu", non_blocking=True) for rows in (tokens, counts)]
         if arrived is not None:
-            arrived.record()
+            arrived.record(torch.cuda.current_stream(tokens.device))
         return cls(
             requests=tuple(requests),
             tokens=host[0],

@@ -8,13 +8,21 @@ import torch
 
 from graphkit.engine.drafter import Drafter
 from graphkit.engine.parts import DraftTree, EngineContext, Prefilled, Verified
+from graphkit.errors import ConfigError
 
 
 class RootDrafter(Drafter):
     """Proposes the bonus token alone."""
 
     def prepare(self, context: EngineContext) -> None:
-        """Nothing to make."""
+        """See ``Drafter.prepare``. There is nothing to make."""
+        if context.verify_width != 1:
+            raise ConfigError(
+                f"without a drafter one row per request is verified, but num_draft_tokens "
+                f"{context.spec.num_draft_tokens} makes {context.verify_width}. Give the engine a "
+                "drafter, or set num_draft_tokens to 1.",
+                field="num_draft_tokens",
+            )
 
     @property
     def max_path(self) -> int:

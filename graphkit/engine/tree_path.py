@@ -42,7 +42,7 @@ def finalize_accepted_tree_path(
         hidden_states: [B * W, H].
     """
     requests, path = accept_index.shape
-    width = out_cache_loc.shape[0] // max(requests, 1)
+    width = out_cache_loc.shape[0] // requests if requests else path
     is_accepted = accept_index >= 0
     source = out_cache_loc[accept_index.clamp(min=0).long()]
     target = out_cache_loc.view(requests, width)[:, :path]

@@ -13,6 +13,7 @@ from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Verifie
 from graphkit.engine.request import Request
 from graphkit.engine.sampling import target_distribution
 from graphkit.engine.tree_path import finalize_accepted_tree_path
+from graphkit.errors import InputError
 from graphkit.ops import (
     assign_extend_cache_locs,
     tree_speculative_sampling_target_only,
@@ -89,7 +90,6 @@ class Verifier:
             req_pool_indices: [1] int64. input_ids, out_cache_loc: [C] int64.
         """
         length, device = len(input_ids), input_ids.device
-        causal = torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
         return self.runner.fall_back(
             TargetVerifyInputs(
                 req_pool_indices=req_pool_indices,
@@ -97,8 +97,8 @@ class Verifier:
                 input_ids=input_ids,
                 positions=start + torch.arange(length, device=device),
                 out_cache_loc=out_cache_loc,
-                custom_mask=causal if self._is_tree else None,
-            )
+            ),
+            without=("custom_mask",),
         )
 
     def verify(self, batch: Batch, seq_lens: torch.Tensor, tree: DraftTree) -> Verified:
@@ -109,6 +109,12 @@ class Verifier:
         """
         slots = torch.empty_like(tree.draft_tokens)
         width = self._context.verify_width
+        if len(slots) != len(seq_lens) * width:
+            raise InputError(
+                f"the drafter proposed {len(slots)} nodes for {len(seq_lens)} requests; verify has "
+                f"{width} rows for each. Fill the width that the algorithm says.",
+                field="draft_tokens",
+            )
         assign_extend_cache_locs(
             batch.req_pool_indices, self._context.req_to_token, seq_lens, seq_lens + width, slots
         )

@@ -9,18 +9,12 @@ from __future__ import annotations
 import torch
 
 
-def rows_by_request(
-    cu_seqlens_q_B1: torch.Tensor, max_seqlen_q: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row of each request's i-th query and whether there is one: int64 and bool [B, W]."""
+def pad_rows(
+    rows_T: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, max_seqlen_q: int
+) -> torch.Tensor:
+    """[T, ...] rows as [B, W, ...]; any others stand in where a request has fewer than W."""
     row_W = torch.arange(max_seqlen_q, device=cu_seqlens_q_B1.device)
-    rows_BW = cu_seqlens_q_B1[:-1, None] + row_W
-    return rows_BW, rows_BW < cu_seqlens_q_B1[1:, None]
-
-
-def pad_rows(rows_T: torch.Tensor, rows_BW: torch.Tensor, owned_BW: torch.Tensor) -> torch.Tensor:
-    """[T, ...] rows as [B, W, ...], of ``rows_by_request``; row 0 stands in where there is none."""
-    return rows_T[torch.where(owned_BW & (rows_BW < rows_T.shape[0]), rows_BW, 0)]
+    return rows_T[(cu_seqlens_q_B1[:-1, None] + row_W).clamp(0, rows_T.shape[0] - 1)]
 
 
 def pack_rows(padded: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -29,7 +23,7 @@ def pack_rows(padded: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, num_tokens: i
     row_T = torch.arange(num_tokens, dtype=cu_seqlens_q_B1.dtype, device=padded.device)
     owner_T = torch.searchsorted(cu_seqlens_q_B1[1:].contiguous(), row_T, right=True)
     at_T = row_T - cu_seqlens_q_B1[owner_T.clamp(max=requests)]
-    owned_T = (owner_T < requests) & (at_T >= 0) & (at_T < width)
+    owned_T = (owner_T < requests) & (at_T < width)
     packed = padded.flatten(0, 1)[torch.where(owned_T, owner_T * width + at_T, 0)]
     return packed.masked_fill(~owned_T.view(-1, *[1] * (packed.dim() - 1)), 0)
 
@@ -43,10 +37,10 @@ def visible_keys(
 ) -> torch.Tensor:
     """Which of the L = ``max_keys`` positions each query sees, bool [B, W, L].
 
-    ``paged_attention`` says what a mask stands for. A query that there is none of sees nothing.
+    ``paged_attention`` says what a mask stands for. Of a request with fewer than W rows, what the
+    others see means nothing.
     """
     key_L = torch.arange(max_keys, device=cache_seqlens_B.device)
-    _, owned_BW = rows_by_request(cu_seqlens_q_B1, max_seqlen_q)
     if mask is None:
         rows_B = cu_seqlens_q_B1[1:] - cu_seqlens_q_B1[:-1]
         query_W = torch.arange(max_seqlen_q, device=cache_seqlens_B.device)
@@ -58,7 +52,7 @@ def visible_keys(
         index_BWL = column_BL.clamp(0, columns - 1)[:, None].expand(-1, max_seqlen_q, -1)
         visible_BWL = mask.gather(2, index_BWL) | (column_BL < 0)[:, None]
     is_key_BL = key_L < cache_seqlens_B[:, None]
-    return visible_BWL & is_key_BL[:, None] & owned_BW[:, :, None]
+    return visible_BWL & is_key_BL[:, None]
 
 
 def key_slots(page_table: torch.Tensor, page_size: int, wanted_BL: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,7 @@ from __future__ import annotations
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.attention_layout import (
-    key_slots,
-    pack_rows,
-    pad_rows,
-    rows_by_request,
-    visible_keys,
-)
+from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, visible_keys
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -89,7 +83,7 @@ def paged_attention(
     key_BLMD = key_cache[slots_BL].float().masked_fill(hidden_BL11, 0)
     value_BLMD = value_cache[slots_BL].float().masked_fill(hidden_BL11, 0)
 
-    query_BWND = pad_rows(query_TND.float(), *rows_by_request(cu_seqlens_q_B1, max_seqlen_q))
+    query_BWND = pad_rows(query_TND.float(), cu_seqlens_q_B1, max_seqlen_q)
     query_BWMGD = query_BWND.unflatten(2, (key_cache.shape[1], -1))
     scores = torch.einsum("bwmgd,blmd->bmgwl", query_BWMGD, key_BLMD) * scale
     weights = scores.masked_fill(~visible_BWL[:, None, None], -torch.inf).softmax(-1)

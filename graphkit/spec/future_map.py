@@ -60,11 +60,11 @@ class FutureMap:
             InputError: A result has not a row per request, or other rows than at first.
         """
         for name, rows in results.items():
+            self._check(name, req_pool_indices, rows)
             if name not in self._buffers:
                 shape = (self.max_running_requests + 1, *rows.shape[1:])
                 self._buffers[name] = rows.new_zeros(shape)
                 self._fresh[name] = req_pool_indices.new_zeros(shape[0])
-            self._check(name, len(req_pool_indices), rows)
             self._buffers[name].index_copy_(0, req_pool_indices, rows)
             if self.debug:
                 self._fresh[name].index_fill_(0, req_pool_indices, 1)
@@ -85,16 +85,28 @@ class FutureMap:
             self._consume(name, req_pool_indices)
         return self._buffers[name].index_select(0, req_pool_indices)
 
-    def _check(self, name: str, requests: int, rows: torch.Tensor) -> None:
-        kept = self._buffers[name]
+    def _check(self, name: str, req_pool_indices: torch.Tensor, rows: torch.Tensor) -> None:
+        kept, requests = self._buffers.get(name, rows), len(req_pool_indices)
         if (len(rows), *rows.shape[1:]) != (requests, *kept.shape[1:]) or rows.dtype != kept.dtype:
             raise InputError(
                 f"FutureMap result {name!r} is {tuple(rows.shape)} {rows.dtype} for {requests} "
-                f"requests. Stash {(requests, *kept.shape[1:])} {kept.dtype}, as at first.",
+                f"requests. Stash {(requests, *kept.shape[1:])} {kept.dtype}.",
                 field=name,
+            )
+        if self.debug:
+            self._check_rows(req_pool_indices)
+
+    def _check_rows(self, req_pool_indices: torch.Tensor) -> None:
+        rows = req_pool_indices.tolist()
+        if any(not 0 <= row <= self.max_running_requests for row in rows):
+            raise InputError(
+                f"FutureMap has rows 0 to {self.max_running_requests}, got {rows}. Make it for as "
+                "many requests as the request pool has rows.",
+                field="req_pool_indices",
             )
 
     def _consume(self, name: str, req_pool_indices: torch.Tensor) -> None:
+        self._check_rows(req_pool_indices)
         wanted = req_pool_indices.bincount(minlength=self.max_running_requests + 1)
         wanted[0] = 0
         stale = (wanted > self._fresh[name]).nonzero()[:, 0].tolist()

@@ -131,6 +131,33 @@ def test_no_requests_in_any_mode(make_case, backend_type, mode):
     assert out.shape == (0, 2, 16)
 
 
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_requests_may_have_no_rows_at_all(make_case, backend_type):
+    case = make_case([7, 3], mode=V1, width=3)
+    case.inputs.num_accepted_tokens.zero_()
+    case.inputs.num_tokens = 0
+    for name in ("query", "key", "value", "out_cache_loc"):
+        setattr(case, name, getattr(case, name)[:0])
+    assert _attend(backend_type, case).shape == (0, 2, 16)
+
+
+@pytest.mark.parametrize("pages", [0, 2])
+def test_rows_without_requests_or_pages_get_zeros(make_case, pages):
+    args = list(make_case([7, 3]).op_args())
+    args[3] = args[3][: 2 - pages, :pages]
+    args[4], args[5] = args[4][: 2 - pages], args[5][: 3 - pages]
+    assert torch.equal(paged_attention(*args), torch.zeros(2, 2, 16))
+
+
+def test_more_rows_than_the_bound_leave_the_others_right(make_case, assert_attends):
+    case = make_case([7, 3], mode=V1, width=3, rows=[2, 3])
+    out = paged_attention(*case.op_args()[:-1], 2)
+    assert out.shape == case.query.shape
+    case.histories.pop()
+    case.own_rows.pop()
+    assert_attends(out, case)
+
+
 def test_packed_metadata(make_case):
     case = make_case([7, 3, 0], mode=V1, width=5, rows=[2, 5, 1], pads=2)
     metadata = TritonAttention(case.requests, case.pool).metadata(V1, case.inputs)
