@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
 
@@ -20,12 +19,13 @@ from graphkit.engine.generations import (
 from graphkit.engine.memory import RequestMemory, check_pools
 from graphkit.engine.parts import EngineContext, EngineModel
 from graphkit.engine.prompts import PromptReader
-from graphkit.engine.request import Request, SamplingParams
+from graphkit.engine.queue import RequestQueue
+from graphkit.engine.request import Request, SamplingParams, has_ended
 from graphkit.engine.results import Events
 from graphkit.engine.root import RootDrafter
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.verifier import Batch, Verifier
-from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.errors import ConfigError, ReplayError
 from graphkit.graphs import Backend, backend_for
 from graphkit.runners import Runner
 from graphkit.spec import SpecConfig
@@ -104,13 +104,13 @@ class SpeculativeEngine:
         self.runners: tuple[Runner[Any], ...] = (self._verifier.runner, *drafter.runners)
         """The runner of each mode."""
         ahead = max(context.verify_width, drafter.slots_needed)
-        self._slots_ahead = drafter.max_path + ahead
-        self.limit = sizes.max_context_len - self._slots_ahead
+        slots_ahead = drafter.max_path + ahead
+        self.limit = sizes.max_context_len - slots_ahead
         """Most tokens of a request's prompt and output together."""
         if self.limit < 2:
             raise ConfigError(
                 f"BufferSizes.max_context_len is {sizes.max_context_len}, of which two steps may "
-                f"write {self._slots_ahead} ahead. Make it larger.",
+                f"write {slots_ahead} ahead. Make it larger.",
                 field="max_context_len",
             )
         self.memory = RequestMemory(pool, kv_pool.size, kv_pool.page_size)
@@ -120,11 +120,17 @@ class SpeculativeEngine:
             if self.generation == "v2"
             else HostInLoop(self._core, self.memory, ahead)
         )
-        self._prompts = PromptReader(
+        prompts = PromptReader(
             self._core, pool.req_to_token, chunked_prefill_size, bos_token_id, self._generator
         )
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._queue = RequestQueue(
+            prompts,
+            self.memory,
+            limit=self.limit,
+            slots_ahead=slots_ahead,
+            max_running=sizes.max_batch_size,
+            holds_all=self.generation == "v2",
+        )
         self._batch: tuple[list[Request], Batch] | None = None
         self._tally = Tally()
         self._closed = False
@@ -150,36 +156,20 @@ class SpeculativeEngine:
                 token, or is too long.
             ReplayError: The engine is closed.
         """
-        request = self._request(prompt_ids, sampling)
-        self._waiting.append(request)
-        return request
-
-    def _request(self, prompt_ids: Sequence[int], sampling: SamplingParams | None) -> Request:
-        if self._closed:
-            raise ReplayError("engine is closed: submit needs an open one. Make a new one.")
-        request = Request(
-            prompt_ids=self._prompts.checked(prompt_ids, self.limit),
-            sampling=sampling or SamplingParams(),
-            limit=self.limit,
-        )
-        slots = self.memory.whole_pages(self._most_tokens(request))
-        if slots > self.memory.total_slots:
-            raise InputError(
-                f"a request of up to {request.most_tokens} tokens takes {slots} KV slots; the pool "
-                f"has {self.memory.total_slots}. Ask for fewer new tokens.",
-                field="prompt_ids",
-            )
+        self._check_open()
+        request = self._queue.made(prompt_ids, sampling)
+        self._queue.put([request])
         return request
 
     @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._waiting or self._running)
+        return bool(self._queue)
 
     @property
     def stats(self) -> EngineStats:
         """What was done so far."""
-        return self._tally.stats(self._running, self.runners)
+        return self._tally.stats(self._queue.running, self.runners)
 
     @torch.no_grad()
     def step(self) -> Events:
@@ -188,12 +178,12 @@ class SpeculativeEngine:
         Returns:
             New tokens by request, in order. v2 learns of a step's tokens in the next one.
         """
-        events = self._admit()
+        events = self._queue.admit(self._steps.begin)
         self._let_go()
-        if self._running:
-            events += self._steps.advance(self._running, self._current_batch())
+        if self._queue.running:
+            events += self._steps.advance(self._queue.running, self._current_batch())
             self._let_go()
-        if not self._running:
+        if not self._queue.running:
             events += self._steps.drain()
         return events
 
@@ -205,8 +195,9 @@ class SpeculativeEngine:
         Raises:
             InputError: As ``submit``; then none of them is queued.
         """
-        requests = [self._request(prompt, sampling) for prompt in prompts]
-        self._waiting += requests
+        self._check_open()
+        requests = [self._queue.made(prompt, sampling) for prompt in prompts]
+        self._queue.put(requests)
         while self.has_work:
             self.step()
         return requests
@@ -215,10 +206,9 @@ class SpeculativeEngine:
         """Give all graphs back, and what unfinished requests hold. May be called again."""
         if not self._closed:
             self._steps.drain()
-            for request in self._running:
-                self._release(request)
-            self._running, self._closed = [], True
-            self._waiting.clear()
+            self._let_go(lambda _request: True)
+            self._queue.clear()
+            self._closed = True
             for runner in self.runners:
                 runner.close()
 
@@ -228,51 +218,17 @@ class SpeculativeEngine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _admit(self) -> Events:
-        """Read the prompts of waiting requests while there is room, first come first served."""
-        events: Events = []
-        while self._waiting and self._has_room_for(self._waiting[0]):
-            request = self._waiting[0]
-            first_token = self._read(request)
-            self._running.append(self._waiting.popleft())
-            events += self._steps.begin(request, first_token)
-        return events
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ReplayError("engine is closed: submit needs an open one. Make a new one.")
 
-    def _read(self, request: Request) -> torch.Tensor:
-        """Read its prompt; if that fails it holds nothing, and waits as before."""
-        most = self._most_tokens(request)
-        request.row = self.memory.open(most)
-        length = most if self.generation == "v2" else len(request.prompt_ids)
-        self.memory.reserve([(request.row, length)])
-        try:
-            return self._prompts.read(request)
-        except BaseException:
-            self.memory.close(request.row)
-            request.row = 0
-            raise
-
-    def _has_room_for(self, request: Request) -> bool:
-        has_place = len(self._running) < self.sizes.max_batch_size
-        return has_place and self.memory.has_room(self._most_tokens(request))
-
-    def _most_tokens(self, request: Request) -> int:
-        """Tokens whose slots it may come to hold: its own, and what steps write ahead."""
-        return request.most_tokens + self._slots_ahead
-
-    def _let_go(self) -> None:
-        """Free what ended requests hold. Work in flight writes before whoever gets it next."""
-        for request in self._running:
-            if request.finish_reason is not None:
-                self._release(request)
-        self._running = [r for r in self._running if r.finish_reason is None]
-
-    def _release(self, request: Request) -> None:
-        self.memory.close(request.row)
-        self._tally.add(request)
-        request.row = 0
+    def _let_go(self, is_over: Callable[[Request], bool] = has_ended) -> None:
+        for request in self._queue.let_go(is_over):
+            self._tally.add(request)
 
     def _current_batch(self) -> Batch:
         """The running requests on the device; made anew only when they change."""
-        if self._batch is None or self._batch[0] != self._running:
-            self._batch = list(self._running), Batch.of(self._running, self.device)
+        running = self._queue.running
+        if self._batch is None or self._batch[0] != running:
+            self._batch = list(running), Batch.of(running, self.device)
         return self._batch[1]

@@ -102,3 +102,8 @@ class Request:
         if len(self.output_ids) >= self.sampling.max_new_tokens:
             return FinishReason.LENGTH
         return FinishReason.CONTEXT if self.num_tokens >= self.limit else None
+
+
+def has_ended(request: Request) -> bool:
+    """Whether its last token is there."""
+    return request.finish_reason is not None

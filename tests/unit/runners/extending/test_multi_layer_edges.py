@@ -216,8 +216,8 @@ def test_metadata_is_made_once_for_all_layers(case, layers, batch):
 
 def test_a_select_index_of_another_request_is_refused(case, layers):
     """A replay does not read values; its graph keeps each request to rows of its own."""
-    wrong = np.array([2, 5])
-    batch = case.batch([3, 1], width=6, cls=MultiLayerDraftExtendInputs, select_index=wrong)
+    over = {"cls": MultiLayerDraftExtendInputs, "select_index": np.array([2, 5])}
+    batch = case.batch([3, 1], width=6, **over)
     runner = case.runner(MultiLayerEagleRunner, layers)
     assert not runner.can_replay(batch)
     with pytest.raises(InputError, match="select_index"):
@@ -226,9 +226,8 @@ def test_a_select_index_of_another_request_is_refused(case, layers):
 
 def test_temperatures_must_be_asked_for(case, layers):
     runner = case.runner(MultiLayerEagleRunner, layers)
-    hot = case.batch(
-        [3, 1], width=6, cls=MultiLayerDraftExtendInputs, temperatures=np.ones(2, np.float32)
-    )
+    over = {"cls": MultiLayerDraftExtendInputs, "temperatures": np.ones(2, np.float32)}
+    hot = case.batch([3, 1], width=6, **over)
     assert runner.can_replay(hot).kind is Reason.FIELD_NOT_CAPTURED
     with pytest.raises(InputError, match=r"'temperatures'.*optional=\['temperatures'\]"):
         runner.replay(hot)
