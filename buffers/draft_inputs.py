@@ -103,10 +103,9 @@ class DraftExtendInputs(Inputs):
     )
 
     @classmethod
-    def rows_told(cls, batch: Any) -> int | None:
-        """See ``Inputs.rows_told``: the accepted tokens of all requests."""
-        accepted = _host_field(batch, "num_accepted_tokens")
-        return None if accepted is None else int(accepted.sum())
+    def row_counts(cls, batch: Any) -> NDArray[np.int64] | None:
+        """See ``Inputs.row_counts``: the accepted tokens."""
+        return _host_field(batch, "num_accepted_tokens")
 
     @classmethod
     def check(cls, batch: Any, tokens: int, width: int, varies: bool) -> None:
@@ -162,6 +161,11 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         pad=1,
         optional=True,
     )
+
+    def last_rows(self) -> torch.Tensor:
+        """What ``select_index`` says, int64 [B]."""
+        rows: torch.Tensor = self.select_index
+        return rows
 
     @classmethod
     def check(cls, batch: Any, tokens: int, width: int, varies: bool) -> None:

@@ -102,8 +102,10 @@ class InputBuffers:
         """Rows of a batch; as captured, if another graph writes every field that could tell."""
         if not self._counted_by <= self.bound.keys():
             return int(batch.num_tokens)
-        told = self.inputs.rows_told(batch) if self.capacity.varies else None
-        return batch.batch_size * self.capacity.tokens_per_request if told is None else told
+        counts = self.inputs.row_counts(batch) if self.capacity.varies else None
+        if counts is not None:
+            return int(counts.sum())
+        return int(batch.batch_size * self.capacity.tokens_per_request)
 
     def not_captured(self, name: str) -> str:
         """What to do about a field that a batch brings although the graph does not read it."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare
 from graphkit.errors import InputError
@@ -81,8 +83,8 @@ class Inputs:
         return self.num_tokens // self.batch_size if self.batch_size else 0
 
     @classmethod
-    def rows_told(cls, batch: Any) -> int | None:  # noqa: ARG003
-        """Rows of a batch without any field per token, if another field tells the host."""
+    def row_counts(cls, batch: Any) -> NDArray[np.int64] | None:  # noqa: ARG003
+        """Rows of each request where they vary, int64 [B], if the host can see them."""
         return None
 
     @classmethod

@@ -115,8 +115,9 @@ class Planned(Generic[OutputT]):
     def _adopt(self, attention: AttentionBackend) -> str:
         """Prepare the backend; returns why it cannot serve graphs, if that is no error."""
         sizes = replace(self.sizes, max_batch_size=self.table.largest)
-        if attention.supports(self._attention_mode):
+        if self.may_stay_eager or attention.supports(self._attention_mode):
             attention.init_state(sizes, self.table.largest * self.tokens_per_request)
+        if attention.supports(self._attention_mode):
             return ""
         fact = (
             f"attention backend {type(attention).__name__} does not support "

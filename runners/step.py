@@ -60,7 +60,10 @@ class Step(Generic[OutputT]):
 
     def padded(self, size: int) -> tuple[Callable[[], OutputT], ...]:
         """The stages on the buffers as they stand, at a captured size."""
-        return self._without_gradients(self._sized(self._buffers.view(size)))
+        inputs = self._buffers.view(size)
+        if self._buffers.capacity.varies:
+            inputs.width = self._buffers.capacity.tokens_per_request
+        return self._without_gradients(self.stages(inputs))
 
     def unpadded(self, batch: Any, without: Collection[str] = ()) -> OutputT:
         """The step on the live rows alone; ``without`` names optional fields that it leaves out.
@@ -68,7 +71,7 @@ class Step(Generic[OutputT]):
         Raises:
             InputError: A field cannot be taken; its name is in the text.
         """
-        stages = self._without_gradients(self._sized(self._on_device(batch, without)))
+        stages = self._without_gradients(self.stages(self._on_device(batch, without)))
         return [stage() for stage in stages][-1]
 
     def attend(self, inputs: Inputs, attention_inputs: Any = None) -> None:
@@ -81,15 +84,12 @@ class Step(Generic[OutputT]):
     ) -> tuple[Callable[[], OutputT], ...]:
         return tuple(torch.no_grad()(stage) for stage in stages)
 
-    def _sized(self, inputs: Inputs) -> tuple[Callable[[], OutputT], ...]:
-        if self._buffers.capacity.varies:
-            inputs.width = self._most_rows(inputs.batch_size, inputs.num_tokens)
-        return self.stages(inputs)
-
-    def _most_rows(self, requests: int, tokens: int) -> int:
-        """Most rows of one request; more than was captured in a prompt, which never has a graph."""
-        width = self._buffers.capacity.tokens_per_request
-        return width if tokens <= requests * width else tokens - requests + 1
+    def _most_rows(self, batch: Any, requests: int, tokens: int) -> int:
+        """Most rows of one request where they vary; a bound, if the host cannot see them."""
+        counts = self._buffers.inputs.row_counts(batch)
+        if counts is None or not counts.size:
+            return tokens - requests + 1
+        return max(int(counts.max()), 1)
 
     def _on_device(self, batch: Any, without: Collection[str]) -> Inputs:
         buffers, capacity = self._buffers, self._buffers.capacity
@@ -113,9 +113,12 @@ class Step(Generic[OutputT]):
             count = capacity.rows(layout.field.axis, requests, tokens)
             value = admit(layout, values[layout.field], count, buffers.device)
             rows[layout.name] = value.to(buffers.device)
-        most = self._most_rows(requests, tokens) if capacity.varies else width
+        most = self._most_rows(batch, requests, tokens) if capacity.varies else width
         buffers.check(batch, tokens, width=most)
-        return buffers.inputs(**rows)
+        inputs = buffers.inputs(**rows)
+        if capacity.varies:
+            inputs.width = most
+        return inputs
 
 
 def name_of(forward: Any) -> str:

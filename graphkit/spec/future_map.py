@@ -29,7 +29,8 @@ class FutureMap:
 
     Attributes:
         debug: Whether each result may be picked up once only; a second time, or before it was
-            stashed, then raises. Waits for the device at every pick-up.
+            stashed, then raises. Waits for the device at every pick-up. Set it before the first
+            result comes.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ def test_capture_makes_no_graph(v2):
     assert (record.modes[0].sizes, sizes) == ((), [])
     assert (record.modes[0].mode, record.modes[0].tokens_per_request) == ("DRAFT_EXTEND_V2", 6)
     assert v2.life == "planned"
-    assert not [asked for asked in v2.attention.asked if asked[0] == "init"]
+    assert [asked[0] for asked in v2.attention.asked] == ["init"], "eager batches need it, too"
 
 
 @pytest.mark.parametrize("captured", [False, True])
