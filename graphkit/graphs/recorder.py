@@ -51,8 +51,10 @@ class RecordedOp:
     def run(self) -> None:
         """Run it again into the same storages."""
         # Aliases, since an operation may turn or squeeze its very argument.
-        args, kwargs = tree_map(_alias, (self.args, self.kwargs))
-        made = _tensors(self.op(*args, **kwargs))
+        args = [_aliased(value) for value in self.args]
+        kwargs = {name: _aliased(value) for name, value in self.kwargs.items()}
+        out = self.op(*args, **kwargs)
+        made = (out,) if isinstance(out, torch.Tensor) else _tensors(out)
         for index, result in zip(self.fresh, self.results, strict=True):
             result.copy_(made[index])
 
@@ -170,6 +172,13 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _alias(leaf: Any) -> Any:
     """The same memory with a shape of its own."""
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _aliased(value: Any) -> Any:
+    """An argument with every tensor aliased, as pytree would do it, in less time."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return [_aliased(each) for each in value] if type(value) in (list, tuple) else value
 
 
 def _storage(tensor: torch.Tensor) -> int:
