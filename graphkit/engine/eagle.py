@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -28,6 +27,7 @@ from graphkit.runners import (
     DraftExtendV2Runner,
     DraftRunner,
 )
+from graphkit.spec import SpecConfig
 from graphkit.spec.tree import top_candidates
 
 
@@ -167,18 +167,21 @@ class EagleDrafter(Drafter):
         return hidden_states if self._uses_hidden else None
 
     def _keep(
-        self, req_pool_indices: torch.Tensor, out: DraftExtendOutput, select_index: Any
+        self,
+        req_pool_indices: torch.Tensor,
+        out: DraftExtendOutput,
+        select_index: torch.Tensor | None,
     ) -> None:
         """Leave the candidates after each request's last token for the next step.
 
-        v1 has them in its output; of v2's rows, ``select_index`` are the ones to look at.
+        v1 has them in its output. Of v2's rows, ``select_index`` are the ones to look at.
         """
-        topk_p, topk_index, hidden_states = out.topk_p, out.topk_index, out.hidden_states
+        logits, hidden_states = out.next_token_logits, out.hidden_states
+        topk_p, topk_index = out.topk_p, out.topk_index
         if topk_p is None or topk_index is None:
-            logits = out.next_token_logits.index_select(0, select_index)
-            topk_p, topk_index = top_candidates(logits, self._spec.topk)
-            if hidden_states is not None:
-                hidden_states = hidden_states.index_select(0, select_index)
+            assert select_index is not None, "v2 says which rows are the last ones"
+            topk_p, topk_index = top_candidates(logits[select_index], self._spec.topk)
+            hidden_states = None if hidden_states is None else hidden_states[select_index]
         kept = {"topk_p": topk_p, "topk_index": topk_index}
         if self._uses_hidden and hidden_states is not None:
             kept["hidden_states"] = hidden_states
@@ -186,7 +189,10 @@ class EagleDrafter(Drafter):
 
 
 def tree_of(
-    bonus_tokens: torch.Tensor, drafted: dict[str, torch.Tensor], seq_lens: torch.Tensor, spec: Any
+    bonus_tokens: torch.Tensor,
+    drafted: dict[str, torch.Tensor],
+    seq_lens: torch.Tensor,
+    spec: SpecConfig,
 ) -> DraftTree:
     """The tree of a ``DraftOutput``'s tensors."""
     mask, positions, index, next_token, next_sibling, tokens = build_tree(
