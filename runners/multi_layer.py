@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from graphkit.buffers import Inputs, MultiLayerDraftExtendInputBuffers, MultiLayerDraftExtendInputs
 from graphkit.config import require_int
@@ -156,15 +157,16 @@ class MultiLayerEagleRunner(Runner[LayersOutput]):
     ) -> None:
         require_int("MultiLayerEagleRunner", "num_front_tokens", num_front_tokens, least=0)
         self.num_front_tokens = num_front_tokens
-        if not isinstance(forward, Sequence) or len(forward) != spec.num_steps or not forward:
-            count = len(forward) if isinstance(forward, Sequence) else 1
+        is_chain = isinstance(forward, Sequence | nn.ModuleList)
+        layers = tuple(forward) if is_chain else (forward,)
+        if not is_chain or len(layers) != spec.num_steps or not layers:
             raise ConfigError(
-                f"MultiLayerEagleRunner got {count} forwards for num_steps {spec.num_steps}. Give "
-                "a list with one forward per step.",
+                f"MultiLayerEagleRunner got {len(layers)} forwards for num_steps "
+                f"{spec.num_steps}. Give a list with one forward per step.",
                 field="forward",
             )
         self.one_graph = one_graph
-        super().__init__(tuple(forward), spec=spec, **options)
+        super().__init__(layers, spec=spec, **options)
 
     def _make_step(self, forward: Any) -> Step[LayersOutput]:
         step = MultiLayerStep(

@@ -64,6 +64,21 @@ def test_what_is_no_list_is_refused(case, forward):
     assert caught.value.field == "forward"
 
 
+def test_layers_may_be_modules(case, layers, batch):
+    class Layer(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, inputs):
+            return self.model(inputs)
+
+    modules = torch.nn.ModuleList(map(Layer, layers))
+    expected = case.runner(MultiLayerEagleRunner, layers).replay(batch)
+    got = case.runner(MultiLayerEagleRunner, modules).replay(batch)
+    assert torch.equal(got.topk_index, expected.topk_index)
+
+
 @pytest.mark.parametrize("front", [-1, 1.5, True, None])
 def test_front_tokens_are_a_count(case, layers, front):
     with pytest.raises(ConfigError, match="num_front_tokens") as caught:
