@@ -79,11 +79,12 @@ class _Chain:
     def _begin(self) -> None:
         inputs = self._inputs
         self._step.attend(inputs)
-        self._window, self._made = inputs, []
+        self._made = []
         width = inputs.tokens_per_request
         self._starts = torch.arange(inputs.batch_size, device=inputs.input_ids.device) * width
         # A pad request's index is 0, a live request's row: it may only touch a row of its own.
         self._select = inputs.select_index.clamp(self._starts, self._starts + width - 1)
+        self._window = replace(inputs, select_index=self._select)
 
     def _selected(self, logits: torch.Tensor, hidden_states: torch.Tensor | None) -> LastRowOutput:
         """The rows at ``select_index``, unless the forward has selected them already."""

@@ -49,7 +49,7 @@ class Drafter(ABC):
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
     ) -> DraftTree:
-        """Propose trees of W nodes.
+        """Propose trees of W nodes; with topk 1, chains: their mask is not read.
 
         Shapes:
             req_pool_indices: [B] int64. seq_lens: [B] int32. bonus_tokens: [B] int64.
