@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.buffers.arena import Arena
-from graphkit.buffers.fields import fields_of
+from graphkit.buffers.fields import Axis, fields_of
 from graphkit.buffers.inputs import Inputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
 from graphkit.buffers.mailbox import SLOTS, Mailbox
@@ -65,8 +65,11 @@ class InputBuffers:
         """Fields that were not allocated."""
         self.arena = Arena(self.layouts, self.bound, device)
         self.mailbox = Mailbox(self.layouts, device, is_alive)
-        self._written = [layout for layout in self.layouts if layout.name not in self.bound]
-        self._field_writers: dict[tuple[int, str, int], FieldWriter] = {}
+        self._written: dict[Axis, list[FieldLayout]] = {}
+        for layout in self.layouts:
+            if layout.name not in self.bound:
+                self._written.setdefault(layout.field.axis, []).append(layout)
+        self._field_writers: dict[tuple[int, Axis, int], Sequence[FieldWriter]] = {}
         self._blank = self._make_blank()
         for slot in range(SLOTS):
             self.pad_slot(slot)
@@ -149,18 +152,19 @@ class InputBuffers:
 
     def writer(self, slot: int, requests: int, tokens: int | None = None) -> BatchWriter:
         """What writes a batch of that size into a slot; bound fields are left out."""
-        rows_of = self.capacity.rows
-        return BatchWriter(
-            [
-                self._field_writer(slot, layout, rows_of(layout.field.axis, requests, tokens))
-                for layout in self._written
-            ]
-        )
+        fields: list[FieldWriter] = []
+        for axis in self._written:
+            fields += self._writers_of(slot, axis, self.capacity.rows(axis, requests, tokens))
+        return BatchWriter(fields)
 
-    def _field_writer(self, slot: int, layout: FieldLayout, rows: int) -> FieldWriter:
-        key = slot, layout.name, rows
+    def _writers_of(self, slot: int, axis: Axis, rows: int) -> Sequence[FieldWriter]:
+        """Made once: pairs of requests and tokens are many, but each count alone comes again."""
+        key = slot, axis, rows
         if key not in self._field_writers:
-            self._field_writers[key] = FieldWriter(self.mailbox, slot, layout, rows, self.device)
+            self._field_writers[key] = [
+                FieldWriter(self.mailbox, slot, layout, rows, self.device)
+                for layout in self._written[axis]
+            ]
         return self._field_writers[key]
 
     def pad_slot(self, slot: int) -> None:

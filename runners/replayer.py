@@ -23,6 +23,7 @@ class Replayer(Generic[OutputT]):
 
     Attributes:
         shadow: ``"padded"`` runs the identical padded path without the graph.
+        varies: Whether requests may bring fewer rows than captured, so that counts are looked at.
     """
 
     def __init__(self, parts: Parts[OutputT], graphs: Mapping[int, CapturedGraph]) -> None:
@@ -31,7 +32,7 @@ class Replayer(Generic[OutputT]):
         self._parts = parts
         self._mailbox = parts.buffers.mailbox
         self._absent, self._before_replay = parts.buffers.absent, parts.plan_on_host
-        self._varies = parts.buffers.capacity.varies
+        self.varies = parts.buffers.capacity.varies
         self._final_count: tuple[Counter[int], int] | None = None
         self._fits: dict[tuple[int, int | None], Fit] = {}
         # Made now, so that the first replay of a size is no slower than the others.
@@ -48,7 +49,7 @@ class Replayer(Generic[OutputT]):
         for name in self._absent:  # Dispatch.surplus_field, without the call
             if getattr(batch, name, None) is not None:
                 raise InputError(self._parts.buffers.not_captured(name), field=name)
-        tokens = self._checked_tokens(batch, fit) if self._varies else fit.tokens
+        tokens = self._checked_tokens(batch, fit) if self.varies else fit.tokens
         slot = self._mailbox.claim()
         in_flight = self._writer(fit, slot, tokens).write(batch)
         if self._before_replay is not None:
@@ -74,13 +75,9 @@ class Replayer(Generic[OutputT]):
         """Changes as soon as another batch takes a slot, or this runner closes."""
         return self._mailbox.claims if self.graphs else -1
 
-    def replay_staged(
-        self, fit: Fit, slot: int, tokens: int, in_flight: list[Any], rows: Mapping[str, Any]
-    ) -> OutputT:
-        """See ``StagedBatch.replay``; ``rows`` are those that the host can still see."""
-        if self._varies:
-            self._parts.buffers.check(SimpleNamespace(**rows), tokens)
-        return self.launch(fit, slot, tokens, in_flight)
+    def check(self, rows: Mapping[str, Any], tokens: int) -> None:
+        """Refuse staged rows that contradict each other; ``None`` for those that left the slot."""
+        self._parts.buffers.check(SimpleNamespace(**rows), tokens)
 
     def launch(self, fit: Fit, slot: int, tokens: int, in_flight: list[Any]) -> OutputT:
         """Post the written slot and launch. A launch that fails loses nothing but itself."""
@@ -150,9 +147,9 @@ class Replayer(Generic[OutputT]):
         return tokens
 
     def _check_tokens(self, fit: Fit, tokens: int) -> None:
-        least = fit.requests if self._varies else fit.tokens
+        least = fit.requests if self.varies else fit.tokens
         if not least <= tokens <= fit.tokens:
-            width = f"{'1 to ' if self._varies else ''}{fit.tokens // fit.requests}"
+            width = f"{'1 to ' if self.varies else ''}{fit.tokens // fit.requests}"
             raise InputError(
                 f"{tokens} tokens in {fit.requests} requests; captured are {width} tokens per "
                 "request.",

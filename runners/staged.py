@@ -67,15 +67,15 @@ class StagedBatch(Generic[OutputT]):
             raise InputError(
                 f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
-        if self._claim != self._replayer.claim:
+        replayer = self._replayer
+        if self._claim != replayer.claim:
             raise ReplayError(
                 "this staged batch is over: its slot was replayed or taken by another batch, or "
                 "the runner was closed. Call stage() again."
             )
-        rows = {name: self.__dict__.get(name) for name in self._fields}
-        output: OutputT = self._replayer.replay_staged(
-            self._fit, self._slot, self._tokens, self._in_flight, rows
-        )
+        if replayer.varies:
+            replayer.check({name: self.__dict__.get(name) for name in self._fields}, self._tokens)
+        output: OutputT = replayer.launch(self._fit, self._slot, self._tokens, self._in_flight)
         return output.clone() if clone else output
 
     def _unknown(self, name: str) -> InputError:

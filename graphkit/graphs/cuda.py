@@ -123,10 +123,12 @@ class CudaBackend:
                 gc.enable()
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run the function on the capture stream and wait for it."""
+        """Run the function on the capture stream and wait, also for what a failed one began."""
         try:
-            function()
-            self.stream.synchronize()
+            try:
+                function()
+            finally:
+                self.stream.synchronize()
         except Exception as error:
             raise failure_of(error) from error
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import graphkit as gk
+from graphkit.graphs import CaptureFailure
 from graphkit.graphs.driver import runtime
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +56,22 @@ def test_a_failure_is_classified_and_leaves_no_trace(
     healthy = True
     runner.capture()
     assert torch.equal(runner.replay(make_batch(3, 7)).hidden_states, expected(3, 7))
+
+
+def test_a_failed_warm_up_leaves_nothing_running():
+    """Who tries again must not read what the failed run has yet to write."""
+    backend = gk.CudaBackend()
+    begun = torch.cuda.Event()
+
+    def fails_late():
+        torch.cuda._sleep(500_000_000)
+        begun.record()
+        raise AttributeError("no such field")
+
+    with backend.session():
+        with pytest.raises(CaptureFailure):
+            backend.warm_up(fails_late)
+        assert begun.query()
 
 
 def test_closing_gives_the_pool_back(make_runner):

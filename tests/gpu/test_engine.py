@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from contextlib import contextmanager
 from types import MethodType
 
@@ -44,7 +45,8 @@ def make_engine():
 @contextmanager
 def no_waiting():
     """Any operation that makes the host wait for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # "a prototype feature", once per process
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
