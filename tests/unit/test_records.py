@@ -4,71 +4,51 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import io
 import json
+import types
+from collections.abc import Mapping
+from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+import graphkit.records
 from graphkit.errors import RecordError
-from graphkit.record_json import SCHEMA
-from graphkit.records import (
-    BenchReport,
-    CaptureRecord,
-    Completion,
-    Environment,
-    GenerateRecord,
-    Measure,
-    Mismatch,
-    ModeRecord,
-    SizeRecord,
-)  # fmt: skip
+from graphkit.records import SCHEMA, CaptureRecord, Mismatch, Record, load_record
 from graphkit.views import capture_view
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=150)
 count = st.integers(0, 2**40)
 number = st.floats(allow_nan=False, allow_infinity=False)
-LEAVES = {
-    "str": st.text(),
-    "int": count,
-    "bool": st.booleans(),
-    "float": number,
-    "float | None": st.none() | number,
+LEAVES = {str: st.text(), int: count, bool: st.booleans(), float: number, type(None): st.none()}
+
+
+@functools.cache
+def values_of(declared):
+    """Values of a declared type."""
+    origin, arguments = get_origin(declared), get_args(declared)
+    if origin in (Union, types.UnionType):
+        return st.one_of(*map(values_of, arguments))
+    if origin is tuple:
+        return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(*map(values_of, arguments), max_size=2)
+    if dataclasses.is_dataclass(declared):
+        hints = get_type_hints(declared)
+        facts = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(declared)}
+        return st.builds(declared, **facts)
+    return LEAVES[declared]
+
+
+KINDS = {
+    cls: values_of(cls)
+    for cls in vars(graphkit.records).values()
+    if isinstance(cls, type) and issubclass(cls, Record) and cls is not Record
 }
-
-
-def made_of(cls, **inner):
-    """Records of a class; strategies by annotation unless given."""
-    names = {f.name: LEAVES[f.type] for f in dataclasses.fields(cls) if f.name not in inner}
-    return st.builds(cls, **names, **inner)
-
-
-def some(strategy):
-    return st.lists(strategy, max_size=2).map(tuple)
-
-
-records = made_of(
-    CaptureRecord,
-    environment=made_of(Environment),
-    modes=some(made_of(ModeRecord, sizes=some(made_of(SizeRecord)))),
-    mismatches=some(made_of(Mismatch)),
-)
-reports = made_of(
-    BenchReport,
-    environment=made_of(Environment),
-    settings=st.dictionaries(st.text(), count | st.text()),
-    measures=some(made_of(Measure)),
-)
-generations = made_of(
-    GenerateRecord,
-    environment=made_of(Environment),
-    completions=some(made_of(Completion)),
-    replays=st.dictionaries(st.text(), count),
-    fallbacks=st.dictionaries(st.text(), st.dictionaries(st.text(), count)),
-)
-KINDS = {CaptureRecord: records, BenchReport: reports, GenerateRecord: generations}
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -129,6 +109,14 @@ def refused(text):
 @given(st.one_of(*KINDS.values()))
 def test_a_record_survives_the_way_through_json(record):
     assert type(record).from_json(record.to_json()) == record
+
+
+@FUZZ
+@given(st.one_of(*KINDS.values()))
+def test_a_file_says_itself_what_it_holds(tmp_path_factory, record):
+    path = tmp_path_factory.getbasetemp() / "record.json"
+    path.write_text(record.to_json(), encoding="utf-8")
+    assert load_record(path) == record
 
 
 @FUZZ
