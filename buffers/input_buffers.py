@@ -150,6 +150,16 @@ class InputBuffers:
             batch_size * self.capacity.tokens_per_request,
         )
 
+    def machinery(self) -> dict[str, torch.Tensor]:
+        """The tensors by which the refresh works, by name; no field is among them."""
+        work = {
+            f"{name} {size}": tensor
+            for size, both in self._work.items()
+            for name, tensor in zip(("fetches", "copies"), both, strict=True)
+        }
+        own = {"sequence": self._state, "table": self._table, "slot": self._slot}
+        return {"ring": self.mailbox.ring, **own, **work}
+
     def writer(self, slot: int, requests: int, tokens: int | None = None) -> BatchWriter:
         """What writes a batch of that size into a slot; bound fields are left out."""
         fields: list[FieldWriter] = []

@@ -34,14 +34,22 @@ if TYPE_CHECKING:
         DeviceError,
         GraphkitError,
         InputError,
+        InspectError,
         OutputError,
         RecordError,
         ReplayError,
         SizeError,
         TargetError,
     )
-    from graphkit.graphs import CudaBackend, RecorderBackend, SizeTable
-    from graphkit.records import CaptureRecord, ReplayStats
+    from graphkit.graphs import (
+        Attribution,
+        CudaBackend,
+        RecorderBackend,
+        SizeTable,
+        inspect_graph,
+        scope,
+    )
+    from graphkit.records import CaptureRecord, GraphRecord, ReplayStats
     from graphkit.runners import (
         Decision,
         DecodeRunner,
@@ -78,6 +86,7 @@ __all__ = [
     "AttentionBackend",
     "AttentionError",
     "AttentionMetadata",
+    "Attribution",
     "BufferSizes",
     "CaptureCause",
     "CaptureError",
@@ -101,9 +110,11 @@ __all__ = [
     "DraftRunner",
     "ForwardMode",
     "FutureMap",
+    "GraphRecord",
     "GraphkitError",
     "InputError",
     "Inputs",
+    "InspectError",
     "MultiLayerDraftExtendInputBuffers",
     "MultiLayerDraftExtendInputs",
     "MultiLayerEagleRunner",
@@ -125,7 +136,9 @@ __all__ = [
     "VerifyOutput",
     "capture_target",
     "get_algorithm",
+    "inspect_graph",
     "register_algorithm",
+    "scope",
 ]
 
 

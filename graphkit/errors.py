@@ -12,6 +12,7 @@ The tree::
     ├── AttentionError    an attention backend or a KV pool was misused
     ├── TargetError       a TARGET cannot be found or is not one
     ├── CheckpointError   a checkpoint folder cannot be read
+    ├── InspectError      a graph cannot be looked into
     ├── RecordError       a saved record cannot be read
     └── DeviceError       no usable device
 
@@ -121,6 +122,10 @@ class TargetError(GraphkitError, ValueError):
 
 class CheckpointError(GraphkitError, ValueError):
     """A checkpoint folder lacks a file or a tensor, or holds what is not supported."""
+
+
+class InspectError(GraphkitError, RuntimeError):
+    """A graph cannot be looked into: its template was not kept, or the bindings are missing."""
 
 
 class RecordError(GraphkitError, ValueError):

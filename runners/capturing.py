@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from graphkit.errors import CaptureError
-from graphkit.graphs import CapturedGraph, CaptureFailure, ChainedGraph, preserved
+from graphkit.graphs import Attribution, CapturedGraph, CaptureFailure, ChainedGraph, preserved
 from graphkit.records import ModeRecord, SizeRecord
+from graphkit.runners.looked_into import buffer_records
 from graphkit.runners.parts import Parts
 
 WARM_UPS = 2
@@ -27,10 +28,16 @@ class Capturing:
     Args:
         parts: The runner's.
         state: Tensors that a step changes.
+        attribution: Notes what makes each node.
     """
 
-    def __init__(self, parts: Parts[Any], state: Mapping[str, torch.Tensor]) -> None:
-        self._parts, self._state = parts, state
+    def __init__(
+        self,
+        parts: Parts[Any],
+        state: Mapping[str, torch.Tensor],
+        attribution: Attribution | None = None,
+    ) -> None:
+        self._parts, self._state, self._attribution = parts, state, attribution
         self._backend, self._buffers = parts.backend, parts.buffers
 
     def every_size(
@@ -75,7 +82,7 @@ class Capturing:
                     self._backend.warm_up(stage)
             self._post_pads(size)
             for stage in stages:
-                graphs.append(self._backend.capture(stage))  # noqa: PERF401 - closed on failure
+                graphs.append(self._backend.capture(stage, self._attribution))  # noqa: PERF401 - closed on failure
         except CaptureFailure as failure:
             self._close(graphs)
             found = self._diagnose(size, stages) or failure
@@ -119,4 +126,5 @@ class Capturing:
             host_planned=self._parts.plan_on_host is not None,
             input_bytes=self._buffers.arena.nbytes,
             sizes=tuple(sizes),
+            buffers=tuple(buffer_records(self._buffers)),
         )

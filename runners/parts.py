@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from graphkit.buffers import InputBuffers
-from graphkit.graphs import Backend, SizeTable
+from graphkit.graphs import Backend, SizeTable, Stage, scope
 from graphkit.runners.dispatch import Dispatch
 from graphkit.runners.outputs import Output
 from graphkit.runners.step import Step
@@ -49,11 +49,13 @@ class Parts(Generic[OutputT]):
         first, *others = self.step.padded(size)
 
         def refreshed() -> OutputT:
-            self.buffers.refresh(size)
+            with scope(Stage.REFRESH):
+                self.buffers.refresh(size)
             return first()
 
         return tuple(partial(_tensors_of, stage) for stage in (refreshed, *others))
 
 
 def _tensors_of(stage: Callable[[], Output]) -> dict[str, torch.Tensor]:
-    return stage().tensors()
+    with scope(Stage.STEP):
+        return stage().tensors()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
-from graphkit.errors import ConfigError, ReplayError
-from graphkit.graphs import environment
-from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
+import torch
+from torch import nn
+
+from graphkit.errors import ConfigError, ReplayError, SizeError
+from graphkit.graphs import Attribution, environment, inspect_graph
+from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Decision
+from graphkit.runners.looked_into import memory_names
 from graphkit.runners.outputs import Output
 from graphkit.runners.planned import Planned
 from graphkit.runners.replayer import Replayer
@@ -52,7 +57,12 @@ class Runner(Planned[OutputT]):
     life: Literal["planned", "captured", "closed"] = "planned"
     _replayer: Replayer[OutputT] | None = None
 
-    def capture(self, progress: Callable[[SizeRecord], None] | None = None) -> CaptureRecord:
+    def capture(
+        self,
+        progress: Callable[[SizeRecord], None] | None = None,
+        *,
+        attribution: Attribution | None = None,
+    ) -> CaptureRecord:
         """Capture every size, largest first.
 
         A runner whose attention backend does not support graphs of its mode, where that is no
@@ -60,6 +70,8 @@ class Runner(Planned[OutputT]):
 
         Args:
             progress: Called after each size.
+            attribution: Notes which module, operation and line makes each node, for ``inspect``.
+                Captures take longer with it; replays do not.
 
         Raises:
             CaptureError: A size cannot be captured. Nothing of the attempt remains: the runner is
@@ -68,7 +80,7 @@ class Runner(Planned[OutputT]):
         """
         if self.life != "planned":
             raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
-        capturing = Capturing(self._parts, self._state)
+        capturing = Capturing(self._parts, self._state, attribution)
         if self._stays_eager:
             record = capturing.no_size(self._stays_eager)
         else:
@@ -132,6 +144,45 @@ class Runner(Planned[OutputT]):
             ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """
         return self._captured("stage").stage(batch_size, num_tokens)
+
+    def inspect(
+        self,
+        batch_size: int,
+        *,
+        weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+        replay: Callable[[], object] | None = None,
+    ) -> GraphRecord:
+        """Look into the graph of a captured size; see ``graphkit.inspect_graph``.
+
+        Pointers are named by input field, by what ``state`` and the attention backend hold, and by
+        ``weights``.
+
+        Args:
+            batch_size: A captured size.
+            weights: The model, or its weights by name.
+            replay: Replays a batch at that size; given, some replays are measured.
+
+        Raises:
+            InspectError: See ``inspect_graph``.
+            ReplayError: The runner is not ``captured``.
+            SizeError: No graph of that size was captured.
+        """
+        graphs = self._captured("inspect").graphs
+        if batch_size not in graphs:
+            raise SizeError(
+                f"no graph of batch size {batch_size}: captured are {list(self.table)}.",
+                batch_size=batch_size,
+                largest=self.table.largest,
+            )
+        names = memory_names(self.buffers, self._state, self.attention, weights)
+        record = inspect_graph(
+            graphs[batch_size],
+            names=names,
+            name=f"{self.mode.name} {batch_size}",
+            captured_at=self._parts.step.name,
+            replay=replay,
+        )
+        return replace(record, mode=self.mode.name, batch_size=batch_size)
 
     def run(self, batch: Any, *, clone: bool = False) -> OutputT:
         """Replay the batch, or fall back and count the reason.

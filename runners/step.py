@@ -11,6 +11,7 @@ import torch
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, Inputs, admit, fields_of, resolve
 from graphkit.errors import OutputError
+from graphkit.graphs import Stage, scope
 from graphkit.runners.outputs import Output, check_rows
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -43,7 +44,7 @@ class Step(Generic[OutputT]):
         buffers: InputBuffers,
         attention: AttentionBackend | None,
     ) -> None:
-        self.forward = forward
+        self.forward = _scoped(forward)
         self.name = name_of(forward)
         self.spec, self.output_type = spec, output_type
         self._mode, self._buffers, self._attention = mode, buffers, attention
@@ -77,7 +78,8 @@ class Step(Generic[OutputT]):
     def attend(self, inputs: Inputs, attention_inputs: Any = None) -> None:
         """Set the metadata of a batch, made from ``attention_inputs`` if they differ from it."""
         if self._attention is not None:
-            inputs.attention = self._attention.metadata(self._mode, attention_inputs or inputs)
+            with scope(Stage.METADATA):
+                inputs.attention = self._attention.metadata(self._mode, attention_inputs or inputs)
 
     def _without_gradients(
         self, stages: tuple[Callable[[], OutputT], ...]
@@ -119,6 +121,18 @@ class Step(Generic[OutputT]):
         if capacity.varies:
             inputs.width = most
         return inputs
+
+
+def _scoped(forward: Any) -> Any:
+    """A forward, or each of several, that says when the user's code runs."""
+    if isinstance(forward, tuple):
+        return tuple(_scoped(each) for each in forward)
+
+    def users(inputs: Any) -> Any:
+        with scope(Stage.FORWARD):
+            return forward(inputs)
+
+    return users
 
 
 def name_of(forward: Any) -> str:

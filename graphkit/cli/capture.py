@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             modes=_modes(arguments.mode),
             batch_sizes=arguments.batch_sizes,
             device=device,
+            inspect=arguments.out is not None or arguments.json,
             progress=progress,
         )
     show(record.to_json() if arguments.json else capture_view(record))

@@ -1,5 +1,6 @@
 """Capturing a function and running it again, on CUDA or on any machine."""
 
+from graphkit.graphs.attribution import Attribution, Stage, scope
 from graphkit.graphs.backend import Backend, CapturedGraph
 from graphkit.graphs.chained import ChainedGraph
 from graphkit.graphs.cuda import CudaBackend
@@ -9,8 +10,10 @@ from graphkit.graphs.failures import CaptureFailure
 from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
 from graphkit.graphs.state import preserved
+from graphkit.graphs.walk import inspect_graph, tensors_of
 
 __all__ = [
+    "Attribution",
     "Backend",
     "CaptureFailure",
     "CapturedGraph",
@@ -18,10 +21,14 @@ __all__ = [
     "CudaBackend",
     "RecorderBackend",
     "SizeTable",
+    "Stage",
     "backend_for",
     "default_batch_sizes",
     "environment",
+    "inspect_graph",
     "installed",
     "preserved",
     "resolve_device",
+    "scope",
+    "tensors_of",
 ]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from graphkit.graphs.attribution import Attribution, Place
 from graphkit.graphs.failures import CaptureFailure
 
 
@@ -23,11 +24,13 @@ class CapturedGraph(Protocol):
         output: What the captured function returned; its tensors alias graph memory.
         num_nodes: Nodes (CUDA) or recorded operations (recorder).
         pool_bytes: Bytes by which the backend's pool grew for it.
+        places: What made each node, if attribution was on; in their order.
     """
 
     output: Any
     num_nodes: int
     pool_bytes: int
+    places: tuple[Place, ...]
 
     def replay(self) -> None:
         """Run the step again, at the addresses of its capture.
@@ -60,8 +63,14 @@ class Backend(Protocol):
         """Run the function as capture will, but for real, and wait for it."""
         ...
 
-    def capture(self, function: Callable[[], Any]) -> CapturedGraph:
+    def capture(
+        self, function: Callable[[], Any], attribution: Attribution | None = None
+    ) -> CapturedGraph:
         """Capture the function and run it once. Inside a ``session`` only.
+
+        Args:
+            function: Takes nothing.
+            attribution: Notes what makes each node.
 
         Raises:
             CaptureFailure: It cannot be captured; nothing of the attempt remains.

@@ -20,6 +20,7 @@ class ChainedGraph:
         self.output: Any = graphs[-1].output
         self.num_nodes = sum(graph.num_nodes for graph in graphs)
         self.pool_bytes = sum(graph.pool_bytes for graph in graphs)
+        self.places = tuple(place for graph in graphs for place in graph.places)
 
     def replay(self) -> None:
         """Replay all of them."""

@@ -5,14 +5,22 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from graphkit.errors import DeviceError
-from graphkit.graphs.driver import begin_empty_capture, count_nodes, launcher, stream_of, upload
+from graphkit.graphs.attribution import Attribution, Place, noting
+from graphkit.graphs.driver import (
+    begin_empty_capture,
+    capturing_counter,
+    count_nodes,
+    launcher,
+    stream_of,
+    upload,
+)
 from graphkit.graphs.failures import CaptureFailure, failure_of
 from graphkit.graphs.refusing import RefusingMode
 from graphkit.graphs.weak import weak_references
@@ -26,9 +34,15 @@ class CudaGraph:
     """
 
     def __init__(
-        self, backend: CudaBackend, graph: torch.cuda.CUDAGraph, output: Any, pool_bytes: int
+        self,
+        backend: CudaBackend,
+        graph: torch.cuda.CUDAGraph,
+        output: Any,
+        pool_bytes: int,
+        places: Sequence[Place] = (),
     ) -> None:
         self.graph = graph
+        self.places = tuple(places)
         self.output = output
         self.num_nodes = count_nodes(graph)
         self.pool_bytes = pool_bytes
@@ -132,13 +146,16 @@ class CudaBackend:
         except Exception as error:
             raise failure_of(error) from error
 
-    def capture(self, function: Callable[[], Any]) -> CudaGraph:
+    def capture(
+        self, function: Callable[[], Any], attribution: Attribution | None = None
+    ) -> CudaGraph:
         """Capture the function, instantiate and upload the graph, and run it once."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         before = self.pool_bytes()
         try:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            output = function()
+            with noting(attribution, capturing_counter()):
+                output = function()
             graph.capture_end()
         except BaseException as error:
             self._abandon(graph)
@@ -148,7 +165,8 @@ class CudaBackend:
         graph.instantiate()
         upload(graph, self.stream)
         grown = self.pool_bytes() - before
-        captured = CudaGraph(self, graph, weak_references(output), grown)
+        places = attribution.taken() if attribution else ()
+        captured = CudaGraph(self, graph, weak_references(output), grown, places)
         self.graphs.add(captured)
         return captured
 

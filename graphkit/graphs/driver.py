@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ def runtime() -> Any | None:
     return bindings
 
 
+@cache
 def driver_version() -> str:
     """Version of the NVIDIA driver, such as ``580.159.04``; empty if it cannot be found out."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -36,7 +38,7 @@ def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
     if bindings is None:
         return 0
     template = bindings.cudaGraph_t(graph.raw_cuda_graph())
-    return int(_checked(bindings.cudaGraphGetNodes(template))[-1])
+    return int(checked(bindings.cudaGraphGetNodes(template))[-1])
 
 
 def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
@@ -45,7 +47,7 @@ def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     if bindings is None:
         return
     executable = bindings.cudaGraphExec_t(graph.raw_cuda_graph_exec())
-    _checked(bindings.cudaGraphUpload(executable, bindings.cudaStream_t(stream.cuda_stream)))
+    checked(bindings.cudaGraphUpload(executable, bindings.cudaStream_t(stream.cuda_stream)))
 
 
 def launcher(graph: torch.cuda.CUDAGraph) -> Callable[[Any], None] | None:
@@ -80,10 +82,38 @@ def begin_empty_capture(stream: torch.cuda.Stream) -> None:
     if bindings is None:
         return
     mode = bindings.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-    _checked(bindings.cudaStreamBeginCapture(bindings.cudaStream_t(stream.cuda_stream), mode))
+    checked(bindings.cudaStreamBeginCapture(bindings.cudaStream_t(stream.cuda_stream), mode))
 
 
-def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+def capturing_counter() -> Callable[[], int]:
+    """A call that says how many nodes the capture on the current stream has so far.
+
+    Always 0 where nothing is being captured, and without the bindings.
+    """
+    bindings = runtime()
+    if bindings is None or not torch.cuda.is_current_stream_capturing():
+        return lambda: 0
+    stream = bindings.cudaStream_t(torch.cuda.current_stream().cuda_stream)
+    graph = checked(bindings.cudaStreamGetCaptureInfo(stream))[2]
+    get_nodes = bindings.cudaGraphGetNodes
+    return lambda: int(get_nodes(graph)[-1])
+
+
+def memory_kind(address: int) -> str:
+    """What CUDA knows of an address: ``host``, ``external`` for a device's, or ``""``."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return ""
+    which = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    error, kind = driver.cuPointerGetAttribute(which, address)
+    if int(error) != 0:
+        return ""
+    return "host" if int(kind) == 1 else "external"
+
+
+def checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call of the bindings returned after its error, which must be none."""
     error, *values = result
     assert int(error) == 0, f"CUDA answered {error!r}"
     return tuple(values)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from graphkit.errors import CaptureCause, GraphkitError
-
-_ROOMS = ("graphs", "ops", "buffers", "runners", "attention", "kv")
-_MACHINERY = tuple(str((Path(__file__).parents[1] / room).resolve()) for room in _ROOMS)
-_TORCH = str(Path(torch.__file__).parent)
-_NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, *_MACHINERY))
+from graphkit.graphs.places import is_machinery
 
 _MARKERS = {
     CaptureCause.OUT_OF_MEMORY: (
@@ -75,17 +69,9 @@ def failure_of(error: BaseException) -> CaptureFailure:
 def place_of(error: BaseException) -> str:
     """The user's innermost line, else the exception itself."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not _is_machinery(frame.filename):
+        if not is_machinery(frame.filename):
             return f"{frame.filename}:{frame.lineno} `{frame.line}` ({_one_line(error)})"
     return _one_line(error)
-
-
-def caller_place() -> str:
-    """The user's innermost line on the present stack."""
-    for frame in reversed(traceback.extract_stack()):
-        if not _is_machinery(frame.filename):
-            return f"{frame.filename}:{frame.lineno} `{frame.line}`"
-    return "an unknown line"
 
 
 def _cause_of(error: BaseException) -> CaptureCause:
@@ -117,11 +103,6 @@ def _crosses_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 def _has_mask(indices: Any) -> bool:
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
-
-
-def _is_machinery(filename: str) -> bool:
-    path = str(Path(filename).resolve())
-    return path.startswith(_NOT_THE_USERS) or filename.startswith("<")
 
 
 def _one_line(error: BaseException) -> str:

@@ -7,7 +7,8 @@ refused here as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from graphkit.errors import CaptureCause
-from graphkit.graphs.failures import CaptureFailure, caller_place, failure_of
+from graphkit.graphs.attribution import Attribution, Place, noting
+from graphkit.graphs.failures import CaptureFailure, failure_of
+from graphkit.graphs.places import caller_place
 from graphkit.graphs.refusing import RefusingMode
 
 _READS_THE_DEVICE = {
@@ -62,18 +65,31 @@ class RecordedOp:
 class RecordedGraph:
     """A list of operations that can be run again. See ``CapturedGraph``."""
 
-    def __init__(self, output: Any, ops: list[RecordedOp]) -> None:
+    def __init__(self, output: Any, ops: list[RecordedOp], places: Sequence[Place] = ()) -> None:
         self.output = output
         self.ops = tuple(ops)
         self.num_nodes = len(ops)
         self.pool_bytes = _storage_bytes(ops)
+        self.places = tuple(places)
+        self.stopwatch: list[int] | None = None
+        """A list, while somebody measures: each replay appends the time before each operation and
+        after the last, in nanoseconds."""
 
     def replay(self) -> None:
         """Run every operation again, in order, into the same storages."""
         # Results made under inference_mode may only be written under it; others do not mind.
         with torch.inference_mode():
+            if self.stopwatch is not None:
+                self._replay_timed(self.stopwatch)
+                return
             for op in self.ops:
                 op.run()
+
+    def _replay_timed(self, stopwatch: list[int]) -> None:
+        for op in self.ops:
+            stopwatch.append(time.perf_counter_ns())
+            op.run()
+        stopwatch.append(time.perf_counter_ns())
 
     def close(self) -> None:
         """Drop the list, and with it the storages."""
@@ -104,15 +120,17 @@ class RecorderBackend:
         except Exception as error:
             raise failure_of(error) from error
 
-    def capture(self, function: Callable[[], Any]) -> RecordedGraph:
+    def capture(
+        self, function: Callable[[], Any], attribution: Attribution | None = None
+    ) -> RecordedGraph:
         """Run the function once and keep its operations."""
         recorder = _Recorder()
         try:
-            with _HostReads(), recorder:
+            with _HostReads(), recorder, noting(attribution, lambda: len(recorder.ops)):
                 output = function()
         except Exception as error:
             raise failure_of(error) from error
-        return RecordedGraph(output, recorder.ops)
+        return RecordedGraph(output, recorder.ops, attribution.taken() if attribution else ())
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """A capture here names the operation at once."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphkit.graphs.failures import CaptureFailure, caller_place, refusal_of
+from graphkit.graphs.failures import CaptureFailure, refusal_of
+from graphkit.graphs.places import caller_place
 
 
 class RefusingMode(TorchDispatchMode):

@@ -12,6 +12,7 @@ from torch import nn
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
+from graphkit.graphs import tensors_of
 from graphkit.kv import ReqToTokenPool
 from graphkit.reference.checkpoint import default_checkpoint, load_checkpoint
 from graphkit.reference.draft_checkpoint import (
@@ -121,7 +122,7 @@ def model_target(
         ),
         forwards={mode: part.forward for part in parts for mode in part.modes},
         sample_batch=SampleBatches(requests),
-        weights=_named({part.name: part.model.state_dict() for part in parts}),
+        weights=_named({part.name: tensors_of(part.model) for part in parts}),
         state=_named({part.name: part.attention.kv_pool.tensors() for part in parts}),
         attention={mode: part.attention for part in parts for mode in part.modes},
         batch_sizes=None if is_cuda or max_batch_size else (1, 2, 4, 8),

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.errors import TargetError
-from graphkit.graphs import Backend
-from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
+from graphkit.graphs import Attribution, Backend
+from graphkit.records import CaptureRecord, GraphRecord, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets.lockstep import Lockstep
@@ -25,6 +25,7 @@ def capture_target(
     batch_sizes: Sequence[int] | None = None,
     device: str = "auto",
     backend: Backend | None = None,
+    inspect: bool = False,
     progress: Progress = lambda _done, _total, _what: None,
 ) -> CaptureRecord:
     """Capture every mode and size, and check each size with every live batch that it holds.
@@ -35,6 +36,7 @@ def capture_target(
         batch_sizes: Sizes to capture; ``None`` takes the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: As for ``Runner``.
+        inspect: Whether to look into every graph, and measure its nodes: the record's ``graphs``.
         progress: Called with steps done, steps in all, and what is being done.
 
     Returns:
@@ -51,21 +53,27 @@ def capture_target(
         raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
     lockstep = Lockstep()
     watched = lockstep.watch(target)
+    attribution = Attribution(target.weights) if inspect else None
     for mode in chosen:
         with watched.runner(
             mode, batch_sizes=batch_sizes, device=device, backend=backend
         ) as runner:
-            records.append(_capture_mode(watched, runner, lockstep, progress))
+            records.append(_capture_mode(watched, runner, lockstep, attribution, progress))
     return replace(
         records[0],
         target=target.name,
         modes=tuple(mode for record in records for mode in record.modes),
         mismatches=tuple(m for record in records for m in record.mismatches),
+        graphs=tuple(graph for record in records for graph in record.graphs),
     )
 
 
 def _capture_mode(
-    target: CaptureTarget, runner: Runner[Any], lockstep: Lockstep, progress: Progress
+    target: CaptureTarget,
+    runner: Runner[Any],
+    lockstep: Lockstep,
+    attribution: Attribution | None,
+    progress: Progress,
 ) -> CaptureRecord:
     sizes = runner.table.sizes
     total, done = len(sizes) + sum(sizes), 0
@@ -76,8 +84,11 @@ def _capture_mode(
         progress(done, total, f"{runner.mode.name} {what}")
 
     progress(0, total, f"{runner.mode.name} capturing {sizes[-1]}")
-    record = runner.capture(progress=lambda size: step(f"captured {size.batch_size}"))
+    record = runner.capture(
+        lambda size: step(f"captured {size.batch_size}"), attribution=attribution
+    )
     checked: list[SizeRecord] = []
+    graphs: list[GraphRecord] = []
     mismatches: list[Mismatch] = []
     for size in record.modes[0].sizes:
         check = SizeCheck(target, runner, lockstep, size.batch_size)
@@ -86,7 +97,9 @@ def _capture_mode(
             step(f"comparing {live} at {size.batch_size}")
         checked.append(check.measured(size))
         mismatches += check.mismatches
+        if attribution is not None:
+            graphs.append(check.looked_into())
     if not checked:
         progress(total, total, f"{runner.mode.name} stays eager")
-    mode: ModeRecord = replace(record.modes[0], sizes=tuple(checked))
-    return replace(record, modes=(mode,), mismatches=tuple(mismatches))
+    mode: ModeRecord = replace(record.modes[0], sizes=tuple(checked), stats=runner.stats)
+    return replace(record, modes=(mode,), mismatches=tuple(mismatches), graphs=tuple(graphs))

@@ -21,6 +21,7 @@ import torch
 
 from graphkit.buffers import Inputs
 from graphkit.runners import Output
+from graphkit.runners.step import name_of
 from graphkit.targets.target import CaptureTarget
 
 
@@ -87,7 +88,12 @@ class Lockstep:
     def _watched(self, forward: Any) -> Any:
         if isinstance(forward, Sequence):
             return tuple(self._watched(one) for one in forward)
-        return lambda inputs: self._pass(inputs, forward(inputs))
+
+        def watched(inputs: Any) -> Any:
+            return self._pass(inputs, forward(inputs))
+
+        watched.__qualname__ = name_of(forward)  # records speak of the user's forward
+        return watched
 
     @contextmanager
     def _passing(self, way: Callable[[Any, Any], Any]) -> Iterator[None]:

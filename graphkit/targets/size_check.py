@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from graphkit.graphs import preserved
-from graphkit.records import Mismatch, SizeRecord
+from graphkit.records import GraphRecord, Mismatch, SizeRecord
 from graphkit.runners import Output, Runner
 from graphkit.targets.compare import Tensors, first_difference, largest_difference, tolerance
 from graphkit.targets.lockstep import Lockstep, Meeting
@@ -79,6 +79,16 @@ class SizeCheck:
             largest_difference=self.largest,
             batches_compared=self.compared,
         )
+
+    def looked_into(self) -> GraphRecord:
+        """What is inside the graph, and what its nodes cost for a full batch."""
+        batch = self.target.batch(self.runner.mode, self.size, _SEED + self.size)
+        with preserved(self.target.state or {}):
+            return self.runner.inspect(
+                self.size,
+                weights=self.target.weights,
+                replay=lambda: self.runner.replay(batch, padded_batch_size=self.size),
+            )
 
     def _run(self, way: Callable[[], Output]) -> Tensors:
         with preserved(self.target.state or {}):

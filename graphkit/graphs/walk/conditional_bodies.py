@@ -1,0 +1,74 @@
+"""What lies inside of conditional nodes.
+
+A driver as old as 580 answers no question about a conditional node's bodies. But it draws them,
+with the handle of every node in them, and handles are all that a walk needs.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphkit.graphs.driver import checked
+
+_GRAPH = re.compile(r"subgraph cluster_(\d+) \{(.*?)\n\}", re.DOTALL)
+_NODE = re.compile(r'"graph_\d+_node_(\d+)"\[(.*?)\];', re.DOTALL)
+_EDGE = re.compile(r'"graph_\d+_node_(\d+)" -> "graph_\d+_node_(\d+)"')
+_HANDLE = re.compile(r"node handle\s*[:|]\s*(0x[0-9A-Fa-f]+)")
+_BODY = re.compile(r"\|graph_(\d+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A graph inside of a conditional node.
+
+    Attributes:
+        nodes: Handles, in order of creation.
+        edges: Between them, by place in ``nodes``.
+    """
+
+    nodes: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+
+
+def conditional_bodies(driver: Any, graph: Any) -> Mapping[int, tuple[Body, ...]]:
+    """The bodies of every conditional node of a graph, however deep, by the node's handle."""
+    flags = driver.CUgraphDebugDot_flags.CU_GRAPH_DEBUG_DOT_FLAGS_HANDLES
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "graph.dot"
+        checked(driver.cuGraphDebugDotPrint(graph, str(path).encode(), flags))
+        return bodies_in(path.read_text(errors="replace"))
+
+
+def bodies_in(drawing: str) -> Mapping[int, tuple[Body, ...]]:
+    """The same, from what the driver draws."""
+    graphs = {number: (_nodes(text), _edges(text)) for number, text in _GRAPH.findall(drawing)}
+    found = {}
+    for nodes, _ in graphs.values():
+        for handle, label in nodes:
+            if "CONDITIONAL" in label:
+                found[handle] = tuple(_body(*graphs[n]) for n in _BODY.findall(label))
+    return found
+
+
+def _body(nodes: list[tuple[int, str]], edges: tuple[tuple[int, int], ...]) -> Body:
+    return Body(tuple(handle for handle, _ in nodes), edges)
+
+
+def _nodes(text: str) -> list[tuple[int, str]]:
+    """Handle and label of each node, by its number."""
+    found = sorted((int(number), label) for number, label in _NODE.findall(text))
+    return [(_handle(label), label) for _, label in found]
+
+
+def _handle(label: str) -> int:
+    match = _HANDLE.search(label)
+    return int(match.group(1), 16) if match else 0
+
+
+def _edges(text: str) -> tuple[tuple[int, int], ...]:
+    return tuple((int(source), int(target)) for source, target in _EDGE.findall(text))

@@ -1,0 +1,214 @@
+"""The nodes and edges of a CUDA graph's template, as the driver knows them.
+
+Reads through cuda-bindings; about ten microseconds per node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from graphkit.errors import InspectError
+from graphkit.graphs.driver import checked
+from graphkit.graphs.walk.arguments import Parameter
+from graphkit.graphs.walk.conditional_bodies import Body, conditional_bodies
+from graphkit.graphs.walk.kernels import Kernel
+
+_KINDS = {
+    "KERNEL": "kernel", "MEMCPY": "memcpy", "MEMSET": "memset", "HOST": "host",
+    "GRAPH": "child graph", "EMPTY": "empty", "WAIT_EVENT": "event wait",
+    "EVENT_RECORD": "event record", "MEM_ALLOC": "allocation", "MEM_FREE": "free",
+    "CONDITIONAL": "conditional", "BATCH_MEM_OP": "memory operation",
+    "EXT_SEMAS_SIGNAL": "semaphore signal", "EXT_SEMAS_WAIT": "semaphore wait",
+}  # fmt: skip
+Extent = tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: there are many, and freezing takes its time
+class DriverNode:
+    """One node; see ``graphkit.records.Node`` for the fields of the same names.
+
+    Attributes:
+        parameters: A kernel's, or those of a copy or fill as if they were a kernel's.
+        parent: Index of the node that holds it.
+    """
+
+    kind: str
+    name: str
+    grid: Extent = ()
+    block: Extent = ()
+    cluster: Extent = ()
+    shared_memory_bytes: int = 0
+    registers: int = 0
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    parameters: tuple[Parameter, ...] = ()
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriverEdge:
+    """An order between two nodes, by their indices; ``is_programmatic`` for PDL."""
+
+    source: int
+    target: int
+    is_programmatic: bool
+
+
+class DriverWalk:
+    """Reads a graph's template.
+
+    Args:
+        handle: What ``torch.cuda.CUDAGraph.raw_cuda_graph`` returns.
+
+    Attributes:
+        nodes: In order of creation; those of child graphs and bodies after all of their parent's.
+        edges: Between nodes of one graph.
+
+    Raises:
+        InspectError: There are no bindings.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._driver = _driver()
+        self._graph = self._driver.CUgraph(handle)
+        self._kernels: dict[int, Kernel] = {}
+        self.nodes: list[DriverNode] = []
+        self.edges: list[DriverEdge] = []
+        self._walk_graph(self._graph, None)
+
+    @cached_property
+    def _bodies(self) -> Mapping[int, tuple[Body, ...]]:
+        return conditional_bodies(self._driver, self._graph)
+
+    def _walk_graph(self, graph: Any, parent: int | None) -> None:
+        d = self._driver
+        count = checked(d.cuGraphGetNodes(graph))[-1]
+        handles = checked(d.cuGraphGetNodes(graph, count))[0][:count] if count else []
+        first = len(self.nodes)
+        index = {int(handle): first + i for i, handle in enumerate(handles)}
+        self.edges += self._edges_of(graph, index)
+        self._walk(handles, parent)
+
+    def _walk_body(self, body: Body, parent: int) -> None:
+        first = len(self.nodes)
+        self.edges += [DriverEdge(first + a, first + b, False) for a, b in body.edges]
+        self._walk([self._driver.CUgraphNode(handle) for handle in body.nodes], parent)
+
+    def _walk(self, handles: Sequence[Any], parent: int | None) -> None:
+        """Read nodes, then those inside of them."""
+        holders: list[tuple[int, str, Any]] = []
+        for handle in handles:
+            kind = _kind(checked(self._driver.cuGraphNodeGetType(handle))[0])
+            if kind in ("child graph", "conditional"):
+                holders.append((len(self.nodes), kind, handle))
+            self.nodes.append(self._node(kind, handle, parent))
+        for index, kind, handle in holders:
+            if kind == "child graph":
+                child = checked(self._driver.cuGraphChildGraphNodeGetGraph(handle))[0]
+                self._walk_graph(child, index)
+                continue
+            for body in self._bodies.get(int(handle), ()):
+                self._walk_body(body, index)
+
+    def _edges_of(self, graph: Any, index: Mapping[int, int]) -> Iterator[DriverEdge]:
+        get_edges = self._driver.cuGraphGetEdges
+        count = checked(get_edges(graph))[-1]
+        if not count:
+            return
+        sources, targets, data, _ = checked(get_edges(graph, count))
+        for source, target, each in zip(sources[:count], targets[:count], data, strict=False):
+            yield DriverEdge(index[int(source)], index[int(target)], int(each.type) == 1)
+
+    def _node(self, kind: str, handle: Any, parent: int | None) -> DriverNode:
+        read: Callable[[Any], dict[str, Any]] | None = {
+            "kernel": self._kernel, "memcpy": self._memcpy, "memset": self._memset,
+        }.get(kind)  # fmt: skip
+        facts = {"name": kind} if read is None else read(handle)
+        return DriverNode(kind=kind, parent=parent, **facts)
+
+    def _kernel(self, handle: Any) -> dict[str, Any]:
+        p = checked(self._driver.cuGraphKernelNodeGetParams(handle))[0]
+        key = int(p.func) or int(p.kern)
+        if key not in self._kernels:
+            self._kernels[key] = Kernel(self._driver, p.func, p.kern)
+        kernel = self._kernels[key]
+        cluster, attributes = self._launch_attributes(handle)
+        return {
+            "name": kernel.name,
+            "grid": (p.gridDimX, p.gridDimY, p.gridDimZ),
+            "block": (p.blockDimX, p.blockDimY, p.blockDimZ),
+            "cluster": cluster,
+            "shared_memory_bytes": p.sharedMemBytes + kernel.static_bytes,
+            "registers": kernel.registers,
+            "attributes": attributes,
+            "parameters": tuple(kernel.parameters(int(p.kernelParams), int(p.extra))),
+        }
+
+    def _launch_attributes(self, handle: Any) -> tuple[Extent, dict[str, str]]:
+        """The cluster, and what is not as usual."""
+        attribute, get = (
+            self._driver.CUlaunchAttributeID,
+            self._driver.cuGraphKernelNodeGetAttribute,
+        )
+        error, value = get(handle, attribute.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+        dims = value.clusterDim
+        cluster = (dims.x, dims.y, dims.z) if int(error) == 0 and dims.x else ()
+        unusual = {}
+        error, value = get(handle, attribute.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+        if int(error) == 0 and value.cooperative:
+            unusual["cooperative"] = "yes"
+        error, value = get(handle, attribute.CU_LAUNCH_ATTRIBUTE_PRIORITY)
+        if int(error) == 0 and value.priority:
+            unusual["priority"] = str(value.priority)
+        return cluster, unusual
+
+    def _memcpy(self, handle: Any) -> dict[str, Any]:
+        p = checked(self._driver.cuGraphMemcpyNodeGetParams(handle))[0]
+        size = p.WidthInBytes * max(p.Height, 1) * max(p.Depth, 1)
+        target = int(p.dstDevice) or int(p.dstHost)
+        source = int(p.srcDevice) or int(p.srcHost)
+        return {
+            "name": f"memcpy of {size} bytes",
+            "parameters": _numbers(target=target, source=source, bytes=size),
+        }
+
+    def _memset(self, handle: Any) -> dict[str, Any]:
+        p = checked(self._driver.cuGraphMemsetNodeGetParams(handle))[0]
+        size = p.elementSize * p.width * max(p.height, 1)
+        return {
+            "name": f"memset of {size} bytes",
+            "parameters": _numbers(
+                target=int(p.dst),
+                value=p.value,
+                element=p.elementSize,
+                width=p.width,
+                height=p.height,
+            ),
+        }
+
+
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        raise InspectError(
+            "cannot look inside a CUDA graph: cuda-bindings are missing. "
+            "Install graphkit with its extra: pip install 'graphkit[cuda]'."
+        ) from None
+    return driver
+
+
+@cache
+def _kind(node_type: Any) -> str:
+    name = str(node_type.name).removeprefix("CU_GRAPH_NODE_TYPE_")
+    return _KINDS.get(name, name.lower().replace("_", " "))
+
+
+def _numbers(**values: int) -> tuple[Parameter, ...]:
+    """Numbers as if they were eight-byte parameters of a kernel."""
+    return tuple(
+        Parameter(8 * i, 8, value.to_bytes(8, "little"), name)
+        for i, (name, value) in enumerate(values.items())
+    )

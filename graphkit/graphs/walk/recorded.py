@@ -1,0 +1,93 @@
+"""The operations of the recorder as nodes, told in the same words as a CUDA graph's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from graphkit.graphs.attribution import Place
+from graphkit.graphs.recorder import RecordedOp
+from graphkit.graphs.walk.memory_map import MemoryMap, Names
+from graphkit.records import Argument, Edge, Node
+
+_MOST_SHOWN = 60
+
+
+def nodes_of(ops: Sequence[RecordedOp], places: Sequence[Place], names: Names) -> Iterator[Node]:
+    """Operations as nodes; arguments are named by the schema, what an operation makes by ``->``.
+
+    A tensor that nobody named is called by the operation that made its storage, such as ``%14``.
+    """
+    made: dict[str, torch.Tensor] = {}
+    for index, op in enumerate(ops):
+        made |= {f"%{index}" + (f".{i}" if i else ""): t for i, t in enumerate(op.results)}
+    memory = MemoryMap({**names, "pool": made})
+    for index, (op, place) in enumerate(zip(ops, places, strict=True)):
+        yield Node(
+            index=index,
+            kind="op",
+            name=op.op.name(),
+            short_name=op.op.overloadpacket.__name__,
+            op=op.op.name(),
+            arguments=tuple(_arguments(op, memory)),
+            module=place.module,
+            source=place.source,
+            scope=place.scope,
+        )
+
+
+def edges_of(ops: tuple[RecordedOp, ...]) -> Iterator[Edge]:
+    """From the operation that wrote a storage last to each that uses it."""
+    wrote: dict[int, int] = {}
+    for index, op in enumerate(ops):
+        given = [_storage(t) for t in _tensors([*op.args, *op.kwargs.values()])]
+        for source in dict.fromkeys(wrote[s] for s in given if s in wrote):
+            yield Edge(source=source, target=index)
+        changed = given if op.op._schema.is_mutable else []
+        for storage in (*changed, *(_storage(t) for t in op.results)):
+            wrote[storage] = index
+
+
+def _arguments(op: RecordedOp, memory: MemoryMap) -> Iterator[Argument]:
+    declared = [argument.name for argument in op.op._schema.arguments]
+    for name, value in (*zip(declared, op.args, strict=False), *op.kwargs.items()):
+        yield _argument(name, value, memory)
+    for index, result in enumerate(op.results):
+        yield _argument(f"-> {index}", result, memory)
+
+
+def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
+    tensors = list(_tensors(value))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    pointers = tuple(filter(None, (memory.find(tensor.data_ptr()) for tensor in tensors)))
+    if isinstance(value, torch.Tensor):
+        lies = f" at {pointers[0].name}" if pointers else ""
+        text, kind = f"{_shape(value)}{lies}", "tensor"
+    elif tensors:
+        text, kind = ", ".join(map(_shape, tensors)), "tensor"
+    else:
+        text, kind = _brief(value), "value"
+    return Argument(name=name, size=size, kind=kind, text=text, pointers=pointers)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

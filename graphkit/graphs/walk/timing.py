@@ -1,0 +1,189 @@
+"""What each node of a graph costs: the profiler's times of a few replays, bound to the nodes.
+
+The profiler knows no nodes. But all that one launch runs shares a correlation id, and in a graph
+without branches the order of starts is the order of the nodes. (Switching nodes off to see what is
+saved is no way to measure: neighbours overlap.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from graphkit.records import Edge, Node, Timing
+
+_TIMED = ("kernel", "memcpy", "memset", "op")
+REPLAYS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing that the device did; times in nanoseconds."""
+
+    name: str
+    grid: tuple[int, ...]
+    start: int
+    duration: int
+
+    @property
+    def end(self) -> int:
+        """When it was over."""
+        return self.start + self.duration
+
+
+def timed(
+    nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]]
+) -> tuple[tuple[Node, ...], Timing | None]:
+    """Bind what was measured to nodes.
+
+    Args:
+        nodes: The graph's.
+        edges: Between them.
+        launches: What ran in each replay, by start; those that ran another number of things than
+            the graph has are left out.
+
+    Returns:
+        The nodes with their times, and the whole; the nodes as they were and ``None`` if there is
+        no launch of the graph.
+    """
+    expected = [node for node in nodes if node.kind in _TIMED]
+    launches = [each for each in launches if len(each) == len(expected)]
+    if not expected or not launches:
+        return tuple(nodes), None
+    by_order = all(_is_in_order(expected, launch) for launch in launches)
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for launch in launches:
+        found = launch if by_order else _matched(expected, launch)
+        for node, span in zip(expected, found, strict=True):
+            spans[node.index].append(replace(span, start=span.start - launch[0].start))
+    made = tuple(_with_times(node, spans.get(node.index, ())) for node in nodes)
+    return made, _whole(made, edges, launches, "order" if by_order else "name and grid")
+
+
+def launches_of(replay: Callable[[], object], parts: int = 1) -> list[list[Span]]:
+    """What the device did in each of some replays, by start.
+
+    Args:
+        replay: Launches a graph once.
+        parts: Graphs that one replay launches, one after the other.
+    """
+    replay()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        for _ in range(REPLAYS):
+            replay()
+            torch.cuda.synchronize()
+    launches: dict[int, list[Span]] = defaultdict(list)
+    for event in seen.profiler.kineto_results.events():
+        if event.device_type() == DeviceType.CUDA and event.duration_ns() > 0:
+            span = Span(event.name(), _grid_of(event), event.start_ns(), event.duration_ns())
+            launches[event.correlation_id()].append(span)
+    whole = sorted((sorted(each, key=lambda s: s.start) for each in launches.values()), key=_start)
+    return [list(chain(*whole[at : at + parts])) for at in range(0, len(whole), parts)]
+
+
+def _start(launch: Sequence[Span]) -> int:
+    return launch[0].start
+
+
+def _grid_of(event: Any) -> tuple[int, ...]:
+    try:
+        facts: Mapping[str, Any] = json.loads("{" + event.metadata_json() + "}")
+    except (AttributeError, ValueError):
+        return ()
+    return tuple(facts.get("grid", ()))
+
+
+def _is_in_order(nodes: Sequence[Node], launch: Sequence[Span]) -> bool:
+    return all(_agree(node, span) for node, span in zip(nodes, launch, strict=True))
+
+
+def _agree(node: Node, span: Span) -> bool:
+    if node.kind in ("memcpy", "memset"):
+        return span.name.lower().startswith(node.kind)
+    return span.name == node.name and span.grid in ((), node.grid)
+
+
+def _matched(nodes: Sequence[Node], launch: Sequence[Span]) -> list[Span]:
+    """The spans in the nodes' order, alike ones in the order of their starts."""
+    waiting: dict[Any, deque[Span]] = defaultdict(deque)
+    for span in launch:
+        waiting[_key(span.name, span.grid)].append(span)
+    left = deque(launch)
+    found = []
+    for node in nodes:
+        alike = waiting[_key(node.name, node.grid)]
+        found.append(alike.popleft() if alike else left[0])
+    return found
+
+
+def _key(name: str, grid: tuple[int, ...]) -> Any:
+    kind = name.split(" ")[0].lower()
+    return kind if kind in ("memcpy", "memset") else (name, grid)
+
+
+def _with_times(node: Node, spans: Sequence[Span]) -> Node:
+    if not spans:
+        return node
+    return replace(
+        node,
+        duration_us=median(span.duration for span in spans) / 1e3,
+        start_us=median(span.start for span in spans) / 1e3,
+    )
+
+
+def _whole(
+    nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]], how: str
+) -> Timing:
+    wholes = sorted(max(span.end for span in launch) - launch[0].start for launch in launches)
+    middle = sorted(launches, key=lambda each: max(s.end for s in each) - each[0].start)
+    busy = _union(middle[len(middle) // 2])
+    p50 = median(wholes) / 1e3
+    path = critical_path(nodes, edges)
+    return Timing(
+        replays=len(launches),
+        p50_us=p50,
+        p95_us=(quantiles(wholes, n=20)[-1] if len(wholes) > 1 else wholes[0]) / 1e3,
+        busy_us=busy / 1e3,
+        gap_us=max(p50 - busy / 1e3, 0.0),
+        critical_path=path,
+        critical_us=sum(nodes[index].duration_us or 0.0 for index in path),
+        bound_by=how,
+    )
+
+
+def _union(launch: Sequence[Span]) -> int:
+    """Nanoseconds in which at least one of them ran."""
+    total, at = 0, launch[0].start
+    for span in launch:
+        total += max(span.end - max(at, span.start), 0)
+        at = max(at, span.end)
+    return total
+
+
+def critical_path(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, ...]:
+    """Indices of the nodes on the way through the edges that takes longest."""
+    before: dict[int, list[int]] = defaultdict(list)
+    for edge in edges:
+        before[edge.target].append(edge.source)
+    longest: dict[int, float] = {}
+    came_from: dict[int, int | None] = {}
+    for node in nodes:  # an edge leads to a node that was made later
+        came_from[node.index] = max(before[node.index], key=lambda i: longest[i], default=None)
+        behind = longest.get(came_from[node.index], 0.0)  # type: ignore[arg-type]
+        longest[node.index] = behind + (node.duration_us or 0.0)
+    at: int | None = max(longest, key=lambda i: longest[i], default=None)
+    path = []
+    while at is not None:
+        path.append(at)
+        at = came_from[at]
+    return tuple(reversed(path))

@@ -1,0 +1,64 @@
+"""What a runner knows of the memory that its graphs point to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.buffers import InputBuffers
+from graphkit.graphs import tensors_of
+from graphkit.records import BufferRecord
+
+
+def buffer_records(buffers: InputBuffers) -> Iterator[BufferRecord]:
+    """The fields of a runner's inputs."""
+    for layout in buffers.layouts:
+        tensor = buffers.arena.tensors[layout.name]
+        yield BufferRecord(
+            field=layout.name,
+            dtype=str(layout.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            axis=layout.field.axis.value,
+            pad=float(layout.pad),
+            address=tensor.data_ptr(),
+            size=tensor.numel() * tensor.element_size(),
+            is_bound=layout.name in buffers.bound,
+            meaning=layout.field.meaning,
+        )
+
+
+def memory_names(
+    buffers: InputBuffers,
+    state: Mapping[str, torch.Tensor],
+    attention: Any,
+    weights: nn.Module | Mapping[str, torch.Tensor] | None,
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Everything that a runner can name, by kind of memory.
+
+    A tensor that the attention backend holds is called by its attributes, unless ``state`` has a
+    name for it.
+    """
+    held = {f"attention.{name}": tensor for name, tensor in _held(attention, 3)}
+    declared = {tensor.data_ptr() for tensor in state.values()}
+    own = {name: tensor for name, tensor in held.items() if tensor.data_ptr() not in declared}
+    return {
+        "weight": tensors_of(weights),
+        "state": {**own, **state},
+        "input": dict(buffers.arena.tensors),
+        "mailbox": buffers.machinery(),
+    }
+
+
+def _held(thing: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors among a thing's attributes, and theirs, by dotted name."""
+    for name, value in getattr(thing, "__dict__", {}).items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, (list, tuple)):
+            found = (each for each in enumerate(value) if isinstance(each[1], torch.Tensor))
+            yield from ((f"{name}.{i}", tensor) for i, tensor in found)
+        elif depth > 1 and not isinstance(value, nn.Module):
+            yield from ((f"{name}.{inner}", tensor) for inner, tensor in _held(value, depth - 1))
