@@ -87,8 +87,8 @@ def test_sizes_captured_before_the_failure_are_closed_again(make_runner, model):
     class Watched(RecorderBackend):
         made = []  # noqa: RUF012
 
-        def capture(self, function):
-            self.made.append(super().capture(function))
+        def capture(self, function, attribution=None):
+            self.made.append(super().capture(function, attribution))
             return self.made[-1]
 
     def forward(inputs):

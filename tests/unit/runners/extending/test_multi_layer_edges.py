@@ -29,8 +29,8 @@ class Noting(RecorderBackend):
         super().__init__()
         self.made = []
 
-    def capture(self, function):
-        self.made.append(super().capture(function))
+    def capture(self, function, attribution=None):
+        self.made.append(super().capture(function, attribution))
         return self.made[-1]
 
 

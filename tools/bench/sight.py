@@ -1,0 +1,172 @@
+"""What looking inside a graph costs: attribution while capturing, the walk, and measuring nodes.
+
+The reference model's verify graph. Beside the walk stand the two ways that torch offers to see a
+graph's kernels: the driver's drawing (``debug_dump``: names and grids), and a profiler trace.
+
+    python tools/bench/sight.py --out tools/bench/results/sight.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+from measure import Way, host_us
+from rich.console import Console
+from torch.profiler import ProfilerActivity, profile
+
+import graphkit as gk
+from graphkit.graphs import environment
+from graphkit.graphs.walk.driver_nodes import DriverWalk
+from graphkit.records import BenchReport, GraphRecord, Measure, Node
+from graphkit.reference import reference_target
+from graphkit.runners import Runner
+from graphkit.targets import CaptureTarget
+from graphkit.views import bench_view
+
+DEVICE = torch.device("cuda", 0)
+MODE, SIZE = gk.ForwardMode.TARGET_VERIFY, 8
+
+
+def runner_of(target: CaptureTarget, *, attributed: bool) -> tuple[Runner, float]:
+    """A captured runner, and the milliseconds that its one size took, warm-ups included."""
+    runner = target.runner(MODE, batch_sizes=[SIZE], device=DEVICE, backend=gk.CudaBackend(DEVICE))
+    attribution = gk.Attribution(target.weights) if attributed else None
+    return runner, runner.capture(attribution=attribution).sizes[0].capture_ms
+
+
+def ms(act: Callable[[], object], rounds: int) -> float:
+    """Median milliseconds of a call."""
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        act()
+        times.append((time.perf_counter() - began) * 1e3)
+    return median(times)
+
+
+def capture_ms(target: CaptureTarget, rounds: int) -> dict[bool, float]:
+    """Median milliseconds of a capture with and without attribution, which take turns."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(rounds):
+        for attributed, each in times.items():
+            runner, took = runner_of(target, attributed=attributed)
+            runner.close()
+            each.append(took)
+    return {attributed: median(each) for attributed, each in times.items()}
+
+
+def rivals(runner: Runner, batch: object, rounds: int) -> Iterator[Measure]:
+    """The ways that torch offers, to files as they must be."""
+    graph = runner.backend.graphs.copy().pop().graph
+    with tempfile.TemporaryDirectory() as folder:
+        drawing, trace = f"{folder}/graph.dot", f"{folder}/trace.json"
+
+        def profiled() -> None:
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                runner.replay(batch)
+                torch.cuda.synchronize()
+            seen.export_chrome_trace(trace)
+
+        yield Measure(
+            name="rival: debug_dump", value=ms(lambda: graph.debug_dump(drawing), rounds), unit="ms"
+        )
+        yield Measure(name="rival: profiler trace", value=ms(profiled, rounds), unit="ms")
+
+
+def replay_us(target: CaptureTarget, batch: object) -> dict[str, float]:
+    """Host microseconds of a replay, captured with and without attribution."""
+    ways = {}
+    for attributed in (False, True):
+        runner, _ = runner_of(target, attributed=attributed)
+        ways[str(attributed)] = Way(lambda _, r=runner: r.replay(batch))
+    return host_us(ways, 3)
+
+
+def measures(rounds: int) -> Iterator[Measure]:
+    """All figures of the report."""
+    target = reference_target(DEVICE, max_batch_size=SIZE)
+    batch = target.batch(MODE, SIZE, 1)
+    runner, _ = runner_of(target, attributed=True)
+    graph = runner.backend.graphs.copy().pop().graph
+    record = runner.inspect(SIZE, weights=target.weights)
+    kernels = [node for node in record.nodes if node.kind == "kernel"]
+
+    def look() -> GraphRecord:
+        return runner.inspect(SIZE, weights=target.weights)
+
+    def look_and_time() -> GraphRecord:
+        return runner.inspect(SIZE, weights=target.weights, replay=lambda: runner.replay(batch))
+
+    walked = ms(look, rounds)
+    text = look_and_time().to_json()
+    captures, replays = capture_ms(target, rounds), replay_us(target, batch)
+    yield Measure(name="nodes", value=len(record.nodes), unit="")
+    yield Measure(name="kernels in no module", value=share(kernels, _homeless), unit="", bar=0.01)
+    yield Measure(
+        name="nodes with unreadable arguments", value=share(kernels, _mute), unit="", bar=0
+    )
+    yield Measure(
+        name="driver walk", value=ms(lambda: DriverWalk(graph.raw_cuda_graph()), rounds), unit="ms"
+    )
+    yield Measure(name="inspect: walk, names, record", value=walked, unit="ms")
+    yield Measure(
+        name="inspect, per 200 nodes", value=walked / len(record.nodes) * 200, unit="ms", bar=10
+    )
+    yield Measure(name="inspect with 20 replays measured", value=ms(look_and_time, 5), unit="ms")
+    yield Measure(name="record to JSON", value=ms(record.to_json, rounds), unit="ms")
+    yield Measure(
+        name="record from JSON", value=ms(lambda: GraphRecord.from_json(text), rounds), unit="ms"
+    )
+    yield from rivals(runner, batch, rounds)
+    yield Measure(name="capture", value=captures[False], unit="ms")
+    yield Measure(name="capture with attribution", value=captures[True], unit="ms")
+    yield Measure(
+        name="attribution, per node",
+        value=(captures[True] - captures[False]) * 1e3 / len(record.nodes),
+        unit="us",
+    )
+    yield Measure(name="host: replay", value=replays["False"], unit="us")
+    yield Measure(name="host: replay, captured with attribution", value=replays["True"], unit="us")
+
+
+def share(nodes: list[Node], is_so: Callable[[Node], bool]) -> float:
+    """The share of nodes of which something holds."""
+    return sum(map(is_so, nodes)) / len(nodes)
+
+
+def _homeless(node: Node) -> bool:
+    return not node.module
+
+
+def _mute(node: Node) -> bool:
+    return any(argument.kind == "unreadable" for argument in node.arguments)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args(argv)
+    with torch.no_grad():
+        report = BenchReport(
+            name="sight: what looking inside a graph costs",
+            environment=environment(DEVICE),
+            settings={"mode": MODE.name, "size": SIZE, "rounds": options.rounds},
+            measures=tuple(measures(options.rounds)),
+        )
+    Console(width=120).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
