@@ -83,13 +83,20 @@ class DraftExtendInputs(Inputs):
     """
 
     extend_seq_lens: Rows = declare(
-        Axis.REQUEST, torch.int32, "rows of each request in this batch", pad=Pad.WIDTH
+        Axis.REQUEST,
+        torch.int32,
+        "rows of each request in this batch",
+        pad=Pad.WIDTH,
+        may_go_unread=True,
     )
     num_accepted_drafts: Rows = declare(
-        Axis.REQUEST, torch.int32, "draft tokens that passed verification, bonus excluded"
+        Axis.REQUEST,
+        torch.int32,
+        "draft tokens that passed verification, bonus excluded",
+        may_go_unread=True,
     )
     num_accepted_tokens: Rows = declare(
-        Axis.REQUEST, torch.int32, "accepted tokens, bonus included", pad=1
+        Axis.REQUEST, torch.int32, "accepted tokens, bonus included", pad=1, may_go_unread=True
     )
     hidden_states: Rows = declare(
         Axis.TOKEN,

@@ -53,6 +53,8 @@ class Field:
         flat: Whether the tensor is one-dimensional, its rows laid side by side.
         optional: Whether a runner may be captured without it.
         on_device: Whether it is too large for the mailbox, so that its address travels instead.
+        may_go_unread: Whether it is there for those who need its meaning; a forward that reads
+            nothing of any other field ignores it by mistake.
         meaning: One sentence.
     """
 
@@ -65,6 +67,7 @@ class Field:
     flat: bool
     optional: bool
     on_device: bool
+    may_go_unread: bool
     meaning: str
 
 
@@ -79,9 +82,10 @@ def declare(
     flat: bool = False,
     optional: bool = False,
     on_device: bool = False,
+    may_go_unread: bool = False,
 ) -> Any:
     """A dataclass field that carries its declaration; see ``Field`` for the arguments."""
-    facts = (axis, dtype, pad, row, lead, flat, optional, on_device, meaning)
+    facts = (axis, dtype, pad, row, lead, flat, optional, on_device, may_go_unread, meaning)
     return dataclasses.field(default=None, metadata={_KEY: facts})
 
 

@@ -181,6 +181,13 @@ class InputBuffers:
         """Fill a slot's rows with pads and say that they are to be read from there."""
         self.mailbox.fill(slot, self._blank)
 
+    def post(self, batch: Any) -> None:
+        """Write a batch into the next slot and post it."""
+        slot, tokens = self.mailbox.claim(), self.tokens_of(batch)
+        in_flight = self.writer(slot, batch.batch_size, tokens).write(batch)
+        self.mailbox.post(slot, batch.batch_size, tokens)
+        self.mailbox.commit(in_flight)
+
     def post_idle(self) -> None:
         """Post a slot without live rows: the refresh then writes pads alone."""
         slot = self.mailbox.claim()

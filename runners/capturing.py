@@ -29,6 +29,7 @@ class Capturing:
         parts: The runner's.
         state: Tensors that a step changes.
         attribution: Notes what makes each node.
+        batch_of: Makes the batch that warm-ups and the capture of a size see instead of pads.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Capturing:
         parts: Parts[Any],
         state: Mapping[str, torch.Tensor],
         attribution: Attribution | None = None,
+        batch_of: Callable[[int], Any] | None = None,
     ) -> None:
         self._parts, self._state, self._attribution = parts, state, attribution
+        self._batch_of = batch_of
         self._backend, self._buffers = parts.backend, parts.buffers
 
     def every_size(
@@ -77,10 +80,10 @@ class Capturing:
         graphs: list[CapturedGraph] = []
         try:
             for _ in range(WARM_UPS):
-                self._post_pads(size)
+                self._post(size)
                 for stage in stages:
                     self._backend.warm_up(stage)
-            self._post_pads(size)
+            self._post(size)
             for stage in stages:
                 graphs.append(self._backend.capture(stage, self._attribution))  # noqa: PERF401 - closed on failure
         except CaptureFailure as failure:
@@ -95,16 +98,20 @@ class Capturing:
         return graphs[0] if len(graphs) == 1 else ChainedGraph(graphs)
 
     def _diagnose(self, size: int, stages: Sequence[Callable[[], Any]]) -> CaptureFailure | None:
-        self._post_pads(size)
+        self._post(size)
         failures = (self._backend.diagnose(stage) for stage in stages)
         return next((failure for failure in failures if failure is not None), None)
 
-    def _post_pads(self, size: int) -> None:
-        """Make a batch of pads what the first stage will read."""
+    def _post(self, size: int) -> None:
+        """Make a batch of pads, or the one that was asked for, what the first stage will read."""
         self._buffers.mailbox.rewind()  # a failed run may have left its slot unread
-        self._buffers.post_idle()
+        batch = None if self._batch_of is None else self._batch_of(size)
+        if batch is None:
+            self._buffers.post_idle()
+        else:
+            self._buffers.post(batch)
         if self._parts.plan_on_host is not None:
-            self._parts.plan_on_host(self._buffers.view(size), size)
+            self._parts.plan_on_host(batch or self._buffers.view(size), size)
 
     def _close(self, graphs: Iterable[CapturedGraph]) -> None:
         for graph in graphs:

@@ -62,7 +62,8 @@ class Planned(Generic[OutputT]):
         self.backend = backend_for(device, backend)
         self.device = self.backend.device
         self.tokens_per_request = self.width()
-        self._stays_eager = "" if attention is None else self._adopt(attention)
+        self.stays_eager = "" if attention is None else self._adopt(attention)
+        """Why no batch has a graph, as a sentence; empty if that is not so."""
         self.buffers = self.buffers_type(
             capacity_of(
                 spec,
@@ -87,7 +88,7 @@ class Planned(Generic[OutputT]):
             backend=self.backend,
             buffers=self.buffers,
             step=self._make_step(forward),
-            dispatch=Dispatch(self.table, self.buffers, self._stays_eager),
+            dispatch=Dispatch(self.table, self.buffers, self.stays_eager),
             plan_on_host=self._host_plan(),
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from graphkit.errors import ConfigError, ReplayError, SizeError
-from graphkit.graphs import Attribution, environment, inspect_graph
+from graphkit.graphs import Attribution, CapturedGraph, environment, inspect_graph
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Decision
@@ -81,8 +82,8 @@ class Runner(Planned[OutputT]):
         if self.life != "planned":
             raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
         capturing = Capturing(self._parts, self._state, attribution)
-        if self._stays_eager:
-            record = capturing.no_size(self._stays_eager)
+        if self.stays_eager:
+            record = capturing.no_size(self.stays_eager)
         else:
             graphs, record = capturing.every_size(progress or (lambda _size: None))
             self._replayer = Replayer(self._parts, graphs)
@@ -145,6 +146,38 @@ class Runner(Planned[OutputT]):
         """
         return self._captured("stage").stage(batch_size, num_tokens)
 
+    @contextmanager
+    def captured_aside(
+        self,
+        batch_of: Callable[[int], Any] | None = None,
+        *,
+        attribution: Attribution | None = None,
+    ) -> Iterator[Mapping[int, CapturedGraph]]:
+        """Capture every size once more, for a block that wants to compare; then close those graphs.
+
+        The runner stays what it is, but nothing may be replayed meanwhile.
+
+        Args:
+            batch_of: Makes the batch of a size that warm-ups and captures see; pads if left out.
+            attribution: As for ``capture``.
+
+        Raises:
+            CaptureError: As for ``capture``.
+        """
+        capturing = Capturing(self._parts, self._state, attribution, batch_of)
+        graphs, _ = capturing.every_size(lambda _size: None)
+        try:
+            yield graphs
+        finally:
+            for graph in graphs.values():
+                graph.close()
+
+    def memory_names(
+        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """Everything in memory that this runner can name, by kind; see ``graphkit.Pointer``."""
+        return memory_names(self.buffers, self._state, self.attention, weights)
+
     def inspect(
         self,
         batch_size: int,
@@ -174,10 +207,9 @@ class Runner(Planned[OutputT]):
                 batch_size=batch_size,
                 largest=self.table.largest,
             )
-        names = memory_names(self.buffers, self._state, self.attention, weights)
         record = inspect_graph(
             graphs[batch_size],
-            names=names,
+            names=self.memory_names(weights),
             name=f"{self.mode.name} {batch_size}",
             captured_at=self._parts.step.name,
             replay=replay,
@@ -249,8 +281,8 @@ class Runner(Planned[OutputT]):
         )
 
     def _captured(self, what: str) -> Replayer[OutputT]:
-        if self._stays_eager and self.life != "closed":
-            raise ReplayError(f"{self._stays_eager}: {what} needs a graph. Use run(batch).")
+        if self.stays_eager and self.life != "closed":
+            raise ReplayError(f"{self.stays_eager}: {what} needs a graph. Use run(batch).")
         if self.life != "captured":
             remedy = "Call capture() first." if self.life == "planned" else "Make a new one."
             raise ReplayError(f"runner is {self.life}: {what} needs captured. {remedy}")

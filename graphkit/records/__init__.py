@@ -4,6 +4,7 @@ Everything that people see is made from these, so it works without a GPU. A reco
 schema version; a reader refuses a newer one instead of guessing.
 """
 
+from graphkit.records.audit import AuditCheck, AuditReport, Finding
 from graphkit.records.bench import BenchReport, Measure
 from graphkit.records.capture import (
     BufferRecord,
@@ -12,6 +13,16 @@ from graphkit.records.capture import (
     ModeRecord,
     ReplayStats,
     SizeRecord,
+)
+from graphkit.records.diff import (
+    Change,
+    DiffRecord,
+    Figure,
+    GraphDiff,
+    NodeChange,
+    SizeDiff,
+    diff_graphs,
+    diff_records,
 )
 from graphkit.records.environment import Environment
 from graphkit.records.generate import Completion, GenerateRecord
@@ -25,32 +36,50 @@ from graphkit.records.graph import (
     Segment,
     Timing,
 )
+from graphkit.records.graphed import Graphed, graphed, graphs_of, title_of
 from graphkit.records.json_text import SCHEMA, Record, load_record
+from graphkit.records.lock import LockRecord
 from graphkit.records.recording import Process, RecordingRecord
 
 __all__ = [
     "SCHEMA",
     "Argument",
+    "AuditCheck",
+    "AuditReport",
     "BenchReport",
     "BufferRecord",
     "CaptureRecord",
+    "Change",
     "Completion",
+    "DiffRecord",
     "Edge",
     "Environment",
+    "Figure",
+    "Finding",
     "GenerateRecord",
+    "GraphDiff",
     "GraphMemory",
     "GraphRecord",
+    "Graphed",
+    "LockRecord",
     "Measure",
     "Mismatch",
     "ModeRecord",
     "Node",
+    "NodeChange",
     "Pointer",
     "Process",
     "Record",
     "RecordingRecord",
     "ReplayStats",
     "Segment",
+    "SizeDiff",
     "SizeRecord",
     "Timing",
+    "diff_graphs",
+    "diff_records",
+    "graphed",
+    "graphs_of",
     "load_record",
+    "title_of",
 ]

@@ -75,7 +75,7 @@ def _recorded(
     replay: Callable[[], object] | None,
 ) -> GraphRecord:
     ops = tuple(op for part in parts for op in part.ops)
-    nodes = tuple(nodes_of(ops, [*places, *[Place()] * (len(ops) - len(places))], names))
+    nodes = tuple(nodes_of(ops, places, names))
     edges = tuple(edges_of(ops))
     launches = _watched(parts, replay, [node.name for node in nodes]) if replay else ()
     nodes, timing = timed(nodes, edges, launches)

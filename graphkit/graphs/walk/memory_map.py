@@ -87,6 +87,13 @@ class MemoryMap:
             return None
         return Pointer(address=address, memory=memory, name=f"{memory} {address:#x}", offset=offset)
 
+    def pool_offset(self, address: int) -> int | None:
+        """Where in the graph's own pool an address leads; ``None`` if elsewhere."""
+        found = self._known.find(address)
+        if found is None or found.origin is None:
+            return None
+        return address - found.begin + found.origin
+
     def segments_of(self, addresses: Iterable[int]) -> tuple[Segment, ...]:
         """The allocator's segments that any of the addresses lies in."""
         wanted = sorted(addresses)

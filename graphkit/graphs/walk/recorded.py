@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ def nodes_of(ops: Sequence[RecordedOp], places: Sequence[Place], names: Names) -
     made: dict[str, torch.Tensor] = {}
     for index, op in enumerate(ops):
         made |= {f"%{index}" + (f".{i}" if i else ""): t for i, t in enumerate(op.results)}
-    memory = MemoryMap({**names, "pool": made})
-    for index, (op, place) in enumerate(zip(ops, places, strict=True)):
+    # What nobody named and no operation made came from outside: a constant.
+    memory = MemoryMap({**names, "pool": made}, ask=lambda _address: "external")
+    placed = chain(places, repeat(Place()))
+    for index, (op, place) in enumerate(zip(ops, placed, strict=False)):
         yield Node(
             index=index,
             kind="op",

@@ -1,0 +1,7 @@
+"""Is what a graph replays what was meant? Each audit looks for one way in which it is not."""
+
+from graphkit.audit.ledger import Ledger, Look
+from graphkit.audit.lock import fingerprint
+from graphkit.audit.report import AUDITS, audit_target, lock_target
+
+__all__ = ["AUDITS", "Ledger", "Look", "audit_target", "fingerprint", "lock_target"]

@@ -1,0 +1,98 @@
+"""What a target's graphs consist of, kept in a file, so that a change does not go unseen.
+
+A new driver, a new kernel library or a changed model shows as other kernels, grids or arguments.
+What differs from run to run is left out: addresses, times, and the unused bytes of structs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from graphkit.audit.ledger import Ledger
+from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer
+from graphkit.records.diff import diff_graphs
+
+_NOWHERE = Environment(device="", torch="", triton="", cuda="", driver="", graphkit="")
+_ADVICE = "If the change is meant, write the lock file anew with --lock."
+_MOST_WORDS = 6
+
+
+def lock_of(target: str, graphs: Sequence[GraphRecord]) -> LockRecord:
+    """A lock of graphs.
+
+    Args:
+        target: Its name.
+        graphs: At least one.
+    """
+    kept = tuple(_locked(graph) for graph in graphs)
+    return LockRecord(
+        target=target,
+        environment=graphs[0].environment,
+        fingerprints={graph.name: fingerprint(graph) for graph in kept},
+        graphs=kept,
+    )
+
+
+def fingerprint(graph: GraphRecord) -> str:
+    """A hash of a graph's kernels, launches, edges and arguments, 16 hex digits."""
+    plain = replace(_locked(graph), environment=_NOWHERE)
+    return hashlib.blake2b(plain.to_json().encode(), digest_size=8).hexdigest()
+
+
+def check_lock(lock: LockRecord, now: LockRecord, ledger: Ledger) -> None:
+    """Say in words what changed since a lock was made."""
+    before = {graph.name: graph for graph in lock.graphs}
+    for graph in now.graphs:
+        with ledger.look("lock", graph.mode, graph.batch_size) as look:
+            locked = before.pop(graph.name, None)
+            if locked is None:
+                look.text = "not in the lock file"
+                look.found("graph is new", f"{graph.name} is not in the lock file.", advice=_ADVICE)
+            elif lock.fingerprints.get(graph.name) == now.fingerprints[graph.name]:
+                look.text = f"as locked: {now.fingerprints[graph.name]}"
+            else:
+                words = diff_graphs(locked, graph).words
+                look.text = f"changed: {now.fingerprints[graph.name]}"
+                look.found("graph changed", _sentence(graph.name, words), advice=_ADVICE)
+    for name, graph in before.items():
+        with ledger.look("lock", graph.mode, graph.batch_size) as look:
+            look.text = "not captured any more"
+            look.found("graph is gone", f"{name} was not captured any more.", advice=_ADVICE)
+
+
+def _sentence(name: str, words: Sequence[str]) -> str:
+    more = len(words) - _MOST_WORDS
+    told = "; ".join(words[:_MOST_WORDS]) + (f"; and {more} more changes" if more > 0 else "")
+    return f"{name}: {told}."
+
+
+def _locked(graph: GraphRecord) -> GraphRecord:
+    nodes = tuple(_locked_node(node) for node in graph.nodes)
+    return replace(graph, nodes=nodes, timing=None, memory=None, captured_at="")
+
+
+def _locked_node(node: Node) -> Node:
+    arguments = tuple(_locked_argument(argument) for argument in node.arguments)
+    return replace(node, arguments=arguments, source="", duration_us=None, start_us=None)
+
+
+def _locked_argument(argument: Argument) -> Argument:
+    """An argument by its value, or by the kind of memory it leads to; a struct by its size."""
+    pointers = tuple(
+        Pointer(address=0, memory=pointer.memory, name=_lasting(pointer))
+        for pointer in argument.pointers
+    )
+    if argument.kind in ("pointer", "tensor"):
+        text = argument.text if argument.kind == "tensor" else pointers[0].name
+        return replace(argument, text=text, pointers=pointers)
+    if argument.kind == "struct" or argument.size < 4:
+        return replace(argument, text=f"{argument.size} bytes", pointers=())
+    return argument
+
+
+def _lasting(pointer: Pointer) -> str:
+    """A name that the next run will give as well."""
+    declared = pointer.memory in ("weight", "state", "input", "mailbox")
+    return pointer.name if declared else pointer.memory

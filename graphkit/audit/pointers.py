@@ -1,0 +1,125 @@
+"""What memory a graph holds on to.
+
+Every address in every argument is named: a weight, an input field, declared state, the graph's own
+pool. What is left over was either freed, so that a replay reads what somebody else put there, or
+is memory that nobody declared, which a replay reads as it was when it was captured. A declared
+input that no node reads is the same mistake seen from the other side: a replay ignores it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from graphkit.audit.ledger import Ledger, Look
+from graphkit.buffers import fields_of
+from graphkit.graphs import Stage
+from graphkit.records import Argument, GraphRecord, Node, Pointer
+from graphkit.runners import Runner
+from graphkit.targets import CaptureTarget
+
+_FAR_INSIDE = 256
+"""Deeper in a compiled kernel's struct than this may stand what was on the host's stack before."""
+_DESCRIBED = ("nvjet", "cutlass", "cudnn", "sm80", "sm90", "sm100", "flash")
+"""Kernels whose large arguments are descriptors that they fill to the last byte."""
+
+_UNDECLARED = (
+    "Declare it: as a weight, as state, or as an input field. If the host rewrites it between "
+    "replays, it must be written in place."
+)
+_FREED = (
+    "Keep a reference to it for as long as the graph lives, or capture again after replacing it."
+)
+_DEAD = "Read it in the forward instead of a copy made elsewhere, or capture without the field."
+
+
+def audit_pointers(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> None:
+    """Look at what every graph of a runner points to. Cheap enough to do again before serving.
+
+    Args:
+        target: Says what is declared.
+        runner: One of the target's, captured.
+        ledger: Takes what is found.
+    """
+    for size in runner.table:
+        with ledger.look("pointers", runner.mode.name, size) as look:
+            record = runner.inspect(size, weights=target.weights)
+            judge_pointers(record, look)
+            _judge_inputs(record, runner, look)
+
+
+def judge_pointers(record: GraphRecord, look: Look) -> None:
+    """Write down what a graph points to and should not."""
+    counts: Counter[str] = Counter()
+    weak = 0
+    told: set[tuple[str, str]] = set()
+    for node, argument, pointer in _pointers(record):
+        counts[pointer.memory] += 1
+        if pointer.memory not in ("freed", "external", "host"):
+            continue
+        if not _is_strong(node, argument, pointer):
+            weak += 1
+        elif (pointer.memory, pointer.name) not in told:
+            told.add((pointer.memory, pointer.name))
+            _found(look, node, argument, pointer)
+    for node in record.nodes:
+        for argument in node.arguments:
+            if argument.kind == "unreadable":
+                look.found(
+                    "unreadable argument", "the driver does not give an argument.", node=node
+                )
+    look.text = _counted(counts, weak)
+
+
+def _pointers(record: GraphRecord) -> Iterator[tuple[Node, Argument, Pointer]]:
+    for node in record.nodes:
+        for argument in node.arguments:
+            for pointer in argument.pointers:
+                yield node, argument, pointer
+
+
+def _is_strong(node: Node, argument: Argument, pointer: Pointer) -> bool:
+    """Whether an address is surely one, and not a leftover in the unused bytes of a struct."""
+    if argument.kind != "struct" or pointer.offset < _FAR_INSIDE:
+        return argument.kind != "struct" or argument.size <= _FAR_INSIDE or pointer.offset < 32
+    return node.name.startswith(_DESCRIBED)
+
+
+def _found(look: Look, node: Node, argument: Argument, pointer: Pointer) -> None:
+    where = f"node {node.index} ({node.short_name})"
+    freed = pointer.memory == "freed"
+    look.found(
+        "freed memory" if freed else "undeclared memory",
+        f"{where} points to {pointer.name}, "
+        + ("which was freed." if freed else "which nobody declared."),
+        node=node,
+        argument=node.arguments.index(argument),
+        offset=pointer.offset,
+        after=f"{pointer.address:#x}",
+        advice=_FREED if freed else _UNDECLARED,
+    )
+
+
+def _counted(counts: Mapping[str, int], weak: int) -> str:
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+    left_out = f"; {weak} in unused bytes of structs left out" if weak else ""
+    return f"{sum(counts.values())} addresses: {kinds}{left_out}"
+
+
+def _judge_inputs(record: GraphRecord, runner: Runner[Any], look: Look) -> None:
+    """A field that batches must bring and no node reads."""
+    read = {
+        pointer.name.partition("+")[0]
+        for node, _, pointer in _pointers(record)
+        if pointer.memory == "input" and node.module != Stage.REFRESH
+    }
+    for field in fields_of(runner.buffers.inputs):
+        is_captured = field.name not in runner.buffers.absent
+        if is_captured and not field.may_go_unread and field.name not in read:
+            look.found(
+                "dead input",
+                f"no node reads the input {field.name!r}: a replay ignores it.",
+                advice=_DEAD,
+                field=field.name,
+            )

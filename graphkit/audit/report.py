@@ -1,0 +1,136 @@
+"""All audits of a target, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from graphkit.audit.baked import audit_baked
+from graphkit.audit.ledger import Ledger
+from graphkit.audit.lock import check_lock, lock_of
+from graphkit.audit.pointers import audit_pointers
+from graphkit.errors import ConfigError, TargetError
+from graphkit.graphs import Attribution, backend_for, environment
+from graphkit.records import AuditReport, GraphRecord, LockRecord
+from graphkit.runners import Runner
+from graphkit.spec import ForwardMode
+from graphkit.targets import CaptureTarget
+
+RunnerAudit = Callable[[CaptureTarget, Runner[Any], Ledger], None]
+
+BEFORE_CAPTURE: dict[str, RunnerAudit] = {"baked": audit_baked}
+"""Audits of a planned runner, by name."""
+AFTER_CAPTURE: dict[str, RunnerAudit] = {"pointers": audit_pointers}
+"""Audits of a captured one."""
+AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE)
+
+
+def audit_target(
+    target: CaptureTarget,
+    *,
+    only: Collection[str] | None = None,
+    modes: Sequence[ForwardMode] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    device: str = "auto",
+    lock: LockRecord | None = None,
+    progress: Callable[[int, int, str], None] = lambda _done, _total, _what: None,
+) -> AuditReport:
+    """Audit every mode of a target.
+
+    Args:
+        target: What to audit.
+        only: Names of audits; ``None`` takes all.
+        modes: Modes to audit; ``None`` takes all that the target has.
+        batch_sizes: Sizes to capture; ``None`` takes the smallest, a middle one and the largest.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        lock: What the graphs are to consist of, from ``lock_target``.
+        progress: Called with steps done, steps in all, and what is being done.
+
+    Returns:
+        The report; its findings are empty if all is well.
+
+    Raises:
+        CaptureError: A forward cannot be captured.
+        ConfigError: ``only`` names no audit.
+        TargetError: The target lacks a mode.
+    """
+    chosen = _chosen(only)
+    ledger = Ledger()
+    all_modes = list(dict.fromkeys(modes or target.forwards))
+    if not all_modes:
+        raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
+    backend = backend_for(device, None)
+    graphs: list[GraphRecord] = []
+    for done, mode in enumerate(all_modes):
+        progress(done, len(all_modes), f"auditing {mode.name}")
+        sizes = batch_sizes or few_sizes(target)
+        with target.runner(mode, batch_sizes=sizes, device=device) as runner:
+            _audit_runner(target, runner, ledger, chosen)
+            graphs += _graphs(target, runner) if lock is not None else []
+    progress(len(all_modes), len(all_modes), "audited")
+    if lock is not None:
+        check_lock(lock, lock_of(target.name, graphs), ledger)
+    return AuditReport(
+        target=target.name,
+        backend=backend.name,
+        environment=environment(backend.device),
+        checks=tuple(ledger.checks),
+        findings=tuple(ledger.findings),
+    )
+
+
+def lock_target(
+    target: CaptureTarget,
+    *,
+    modes: Sequence[ForwardMode] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    device: str = "auto",
+) -> LockRecord:
+    """What a target's graphs consist of now; see ``audit_target`` for the arguments.
+
+    Raises:
+        CaptureError: A forward cannot be captured.
+        TargetError: The target lacks a mode, or has no graph at all.
+    """
+    graphs: list[GraphRecord] = []
+    for mode in dict.fromkeys(modes or target.forwards):
+        sizes = batch_sizes or few_sizes(target)
+        with target.runner(mode, batch_sizes=sizes, device=device) as runner:
+            runner.capture(attribution=Attribution(target.weights))
+            graphs += _graphs(target, runner)
+    if not graphs:
+        raise TargetError(f"target {target.name!r} has no graph that could be locked.")
+    return lock_of(target.name, graphs)
+
+
+def few_sizes(target: CaptureTarget) -> list[int]:
+    """The smallest, a middle one and the largest; what a size has, its neighbours have as well."""
+    largest = target.sizes.max_batch_size
+    return sorted({1, max(largest // 8, 1), largest})
+
+
+def _chosen(only: Collection[str] | None) -> Collection[str]:
+    unknown = sorted(set(only or ()) - set(AUDITS))
+    if unknown:
+        raise ConfigError(
+            f"unknown audit {unknown[0]!r}; audits are {', '.join(AUDITS)}.", field="only"
+        )
+    return AUDITS if only is None else only
+
+
+def _audit_runner(
+    target: CaptureTarget, runner: Runner[Any], ledger: Ledger, chosen: Collection[str]
+) -> None:
+    for name, audit in BEFORE_CAPTURE.items():
+        if name in chosen and not runner.stays_eager:
+            audit(target, runner, ledger)
+    runner.capture(attribution=Attribution(target.weights))
+    for name, audit in AFTER_CAPTURE.items():
+        if name in chosen and not runner.stays_eager:
+            audit(target, runner, ledger)
+
+
+def _graphs(target: CaptureTarget, runner: Runner[Any]) -> list[GraphRecord]:
+    if runner.stays_eager:
+        return []
+    return [runner.inspect(size, weights=target.weights) for size in runner.table]

@@ -1,0 +1,172 @@
+"""A captured graph as something that two captures of it can be compared by.
+
+Addresses in the graph's own pool become offsets, which are the same however often it is captured.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphkit.graphs.cuda import CudaGraph
+from graphkit.graphs.recorder import RecordedGraph
+from graphkit.graphs.walk.arguments import Parameter, number
+from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
+from graphkit.graphs.walk.kernel_names import short
+from graphkit.graphs.walk.memory_map import MemoryMap, Names
+from graphkit.graphs.walk.recorded import nodes_of
+from graphkit.records import Argument
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentImage:
+    """What a node was given, without what is different from capture to capture.
+
+    Attributes:
+        name: The parameter's name; empty for a compiled kernel's.
+        data: Its bytes on CUDA, its text on the recorder.
+    """
+
+    name: str
+    data: bytes | str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """What a node does.
+
+    Attributes:
+        name: The kernel, or the operation.
+        launch: How it is launched: what of it, and its value.
+        arguments: What it is given.
+    """
+
+    name: str
+    launch: tuple[tuple[str, str], ...]
+    arguments: tuple[ArgumentImage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A place where two images of a graph differ.
+
+    Attributes:
+        node: Index of the node; that of the first that only one of them has.
+        what: ``grid``, ``block``, ``kernel``, ``argument`` ...
+        argument: Index of the argument; ``None`` if it is none.
+        offset: Where in the argument, in bytes.
+        before, after: The values, decoded.
+    """
+
+    node: int
+    what: str
+    before: str
+    after: str
+    argument: int | None = None
+    offset: int | None = None
+
+
+def image_of(graph: Any, names: Names) -> tuple[NodeImage, ...]:
+    """The image of a runner's graph.
+
+    Args:
+        graph: A ``CudaGraph`` or ``RecordedGraph``, or a chain of them.
+        names: As for ``inspect_graph``; the recorder's tensors are compared by name.
+    """
+    parts: Sequence[Any] = getattr(graph, "graphs", (graph,))
+    if isinstance(parts[0], RecordedGraph):
+        return tuple(_of_ops(parts, names))
+    return tuple(node for part in parts for node in _of_template(part))
+
+
+def differences(before: Sequence[NodeImage], after: Sequence[NodeImage]) -> Iterator[Difference]:
+    """Where two images differ, in the order of their nodes."""
+    for index, (one, other) in enumerate(zip(before, after, strict=False)):
+        if one == other:
+            continue
+        if one.name != other.name or len(one.arguments) != len(other.arguments):
+            yield Difference(index, "kernel", short(one.name), short(other.name))
+            continue
+        for (what, value), (_, now) in zip(one.launch, other.launch, strict=True):
+            if value != now:
+                yield Difference(index, what, value, now)
+        for place, both in enumerate(zip(one.arguments, other.arguments, strict=True)):
+            yield from _of_argument(index, place, *both)
+    if len(before) != len(after):
+        first = min(len(before), len(after))
+        yield Difference(first, "number of nodes", str(len(before)), str(len(after)))
+
+
+def _of_argument(
+    node: int, place: int, before: ArgumentImage, after: ArgumentImage
+) -> Iterator[Difference]:
+    if before.data == after.data:
+        return
+    if isinstance(before.data, str) or isinstance(after.data, str):
+        yield Difference(node, "argument", str(before.data), str(after.data), place)
+        return
+    width = 8 if len(before.data) == 8 else 4
+    for at in range(0, max(len(before.data), len(after.data)), width):
+        one, other = before.data[at : at + width], after.data[at : at + width]
+        if one != other:
+            yield Difference(node, "argument", number(one), number(other), place, at)
+
+
+def _of_template(part: CudaGraph) -> Iterator[NodeImage]:
+    memory = MemoryMap({}, torch.cuda.memory_snapshot(), part.graph.pool())
+    for node in DriverWalk(part.graph.raw_cuda_graph()).nodes:
+        arguments = [ArgumentImage(p.name, _settled(p, memory)) for p in node.parameters]
+        yield NodeImage(node.name, _launch(node), tuple(arguments))
+
+
+def _launch(node: DriverNode) -> tuple[tuple[str, str], ...]:
+    unusual = ", ".join(f"{name} {value}" for name, value in node.attributes.items())
+    return (
+        ("grid", _extent(node.grid)),
+        ("block", _extent(node.block)),
+        ("cluster", _extent(node.cluster)),
+        ("shared memory", str(node.shared_memory_bytes)),
+        ("attributes", unusual),
+    )
+
+
+def _extent(extent: Sequence[int]) -> str:
+    return "x".join(map(str, extent))
+
+
+def _settled(parameter: Parameter, memory: MemoryMap) -> bytes:
+    """The bytes with offsets for addresses in the graph's pool."""
+    data = bytearray(parameter.data or b"")
+    for at, word in parameter.addresses(memory.lowest):
+        offset = memory.pool_offset(word)
+        if offset is not None:
+            data[at : at + 8] = offset.to_bytes(8, "little")
+    return bytes(data)
+
+
+def _of_ops(parts: Sequence[RecordedGraph], names: Names) -> Iterator[NodeImage]:
+    ops = tuple(op for part in parts for op in part.ops)
+    for op, node in zip(ops, nodes_of(ops, (), names), strict=True):
+        given = {t.data_ptr(): t for t in (*op.args, *op.kwargs.values()) if _is_tensor(t)}
+        arguments = [ArgumentImage(each.name, _text(each, given)) for each in node.arguments]
+        yield NodeImage(node.name, (), tuple(arguments))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _text(argument: Argument, given: dict[int, torch.Tensor]) -> str:
+    """An argument's text; what nobody declared is a constant, so its content counts as well."""
+    pointers = [p for p in argument.pointers if p.memory == "external" and p.address in given]
+    digests = [_digest(given[pointer.address]) for pointer in pointers]
+    return " ".join([argument.text.partition(" at external")[0], *digests])
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    values = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return f"#{zlib.crc32(values.numpy().tobytes()):08x}"
