@@ -158,7 +158,9 @@ def _at(difference: Difference) -> tuple[Any, ...]:
     return difference.node, difference.what, difference.argument, difference.offset
 
 
-def _tell(look: Look, change: Change, found: Sequence[Difference], nodes: Sequence[Node]) -> None:
+def _tell(
+    look: Look, change: Change, found: Sequence[Difference], size: int, nodes: Sequence[Node]
+) -> None:
     """One finding for what is the same in many nodes: a baked value often stands in every layer."""
     alike: dict[Any, list[Difference]] = {}
     for each in found:

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 
 import graphkit
-from graphkit.cli import capture, doctor, export, generate
+from graphkit.cli import audit, capture, diff, doctor, export, generate, inspect, record
 from graphkit.cli.exits import FAILED, exit_code_of
 from graphkit.errors import GraphkitError
 
-COMMANDS = (capture, export, generate, doctor)
+COMMANDS = (capture, inspect, audit, diff, export, record, generate, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

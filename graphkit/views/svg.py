@@ -9,6 +9,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 
 _FONT_FACES = re.compile(r"@font-face\s*{{.*?}}", re.DOTALL)
+_NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 # rich's own format names a web font; a file that people open offline must not.
 _FORMAT = _FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "ui-monospace")
 
@@ -24,4 +25,5 @@ def svg_of(view: RenderableType, *, title: str, width: int = 100) -> str:
         _environ={},
     )
     console.print(view)
-    return console.export_svg(title=title, code_format=_FORMAT, unique_id="graphkit")
+    svg = console.export_svg(title=title, code_format=_FORMAT, unique_id="graphkit")
+    return _NOT_XML.sub("", svg)

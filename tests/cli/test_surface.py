@@ -15,7 +15,16 @@ from graphkit.errors import CaptureError, ConfigError, DeviceError, GraphkitErro
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 COMMANDS = {
     "capture": {"TARGET", "--mode", "--batch-sizes", "--device", "--out", "--json"},
-    "export": {"RECORD", "--out"},
+    "inspect": {
+        "RECORD|TARGET", "--mode", "--batch-sizes", "--device", "--batch-size", "--plain", "--json",
+    },
+    "audit": {
+        "TARGET", "--mode", "--batch-sizes", "--device", "--only", "--lock", "--check", "--out",
+        "--json",
+    },
+    "diff": {"A", "B", "--json"},
+    "export": {"RECORD", "--out", "--mode", "--batch-size"},
+    "record": {"SCRIPT", "-m", "--out"},
     "generate": {
         "--prompt", "--checkpoint", "--algorithm", "--topk", "--num-steps", "--num-draft-tokens",
         "--generation", "--max-new-tokens", "--temperature", "--seed", "--device", "--eager",
@@ -66,6 +75,7 @@ def test_version(run):
         ("capture", "a:b", "c:d"),
         ("export",),
         ("export", "record.json"),
+        ("diff", "record.json"),
         ("doctor", "now"),
     ],
 )

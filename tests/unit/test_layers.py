@@ -16,7 +16,9 @@ LEVELS = (
     ("cli", "tui"),
     ("views",),
     ("reference",),
-    ("engine", "audit", "testing", "targets"),
+    ("testing",),
+    ("audit",),
+    ("engine", "targets", "recording"),
     ("runners",),
     ("buffers", "attention", "kv"),
     ("graphs",),
@@ -27,12 +29,13 @@ LEVELS = (
 
 SIDEWAYS = {
     ("attention", "kv"),
+    ("cli", "tui"),
     ("config", "errors"),
     ("records", "errors"),
 }
 """The imports that are allowed within one level."""
 
-WITHOUT_TORCH = ("errors", "config", "records", "spec", "cli")
+WITHOUT_TORCH = ("errors", "config", "records", "recording", "spec", "cli")
 FACE = "the face"
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -165,7 +168,10 @@ def test_the_face_stays_without_torch():
     assert "torch" in loaded_after("import graphkit; graphkit.SizeTable")
 
 
-@pytest.mark.parametrize("words", [[], ["capture"], ["export"], ["generate"], ["doctor"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["capture"], ["inspect"], ["diff"], ["export"], ["record"], ["generate"], ["doctor"]],
+)
 def test_help_stays_without_torch(words):
     code = (
         "from graphkit.cli import main\n"

@@ -120,10 +120,10 @@ def build_wheel(source, out):
 
 
 def expected_files():
-    """Every module, marker and weight on disk, by its place in a wheel."""
+    """Every module, marker, page and weight on disk, by its place in a wheel."""
     return {
         Path(folder).relative_to(ROOT).joinpath(file).as_posix()
         for folder, _, files in os.walk(ROOT / "graphkit", followlinks=True)
         for file in files
-        if file.endswith((".py", "py.typed")) or "weights" in Path(folder).parts
+        if file.endswith((".py", "py.typed", ".html")) or "weights" in Path(folder).parts
     }
