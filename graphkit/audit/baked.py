@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphkit.audit.ledger import Ledger, Look
-from graphkit.graphs import Attribution
-from graphkit.graphs.walk.images import Difference, NodeImage, differences, image_of
+from graphkit.graphs import OTHER_UNSET, Attribution
+from graphkit.graphs.walk.images import (
+    Difference,
+    NodeImage,
+    Unset,
+    differences,
+    image_of,
+    unset_bytes,
+)
 from graphkit.graphs.walk.inspect import inspect_graph
 from graphkit.records import Node
 from graphkit.runners import Runner
@@ -53,20 +60,37 @@ def audit_baked(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> N
     for setter, values in target.dynamic.values():
         setter(values[0])
     capturing = _Capturing(target, runner)
-    before, nodes = capturing.images(capturing.batch_of(seed=1)), capturing.nodes
-    noise = _certify(capturing, before, runner, ledger)
+    with ledger.look("baked", runner.mode.name) as look:
+        before = _certified(capturing, look)
     for change in _changes(target, runner, capturing):
         with ledger.look("baked", runner.mode.name) as look:
-            try:
-                after = capturing.images(change.make())
-            finally:
-                change.undo()
-            told = 0
-            for size, image in before.items():
-                found = [d for d in differences(image, after[size]) if (size, *_at(d)) not in noise]
-                told += len(found)
-                _tell(look, change, found, size, nodes[size])
-            look.text = f"changed {change.name}: {_counted(told, before)}"
+            found = _found(capturing, before, change)
+            for size, each in found.items():
+                _tell(look, change, each, size, before.nodes[size])
+            told = _counted(sum(map(len, found.values())), before.images)
+            look.text = f"changed {change.name}: {told}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Baseline:
+    """What graphs look like when nothing was changed.
+
+    Attributes:
+        images: Of each size.
+        nodes: The same as nodes, to tell where a difference is.
+        unset: Bytes that mean nothing.
+    """
+
+    images: Images
+    nodes: Mapping[int, Sequence[Node]]
+    unset: Mapping[int, Unset]
+
+    def differences(self, before: Images, after: Images) -> dict[int, list[Difference]]:
+        """Where graphs differ in bytes that mean something."""
+        return {
+            size: list(differences(image, after[size], self.unset[size]))
+            for size, image in before.items()
+        }
 
 
 class _Capturing:
@@ -82,9 +106,15 @@ class _Capturing:
         """Makes the batch of each size, with so many live requests if that is given."""
         return lambda size: self._target.batch(self._runner.mode, min(live or size, size), seed)
 
-    def images(self, batch_of: Callable[[int], Any]) -> Images:
-        """Capture every size with these batches in the inputs."""
+    def images(self, batch_of: Callable[[int], Any], unset: int = 0) -> Images:
+        """Capture every size with these batches in the inputs.
+
+        Args:
+            batch_of: Makes the batch of each size.
+            unset: What the unset bytes of arguments hold, see ``Attribution``.
+        """
         attribution = Attribution(self._target.weights)
+        attribution.unset = unset
         with self._runner.captured_aside(batch_of, attribution=attribution) as graphs:
             made = {size: image_of(graph, self._names) for size, graph in graphs.items()}
             self.nodes = {
@@ -118,44 +148,54 @@ def _nothing() -> None:
     pass
 
 
-def _certify(
-    capturing: _Capturing, before: Images, runner: Runner[Any], ledger: Ledger
-) -> set[tuple[Any, ...]]:
-    """Capture again with everything equal; returns where the graphs differ all the same."""
-    noise = set()
-    with ledger.look("baked", runner.mode.name) as look:
-        again = capturing.images(capturing.batch_of(seed=1))
-        found = {size: list(differences(image, again[size])) for size, image in before.items()}
-        look.text = f"captured again: {_counted(sum(map(len, found.values())), before)}"
-        for size, each in found.items():
-            noise |= {(size, *_at(difference)) for difference in each}
-            if each and not _is_padding(each):
-                first = each[0]
-                look.found(
-                    "capture is not deterministic",
-                    f"two captures with everything equal differ in {len(each)} places, first in "
-                    f"node {first.node}: {first.what} {first.before} and {first.after}.",
-                    batch_size=size,
-                    advice="Look for random numbers, time, or counters that the forward reads on "
-                    "the host.",
-                    before=first.before,
-                    after=first.after,
-                )
-    return noise
+def _certified(capturing: _Capturing, look: Look) -> _Baseline:
+    """Capture twice with everything equal, and once with other bytes where torch sets none."""
+    plain = capturing.batch_of(seed=1)
+    first, nodes = capturing.images(plain), capturing.nodes
+    again, other = capturing.images(plain), capturing.images(plain, OTHER_UNSET)
+    unset = {size: unset_bytes(first[size], again[size], other[size]) for size in first}
+    baseline = _Baseline(first, nodes, unset)
+    found = baseline.differences(first, again)
+    look.text = f"captured again: {_counted(sum(map(len, found.values())), first)}"
+    passed_over = sum(len(each) for by_place in unset.values() for each in by_place.values())
+    if passed_over:
+        look.text += f"; {passed_over} bytes that torch leaves unset are passed over"
+    for size, each in found.items():
+        if each:
+            look.found(
+                "capture is not deterministic",
+                f"two captures with everything equal differ in {len(each)} places, first in "
+                f"node {each[0].node}: {each[0].what} {each[0].before} and {each[0].after}.",
+                batch_size=size,
+                advice="Look for random numbers, time, or counters that the forward reads on "
+                "the host.",
+                before=each[0].before,
+                after=each[0].after,
+            )
+    return baseline
+
+
+def _found(capturing: _Capturing, before: _Baseline, change: Change) -> dict[int, list[Difference]]:
+    """What a change changes in each size.
+
+    What a first capture shows must show again, with other bytes where torch sets none: those may
+    hold anything, the change's own traces included.
+    """
+    try:
+        found = before.differences(before.images, capturing.images(change.make()))
+        if not any(found.values()):
+            return found
+        change.undo()
+        plain = capturing.images(capturing.batch_of(seed=1), OTHER_UNSET)
+        sure = before.differences(plain, capturing.images(change.make(), OTHER_UNSET))
+    finally:
+        change.undo()
+    return {size: [each for each in found[size] if each in sure[size]] for size in found}
 
 
 def _counted(number: int, images: Images) -> str:
     nodes = sum(map(len, images.values()))
     return f"{number} differences in {nodes} nodes of {len(images)} graphs"
-
-
-def _is_padding(found: Sequence[Difference]) -> bool:
-    """Whether all lie deep in compiled kernels' structs, whose unused bytes nobody sets."""
-    return all(each.what == "argument" and (each.offset or 0) >= 8 for each in found)
-
-
-def _at(difference: Difference) -> tuple[Any, ...]:
-    return difference.node, difference.what, difference.argument, difference.offset
 
 
 def _tell(
@@ -165,7 +205,8 @@ def _tell(
     alike: dict[Any, list[Difference]] = {}
     for each in found:
         kernel = nodes[each.node].short_name if each.node < len(nodes) else ""
-        alike.setdefault((kernel, *_at(each)[1:], each.before, each.after), []).append(each)
+        facts = each.what, each.argument, each.offset, each.before, each.after
+        alike.setdefault((kernel, *facts), []).append(each)
     for (kernel, *_), places in alike.items():
         first = places[0]
         more = f", and the same in {len(places) - 1} more nodes" if len(places) > 1 else ""

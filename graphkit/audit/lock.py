@@ -9,14 +9,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from graphkit.audit.ledger import Ledger
+from graphkit.graphs import OTHER_UNSET, Attribution, inspect_graph
 from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer
 from graphkit.records.diff import diff_graphs
+from graphkit.runners import Runner
+from graphkit.targets import CaptureTarget
 
 _NOWHERE = Environment(device="", torch="", triton="", cuda="", driver="", graphkit="")
 _ADVICE = "If the change is meant, write the lock file anew with --lock."
 _MOST_WORDS = 6
+
+
+def graphs_to_lock(target: CaptureTarget, runner: Runner[Any]) -> list[GraphRecord]:
+    """The graphs of a captured runner without what a second capture makes otherwise."""
+    if runner.stays_eager:
+        return []
+    names = runner.memory_names(target.weights)
+    attribution = Attribution(target.weights)
+    attribution.unset = OTHER_UNSET
+    with runner.captured_aside(attribution=attribution) as again:
+        others = {size: inspect_graph(graph, names=names) for size, graph in again.items()}
+    return [
+        _settled(runner.inspect(size, weights=target.weights), others[size])
+        for size in runner.table
+    ]
 
 
 def lock_of(target: str, graphs: Sequence[GraphRecord]) -> LockRecord:
@@ -60,6 +79,22 @@ def check_lock(lock: LockRecord, now: LockRecord, ledger: Ledger) -> None:
         with ledger.look("lock", graph.mode, graph.batch_size) as look:
             look.text = "not captured any more"
             look.found("graph is gone", f"{name} was not captured any more.", advice=_ADVICE)
+
+
+def _settled(graph: GraphRecord, other: GraphRecord) -> GraphRecord:
+    """A graph, its arguments that another capture has otherwise left out."""
+    if len(graph.nodes) != len(other.nodes):
+        return graph
+    nodes = tuple(
+        replace(node, arguments=tuple(map(_agreed, node.arguments, twin.arguments)))
+        for node, twin in zip(graph.nodes, other.nodes, strict=True)
+    )
+    return replace(graph, nodes=nodes)
+
+
+def _agreed(argument: Argument, other: Argument) -> Argument:
+    same = argument.kind != "number" or argument.text == other.text
+    return argument if same else replace(argument, text="unset")
 
 
 def _sentence(name: str, words: Sequence[str]) -> str:

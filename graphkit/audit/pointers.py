@@ -53,15 +53,15 @@ def judge_pointers(record: GraphRecord, look: Look) -> None:
     """Write down what a graph points to and should not."""
     counts: Counter[str] = Counter()
     weak = 0
-    told: set[tuple[str, str]] = set()
+    told: set[int] = set()
     for node, argument, pointer in _pointers(record):
         counts[pointer.memory] += 1
         if pointer.memory not in ("freed", "external", "host"):
             continue
         if not _is_strong(node, argument, pointer):
             weak += 1
-        elif (pointer.memory, pointer.name) not in told:
-            told.add((pointer.memory, pointer.name))
+        elif pointer.address not in told:
+            told.add(pointer.address)
             _found(look, node, argument, pointer)
     for node in record.nodes:
         for argument in node.arguments:
@@ -91,14 +91,18 @@ def _found(look: Look, node: Node, argument: Argument, pointer: Pointer) -> None
     freed = pointer.memory == "freed"
     look.found(
         "freed memory" if freed else "undeclared memory",
-        f"{where} points to {pointer.name}, "
-        + ("which was freed." if freed else "which nobody declared."),
+        f"{where} points to {_what(pointer)}" + (", which was freed." if freed else "."),
         node=node,
         argument=node.arguments.index(argument),
         offset=pointer.offset,
-        after=f"{pointer.address:#x}",
         advice=_FREED if freed else _UNDECLARED,
     )
+
+
+def _what(pointer: Pointer) -> str:
+    """The memory, without its address: reports are the same from run to run."""
+    block = pointer.name.partition("+")[0]
+    return f"{block} that nobody declared" if pointer.memory != "freed" else block
 
 
 def _counted(counts: Mapping[str, int], weak: int) -> str:
@@ -122,4 +126,5 @@ def _judge_inputs(record: GraphRecord, runner: Runner[Any], look: Look) -> None:
                 f"no node reads the input {field.name!r}: a replay ignores it.",
                 advice=_DEAD,
                 field=field.name,
+                severity="warning",
             )

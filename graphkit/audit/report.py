@@ -7,7 +7,7 @@ from typing import Any
 
 from graphkit.audit.baked import audit_baked
 from graphkit.audit.ledger import Ledger
-from graphkit.audit.lock import check_lock, lock_of
+from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
 from graphkit.audit.pointers import audit_pointers
 from graphkit.errors import ConfigError, TargetError
 from graphkit.graphs import Attribution, backend_for, environment
@@ -66,7 +66,7 @@ def audit_target(
         sizes = batch_sizes or few_sizes(target)
         with target.runner(mode, batch_sizes=sizes, device=device) as runner:
             _audit_runner(target, runner, ledger, chosen)
-            graphs += _graphs(target, runner) if lock is not None else []
+            graphs += graphs_to_lock(target, runner) if lock is not None else []
     progress(len(all_modes), len(all_modes), "audited")
     if lock is not None:
         check_lock(lock, lock_of(target.name, graphs), ledger)
@@ -97,7 +97,7 @@ def lock_target(
         sizes = batch_sizes or few_sizes(target)
         with target.runner(mode, batch_sizes=sizes, device=device) as runner:
             runner.capture(attribution=Attribution(target.weights))
-            graphs += _graphs(target, runner)
+            graphs += graphs_to_lock(target, runner)
     if not graphs:
         raise TargetError(f"target {target.name!r} has no graph that could be locked.")
     return lock_of(target.name, graphs)
@@ -128,9 +128,3 @@ def _audit_runner(
     for name, audit in AFTER_CAPTURE.items():
         if name in chosen and not runner.stays_eager:
             audit(target, runner, ledger)
-
-
-def _graphs(target: CaptureTarget, runner: Runner[Any]) -> list[GraphRecord]:
-    if runner.stays_eager:
-        return []
-    return [runner.inspect(size, weights=target.weights) for size in runner.table]

@@ -19,7 +19,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser(
         "audit",
         help="look for frozen values, stray pointers, leaking pads and what else goes wrong",
-        description="Audit the graphs of a target, mode by mode. A finding ends with exit code 1.",
+        description="Audit the graphs of a target, mode by mode. An error, other than a warning, "
+        "ends with exit code 1.",
     )
     parser.add_argument(
         "target", nargs="?", default=REFERENCE, metavar="TARGET",
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         write_whole(arguments.out, report.to_json())
         note(f"wrote {arguments.out}")
-    return FAILED if report.findings else DONE
+    return FAILED if any(each.severity == "error" for each in report.findings) else DONE
 
 
 def _audited(

@@ -9,10 +9,12 @@ from graphkit.graphs.environment import environment, installed
 from graphkit.graphs.failures import CaptureFailure
 from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
+from graphkit.graphs.stack import OTHER_UNSET
 from graphkit.graphs.state import preserved
 from graphkit.graphs.walk import inspect_graph, tensors_of
 
 __all__ = [
+    "OTHER_UNSET",
     "Attribution",
     "Backend",
     "CaptureFailure",

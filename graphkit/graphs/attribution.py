@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.graphs.driver import capturing_counter
 from graphkit.graphs.module_names import ModuleNames
 from graphkit.graphs.places import caller_line
+from graphkit.graphs.stack import fill_stack
 
 
 class Stage(StrEnum):
@@ -63,10 +64,12 @@ class Attribution:
 
     Attributes:
         places: What made each node, in order of creation.
+        unset: What bytes of arguments hold that torch leaves unset, see ``graphs.stack``.
     """
 
     def __init__(self, modules: nn.Module | Mapping[str, torch.Tensor] | None = None) -> None:
         self.places: list[Place] = []
+        self.unset = 0
         self._names = ModuleNames(modules)
         self._modules: list[str] = []
         self._scopes: list[str] = []
@@ -160,7 +163,7 @@ class _Operations(TorchDispatchMode):
 
     def __init__(self, attribution: Attribution) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._note = attribution.note
+        self._attribution = attribution
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -174,7 +177,8 @@ class _Operations(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self._note()
+        self._attribution.note()
+        fill_stack(self._attribution.unset)
         out = func(*args, **(kwargs or {}))
-        self._note(func.name())
+        self._attribution.note(func.name())
         return out

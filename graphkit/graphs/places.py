@@ -15,13 +15,15 @@ _ROOMS = ("graphs", "ops", "buffers", "runners", "attention", "kv", "targets", "
 _MACHINERY = tuple(str((Path(__file__).parents[1] / room).resolve()) for room in _ROOMS)
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, *_MACHINERY))
+_COMPILED = f"{os.sep}torchinductor_"
+"""In the path of every file that torch.compile writes."""
 
 
 @cache
 def is_machinery(filename: str) -> bool:
     """Whether a file belongs to torch or to graphkit's own working."""
     path = str(Path(filename).resolve())
-    return path.startswith(_NOT_THE_USERS) or filename.startswith("<")
+    return path.startswith(_NOT_THE_USERS) or filename.startswith("<") or _COMPILED in path
 
 
 def caller_place() -> str:

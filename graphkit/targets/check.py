@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from graphkit.errors import TargetError
 from graphkit.graphs import Attribution, Backend
-from graphkit.records import CaptureRecord, GraphRecord, Mismatch, ModeRecord, SizeRecord
+from graphkit.records import CaptureRecord, ModeRecord, SizeRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets.lockstep import Lockstep
@@ -47,24 +48,29 @@ def capture_target(
         CaptureError: A forward cannot be captured.
         TargetError: The target lacks a mode.
     """
-    records = []
     chosen = dict.fromkeys(modes or target.forwards)  # a mode that was named twice runs once
     if not chosen:
         raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
     lockstep = Lockstep()
     watched = lockstep.watch(target)
     attribution = Attribution(target.weights) if inspect else None
-    for mode in chosen:
-        with watched.runner(
-            mode, batch_sizes=batch_sizes, device=device, backend=backend
-        ) as runner:
-            records.append(_capture_mode(watched, runner, lockstep, attribution, progress))
+    with ExitStack() as runners:
+        records, checks = [], list[SizeCheck]()
+        for mode in chosen:
+            runner = runners.enter_context(
+                watched.runner(mode, batch_sizes=batch_sizes, device=device, backend=backend)
+            )
+            record, checked = _capture_mode(watched, runner, lockstep, attribution, progress)
+            records.append(record)
+            checks += checked
+        # Last, since a profiler that was on once makes every later launch slower.
+        graphs = tuple(check.looked_into() for check in checks) if inspect else ()
     return replace(
         records[0],
         target=target.name,
         modes=tuple(mode for record in records for mode in record.modes),
         mismatches=tuple(m for record in records for m in record.mismatches),
-        graphs=tuple(graph for record in records for graph in record.graphs),
+        graphs=graphs,
     )
 
 
@@ -74,7 +80,7 @@ def _capture_mode(
     lockstep: Lockstep,
     attribution: Attribution | None,
     progress: Progress,
-) -> CaptureRecord:
+) -> tuple[CaptureRecord, list[SizeCheck]]:
     sizes = runner.table.sizes
     total, done = len(sizes) + sum(sizes), 0
 
@@ -88,18 +94,16 @@ def _capture_mode(
         lambda size: step(f"captured {size.batch_size}"), attribution=attribution
     )
     checked: list[SizeRecord] = []
-    graphs: list[GraphRecord] = []
-    mismatches: list[Mismatch] = []
+    checks: list[SizeCheck] = []
     for size in record.modes[0].sizes:
         check = SizeCheck(target, runner, lockstep, size.batch_size)
         for live in range(1, size.batch_size + 1):
             check.compare(live)
             step(f"comparing {live} at {size.batch_size}")
         checked.append(check.measured(size))
-        mismatches += check.mismatches
-        if attribution is not None:
-            graphs.append(check.looked_into())
+        checks.append(check)
     if not checked:
         progress(total, total, f"{runner.mode.name} stays eager")
     mode: ModeRecord = replace(record.modes[0], sizes=tuple(checked), stats=runner.stats)
-    return replace(record, modes=(mode,), mismatches=tuple(mismatches), graphs=tuple(graphs))
+    mismatches = tuple(m for check in checks for m in check.mismatches)
+    return replace(record, modes=(mode,), mismatches=mismatches), checks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 
@@ -12,6 +11,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.graphs.driver import checked, runtime
+from graphkit.graphs.walk.driver_nodes import DriverWalk
 from graphkit.reference import reference_target
 
 pytestmark = pytest.mark.gpu
@@ -140,13 +140,14 @@ def test_memory_is_that_of_the_pool(verify):
 
 def test_a_walk_is_quick(verify):
     """Bar: 200 nodes in 10 ms; the best of some, for the machine is shared."""
-    runner, target, record = verify
+    runner, _, record = verify
+    (graph,) = runner.backend.graphs
     times = []
     for _ in range(10):
         began = time.perf_counter()
-        runner.inspect(SIZE, weights=target.weights)
+        walk = DriverWalk(graph.graph.raw_cuda_graph())
         times.append(time.perf_counter() - began)
-    sys.stderr.write(f"{len(record.nodes)} nodes: {min(times) * 1e3:.1f} ms\n")
+    assert len(walk.nodes) == len(record.nodes)
     assert min(times) / len(record.nodes) * 200 < 0.010
 
 

@@ -6,6 +6,7 @@ by what they lead to, and a number is shown as what it most probably is.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from array import array
@@ -19,6 +20,9 @@ _HIGHEST = 1 << 47
 """What is larger is no address of a process."""
 _SMALL_INT = 1 << 24
 """An int beyond this is more probably a float."""
+_LEAST, _MOST = 1e-12, 1e12
+"""A float beyond these is more probably an int."""
+_REALS = {4: "<f", 8: "<d"}
 
 
 @dataclass(slots=True)
@@ -73,17 +77,42 @@ def pointers_in(parameter: Parameter, memory: MemoryMap) -> Iterator[Pointer]:
 
 
 def number(data: bytes) -> str:
-    """Up to eight bytes as the number that they most probably are."""
-    whole = int.from_bytes(data, "little", signed=True)
-    if abs(whole) < _SMALL_INT or len(data) not in (4, 8):
+    """Up to eight bytes as the number, or the two numbers, that they most probably are."""
+    whole, real = _whole(data), _real(data)
+    if math.isinf(real):
+        return str(real)
+    if abs(whole) < _SMALL_INT:
         return str(whole)
-    (real,) = struct.unpack("<f" if len(data) == 4 else "<d", data)
-    if 1e-12 < abs(real) < 1e12:
-        return f"{real:.9g}"
-    if len(data) == 8 and (whole >> 32, whole & 0xFFFFFFFF) != (0, whole):
-        low, high = number(data[:4]), number(data[4:])
-        return f"{low}, {high}"
-    return str(whole)
+    if _has_few_digits(data):
+        return f"{real:.6g}"
+    halves = (data[:4], data[4:]) if len(data) == 8 and whole >> 32 else ()
+    if halves and (not _is_likely(real) or all(map(_is_plain, halves))):
+        return ", ".join(map(number, halves))
+    return f"{real:.9g}" if _is_likely(real) else str(whole)
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether it is a number such as people write."""
+    return abs(_whole(data)) < _SMALL_INT or _has_few_digits(data)
+
+
+def _has_few_digits(data: bytes) -> bool:
+    real = _real(data)
+    return _is_likely(real) and struct.pack(_REALS[len(data)], float(f"{real:.6g}")) == data
+
+
+def _is_likely(real: float) -> bool:
+    return _LEAST < abs(real) < _MOST
+
+
+def _whole(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _real(data: bytes) -> float:
+    """As a float; not a number if none is of that size."""
+    form = _REALS.get(len(data))
+    return math.nan if form is None else float(struct.unpack(form, data)[0])
 
 
 def _struct(parameter: Parameter, pointers: tuple[Pointer, ...]) -> str:

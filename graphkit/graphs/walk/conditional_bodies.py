@@ -15,10 +15,10 @@ from typing import Any
 
 from graphkit.graphs.driver import checked
 
-_GRAPH = re.compile(r"subgraph cluster_(\d+) \{(.*?)\n\}", re.DOTALL)
+_GRAPH = re.compile(r"subgraph cluster_(\d+) \{")
 _NODE = re.compile(r'"graph_\d+_node_(\d+)"\[(.*?)\];', re.DOTALL)
 _EDGE = re.compile(r'"graph_\d+_node_(\d+)" -> "graph_\d+_node_(\d+)"')
-_HANDLE = re.compile(r"node handle\s*[:|]\s*(0x[0-9A-Fa-f]+)")
+_HANDLE = re.compile(r"node handle\b.*?(0x[0-9A-Fa-f]+)", re.DOTALL)
 _BODY = re.compile(r"\|graph_(\d+)\}")
 
 
@@ -46,7 +46,9 @@ def conditional_bodies(driver: Any, graph: Any) -> Mapping[int, tuple[Body, ...]
 
 def bodies_in(drawing: str) -> Mapping[int, tuple[Body, ...]]:
     """The same, from what the driver draws."""
-    graphs = {number: (_nodes(text), _edges(text)) for number, text in _GRAPH.findall(drawing)}
+    _, *pieces = _GRAPH.split(drawing)  # numbers and texts by turns
+    numbered = zip(pieces[::2], pieces[1::2], strict=True)
+    graphs = {number: (_nodes(text), _edges(text)) for number, text in numbered}
     found = {}
     for nodes, _ in graphs.values():
         for handle, label in nodes:

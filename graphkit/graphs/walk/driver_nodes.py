@@ -148,21 +148,24 @@ class DriverWalk:
 
     def _launch_attributes(self, handle: Any) -> tuple[Extent, dict[str, str]]:
         """The cluster, and what is not as usual."""
-        attribute, get = (
-            self._driver.CUlaunchAttributeID,
-            self._driver.cuGraphKernelNodeGetAttribute,
-        )
-        error, value = get(handle, attribute.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
-        dims = value.clusterDim
-        cluster = (dims.x, dims.y, dims.z) if int(error) == 0 and dims.x else ()
+        which = self._driver.CUlaunchAttributeID
+        cluster: Extent = ()
         unusual = {}
-        error, value = get(handle, attribute.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
-        if int(error) == 0 and value.cooperative:
+        value = self._attribute(handle, which.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+        if value is not None and value.clusterDim.x:
+            cluster = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
+        value = self._attribute(handle, which.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+        if value is not None and value.cooperative:
             unusual["cooperative"] = "yes"
-        error, value = get(handle, attribute.CU_LAUNCH_ATTRIBUTE_PRIORITY)
-        if int(error) == 0 and value.priority:
+        value = self._attribute(handle, which.CU_LAUNCH_ATTRIBUTE_PRIORITY)
+        if value is not None and value.priority:
             unusual["priority"] = str(value.priority)
         return cluster, unusual
+
+    def _attribute(self, handle: Any, which: Any) -> Any | None:
+        """One of a launch's attributes; ``None`` on a device that has no such thing."""
+        error, value = self._driver.cuGraphKernelNodeGetAttribute(handle, which)
+        return value if int(error) == 0 else None
 
     def _memcpy(self, handle: Any) -> dict[str, Any]:
         p = checked(self._driver.cuGraphMemcpyNodeGetParams(handle))[0]

@@ -6,7 +6,7 @@ Addresses in the graph's own pool become offsets, which are the same however oft
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +83,35 @@ def image_of(graph: Any, names: Names) -> tuple[NodeImage, ...]:
     return tuple(node for part in parts for node in _of_template(part))
 
 
-def differences(before: Sequence[NodeImage], after: Sequence[NodeImage]) -> Iterator[Difference]:
-    """Where two images differ, in the order of their nodes."""
+Unset = Mapping[tuple[int, int], frozenset[int]]
+"""Bytes that mean nothing, by node and argument: torch leaves them as they were on the stack."""
+
+
+def unset_bytes(*images: Sequence[NodeImage]) -> Unset:
+    """The bytes in which images of equal captures differ."""
+    found: dict[tuple[int, int], frozenset[int]] = {}
+    first, *others = images
+    for other in others:
+        for index, (one, now) in enumerate(zip(first, other, strict=False)):
+            for place, (before, after) in enumerate(
+                zip(one.arguments, now.arguments, strict=False)
+            ):
+                if before != after and isinstance(before.data, bytes):
+                    key = index, place
+                    found[key] = found.get(key, frozenset()) | _differing(before.data, after.data)
+    return found
+
+
+def differences(
+    before: Sequence[NodeImage], after: Sequence[NodeImage], unset: Unset
+) -> Iterator[Difference]:
+    """Where two images differ, in the order of their nodes.
+
+    Args:
+        before: The one image.
+        after: The other.
+        unset: Bytes to pass over.
+    """
     for index, (one, other) in enumerate(zip(before, after, strict=False)):
         if one == other:
             continue
@@ -95,25 +122,32 @@ def differences(before: Sequence[NodeImage], after: Sequence[NodeImage]) -> Iter
             if value != now:
                 yield Difference(index, what, value, now)
         for place, both in enumerate(zip(one.arguments, other.arguments, strict=True)):
-            yield from _of_argument(index, place, *both)
+            yield from _of_argument(index, place, *both, unset.get((index, place), frozenset()))
     if len(before) != len(after):
         first = min(len(before), len(after))
         yield Difference(first, "number of nodes", str(len(before)), str(len(after)))
 
 
 def _of_argument(
-    node: int, place: int, before: ArgumentImage, after: ArgumentImage
+    node: int, place: int, before: ArgumentImage, after: ArgumentImage, unset: frozenset[int]
 ) -> Iterator[Difference]:
-    if before.data == after.data:
+    one, other = before.data, after.data
+    if one == other:
         return
-    if isinstance(before.data, str) or isinstance(after.data, str):
-        yield Difference(node, "argument", str(before.data), str(after.data), place)
+    if isinstance(one, str) or isinstance(other, str):
+        yield Difference(node, "argument", str(one), str(other), place)
         return
-    width = 8 if len(before.data) == 8 else 4
-    for at in range(0, max(len(before.data), len(after.data)), width):
-        one, other = before.data[at : at + width], after.data[at : at + width]
-        if one != other:
-            yield Difference(node, "argument", number(one), number(other), place, at)
+    width = 8 if len(one) == 8 and not unset else 4
+    changed = _differing(one, other) - unset
+    for at in sorted({byte // width * width for byte in changed}):
+        values = number(one[at : at + width]), number(other[at : at + width])
+        yield Difference(node, "argument", *values, place, at)
+
+
+def _differing(one: bytes, other: bytes | str) -> frozenset[int]:
+    return frozenset(
+        i for i, both in enumerate(zip(one, other, strict=False)) if both[0] != both[1]
+    )
 
 
 def _of_template(part: CudaGraph) -> Iterator[NodeImage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -55,8 +55,8 @@ def inspect_graph(
         replay: Launches the graph once; given, some replays are measured.
 
     Raises:
-        InspectError: The graph's template was not kept, nothing was captured, or cuda-bindings are
-            missing.
+        InspectError: The graph's template was not kept, nothing was captured, it was closed, or
+            cuda-bindings are missing.
     """
     parts: Sequence[Any] = graph.graphs if isinstance(graph, ChainedGraph) else (graph,)
     places = attribution.places if attribution is not None else getattr(graph, "places", ())
@@ -74,6 +74,8 @@ def _recorded(
     captured_at: str,
     replay: Callable[[], object] | None,
 ) -> GraphRecord:
+    if any(len(part.ops) != part.num_nodes for part in parts):
+        raise InspectError("cannot look into a graph that was closed. Look into it before close().")
     ops = tuple(op for part in parts for op in part.ops)
     nodes = tuple(nodes_of(ops, places, names))
     edges = tuple(edges_of(ops))
@@ -143,14 +145,18 @@ def _joined(walks: Sequence[DriverWalk]) -> Iterator[DriverNode]:
 
 
 def _edges(walks: Sequence[DriverWalk]) -> Iterator[Edge]:
-    """Those of each graph, and one from the end of each to the beginning of the next."""
-    first = 0
+    """Those of each graph, and one from every end of each to every beginning of the next."""
+    first, ends = 0, list[int]()
     for walk in walks:
-        if first:
-            yield Edge(source=first - 1, target=first)
+        own = [i for i, node in enumerate(walk.nodes) if node.parent is None]
+        reached = {edge.target for edge in walk.edges}
+        left = {edge.source for edge in walk.edges}
+        for source, target in product(ends, (first + i for i in own if i not in reached)):
+            yield Edge(source=source, target=target)
         for edge in walk.edges:
             kind = "programmatic" if edge.is_programmatic else "full"
             yield Edge(source=edge.source + first, target=edge.target + first, kind=kind)
+        ends = [first + i for i in own if i not in left] or ends
         first += len(walk.nodes)
 
 
@@ -189,14 +195,17 @@ def _watched(
 ) -> list[list[Span]]:
     """How long each operation took, in a few replays."""
     launches = []
-    for _ in range(3):
+    try:
+        for _ in range(3):
+            for part in parts:
+                part.stopwatch = []
+            replay()
+            times = [both for part in parts for both in pairwise(part.stopwatch or [])]
+            spans = [Span(n, (), a, b - a) for n, (a, b) in zip(names, times, strict=False)]
+            launches.append(spans)
+    finally:
         for part in parts:
-            part.stopwatch = []
-        replay()
-        times = [both for part in parts for both in pairwise(part.stopwatch or [])]
-        launches.append([Span(n, (), a, b - a) for n, (a, b) in zip(names, times, strict=False)])
-    for part in parts:
-        part.stopwatch = None
+            part.stopwatch = None
     return launches
 
 

@@ -85,7 +85,7 @@ class MemoryMap:
         memory = self._asked[page]
         if not memory:
             return None
-        return Pointer(address=address, memory=memory, name=f"{memory} {address:#x}", offset=offset)
+        return Pointer(address=address, memory=memory, name=f"{memory} memory", offset=offset)
 
     def pool_offset(self, address: int) -> int | None:
         """Where in the graph's own pool an address leads; ``None`` if elsewhere."""
@@ -190,4 +190,4 @@ def _blocks(segments: Sequence[Mapping[str, Any]], pool: tuple[int, int] | None)
             is_live = block["state"] == "active_allocated"
             memory = "external" if is_live else "freed"
             begin, size = block["address"], block["size"]
-            yield Range(begin, begin + size, memory, f"{memory} block {begin:#x}")
+            yield Range(begin, begin + size, memory, f"{memory} block of {size} bytes")

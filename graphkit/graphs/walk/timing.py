@@ -8,9 +8,10 @@ saved is no way to measure: neighbours overlap.)
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from itertools import chain
 from statistics import median, quantiles
 from typing import Any
@@ -63,8 +64,9 @@ def timed(
     spans: dict[int, list[Span]] = defaultdict(list)
     for launch in launches:
         found = launch if by_order else _matched(expected, launch)
-        for node, span in zip(expected, found, strict=True):
-            spans[node.index].append(replace(span, start=span.start - launch[0].start))
+        for node, each in zip(expected, found, strict=True):
+            if each is not None:
+                spans[node.index].append(replace(each, start=each.start - launch[0].start))
     made = tuple(_with_times(node, spans.get(node.index, ())) for node in nodes)
     return made, _whole(made, edges, launches, "order" if by_order else "name and grid")
 
@@ -113,22 +115,25 @@ def _agree(node: Node, span: Span) -> bool:
     return span.name == node.name and span.grid in ((), node.grid)
 
 
-def _matched(nodes: Sequence[Node], launch: Sequence[Span]) -> list[Span]:
-    """The spans in the nodes' order, alike ones in the order of their starts."""
-    waiting: dict[Any, deque[Span]] = defaultdict(deque)
+def _matched(nodes: Sequence[Node], launch: Sequence[Span]) -> list[Span | None]:
+    """The span of each node, of alike ones the first that is left; ``None`` where there is none."""
+    waiting: dict[str, list[Span]] = defaultdict(list)
     for span in launch:
-        waiting[_key(span.name, span.grid)].append(span)
-    left = deque(launch)
-    found = []
+        waiting[_what(span.name)].append(span)
+    found: list[Span | None] = []
     for node in nodes:
-        alike = waiting[_key(node.name, node.grid)]
-        found.append(alike.popleft() if alike else left[0])
+        alike = waiting[_what(node.name)]
+        mine = next((span for span in alike if _agree(node, span)), None)
+        if mine is not None:
+            alike.remove(mine)
+        found.append(mine)
     return found
 
 
-def _key(name: str, grid: tuple[int, ...]) -> Any:
+def _what(name: str) -> str:
+    """A kernel's name; of copies and fills only what they are."""
     kind = name.split(" ")[0].lower()
-    return kind if kind in ("memcpy", "memset") else (name, grid)
+    return kind if kind in ("memcpy", "memset") else name
 
 
 def _with_times(node: Node, spans: Sequence[Span]) -> Node:
@@ -144,21 +149,26 @@ def _with_times(node: Node, spans: Sequence[Span]) -> Node:
 def _whole(
     nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]], how: str
 ) -> Timing:
-    wholes = sorted(max(span.end for span in launch) - launch[0].start for launch in launches)
-    middle = sorted(launches, key=lambda each: max(s.end for s in each) - each[0].start)
-    busy = _union(middle[len(middle) // 2])
-    p50 = median(wholes) / 1e3
+    launches = sorted(launches, key=_lasted)
+    lasted = [_lasted(launch) for launch in launches]
+    middle = (len(launches) - 1) // 2
+    busy = _union(launches[middle])
+    p95 = quantiles(lasted, n=20, method="inclusive")[-1] if len(lasted) > 1 else lasted[0]
     path = critical_path(nodes, edges)
     return Timing(
         replays=len(launches),
-        p50_us=p50,
-        p95_us=(quantiles(wholes, n=20)[-1] if len(wholes) > 1 else wholes[0]) / 1e3,
+        p50_us=lasted[middle] / 1e3,
+        p95_us=p95 / 1e3,
         busy_us=busy / 1e3,
-        gap_us=max(p50 - busy / 1e3, 0.0),
+        gap_us=(lasted[middle] - busy) / 1e3,
         critical_path=path,
         critical_us=sum(nodes[index].duration_us or 0.0 for index in path),
         bound_by=how,
     )
+
+
+def _lasted(launch: Sequence[Span]) -> int:
+    return max(span.end for span in launch) - launch[0].start
 
 
 def _union(launch: Sequence[Span]) -> int:
@@ -177,10 +187,12 @@ def critical_path(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, ..
         before[edge.target].append(edge.source)
     longest: dict[int, float] = {}
     came_from: dict[int, int | None] = {}
-    for node in nodes:  # an edge leads to a node that was made later
-        came_from[node.index] = max(before[node.index], key=lambda i: longest[i], default=None)
-        behind = longest.get(came_from[node.index], 0.0)  # type: ignore[arg-type]
-        longest[node.index] = behind + (node.duration_us or 0.0)
+    in_turn = TopologicalSorter({node.index: before[node.index] for node in nodes})
+    for index in in_turn.static_order():
+        last = max(before[index], key=lambda i: longest[i], default=None)
+        came_from[index] = last
+        until_then = 0.0 if last is None else longest[last]
+        longest[index] = until_then + (nodes[index].duration_us or 0.0)
     at: int | None = max(longest, key=lambda i: longest[i], default=None)
     path = []
     while at is not None:
