@@ -7,9 +7,9 @@ from graphkit.graphs.cuda import CudaBackend
 from graphkit.graphs.devices import backend_for, resolve_device
 from graphkit.graphs.environment import environment, installed
 from graphkit.graphs.failures import CaptureFailure
+from graphkit.graphs.host_memory import OTHER_UNSET
 from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
-from graphkit.graphs.stack import OTHER_UNSET
 from graphkit.graphs.state import preserved
 from graphkit.graphs.walk import inspect_graph, tensors_of
 

@@ -22,9 +22,9 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.graphs.driver import capturing_counter
+from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.module_names import ModuleNames
 from graphkit.graphs.places import caller_line
-from graphkit.graphs.stack import fill_stack
 
 
 class Stage(StrEnum):
@@ -64,7 +64,7 @@ class Attribution:
 
     Attributes:
         places: What made each node, in order of creation.
-        unset: What bytes of arguments hold that torch leaves unset, see ``graphs.stack``.
+        unset: What bytes of arguments hold that torch leaves unset, see ``graphs.host_memory``.
     """
 
     def __init__(self, modules: nn.Module | Mapping[str, torch.Tensor] | None = None) -> None:
@@ -73,7 +73,7 @@ class Attribution:
         self._names = ModuleNames(modules)
         self._modules: list[str] = []
         self._scopes: list[str] = []
-        self._count: Callable[[], int] = lambda: 0
+        self._count = _none
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
@@ -86,7 +86,7 @@ class Attribution:
     @contextmanager
     def noting(self, count: Callable[[], int]) -> Iterator[None]:
         """Note what makes nodes, while ``count()`` says how many there are."""
-        self._count = count
+        self._begin_anew(count)
         _active.append(self)
         hooks = (
             register_module_forward_pre_hook(lambda module, _args: self._enter(module)),
@@ -100,6 +100,7 @@ class Attribution:
             for hook in hooks:
                 hook.remove()
             _active.remove(self)
+            self._count = _none  # may hold what was captured
 
     def taken(self) -> list[Place]:
         """What was noted so far, given away: the next graph begins anew."""
@@ -128,6 +129,12 @@ class Attribution:
             self.note()
             stack.pop()
 
+    def _begin_anew(self, count: Callable[[], int]) -> None:
+        """Forget the capture before, which may have been cut off inside of modules."""
+        self._count = count
+        self.places, self._modules, self._scopes = [], [], []
+        self._names.start_over()
+
     def _enter(self, module: nn.Module) -> None:
         self.note()
         self._modules.append(self._names.enter(module))
@@ -136,6 +143,10 @@ class Attribution:
         self.note()
         self._modules.pop()
         self._names.leave()
+
+
+def _none() -> int:
+    return 0
 
 
 def noting(

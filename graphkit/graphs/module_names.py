@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 class ModuleNames:
@@ -19,39 +20,49 @@ class ModuleNames:
     """
 
     def __init__(self, declared: nn.Module | Mapping[str, torch.Tensor] | None) -> None:
-        self._paths: dict[int, str] = {}
+        # Weak, since a module that a forward made may die, and the next one have its id.
+        self._paths: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
         self._weights: dict[int, str] = {}
         self._running: list[tuple[nn.Module, str]] = []
         if isinstance(declared, nn.Module):
             self._add(declared, "")
         elif declared is not None:
             self._weights = {weight.data_ptr(): name for name, weight in declared.items()}
+            self._weights.pop(0, None)  # of what has no memory of its own
 
     def enter(self, module: nn.Module) -> str:
         """The path of a module whose forward begins."""
-        path = self._paths.get(id(module))
-        if path is None:
-            path = self._by_weight(module) or self._by_parent(module) or type(module).__name__
+        if module not in self._paths:
+            path = self._by_weight(module)
+            if path is None:
+                path = self._by_parent(module) or type(module).__name__
             self._add(module, path)
-        self._running.append((module, path))
-        return path
+        self._running.append((module, self._paths[module]))
+        return self._paths[module]
 
     def leave(self) -> None:
         """The forward of the module that was entered last ends."""
         self._running.pop()
 
+    def start_over(self) -> None:
+        """No module runs: whatever ran last may have been cut off."""
+        self._running.clear()
+
     def _add(self, module: nn.Module, path: str) -> None:
         """Name a module and all below it that have no name yet."""
         for name, child in module.named_modules():
             full = ".".join(filter(None, (path, name))) or type(module).__name__
-            self._paths.setdefault(id(child), full)
+            self._paths.setdefault(child, full)
 
-    def _by_weight(self, module: nn.Module) -> str:
+    def _by_weight(self, module: nn.Module) -> str | None:
+        """Empty for the model that all the weights are of."""
+        if not self._weights:  # some parameters refuse to say where they are
+            return None
         for name, weight in module.named_parameters():
-            declared = self._weights.get(weight.data_ptr(), "")
+            declared = f".{self._weights.get(weight.data_ptr(), '')}"
             if declared.endswith(f".{name}"):
-                return declared.removesuffix(f".{name}")
-        return ""
+                return declared.removesuffix(f".{name}")[1:]
+        return None
 
     def _by_parent(self, module: nn.Module) -> str:
         """For modules that came to their parent after it was named."""

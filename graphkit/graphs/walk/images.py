@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from graphkit.graphs.cuda import CudaGraph
+from graphkit.graphs.driver import memory_kind
+from graphkit.graphs.host_memory import HostMemory
 from graphkit.graphs.recorder import RecordedGraph
 from graphkit.graphs.walk.arguments import Parameter, number
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
@@ -20,6 +22,9 @@ from graphkit.graphs.walk.kernel_names import short
 from graphkit.graphs.walk.memory_map import MemoryMap, Names
 from graphkit.graphs.walk.recorded import nodes_of
 from graphkit.records import Argument
+
+_LOWEST = 1 << 16
+"""No process has memory below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +157,9 @@ def _differing(one: bytes, other: bytes | str) -> frozenset[int]:
 
 def _of_template(part: CudaGraph) -> Iterator[NodeImage]:
     memory = MemoryMap({}, torch.cuda.memory_snapshot(), part.graph.pool())
+    host = HostMemory()
     for node in DriverWalk(part.graph.raw_cuda_graph()).nodes:
-        arguments = [ArgumentImage(p.name, _settled(p, memory)) for p in node.parameters]
+        arguments = [ArgumentImage(p.name, _settled(p, memory, host)) for p in node.parameters]
         yield NodeImage(node.name, _launch(node), tuple(arguments))
 
 
@@ -172,13 +178,15 @@ def _extent(extent: Sequence[int]) -> str:
     return "x".join(map(str, extent))
 
 
-def _settled(parameter: Parameter, memory: MemoryMap) -> bytes:
-    """The bytes with offsets for addresses in the graph's pool."""
+def _settled(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes:
+    """The bytes with offsets for addresses in the graph's pool, and without the host's own."""
     data = bytearray(parameter.data or b"")
-    for at, word in parameter.addresses(memory.lowest):
+    for at, word in parameter.addresses(_LOWEST):
         offset = memory.pool_offset(word)
         if offset is not None:
             data[at : at + 8] = offset.to_bytes(8, "little")
+        elif host.holds(word) and not memory_kind(word):
+            data[at : at + 8] = bytes(8)
     return bytes(data)
 
 

@@ -47,7 +47,8 @@ class MemoryMap:
     """Tells what an address leads to.
 
     Args:
-        names: Tensors that have names. Where they overlap, the smallest one names an address.
+        names: Tensors that have names. Where they overlap, the one that begins last names an
+            address, and the shortest of those; of several names for the same bytes, the first.
         segments: The allocator's, as ``torch.cuda.memory_snapshot`` gives them.
         pool: Id of the graph's own pool.
         ask: Says the kind of memory that CUDA knows at an address nobody named, or ``""``.

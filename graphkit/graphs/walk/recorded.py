@@ -45,17 +45,25 @@ def edges_of(ops: tuple[RecordedOp, ...]) -> Iterator[Edge]:
     """From the operation that wrote a storage last to each that uses it."""
     wrote: dict[int, int] = {}
     for index, op in enumerate(ops):
-        given = [_storage(t) for t in _tensors([*op.args, *op.kwargs.values()])]
-        for source in dict.fromkeys(wrote[s] for s in given if s in wrote):
+        given = list(_given(op))
+        used = [_storage(t) for _, value, _ in given for t in _tensors(value)]
+        for source in dict.fromkeys(wrote[s] for s in used if s in wrote):
             yield Edge(source=source, target=index)
-        changed = given if op.op._schema.is_mutable else []
-        for storage in (*changed, *(_storage(t) for t in op.results)):
-            wrote[storage] = index
+        changed = [t for _, value, is_written in given if is_written for t in _tensors(value)]
+        for tensor in (*changed, *op.results):
+            wrote[_storage(tensor)] = index
+
+
+def _given(op: RecordedOp) -> Iterator[tuple[str, Any, bool]]:
+    """Each argument's name and value, and whether the operation writes into it."""
+    declared = {argument.name: argument for argument in op.op._schema.arguments}
+    for name, value in (*zip(declared, op.args, strict=False), *op.kwargs.items()):
+        alias = declared[name].alias_info
+        yield name, value, alias is not None and alias.is_write
 
 
 def _arguments(op: RecordedOp, memory: MemoryMap) -> Iterator[Argument]:
-    declared = [argument.name for argument in op.op._schema.arguments]
-    for name, value in (*zip(declared, op.args, strict=False), *op.kwargs.items()):
+    for name, value, _ in _given(op):
         yield _argument(name, value, memory)
     for index, result in enumerate(op.results):
         yield _argument(f"-> {index}", result, memory)
