@@ -15,15 +15,13 @@ _ROOMS = ("graphs", "ops", "buffers", "runners", "attention", "kv", "targets", "
 _MACHINERY = tuple(str((Path(__file__).parents[1] / room).resolve()) for room in _ROOMS)
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, *_MACHINERY))
-_COMPILED = f"{os.sep}torchinductor_"
-"""In the path of every file that torch.compile writes."""
 
 
 @cache
 def is_machinery(filename: str) -> bool:
     """Whether a file belongs to torch or to graphkit's own working."""
     path = str(Path(filename).resolve())
-    return path.startswith(_NOT_THE_USERS) or filename.startswith("<") or _COMPILED in path
+    return path.startswith(_NOT_THE_USERS) or filename.startswith("<")
 
 
 def caller_place() -> str:
@@ -54,6 +52,12 @@ def _short(filename: str) -> str:
 
 def _users_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_machinery(frame.f_code.co_filename):
+    while frame is not None and _is_not_the_users(frame):
         frame = frame.f_back
     return frame
+
+
+def _is_not_the_users(frame: FrameType) -> bool:
+    """Of torch or of graphkit; what torch.compile writes calls itself a module of torch."""
+    module = str(frame.f_globals.get("__name__"))
+    return module.startswith("torch.") or is_machinery(frame.f_code.co_filename)

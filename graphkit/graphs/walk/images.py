@@ -34,10 +34,14 @@ class ArgumentImage:
     Attributes:
         name: The parameter's name; empty for a compiled kernel's.
         data: Its bytes on CUDA, its text on the recorder.
+        constants: On the recorder, address and digest of tensors in it that came from outside and
+            that nobody declared. The same memory may hold something else at every replay; other
+            memory is a constant that the capture made.
     """
 
     name: str
     data: bytes | str
+    constants: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,9 @@ def _of_argument(
 ) -> Iterator[Difference]:
     one, other = before.data, after.data
     if one == other:
+        for (address, held), (now, holds) in zip(before.constants, after.constants, strict=False):
+            if address != now and held != holds:
+                yield Difference(node, "argument", f"constant {held}", f"constant {holds}", place)
         return
     if isinstance(one, str) or isinstance(other, str):
         yield Difference(node, "argument", str(one), str(other), place)
@@ -194,7 +201,10 @@ def _of_ops(parts: Sequence[RecordedGraph], names: Names) -> Iterator[NodeImage]
     ops = tuple(op for part in parts for op in part.ops)
     for op, node in zip(ops, nodes_of(ops, (), names), strict=True):
         given = {t.data_ptr(): t for t in (*op.args, *op.kwargs.values()) if _is_tensor(t)}
-        arguments = [ArgumentImage(each.name, _text(each, given)) for each in node.arguments]
+        arguments = [
+            ArgumentImage(each.name, each.text, tuple(_constants(each, given)))
+            for each in node.arguments
+        ]
         yield NodeImage(node.name, (), tuple(arguments))
 
 
@@ -202,11 +212,10 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _text(argument: Argument, given: dict[int, torch.Tensor]) -> str:
-    """An argument's text; what nobody declared is a constant, so its content counts as well."""
-    pointers = [p for p in argument.pointers if p.memory == "external" and p.address in given]
-    digests = [_digest(given[pointer.address]) for pointer in pointers]
-    return " ".join([argument.text.partition(" at external")[0], *digests])
+def _constants(argument: Argument, given: Mapping[int, torch.Tensor]) -> Iterator[tuple[int, str]]:
+    for pointer in argument.pointers:
+        if pointer.memory == "external" and pointer.address in given:
+            yield pointer.address, _digest(given[pointer.address])
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -1,0 +1,101 @@
+"""The words of ``graphkit record``: which are ours, and what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphkit
+from graphkit.records import RecordingRecord
+
+
+@pytest.mark.parametrize(
+    ("words", "out", "left"),
+    [
+        (["s.py", "a", "b"], "graphkit-record.json", ["a", "b"]),
+        (["--out", "r.json", "s.py", "-a"], "r.json", ["-a"]),
+        (["--out=r.json", "s.py", "--o", "x"], "r.json", ["--o", "x"]),
+        (["s.py", "--out", "r.json", "-b"], "r.json", ["-b"]),
+        (["s.py", "-b", "--output", "c", "--out=r.json"], "r.json", ["-b", "--output", "c"]),
+        (["--out", "first.json", "s.py", "--out", "r.json"], "r.json", []),
+        (["s.py", "a", "--", "--out", "b"], "graphkit-record.json", ["a", "--out", "b"]),
+        (["s.py", "--out", "r.json", "--", "--out=b"], "r.json", ["--out=b"]),
+        (["s.py", "--", "a", "--", "b"], "graphkit-record.json", ["a", "--", "b"]),
+        (["--out", "r.json", "--", "s.py", "--out", "b"], "r.json", ["--out", "b"]),
+        (["-m", "s", "-a", "--out", "r.json"], "r.json", ["-a"]),
+        (["--out", "r.json", "-m", "s", "--", "--out", "b"], "r.json", ["--out", "b"]),
+        (["-m", "s", "-m", "x", "--help"], "graphkit-record.json", ["-m", "x", "--help"]),
+    ],
+)
+def test_which_words_are_ours(run, program, here, words, out, left, graphs_in):
+    program("import sys; from capturing import capture; capture(repr(sys.argv[1:]))")
+    ended = run("record", *words)
+    assert (ended.code, ended.err) == (0, f"recorded 1 graph of 1 process: wrote {out}\n")
+    assert [path.name for path in here.glob("*.json")] == [out]
+    assert graphs_in(out) == [(repr(left), 0)]
+    start = ["-m", "s"] if "-m" in words[:3] else ["s.py"]
+    assert list(RecordingRecord.load(here / out).command) == [*start, *left]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("-m",), ("--out",), ("--out", "r.json"), ("absent.py",), ("--", "absent.py"),
+        ("--nothing", "s.py"), ("s.py", "--out"), ("-m", "s", "--out"),
+        ("--out", "absent/r.json", "s.py"),
+    ],
+)  # fmt: skip
+def test_wrong_words_run_nothing(run, program, here, words):
+    program("open('ran', 'w')")
+    ended = run("record", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert "error: " in ended.err
+    assert [path.name for path in here.iterdir()] == ["s.py"]
+
+
+def test_a_missing_script_is_named(run, here):
+    assert run("record", "absent.py").error == "error: cannot run absent.py: there is no such file."
+
+
+def test_a_missing_module_is_pythons_to_say(here, record_in_shell):
+    done = record_in_shell("-m", "no_such_module_at_all")
+    assert done.returncode == 1
+    assert "No module named no_such_module_at_all" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["-E", "-I", "-S"])
+def test_a_python_that_would_not_find_the_hooks_is_refused(program, option, tmp_path):
+    program("print('ran')")
+    root = str(Path(graphkit.__file__).parents[1])
+    code = (
+        f"import sys; sys.path[:0] = {[root, *sys.path]!r}\n"
+        "from graphkit.cli import main; sys.exit(main(['record', 's.py']))"
+    )
+    done = subprocess.run(
+        [sys.executable, option, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: cannot record under python -E, -I or -S")
+
+
+@pytest.mark.parametrize(
+    ("has_device", "why"),
+    [(False, "no CUDA device seen by torch"), (True, "no graph was captured")],
+)
+def test_why_a_program_with_torch_has_nothing_to_record(
+    run, program, here, monkeypatch, has_device, why
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_device)
+    ended = run("record", program("import torch; raise SystemExit(4)"))
+    assert (ended.code, ended.err) == (4, f"nothing to record: {why}\n")
+    assert [path.name for path in here.iterdir()] == ["s.py"]
+
+
+def test_a_record_that_cannot_be_written_is_said(run, program, here, monkeypatch):
+    program("import os; from capturing import capture; capture('a'); os.mkdir('r.json')")
+    ended = run("record", "s.py", "--out", "r.json")
+    assert ended.code == 2
+    assert "cannot write r.json" in ended.err

@@ -1,0 +1,217 @@
+"""What a graph froze is found, and what it did not freeze is not."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graphkit as gk
+from graphkit.audit import Ledger
+from graphkit.audit.baked import audit_baked
+from graphkit.graphs.walk.images import ArgumentImage, NodeImage, differences, unset_bytes
+
+SPEC = gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4)
+SIZES = gk.BufferSizes(4, 128, 16, 32, torch.float32)
+MODE = gk.ForwardMode.TARGET_VERIFY
+
+
+class Settings:
+    def __init__(self):
+        self.temperature, self.steps, self.is_greedy = 0.5, 2, True
+
+
+def sample(_mode, batch_size, seed):
+    ids = np.random.default_rng(seed).integers(0, 32, 4 * batch_size)
+    return gk.TargetVerifyInputs(
+        req_pool_indices=np.arange(1, batch_size + 1),
+        seq_lens=np.full(batch_size, 4 + seed, np.int32),
+        input_ids=ids,
+        positions=np.arange(4 * batch_size),
+        out_cache_loc=np.arange(1, 4 * batch_size + 1),
+    )
+
+
+def audited(forward, model=None, **dynamic):
+    """The ledger of an audit of a forward that makes logits [T, 32]."""
+    target = gk.CaptureTarget(
+        name="tiny",
+        spec=SPEC,
+        sizes=SIZES,
+        forwards={MODE: lambda i: gk.VerifyOutput(next_token_logits=forward(i))},
+        sample_batch=sample,
+        weights=model,
+        dynamic=dynamic,
+    )
+    ledger = Ledger()
+    with target.runner(MODE, batch_sizes=[2, 4], device="cpu") as runner:
+        audit_baked(target, runner, ledger)
+    return ledger
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Embedding(32, 32)
+
+
+@pytest.fixture
+def settings():
+    return Settings()
+
+
+def setter(settings, name):
+    return lambda value: setattr(settings, name, value)
+
+
+def test_a_sound_forward_has_a_certificate_and_no_finding(model):
+    ledger = audited(lambda i: model(i.input_ids) + i.positions[:, None], model)
+    assert not ledger.findings
+    texts = [check.text for check in ledger.checks]
+    assert texts[0].startswith("captured again: 0 differences")
+    assert [text.split(":")[0] for text in texts[1:]] == [
+        "changed batch contents", "changed live requests",
+    ]  # fmt: skip
+    assert all(check.mode == "TARGET_VERIFY" for check in ledger.checks)
+
+
+def test_a_scalar_is_found_with_its_place_and_both_values(model, settings):
+    ledger = audited(
+        lambda i: model(i.input_ids) / settings.temperature,
+        model,
+        temperature=(setter(settings, "temperature"), [0.5, 0.25]),
+    )
+    assert [finding.batch_size for finding in ledger.findings] == [2, 4]
+    finding = ledger.findings[0]
+    assert (finding.kind, finding.audit, finding.severity) == ("baked value", "baked", "error")
+    assert (finding.kernel, finding.argument) == ("div", 1)
+    assert (finding.before, finding.after) == ("0.5", "0.25")
+    assert "temperature is baked into node" in finding.text
+    assert "test_baked.py" in finding.source
+    assert finding.advice
+    assert settings.temperature == 0.5
+
+
+def test_one_thing_is_changed_at_a_time(model, settings):
+    ledger = audited(
+        lambda i: model(i.input_ids) / settings.temperature,
+        model,
+        temperature=(setter(settings, "temperature"), [0.5, 0.25]),
+        steps=(setter(settings, "steps"), [2, 3]),
+    )
+    counts = {check.text.split(":")[0]: check.findings for check in ledger.checks}
+    assert counts["changed temperature"] == 2
+    assert counts["changed steps"] == 0
+
+
+def test_every_further_value_is_tried(model, settings):
+    ledger = audited(
+        lambda i: model(i.input_ids) / max(settings.steps, 3),
+        model,
+        steps=(setter(settings, "steps"), [2, 3, 4]),
+    )
+    assert [finding.after for finding in ledger.findings] == ["4", "4"]
+
+
+def test_a_branch_shows_as_another_kernel(model, settings):
+    def forward(i):
+        logits = model(i.input_ids)
+        return logits.relu() if settings.is_greedy else logits.sigmoid()
+
+    ledger = audited(forward, model, greedy=(setter(settings, "is_greedy"), [True, False]))
+    assert {(f.before, f.after) for f in ledger.findings} == {("relu", "sigmoid")}
+
+
+def test_a_loop_shows_as_another_number_of_nodes(model, settings):
+    def forward(i):
+        logits = model(i.input_ids)
+        for _ in range(settings.steps):
+            logits = logits + 1
+        return logits
+
+    ledger = audited(forward, model, steps=(setter(settings, "steps"), [2, 3]))
+    assert all("number of nodes" in finding.text for finding in ledger.findings)
+    assert len(ledger.findings) == 2
+
+
+def test_the_same_value_in_many_nodes_is_one_finding(model, settings):
+    def forward(i):
+        logits = model(i.input_ids)
+        for _ in range(3):
+            logits = logits * settings.temperature
+        return logits
+
+    ledger = audited(forward, model, temperature=(setter(settings, "temperature"), [0.5, 0.25]))
+    assert len(ledger.findings) == 2
+    assert "the same in 2 more nodes" in ledger.findings[0].text
+
+
+def test_a_tensor_that_is_rewritten_in_place_is_not_frozen(model):
+    scale = torch.full((1,), 0.5)
+    ledger = audited(lambda i: model(i.input_ids) * scale, model, scale=(scale.fill_, [0.5, 0.25]))
+    assert not ledger.findings
+
+
+def test_a_constant_made_on_the_host_is_found_by_its_content(model, settings):
+    ledger = audited(
+        lambda i: model(i.input_ids) * torch.tensor([settings.temperature]),
+        model,
+        temperature=(setter(settings, "temperature"), [0.5, 0.25]),
+    )
+    assert len(ledger.findings) == 2
+
+
+def test_a_capture_that_depends_on_a_counter_is_not_deterministic(model):
+    counter = itertools.count()
+    ledger = audited(lambda i: model(i.input_ids) * next(counter), model)
+    kinds = {finding.kind for finding in ledger.findings}
+    assert "capture is not deterministic" in kinds
+    assert ledger.checks[0].findings == 2
+
+
+def test_what_was_changed_is_taken_back_when_a_capture_fails(model, settings):
+    def forward(i):
+        if settings.temperature < 0.5:
+            raise RuntimeError("too cold")
+        return model(i.input_ids)
+
+    with pytest.raises(gk.CaptureError):
+        audited(forward, model, temperature=(setter(settings, "temperature"), [0.5, 0.25]))
+    assert settings.temperature == 0.5
+
+
+def node(*data, name="kernel", grid="1x1x1"):
+    return NodeImage(name, (("grid", grid),), tuple(ArgumentImage("", each) for each in data))
+
+
+class TestImages:
+    def test_a_grid_that_differs_is_told(self):
+        (found,) = differences([node(grid="8x1x1")], [node(grid="16x1x1")], {})
+        assert (found.what, found.before, found.after) == ("grid", "8x1x1", "16x1x1")
+
+    def test_a_word_in_a_struct_is_told_by_its_offset(self):
+        before, after = bytearray(64), bytearray(64)
+        after[20] = 7
+        (found,) = differences([node(bytes(before))], [node(bytes(after))], {})
+        assert (found.argument, found.offset, found.before, found.after) == (0, 20, "0", "7")
+
+    def test_unset_bytes_are_passed_over_and_others_beside_them_are_not(self):
+        """A float that torch sets, behind three bytes of a struct that it does not."""
+        first = b"\x01\x00\x00\x00" + np.float32(0.5).tobytes()
+        noisy = b"\x01\xa5\xa5\xa5" + np.float32(0.5).tobytes()
+        after = b"\x01\x11\x22\x33" + np.float32(0.25).tobytes()
+        unset = unset_bytes([node(first)], [node(noisy)])
+        assert unset == {(0, 0): {1, 2, 3}}
+        assert not list(differences([node(first)], [node(noisy)], unset))
+        (found,) = differences([node(first)], [node(after)], unset)
+        assert (found.offset, found.before, found.after) == (4, "0.5", "0.25")
+
+    def test_an_eight_byte_number_is_told_whole(self):
+        (found,) = differences(
+            [node((3).to_bytes(8, "little"))], [node((5 << 32).to_bytes(8, "little"))], {}
+        )
+        assert found.offset == 0
+        assert found.before == "3"
