@@ -35,7 +35,8 @@ def number(text="0.5"):
 def graph():
     nodes = (
         Node(index=0, kind="kernel", name="void fill<float>(int)", short_name="fill",
-             grid=(8, 1, 1), block=(128, 1, 1), arguments=(pointer(), number()), module="layer", source="a.py:1"),
+             grid=(8, 1, 1), block=(128, 1, 1), arguments=(pointer(), number()), module="layer",
+             source="a.py:1"),
         Node(index=1, kind="kernel", name="gemm", short_name="gemm", grid=(4, 4, 1),
              block=(384, 1, 1), arguments=(Argument(size=1720, kind="struct", text="1720 #1"),)),
     )  # fmt: skip

@@ -1,0 +1,143 @@
+"""``graphkit audit``: findings in words, and exit codes that a script can trust."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+
+from graphkit.records import AuditReport, LockRecord
+
+SOURCE = """
+import numpy as np
+import torch
+from torch import nn
+import graphkit as gk
+
+MODE = gk.ForwardMode.TARGET_VERIFY
+torch.manual_seed(0)
+model = nn.Embedding(32, 32)
+settings = {"scale": 2.0}
+
+def score(i):
+    rows = (i.req_pool_indices + i.seq_lens).repeat_interleave(4, output_size=i.num_tokens)
+    return model(i.input_ids) + (rows + i.positions + i.out_cache_loc)[:, None] * 0.0
+
+def sample_batch(mode, batch_size, seed):
+    return gk.TargetVerifyInputs(
+        req_pool_indices=np.arange(1, batch_size + 1),
+        seq_lens=np.full(batch_size, 4, np.int32),
+        input_ids=np.random.default_rng(seed).integers(0, 32, 4 * batch_size),
+        positions=np.arange(4 * batch_size) % 4 + 4,
+        out_cache_loc=np.arange(1, 4 * batch_size + 1),
+    )
+
+def target(forward, **facts):
+    return gk.CaptureTarget(
+        name="small",
+        spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4),
+        sizes=gk.BufferSizes(2, 128, 16, 32, torch.float32),
+        forwards={MODE: lambda i: gk.VerifyOutput(next_token_logits=forward(i))},
+        sample_batch=sample_batch, weights=model, **facts)
+
+sound = target(score)
+frozen = target(
+    lambda i: score(i) * settings["scale"],
+    dynamic={"scale": (lambda value: settings.update(scale=value), [2.0, 3.0])})
+unread = target(lambda i: model(i.input_ids))
+def changes(i):
+    return score(i).relu() if settings["scale"] == 2.0 else score(i).sigmoid()
+changing = target(changes)
+"""
+QUICK = "--only", "baked,pointers"
+names = (f"graphkit_tests_cli_audit_{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def small(tmp_path, here, monkeypatch):
+    """The name of a module with targets."""
+    name = next(names)
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    return name
+
+
+def test_a_sound_target_ends_well(run, small):
+    ended = run("audit", f"{small}:sound", *QUICK)
+    assert ended.code == 0
+    assert "captured again: 0 differences" in ended.out
+    assert ended.out.rstrip().endswith("checks, no finding.")
+    assert not ended.err
+
+
+def test_a_finding_is_told_with_what_to_do_and_ends_with_1(run, small):
+    ended = run("audit", f"{small}:frozen", *QUICK)
+    assert ended.code == 1
+    assert "error: baked value: TARGET_VERIFY 1: scale is baked into node" in ended.out
+    assert "made by (forward)" in ended.out
+    assert "Read it from a tensor" in " ".join(ended.out.split())
+    assert "findings." in ended.out
+
+
+def test_a_warning_alone_does_not_fail(run, small):
+    ended = run("audit", f"{small}:unread", "--only", "pointers")
+    assert ended.code == 0
+    assert "warning: dead input" in ended.out
+
+
+def test_json_is_the_report(run, small):
+    ended = run("audit", f"{small}:frozen", *QUICK, "--json", "--batch-sizes", "2")
+    assert ended.code == 1
+    report = AuditReport.from_json(ended.out)
+    assert {finding.kind for finding in report.findings} == {"baked value"}
+    assert {finding.batch_size for finding in report.findings} == {2}
+
+
+def test_out_writes_the_report_and_says_so(run, small, here):
+    ended = run("audit", f"{small}:sound", *QUICK, "--out", "audit.json")
+    assert ended.err == "wrote audit.json\n"
+    assert not AuditReport.load(here / "audit.json").findings
+
+
+def test_two_runs_say_the_same(run, small):
+    one, other = (run("audit", f"{small}:frozen", *QUICK, "--json") for _ in range(2))
+    reports = [AuditReport.from_json(ended.out) for ended in (one, other)]
+    assert reports[0].findings == reports[1].findings
+    assert [c.text for c in reports[0].checks] == [c.text for c in reports[1].checks]
+
+
+def test_a_lock_is_written_and_holds(run, small, here):
+    ended = run("audit", f"{small}:sound", "--lock", "graphs.lock.json")
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err == "locked 2 graphs: wrote graphs.lock.json\n"
+    assert set(LockRecord.load(here / "graphs.lock.json").fingerprints) == {
+        "TARGET_VERIFY 1", "TARGET_VERIFY 2",
+    }  # fmt: skip
+    ended = run("audit", f"{small}:sound", "--check", "graphs.lock.json")
+    assert ended.code == 0
+    assert ended.out.count("as locked") == 2
+
+
+def test_a_lock_says_what_changed(run, small, here):
+    run("audit", f"{small}:changing", "--lock", "graphs.lock.json")
+    importlib.import_module(small).settings["scale"] = 3.0
+    ended = run("audit", f"{small}:changing", "--check", "graphs.lock.json")
+    assert ended.code == 1
+    assert "graph changed" in ended.out
+    assert "relu" in ended.out
+    assert "sigmoid" in ended.out
+
+
+def test_an_unknown_audit_is_refused_with_those_there_are(run, small):
+    ended = run("audit", f"{small}:sound", "--only", "backed")
+    assert ended.code == 2
+    assert "unknown audit 'backed'; audits are baked, pointers" in ended.error
+
+
+def test_a_lock_that_is_none_is_refused(run, small, here):
+    (here / "no.json").write_text("{}")
+    ended = run("audit", f"{small}:sound", "--check", "no.json")
+    assert ended.code == 1
+    assert "not a record of graphkit" in ended.error
