@@ -1,0 +1,126 @@
+"""Graphs in Chrome's trace event format, which Perfetto opens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any
+
+from graphkit.records import GraphRecord, Node
+from graphkit.views.figures import extent
+from graphkit.views.module_tree import placed
+from graphkit.views.selection import Titled
+
+Event = dict[str, Any]
+_NOMINAL_NS = 1000
+_MODULES = 0
+"""The track of the modules; those of the nodes follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A node in time, in nanoseconds, and the names of the modules around it."""
+
+    node: Node
+    begin: int
+    end: int
+    modules: tuple[str, ...]
+
+
+def trace_of(graphs: Sequence[Titled]) -> str:
+    """The graphs as JSON text: one process each, with a track of modules and tracks of nodes.
+
+    Nodes that overlap in time stand on tracks of their own. A node without a time of its own, such
+    as a child graph, is a point where the one before it ended.
+    """
+    events = [_process(number, *each) for number, each in enumerate(graphs, 1)]
+    return json.dumps(
+        {"displayTimeUnit": "ns", "traceEvents": list(chain.from_iterable(events))},
+        separators=(",", ":"),
+    )
+
+
+def _process(number: int, title: str, graph: GraphRecord) -> Iterator[Event]:
+    is_measured = any(node.duration_us is not None for node in graph.nodes)
+    note = "" if is_measured else " (not measured: a nominal 1 us per node)"
+    spans = sorted(_spans(graph, is_measured), key=lambda span: (span.begin, -span.end))
+    tracks = _tracks(spans)
+    yield _name("process_name", number, 0, f"{title}{note}")
+    yield _name("thread_name", number, _MODULES, "modules")
+    for track in range(1, max(tracks, default=0) + 1):
+        yield _name("thread_name", number, track, "nodes" if track == 1 else f"nodes {track}")
+    for event in _module_slices(spans, 0, spans[-1].end if spans else 0):
+        yield {**event, "pid": number, "tid": _MODULES}
+    for span, track in zip(spans, tracks, strict=True):
+        yield {**_node_slice(span), "pid": number, "tid": track}
+
+
+def _spans(graph: GraphRecord, is_measured: bool) -> Iterator[_Span]:
+    at = 0
+    for modules, node in placed(graph):
+        begin, length = at, 0 if is_measured else _NOMINAL_NS
+        if is_measured and node.duration_us is not None and node.start_us is not None:
+            begin, length = _ns(node.start_us), _ns(node.duration_us)
+        at = begin + length
+        yield _Span(node, begin, at, modules)
+
+
+def _ns(time_us: float) -> int:
+    time = time_us * 1000
+    return max(round(time), 0) if math.isfinite(time) else 0
+
+
+def _tracks(spans: Sequence[_Span]) -> list[int]:
+    """For each span the first track that is free by then."""
+    ends: list[int] = []
+    found = []
+    for span in spans:
+        track = next((i for i, end in enumerate(ends) if end <= span.begin), len(ends))
+        ends[track : track + 1] = [span.end]
+        found.append(track + 1)
+    return found
+
+
+def _module_slices(spans: Sequence[_Span], depth: int, limit: int) -> Iterator[Event]:
+    """A slice for each stretch of one module, those of the modules inside it below.
+
+    It ends where the next one begins, though its last node may run on: slices of a track nest.
+    """
+    runs = [list(run) for _, run in groupby(spans, key=lambda span: span.modules[: depth + 1])]
+    begins = [run[0].begin for run in runs] + [limit]
+    for run, following in zip(runs, begins[1:], strict=True):
+        end = min(max(span.end for span in run), following, limit)
+        modules = run[0].modules
+        if len(modules) > depth:
+            path = {"module": ".".join(modules[: depth + 1]), "nodes": len(run)}
+            yield _slice(modules[depth], "module", run[0].begin, end, path)
+            yield from _module_slices(run, depth + 1, end)
+
+
+def _node_slice(span: _Span) -> Event:
+    node = span.node
+    facts = {
+        "node": node.index, "name": node.name, "grid": extent(node.grid),
+        "block": extent(node.block), "op": node.op, "source": node.source, "module": node.module,
+        "scope": node.scope,
+    }  # fmt: skip
+    known = {name: fact for name, fact in facts.items() if fact != ""}
+    return _slice(node.short_name, node.kind, span.begin, span.end, known)
+
+
+def _slice(name: str, category: str, begin: int, end: int, facts: Event) -> Event:
+    times = {"ts": _us(begin), "dur": _us(end - begin)}
+    return {"ph": "X", "name": name or category, "cat": category, **times, "args": facts}
+
+
+def _us(time_ns: int) -> float:
+    """Microseconds that Perfetto, which cuts off what is below a nanosecond, reads back exactly."""
+    time = time_ns / 1000
+    return time if int(time * 1000.0) == time_ns else math.nextafter(time, math.inf)
+
+
+def _name(what: str, process: int, track: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": track, "args": {"name": name}}

@@ -1,0 +1,143 @@
+"""Every record in every form that it has, the same from run to run and within a second or two."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from graphkit.errors import ConfigError, RecordError
+from graphkit.records import (
+    BenchReport,
+    CaptureRecord,
+    GraphRecord,
+    RecordingRecord,
+    diff_records,
+    load_record,
+)
+from graphkit.views import FORMATS, Export, diff_view, inspect_view, node_view
+
+REAL = sorted((Path(__file__).parents[2] / "data").glob("**/*.json"))
+"""Records as machines made them."""
+GRAPHED = (CaptureRecord, RecordingRecord, GraphRecord)
+st.register_type_strategy(
+    Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=2)
+)
+
+
+def shown(svg):
+    return "".join(ET.fromstring(svg).itertext()).replace("\xa0", " ")
+
+
+def check_all_forms(record):
+    graphs = record.graphs if not isinstance(record, GraphRecord) else (record,)
+    for suffix, export in FORMATS.items():
+        try:
+            text = export(Export(record))
+        except ConfigError:
+            assert (suffix, len(graphs) > 1) == (".dot", True)
+        except RecordError:
+            assert (suffix in (".json", ".svg"), graphs) == (False, ())
+        else:
+            assert text.encode()
+            assert text == export(Export(record))
+
+
+@pytest.mark.parametrize("kind", ["capture", "recording", "graph"])
+def test_every_form_of_a_record_with_graphs(request, kind):
+    check_all_forms(request.getfixturevalue(kind))
+
+
+def test_svg_of_a_capture_is_its_table_unless_a_graph_is_chosen(capture):
+    whole = shown(FORMATS[".svg"](Export(capture)))
+    assert "graphkit capture: tiny" in whole
+    assert "eager / replay" in whole
+    assert "module and kernel" not in whole
+    one = shown(FORMATS[".svg"](Export(capture, mode="DRAFT", batch_size=4)))
+    assert one.count("module and kernel") == 1
+    assert "eager / replay" not in one
+
+
+def test_json_of_a_selection_is_the_record_with_those_graphs(capture):
+    narrow = CaptureRecord.from_json(FORMATS[".json"](Export(capture, mode="DRAFT")))
+    assert narrow == dataclasses.replace(capture, graphs=capture.graphs[2:])
+    assert FORMATS[".json"](Export(capture)) == capture.to_json()
+
+
+def test_dot_of_many_graphs_asks_which(capture):
+    with pytest.raises(ConfigError, match=r"these are 2: DRAFT 4, DRAFT 8\. Choose one"):
+        FORMATS[".dot"](Export(capture, mode="DRAFT"))
+    dot = FORMATS[".dot"](Export(capture, mode="DRAFT", batch_size=8))
+    assert dot.startswith('digraph "DRAFT 8"')
+
+
+@pytest.mark.parametrize("suffix", [".html", ".dot", ".trace.json"])
+def test_a_capture_without_nodes_has_no_such_form(capture, suffix):
+    with pytest.raises(RecordError, match="made without looking into graphs"):
+        FORMATS[suffix](Export(dataclasses.replace(capture, graphs=())))
+
+
+def test_records_without_graphs_have_json_and_svg(capture):
+    bench = BenchReport(name="refresh", environment=capture.environment, settings={}, measures=())
+    diff = diff_records(capture, capture)
+    for record, words in ((bench, "graphkit bench"), (diff, "graphkit diff")):
+        assert json.loads(FORMATS[".json"](Export(record)))["kind"] == record.KIND
+        assert words in shown(FORMATS[".svg"](Export(record)))
+        with pytest.raises(RecordError, match=r"of kind '(bench|diff)'"):
+            FORMATS[".html"](Export(record))
+
+
+def test_svg_has_no_character_that_xml_lacks(graph):
+    odd = dataclasses.replace(graph, name="a\x00b\x1bc\ufffed")
+    assert "module and kernel" in shown(FORMATS[".svg"](Export(odd)))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_three_thousand_nodes_take_a_second_or_two(make_graph, graph, suffix):
+    def places(size):
+        for layer in range(150):
+            for node in graph.nodes[:20]:
+                facts = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+                for name in ("index", "parent", "duration_us", "start_us"):
+                    del facts[name]
+                yield facts | {"module": f"layers.{layer}.{node.module}"}
+
+    large = make_graph("TARGET_VERIFY", 8, places=places)
+    assert len(large.nodes) == 3000
+    start = time.process_time()
+    FORMATS[suffix](Export(large))
+    assert time.process_time() - start < 4
+
+
+@settings(
+    deadline=None, derandomize=True, max_examples=20, suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)  # fmt: skip
+@given(st.one_of(*map(st.from_type, GRAPHED)))
+def test_any_record_that_can_be_read_can_be_shown(text, record):
+    """Whatever its numbers, names and indices are."""
+    check_all_forms(record)
+    text(inspect_view(record))
+    text(diff_view(diff_records(record, record)))
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
+def test_records_of_real_machines(path, text):
+    record = load_record(path)
+    if not isinstance(record, GRAPHED):
+        pytest.skip("holds no graphs")
+    check_all_forms(record)
+    text(inspect_view(record))
+    graphs = (record,) if isinstance(record, GraphRecord) else record.graphs
+    for graph in graphs[:1]:
+        for node in graph.nodes:
+            text(node_view(node))
+    assert all(graph.is_same for graph in diff_records(record, record).graphs)

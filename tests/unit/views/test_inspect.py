@@ -1,0 +1,160 @@
+"""A record as text: nothing is lost, at any width, and nothing else is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from graphkit.errors import ConfigError
+from graphkit.records import Argument, Node
+from graphkit.views import inspect_view, node_view
+
+
+def test_one_mode_reads_as_stored(capture, text, golden):
+    golden("capture.txt", text(inspect_view(capture, mode="TARGET_VERIFY")))
+
+
+def test_a_graph_that_was_not_measured_reads_as_stored(capture, text, golden):
+    golden("unmeasured.txt", text(inspect_view(capture, mode="draft", batch_size=8)))
+
+
+def test_a_recording_reads_as_stored(recording, text, golden):
+    golden("recording.txt", text(inspect_view(recording)))
+
+
+def test_a_node_reads_as_stored(graph, text, golden):
+    golden("node.txt", text(node_view(graph.nodes[3])))
+
+
+def test_a_graph_is_shown_alone(graph, text):
+    shown = text(inspect_view(graph))
+    assert "graph     TARGET_VERIFY 8" in shown
+    assert "p50 108.00 us" in shown
+
+
+@pytest.mark.parametrize("width", [36, 50, 80, 200])
+def test_no_line_is_wider_than_the_terminal(capture, text, width):
+    assert max(map(len, text(inspect_view(capture), width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_every_node_is_on_a_line_that_says_how_many_it_stands_for(capture, text, width):
+    shown = text(inspect_view(capture), width)
+    names = "norm|gemm_kernel|flash_fwd|silu|refresh|publish|memset of 64 bytes|child graph"
+    lines = re.findall(rf"^ *(?:{names})( x2)?  ", shown, re.MULTILINE)
+    assert sum(2 if twice else 1 for twice in lines) == 4 * 20
+    assert shown.count("argmax (in #18)") == 4
+
+
+def test_a_narrow_terminal_gets_shorter_bars_rather_than_cut_figures(graph, text):
+    narrow, wide = (text(inspect_view(graph), width) for width in (40, 200))
+    for figure in ("128x1x1\n", "32x1x1 ", "16x1x1 "):
+        assert narrow.count(figure) == wide.count(figure) > 0
+    assert narrow.count("█") < wide.count("█")
+
+
+def test_alike_nodes_in_a_row_share_a_line_and_others_do_not(make_graph, text):
+    def places(_):
+        for facts in ({}, {}, {"grid": (9, 1, 1)}, {"grid": (9, 1, 1), "block": (64, 1, 1)}, {}):
+            node = {"kind": "kernel", "name": "k()", "short_name": "gemm", "module": "m"}
+            yield {"grid": (8, 1, 1), "block": (128, 1, 1), "duration_us": 1.5, **node, **facts}
+
+    shown = text(inspect_view(make_graph("DRAFT", 1, places=places)))
+    assert [line.split() for line in shown.splitlines() if "gemm" in line] == [
+        ["gemm", "x2", "3.00", "███▎", "8x1x1", "128x1x1"],
+        ["gemm", "1.50", "█▋", "9x1x1", "128x1x1"],
+        ["gemm", "1.50", "█▋", "9x1x1", "64x1x1"],
+        ["gemm", "1.50", "█▋", "8x1x1", "128x1x1"],
+    ]
+
+
+@pytest.mark.parametrize("time", [0.0, float("inf"), float("nan"), -1.0])
+def test_a_time_that_cannot_be_is_shown_without_a_bar(graph, text, time):
+    nodes = tuple(dataclasses.replace(node, duration_us=time) for node in graph.nodes[:2])
+    shown = text(inspect_view(dataclasses.replace(graph, nodes=nodes, edges=())))
+    assert f"{time:.2f}" in shown
+
+
+def test_a_long_name_folds(graph, text):
+    name = "".join(f"part{number:02}" for number in range(20))
+    node = dataclasses.replace(graph.nodes[0], short_name=name, module="a.b.c")
+    shown = text(inspect_view(dataclasses.replace(graph, nodes=(node,), edges=())), 60)
+    lines = shown[shown.index("a.b.c:") :].splitlines()[1:]
+    assert "".join(line.split()[0] for line in lines) == name
+    assert len(lines) > 2
+    assert all(line.startswith("  ") for line in lines)
+
+
+def test_a_pipe_gets_no_colour(capture, text):
+    assert "\x1b" not in text(inspect_view(capture))
+
+
+def test_an_old_terminal_gets_bars_of_its_own_letters(graph):
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Console(file=file, width=80, _environ={}).print(inspect_view(graph))
+    file.flush()
+    assert "###" in file.buffer.getvalue().decode("ascii")
+
+
+def test_modes_and_sizes_that_were_not_chosen_are_left_out(capture, text):
+    shown = text(inspect_view(capture, mode="DRAFT", batch_size=4))
+    rows = [line.split()[:2] for line in shown.splitlines() if line.startswith("DRAFT  ")]
+    assert rows == [["DRAFT", "4"]]
+    assert "TARGET_VERIFY 4" not in shown
+    assert "shares its memory with TARGET_VERIFY.hidden_states" in shown
+    by_size = text(inspect_view(capture, batch_size=8))
+    assert "TARGET_VERIFY 8\n" in by_size
+    assert "DRAFT 8\n" in by_size
+    assert "DRAFT 4\n" not in by_size
+
+
+def test_a_capture_without_nodes_says_so(capture, text):
+    shown = text(inspect_view(dataclasses.replace(capture, graphs=())))
+    assert "No nodes: the record was made without looking into graphs." in shown
+    assert "101.50" in shown
+
+
+def test_a_mode_that_stays_eager_says_why(capture, text):
+    eager = dataclasses.replace(capture.modes[1], sizes=(), stays_eager="it reads the host.")
+    shown = text(inspect_view(dataclasses.replace(capture, modes=(eager,), graphs=())))
+    assert "DRAFT stays eager: it reads the host." in shown
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field", "there"),
+    [
+        ({"mode": "DECODE"}, "mode", "TARGET_VERIFY, DRAFT"),
+        ({"mode": "DRAFT", "batch_size": 16}, "batch_size", "4, 8"),
+        ({"batch_size": 5}, "batch_size", "4, 8"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(capture, wanted, field, there):
+    with pytest.raises(ConfigError) as caught:
+        inspect_view(capture, **wanted)
+    assert caught.value.field == field
+    assert f": {there}. Choose" in str(caught.value)
+
+
+def test_graphs_that_share_a_name_are_told_apart(recording, text):
+    assert text(inspect_view(recording, mode="runner.py:40 #2")).count("module and kernel") == 1
+    with pytest.raises(ConfigError, match=r"runner\.py:40, runner\.py:40 #2\. Choose"):
+        inspect_view(recording, mode="runner.py:41")
+
+
+def test_text_of_a_record_is_no_markup_and_no_command_to_the_terminal(graph, text):
+    odd = "a[bold]b[/bold]\x1b[31m\x9bc\nd"
+    nodes = (dataclasses.replace(graph.nodes[0], short_name=odd, name=odd, module=odd),)
+    shown = text(inspect_view(dataclasses.replace(graph, nodes=nodes, edges=(), name=odd)), 200)
+    assert r"a[bold]b[/bold]\x1b[31m\x9bc d" in shown
+    assert not set(shown) & {"\x1b", "\x9b"}
+
+
+def test_a_node_shows_all_of_its_arguments(text):
+    arguments = tuple(Argument(size=4, kind="number", text=f"value {i}") for i in range(40))
+    node = Node(index=0, kind="kernel", name="k", short_name="k", arguments=arguments)
+    shown = text(node_view(node))
+    assert all(f"value {i}\n" in shown for i in range(40))

@@ -1,0 +1,93 @@
+"""Nodes hang below their modules once, in order, and their time is added up once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from graphkit.views import module_tree
+
+
+@pytest.fixture
+def tree_of(make_graph):
+    """``tree_of((module, facts), ...)``: the tree of such nodes."""
+
+    def make(*rows):
+        nodes = [
+            {"kind": "kernel", "name": "k", "short_name": f"k{i}", "module": module, **facts}
+            for i, (module, facts) in enumerate(rows)
+        ]
+        return module_tree(make_graph("DRAFT", 1, measured=False, places=lambda _: nodes))
+
+    return make
+
+
+def us(duration):
+    return {"duration_us": duration}
+
+
+def shape(branch):
+    own = [node.short_name for node in branch.nodes]
+    return branch.path, own, [shape(child) for child in branch.children]
+
+
+def test_the_tree_follows_the_paths_in_order_of_the_first_node(tree_of):
+    tree = tree_of(("b.y", {}), ("", {}), ("a", {}), ("b.x", {}), ("b", {}), ("b.y", {}))
+    below = [("b.y", ["k0", "k5"], []), ("b.x", ["k3"], [])]
+    assert shape(tree) == ("", ["k1"], [("b", ["k4"], below), ("a", ["k2"], [])])
+    assert [child.name for child in tree.children[0].children] == ["y", "x"]
+    assert (tree.name, tree.num_nodes, tree.children[0].num_nodes) == ("", 6, 4)
+
+
+def test_all_nodes_are_in_record_order(graph):
+    tree = module_tree(graph)
+    assert tree.all_nodes == graph.nodes
+    (layer,) = [child for child in tree.children if child.path == "layers"]
+    assert [node.index for node in layer.all_nodes] == list(range(2, 18))
+
+
+def test_every_node_hangs_in_one_place(graph):
+    def own(branch):
+        return [*branch.nodes, *(node for child in branch.children for node in own(child))]
+
+    assert sorted(node.index for node in own(module_tree(graph))) == list(range(len(graph.nodes)))
+
+
+def test_times_are_added_up(tree_of):
+    tree = tree_of(("a", us(1.0)), ("a.b", us(2.0)), ("a.b", {}), ("c", {}))
+    a, c = tree.children
+    assert (tree.duration_us, a.duration_us, a.children[0].duration_us) == (3.0, 3.0, 2.0)
+    assert c.duration_us is None
+
+
+def test_what_was_measured_as_part_of_its_holder_counts_once(tree_of):
+    """The holder is in ``a``, and what it holds partly in ``b``."""
+    held = {"parent": 0, **us(3.0)}
+    tree = tree_of(("a", us(10.0)), ("a", held), ("b", held), ("c", us(1.0)))
+    a, b, _ = tree.children
+    assert (tree.duration_us, a.duration_us, b.duration_us) == (11.0, 10.0, 3.0)
+
+
+def test_what_was_measured_inside_of_an_unmeasured_holder_counts(tree_of):
+    tree = tree_of(("a", us(10.0)), ("a", {"parent": 0}), ("a", {"parent": 1, **us(4.0)}))
+    assert tree.duration_us == 10.0
+    tree = tree_of(("a", {}), ("a", {"parent": 0, **us(3.0)}), ("a", {"parent": 0, **us(4.0)}))
+    assert tree.duration_us == 7.0
+
+
+def test_a_held_node_without_a_module_hangs_below_that_of_its_holder(tree_of):
+    tree = tree_of(("a.b", {}), ("", {"parent": 0}), ("", {"parent": 1}), ("c", {"parent": 0}))
+    assert shape(tree)[2] == [("a", [], [("a.b", ["k0", "k1", "k2"], [])]), ("c", ["k3"], [])]
+
+
+@pytest.mark.parametrize("parent", [0, 1, 7, -1])
+def test_a_torn_record_has_a_tree_too(tree_of, parent):
+    tree = tree_of(("a..b", {"parent": parent, **us(1.0)}), (".", us(2.0)))
+    assert shape(tree) == ("", ["k1"], [("a", [], [("a.b", ["k0"], [])])])
+    assert tree.duration_us == 3.0
+
+
+def test_an_empty_graph_is_a_root_alone(graph):
+    tree = module_tree(dataclasses.replace(graph, nodes=()))
+    assert (tree.children, tree.nodes, tree.num_nodes, tree.duration_us) == ((), (), 0, None)

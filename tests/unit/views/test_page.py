@@ -1,0 +1,111 @@
+"""One page that loads nothing, holds the record, and reads without JavaScript."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from graphkit.records import CaptureRecord, GraphRecord
+from graphkit.views.page import page_of
+from graphkit.views.selection import selected, titled
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Page(HTMLParser):
+    """What a browser makes of the text, as far as needed here."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts, self.links = [], [], {}, []
+        self.feed(text)
+        self.close()
+        assert self.open == [], "every tag is closed"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.links += [value for name, value in attrs if name in ("src", "href", "action")]
+        if tag not in VOID:
+            self.open.append((tag, dict(attrs).get("id", tag)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, name in self.open:
+            self.texts[name] = self.texts.get(name, "") + data
+
+
+@pytest.fixture
+def page(capture):
+    return page_of(capture, titled(capture))
+
+
+def test_it_loads_nothing(page):
+    parsed = Page(page)
+    assert set(parsed.links) == {"data:,"}
+    assert not re.search(r"https?://|//[a-z]|url\(|@import|fetch\(|XMLHttp|import\(", page)
+    (policy,) = (a["content"] for t, a in parsed.tags if a.get("http-equiv"))
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_record_in_it_is_the_record(page, capture):
+    parsed = Page(page)
+    assert CaptureRecord.from_json(parsed.texts["record"]) == capture
+    assert parsed.texts["title"] == parsed.texts["h1"] == "graphkit capture: tiny"
+
+
+def test_a_selection_holds_its_graphs_alone(capture):
+    page = page_of(capture, selected(capture, mode="DRAFT", batch_size=4))
+    record = CaptureRecord.from_json(Page(page).texts["record"])
+    assert record == dataclasses.replace(capture, graphs=capture.graphs[2:3])
+
+
+def test_a_graph_alone_is_its_own_record(graph):
+    page = page_of(graph, titled(graph))
+    assert GraphRecord.from_json(Page(page).texts["record"]) == graph
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["</script><b>", "<!--<script>", "</noscript><img src=x onerror=alert(1)>", "&lt;",
+     "{{record}}", "\\u003c/script>", "\u2028", "]]>"],
+)  # fmt: skip
+def test_no_name_breaks_out(graph, name):
+    nodes = tuple(
+        dataclasses.replace(node, short_name=name, name=name, module=name, op=name)
+        for node in graph.nodes[:2]
+    )
+    odd = dataclasses.replace(graph, name=name, nodes=nodes, edges=())
+    text = page_of(odd, titled(odd))
+    plain = page_of(graph, titled(dataclasses.replace(graph, nodes=graph.nodes[:2])))
+    parsed, usual = Page(text), Page(plain)
+    assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in usual.tags]
+    assert parsed.links == usual.links
+    assert GraphRecord.from_json(parsed.texts["record"]) == odd
+
+
+def test_a_name_like_a_place_of_the_template_stays_a_name(capture):
+    odd = dataclasses.replace(capture, target="{{record}} {{table}}")
+    assert Page(page_of(odd, titled(odd))).texts["h1"] == "graphkit capture: {{record}} {{table}}"
+
+
+def test_without_javascript_a_plain_table_names_every_node(page, capture):
+    table = re.search(r"<noscript>(.*?)</noscript>", page, re.DOTALL)[1]
+    rows = re.findall(r"<tr>(<td>.*?)</tr>", table)
+    assert len(rows) == sum(len(graph.nodes) for graph in capture.graphs)
+    assert rows[3] == (
+        "<td>TARGET_VERIFY 4</td><td>3</td><td>layers.0.attn.qkv</td><td>gemm_kernel</td>"
+        "<td>1.25</td><td>8x1x1</td><td>128x1x1</td><td>aten::mm</td>"
+    )
+
+
+def test_what_can_be_pressed_is_a_button_or_a_summary(page):
+    """So that keys work as the mouse does; a table's row merely repeats its button."""
+    script = page[page.rindex("<script>") :]
+    pressed = re.findall(r'make\("(\w+)", \{[^}]*onclick', script)
+    assert set(pressed) == {"button", "tr"}
+    assert "prefers-color-scheme: dark" in page

@@ -1,0 +1,154 @@
+"""Trace events as the format's description has them, nested as their viewer needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from graphkit.views.selection import titled
+from graphkit.views.trace import trace_of
+
+
+def events_of(*graphs):
+    """All events, each checked to have what the format asks of its kind."""
+    trace = json.loads(trace_of([(graph.name, graph) for graph in graphs]))
+    assert set(trace) == {"displayTimeUnit", "traceEvents"}
+    for event in trace["traceEvents"]:
+        assert {"ph", "name", "pid", "tid", "args"} <= set(event)
+        assert event["name"]
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert set(event["args"]) == {"name"}
+        else:
+            assert event["ph"] == "X"
+            assert event["cat"]
+            assert min(event["ts"], event["dur"]) >= 0
+    return trace["traceEvents"]
+
+
+def slices(events, *, modules):
+    found = [e for e in events if e["ph"] == "X"]
+    return [e for e in found if (e["tid"] == 0) == modules]
+
+
+def ns(event):
+    """Begin and end as Perfetto reads them: it cuts off what is below a nanosecond."""
+    begin = int(event["ts"] * 1000.0)
+    return begin, begin + int(event["dur"] * 1000.0)
+
+
+def test_every_node_is_a_slice_with_its_own_time(graph):
+    found = slices(events_of(graph), modules=False)
+    assert sorted(event["args"]["node"] for event in found) == list(range(len(graph.nodes)))
+    for event in found:
+        node = graph.nodes[event["args"]["node"]]
+        assert event["name"] == node.short_name
+        if node.duration_us is not None:
+            assert ns(event)[0] == round(node.start_us * 1000)
+            assert ns(event)[1] == round((node.start_us + node.duration_us) * 1000)
+
+
+def timed(graph, *times):
+    nodes = [
+        dataclasses.replace(node, start_us=start, duration_us=duration)
+        for node, (start, duration) in zip(graph.nodes, times, strict=False)
+    ]
+    return dataclasses.replace(graph, nodes=tuple(nodes), edges=())
+
+
+def test_a_nanosecond_is_not_lost_where_a_viewer_cuts_off(graph):
+    """1.001 times 1000 is a little less than 1001."""
+    times = [1.001, 2.003, 4.007, 8.009, 16.001]
+    assert any(int(time * 1000.0) != round(time * 1000) for time in times)
+    found = slices(events_of(timed(graph, *((time, 0.9) for time in times))), modules=False)
+    assert [ns(event)[0] for event in found] == [round(time * 1000) for time in times]
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -5.0, 1e308])
+def test_a_time_that_cannot_be_is_the_beginning(graph, odd):
+    found = slices(events_of(timed(graph, (odd, 1.0), (3.0, odd))), modules=False)
+    assert len(found) == 2
+    assert all(event["ts"] in (0.0, 3.0) for event in found)
+
+
+def test_what_a_node_says_of_itself(graph):
+    (event,) = (e for e in slices(events_of(graph), modules=False) if e["args"]["node"] == 3)
+    assert event["cat"] == "kernel"
+    assert event["args"] == {
+        "node": 3, "name": graph.nodes[3].name, "grid": "16x1x1", "block": "128x1x1",
+        "op": "aten::mm", "source": "model.py:12 in forward", "module": "layers.0.attn.qkv",
+    }  # fmt: skip
+
+
+def test_one_process_per_graph(capture):
+    events = events_of(*capture.graphs)
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {
+        1: "TARGET_VERIFY 4", 2: "TARGET_VERIFY 8", 3: "DRAFT 4",
+        4: "DRAFT 8 (not measured: a nominal 1 us per node)",
+    }  # fmt: skip
+    assert {e["pid"] for e in events} == set(names)
+    tracks = {(e["pid"], e["tid"]) for e in events}
+    assert {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"} == tracks
+
+
+def test_a_graph_that_was_not_measured_takes_a_microsecond_per_node(capture):
+    found = slices(events_of(capture.graphs[3]), modules=False)
+    assert [(e["args"]["node"], e["ts"], e["dur"]) for e in found] == [
+        (index, float(index), 1.0) for index in range(21)
+    ]
+
+
+def test_modules_are_nested_slices_around_their_nodes(graph):
+    events = events_of(graph)
+    modules = slices(events, modules=True)
+    spans = {event["args"]["module"]: ns(event) for event in modules}
+    assert {"layers", "layers.0", "layers.0.attn", "layers.0.attn.qkv", "sampler"} <= set(spans)
+    for event in slices(events, modules=False):
+        if path := event["args"].get("module"):
+            begin, end = spans[path]
+            assert begin <= ns(event)[0] <= ns(event)[1] <= end
+    (layer,) = (event for event in modules if event["args"]["module"] == "layers.1")
+    assert (layer["name"], layer["args"]["nodes"]) == ("1", 8)
+
+
+def assert_nested(events):
+    """On one track slices lie beside or inside of each other; a viewer drops others."""
+    around = []
+    for begin, end in sorted((ns(event) for event in events), key=lambda s: (s[0], -s[1])):
+        while around and around[-1] <= begin:
+            around.pop()
+        assert not around or end <= around[-1]
+        around.append(end)
+
+
+@pytest.mark.parametrize("step", [0.0007, 1 / 3, 0.9, 2.5, 7.1])
+def test_slices_nest_also_where_nodes_overlap(graph, step):
+    """As with programmatic launches and parallel branches."""
+    nodes = tuple(
+        dataclasses.replace(node, start_us=node.index * step, duration_us=1.1 + node.index % 4)
+        for node in graph.nodes
+    )
+    events = events_of(dataclasses.replace(graph, nodes=nodes))
+    tracks = {event["tid"] for event in events if event["ph"] == "X"}
+    assert len(tracks) > 2 or step > 5
+    for track in tracks:
+        assert_nested([e for e in events if e["ph"] == "X" and e["tid"] == track])
+
+
+def test_a_module_that_runs_twice_is_two_slices(make_graph):
+    def places(_):
+        for module in ("a", "b", "a"):
+            yield {"kind": "kernel", "name": "k", "short_name": "k", "module": module}
+
+    found = slices(events_of(make_graph("DRAFT", 1, places=places)), modules=True)
+    assert [event["args"]["module"] for event in found] == ["a", "b", "a"]
+
+
+def test_graphs_of_one_name_stay_apart(recording):
+    events = json.loads(trace_of(titled(recording)))["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["runner.py:40", "runner.py:40 #2"]
