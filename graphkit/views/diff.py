@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphkit.records import Change, DiffRecord, Figure, GraphDiff, Node, NodeChange
-from graphkit.records.diff_words import NOTHING
+from graphkit.records.diff.words import NOTHING
 from graphkit.views.figures import facts, listed, plain, table
 
 _SHOWN = 12

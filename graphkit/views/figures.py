@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records.node_diff import extent
+from graphkit.records.diff.nodes import extent
 from graphkit.views.generate import visible
 
 __all__ = ["extent", "facts", "listed", "plain", "size", "table", "us"]

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphkit.records import BufferRecord, Graphed, ModeRecord, RecordingRecord, SizeRecord
-from graphkit.records.diff_words import count_of
+from graphkit.records.diff.words import count_of
 from graphkit.records.graphed import backend_of, title_of
 from graphkit.views.figures import extent, facts, plain, table, us
 

@@ -7,23 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from graphkit.records.capture import CaptureRecord, SizeRecord
+from graphkit.records.diff.graphs import Figure, GraphDiff, changed_figures, diff_graphs
+from graphkit.records.diff.match import Matched, match_graphs
+from graphkit.records.diff.nodes import Change, changed
 from graphkit.records.graph import GraphRecord
-from graphkit.records.graph_diff import Figure, GraphDiff, changed_figures, diff_graphs
-from graphkit.records.graph_match import Matched, match_graphs
 from graphkit.records.graphed import Graphed, backend_of, graphed, graphs_of, title_of
 from graphkit.records.json_text import Record
-from graphkit.records.node_diff import Change, NodeChange, changed
-
-__all__ = [
-    "Change",
-    "DiffRecord",
-    "Figure",
-    "GraphDiff",
-    "NodeChange",
-    "SizeDiff",
-    "diff_graphs",
-    "diff_records",
-]
 
 _Sizes = dict[str, tuple[str, SizeRecord]]
 """By name; with the mode."""

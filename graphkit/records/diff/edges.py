@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from graphkit.records.diff.nodes import Change, Pair
 from graphkit.records.graph import GraphRecord
-from graphkit.records.node_diff import Change, Pair
 
 _Sources = dict[int, dict[int, str]]
 """For each node those it waits for, and the kind of edge; ``through`` for a way by other nodes."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphkit.records.diff_words import words_of
-from graphkit.records.edge_diff import edge_changes
+from graphkit.records.diff.edges import edge_changes
+from graphkit.records.diff.nodes import Change, NodeChange, Pair, changes_of, pair_nodes
+from graphkit.records.diff.words import words_of
 from graphkit.records.graph import GraphRecord, Node
-from graphkit.records.node_diff import Change, NodeChange, Pair, changes_of, pair_nodes
 
 _TIMING = ("p50_us", "p95_us", "busy_us", "gap_us", "critical_us")
 _MEMORY = ("graph_bytes", "pool_bytes")

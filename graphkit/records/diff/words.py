@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from graphkit.records.diff.nodes import NAMES, Change, NodeChange
 from graphkit.records.graph import Node
-from graphkit.records.node_diff import NAMES, Change, NodeChange
 
 NOTHING = "nothing changed"
 _MOST_WAYS = 3

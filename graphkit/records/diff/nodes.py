@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from graphkit.records.alignment import align
+from graphkit.records.diff.alignment import align
 from graphkit.records.graph import Argument, Node, Pointer
 
 Pair = tuple[Node, Node]
