@@ -12,7 +12,7 @@ import torch
 from graphkit.errors import CaptureError
 from graphkit.graphs import Attribution, CapturedGraph, CaptureFailure, ChainedGraph, preserved
 from graphkit.records import ModeRecord, SizeRecord
-from graphkit.runners.looked_into import buffer_records
+from graphkit.runners.known_memory import buffer_records
 from graphkit.runners.parts import Parts
 
 WARM_UPS = 2

@@ -57,6 +57,14 @@ class Planned(Generic[OutputT]):
         bound: Mapping[str, torch.Tensor] | None = None,
         state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        base = self.buffers_type.inputs_type
+        if inputs_type is not None and not (
+            isinstance(inputs_type, type) and issubclass(inputs_type, base)
+        ):
+            raise ConfigError(
+                f"inputs_type must be a subclass of {base.__name__}, got {inputs_type!r}.",
+                field="inputs_type",
+            )
         self.spec, self.sizes, self.attention = spec, sizes, attention
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)

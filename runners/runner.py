@@ -12,11 +12,17 @@ import torch
 from torch import nn
 
 from graphkit.errors import ConfigError, ReplayError, SizeError
-from graphkit.graphs import Attribution, CapturedGraph, environment, inspect_graph
+from graphkit.graphs import (
+    Attribution,
+    CapturedGraph,
+    caller_line,
+    environment,
+    inspect_graph,
+)
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Decision
-from graphkit.runners.looked_into import memory_names
+from graphkit.runners.known_memory import memory_names
 from graphkit.runners.outputs import Output
 from graphkit.runners.planned import Planned
 from graphkit.runners.replayer import Replayer
@@ -57,6 +63,7 @@ class Runner(Planned[OutputT]):
 
     life: Literal["planned", "captured", "closed"] = "planned"
     _replayer: Replayer[OutputT] | None = None
+    _captured_at = ""
 
     def capture(
         self,
@@ -81,6 +88,7 @@ class Runner(Planned[OutputT]):
         """
         if self.life != "planned":
             raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
+        self._captured_at = caller_line()
         capturing = Capturing(self._parts, self._state, attribution)
         if self.stays_eager:
             record = capturing.no_size(self.stays_eager)
@@ -211,7 +219,7 @@ class Runner(Planned[OutputT]):
             graphs[batch_size],
             names=self.memory_names(weights),
             name=f"{self.mode.name} {batch_size}",
-            captured_at=self._parts.step.name,
+            captured_at=self._captured_at,
             replay=replay,
         )
         return replace(record, mode=self.mode.name, batch_size=batch_size)

@@ -8,6 +8,7 @@ from graphkit.graphs.devices import backend_for, resolve_device
 from graphkit.graphs.environment import environment, installed
 from graphkit.graphs.failures import CaptureFailure
 from graphkit.graphs.host_memory import OTHER_UNSET
+from graphkit.graphs.places import caller_line
 from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
 from graphkit.graphs.state import preserved
@@ -25,6 +26,7 @@ __all__ = [
     "SizeTable",
     "Stage",
     "backend_for",
+    "caller_line",
     "default_batch_sizes",
     "environment",
     "inspect_graph",

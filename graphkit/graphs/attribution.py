@@ -90,7 +90,7 @@ class Attribution:
         _active.append(self)
         hooks = (
             register_module_forward_pre_hook(lambda module, _args: self._enter(module)),
-            register_module_forward_hook(lambda *_: self._leave(), always_call=True),
+            register_module_forward_hook(lambda module, *_: self._leave(module), always_call=True),
         )
         try:
             with _Operations(self):
@@ -102,19 +102,13 @@ class Attribution:
             _active.remove(self)
             self._count = _none  # may hold what was captured
 
-    def taken(self) -> list[Place]:
-        """What was noted so far, given away: the next graph begins anew."""
-        places, self.places = self.places, []
-        return places
-
     def note(self, op: str = "") -> None:
         """Say that ``op`` made the nodes that are new since the last call."""
         new = self._count() - len(self.places)
         if new > 0:
             module = self._modules[-1] if self._modules else ""
-            line = (
-                "" if isinstance(module, Stage) and module is not Stage.FORWARD else caller_line()
-            )
+            is_ours = isinstance(module, Stage) and module is not Stage.FORWARD
+            line = "" if is_ours else caller_line()
             self.places += [Place(module, op, line, "/".join(self._scopes))] * new
 
     @contextmanager
@@ -139,10 +133,10 @@ class Attribution:
         self.note()
         self._modules.append(self._names.enter(module))
 
-    def _leave(self) -> None:
+    def _leave(self, module: nn.Module) -> None:
         self.note()
-        self._modules.pop()
-        self._names.leave()
+        if self._names.leave(module):  # else the capture began within its forward
+            self._modules.pop()
 
 
 def _none() -> int:
@@ -162,10 +156,9 @@ def scope(name: str) -> Iterator[None]:
 
     May be nested. Does nothing unless the forward is being captured with attribution.
     """
-    if not _active:
-        yield
-        return
-    with _active[-1].scoped(name):
+    with ExitStack() as scopes:
+        for attribution in _active:  # a recorded program may itself attribute
+            scopes.enter_context(attribution.scoped(name))
         yield
 
 

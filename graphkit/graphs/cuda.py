@@ -165,7 +165,7 @@ class CudaBackend:
         graph.instantiate()
         upload(graph, self.stream)
         grown = self.pool_bytes() - before
-        places = attribution.taken() if attribution else ()
+        places = attribution.places if attribution else ()
         captured = CudaGraph(self, graph, weak_references(output), grown, places)
         self.graphs.add(captured)
         return captured

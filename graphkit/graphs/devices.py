@@ -19,11 +19,11 @@ def resolve_device(device: torch.device | str) -> torch.device:
         DeviceError: CUDA was asked for and there is none.
         ConfigError: The device is of another kind.
     """
-    if device == "auto":
+    if isinstance(device, str) and device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         wanted = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"unknown device {device!r}: use auto, cpu or cuda.") from error
     if wanted.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {wanted} is not supported: use auto, cpu or cuda.")

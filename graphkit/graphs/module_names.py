@@ -40,9 +40,12 @@ class ModuleNames:
         self._running.append((module, self._paths[module]))
         return self._paths[module]
 
-    def leave(self) -> None:
-        """The forward of the module that was entered last ends."""
-        self._running.pop()
+    def leave(self, module: nn.Module) -> bool:
+        """The forward of a module ends; false if it was not seen to begin."""
+        was_seen = bool(self._running) and self._running[-1][0] is module
+        if was_seen:
+            self._running.pop()
+        return was_seen
 
     def start_over(self) -> None:
         """No module runs: whatever ran last may have been cut off."""

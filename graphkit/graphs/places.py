@@ -17,11 +17,15 @@ _TORCH = str(Path(torch.__file__).parent)
 _NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, *_MACHINERY))
 
 
+_GENERATED = ("<eval_with_key", "<frozen ", "<string>")
+"""Code without a file, other than what a user types."""
+
+
 @cache
 def is_machinery(filename: str) -> bool:
     """Whether a file belongs to torch or to graphkit's own working."""
     path = str(Path(filename).resolve())
-    return path.startswith(_NOT_THE_USERS) or filename.startswith("<")
+    return path.startswith(_NOT_THE_USERS) or filename.startswith(_GENERATED)
 
 
 def caller_place() -> str:

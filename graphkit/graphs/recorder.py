@@ -130,7 +130,7 @@ class RecorderBackend:
                 output = function()
         except Exception as error:
             raise failure_of(error) from error
-        return RecordedGraph(output, recorder.ops, attribution.taken() if attribution else ())
+        return RecordedGraph(output, recorder.ops, attribution.places if attribution else ())
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """A capture here names the operation at once."""

@@ -1,0 +1,206 @@
+"""A captured graph as a record: nodes, what made them, where they point, what is refused."""
+
+from __future__ import annotations
+
+import struct
+import sys
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.errors import InspectError
+from graphkit.graphs import Attribution, ChainedGraph, RecorderBackend
+from graphkit.graphs.attribution import Place
+from graphkit.graphs.walk import inspect
+from graphkit.graphs.walk.timing import Span
+from graphkit.records import Environment
+
+ENVIRONMENT = Environment(device="fake", torch="", triton="", cuda="", driver="", graphkit="")
+POOL = (0, 7)
+SEGMENT = 1 << 44
+
+
+class Captured:
+    """A kept graph as torch gives it, or a backend's: by the handle of its template."""
+
+    output, pool_bytes, num_nodes = None, 64, 0
+
+    def __init__(self, handle, *modules):
+        self.handle, self.places = handle, tuple(Place(module=each) for each in modules)
+
+    def raw_cuda_graph(self):
+        return self.handle
+
+    def pool(self):
+        return POOL
+
+
+@pytest.fixture
+def allocator(monkeypatch, driver):
+    """The driver, under an allocator that has a segment in the graph's pool and one elsewhere."""
+    snapshot = [
+        {"address": address, "total_size": 4096, "active_size": 512, "segment_pool_id": pool,
+         "blocks": []}
+        for address, pool in ((SEGMENT, POOL), (2 * SEGMENT, (0, 0)))
+    ]  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: snapshot)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(inspect, "environment", lambda _device: ENVIRONMENT)
+    return driver
+
+
+def ends(record):
+    return {(edge.source, edge.target) for edge in record.edges}
+
+
+def test_a_kernel_of_anybodys_graph_is_told_whole(allocator):
+    model = torch.nn.Linear(2, 2)
+    data = struct.pack("<QQq", model.weight.data_ptr(), SEGMENT + 256, 3)
+    func = allocator.function("void ns::add<float>(float*)", (0, 24))
+    node = allocator.kernel_node(func, extra=allocator.extra(data))
+    record = gk.inspect_graph(
+        Captured(allocator.graph(node)), names=model, name="mine", captured_at="a.py:3 in f"
+    )
+    assert (record.name, record.captured_at, record.backend) == ("mine", "a.py:3 in f", "cuda")
+    assert record.environment == ENVIRONMENT
+    (found,) = record.nodes
+    assert (found.name, found.short_name) == ("void ns::add<float>(float*)", "add")
+    assert [p.name for p in found.arguments[0].pointers] == ["weight", "pool+0x100"]
+    assert (record.memory.pool_bytes, record.memory.graph_bytes) == (4096, 64)
+    assert [segment.address for segment in record.memory.segments] == [SEGMENT]
+    assert record.timing is None
+    assert gk.GraphRecord.from_json(record.to_json()) == record
+
+
+def test_the_driver_says_what_kind_of_memory_nobody_named(allocator):
+    pinned = 1 << 46
+    allocator.host = range(pinned, pinned + 64)
+    func = allocator.function("k", (0, 8), (8, 8))
+    words = (struct.pack("<Q", pinned + 8), struct.pack("<Q", pinned + 4096))
+    node = allocator.kernel_node(func, pointers=allocator.parameters(*words))
+    (found,) = gk.inspect_graph(Captured(allocator.graph(node))).nodes
+    assert [argument.kind for argument in found.arguments] == ["pointer", "number"]
+    assert found.arguments[0].text == "host memory"
+
+
+def test_nodes_inside_of_another_were_made_with_it(allocator):
+    inner = allocator.graph(allocator.node("HOST"), allocator.node("EMPTY"))
+    nodes = [allocator.node("EMPTY"), allocator.node("GRAPH", graph=inner), allocator.node("HOST")]
+    record = gk.inspect_graph(Captured(allocator.graph(*nodes), "a", "b", "c"))
+    assert [node.module for node in record.nodes] == ["a", "b", "c", "b", "b"]
+    assert [node.parent for node in record.nodes] == [None, None, None, 1, 1]
+
+
+def test_an_attribution_of_the_callers_goes_before_the_graphs(allocator):
+    attribution = Attribution()
+    attribution.places = [Place(module="mine", op="aten::add", source="f.py:1", scope="s")]
+    graph = Captured(allocator.graph(allocator.node("HOST"), allocator.node("HOST")), "its")
+    found = gk.inspect_graph(graph, attribution=attribution).nodes
+    assert [(n.module, n.op, n.source, n.scope) for n in found] == [
+        ("mine", "aten::add", "f.py:1", "s"), ("", "", "", ""),
+    ]  # fmt: skip
+
+
+def chained(driver, *graphs):
+    return ChainedGraph([Captured(driver.graph(*nodes, edges=edges)) for nodes, edges in graphs])
+
+
+def test_a_chain_is_one_record(allocator):
+    def empty():
+        return allocator.node("EMPTY")
+
+    inner = allocator.graph(empty(), empty(), edges=[(0, 1)])
+    record = gk.inspect_graph(
+        chained(
+            allocator,
+            ([empty(), allocator.node("GRAPH", graph=inner)], [(0, 1, 1)]),
+            ([], []),
+            ([empty(), allocator.node("GRAPH", graph=inner)], [(0, 1)]),
+        )
+    )
+    assert [node.index for node in record.nodes] == list(range(8))
+    assert [node.parent for node in record.nodes] == [None, None, 1, 1, None, None, 5, 5]
+    assert ends(record) == {(0, 1), (2, 3), (4, 5), (6, 7), (1, 4)}
+    assert {(e.source, e.target) for e in record.edges if e.kind == "programmatic"} == {(0, 1)}
+    assert record.memory.graph_bytes == 3 * 64
+
+
+def test_a_chain_joins_all_ends_to_all_beginnings(allocator):
+    fork = ([allocator.node("EMPTY") for _ in range(3)], [(0, 1), (0, 2)])
+    join = ([allocator.node("EMPTY") for _ in range(3)], [(0, 2), (1, 2)])
+    record = gk.inspect_graph(chained(allocator, fork, join))
+    across = {(a, b) for a, b in ends(record) if a < 3 <= b}
+    assert across == {(1, 3), (1, 4), (2, 3), (2, 4)}
+
+
+def test_replays_are_measured(allocator, monkeypatch):
+    node = allocator.kernel_node(allocator.function("k"), grid=(2, 1, 1))
+    asked = []
+
+    def launches(replay, parts):
+        asked.append((replay, parts))
+        return [[Span("k", (2, 1, 1), 0, 1000)], [Span("k", (2, 1, 1), 0, 3000)]] * 2
+
+    monkeypatch.setattr(inspect, "launches_of", launches)
+    graph, replay = Captured(allocator.graph(node)), object()
+    record = gk.inspect_graph(graph, replay=replay)
+    assert asked == [(replay, 1)]
+    assert record.nodes[0].duration_us == 2.0
+    assert (record.timing.replays, record.timing.critical_path) == (4, (0,))
+
+
+class Raises:
+    """A graph whose template cannot be had."""
+
+    def raw_cuda_graph(self):
+        raise RuntimeError("You cannot access the raw graph unless keep_graph was set.\nStack: ...")
+
+
+@pytest.mark.parametrize(
+    ("graph", "text"),
+    [
+        (Raises(), r"into a Raises: You cannot access .* was set\.\. Make it with .*keep_graph=T"),
+        (object(), r"into a object: 'object' object has no attribute 'raw_cuda_graph'"),
+        (None, r"into a NoneType: .*torch\.cuda\.CUDAGraph\(keep_graph=True\) and capture before"),
+    ],
+)
+def test_what_has_no_template_is_refused(driver, graph, text):
+    with pytest.raises(InspectError, match=text) as caught:
+        gk.inspect_graph(graph)
+    assert "Stack" not in str(caught.value)
+
+
+def test_without_bindings_the_way_to_get_them_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    with pytest.raises(InspectError, match=r"graphkit\[cuda\]"):
+        gk.inspect_graph(Captured(1))
+
+
+def test_a_closed_graph_of_the_recorder_is_refused():
+    graph = RecorderBackend().capture(lambda: torch.ones(2) + 1, Attribution())
+    graph.close()
+    with pytest.raises(InspectError, match=r"was closed\. Look into it before close"):
+        gk.inspect_graph(graph)
+
+
+def test_the_recorder_measures_without_leaving_a_stopwatch():
+    x = torch.ones(3)
+    graph = RecorderBackend().capture(lambda: (x + 1) * 2)
+    record = gk.inspect_graph(graph, replay=graph.replay)
+    assert record.timing.replays == 3
+    assert all(node.duration_us > 0 for node in record.nodes)
+    assert graph.stopwatch is None
+
+    def fails():
+        graph.replay()
+        raise KeyError("replay")
+
+    with pytest.raises(KeyError):
+        gk.inspect_graph(graph, replay=fails)
+    assert graph.stopwatch is None
+
+
+def test_a_replay_of_another_graph_measures_nothing():
+    graph = RecorderBackend().capture(lambda: torch.ones(3) + 1)
+    assert gk.inspect_graph(graph, replay=lambda: None).timing is None

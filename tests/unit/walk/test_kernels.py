@@ -1,0 +1,81 @@
+"""The arguments that a node gives its kernel, however it hands them over."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from graphkit.graphs.walk.kernels import Kernel
+
+LAYOUT = ((0, 8), (8, 4), (12, 1), (16, 12))
+PARTS = (bytes(range(8)), b"abcd", b"\x7f", b"twelve bytes")
+SYMBOL = "_ZN12_GLOBAL__N_15plainEi"
+
+
+def kernel_of(driver, *layout, **facts):
+    handle = driver.function(SYMBOL, *layout, **facts)
+    return Kernel(driver, *((0, handle) if facts.get("as_kernel") else (handle, 0)))
+
+
+def told(parameters):
+    return [(each.offset, each.size, each.data) for each in parameters]
+
+
+EXPECTED = [(*place, data) for place, data in zip(LAYOUT, PARTS, strict=True)]
+
+
+@pytest.mark.parametrize("as_kernel", [False, True])
+def test_a_kernel_is_known_by_either_handle(driver, as_kernel):
+    kernel = kernel_of(driver, *LAYOUT, registers=40, shared=128, as_kernel=as_kernel)
+    assert kernel.name == "(anonymous namespace)::plain(int)"
+    assert kernel.layout == list(LAYOUT)
+    assert (kernel.registers, kernel.static_bytes) == (40, 128)
+
+
+def test_arguments_come_by_an_array_of_pointers(driver):
+    pointers = driver.parameters(*PARTS)
+    assert told(kernel_of(driver, *LAYOUT).parameters(pointers, 0)) == EXPECTED
+
+
+@pytest.mark.parametrize("tags", [(1, 2), (2, 1)])
+def test_arguments_come_out_of_one_buffer(driver, tags):
+    buffer = struct.pack("<8s4sc3x12s", *PARTS)
+    extra = driver.extra(buffer, tags=tags)
+    assert told(kernel_of(driver, *LAYOUT).parameters(0, extra)) == EXPECTED
+
+
+def test_an_array_of_pointers_goes_before_a_buffer(driver):
+    pointers, extra = driver.parameters(*PARTS), driver.extra(bytes(28))
+    assert told(kernel_of(driver, *LAYOUT).parameters(pointers, extra)) == EXPECTED
+
+
+def test_what_is_not_there_is_not_read(driver):
+    kernel = kernel_of(driver, *LAYOUT)
+    nothing = [(*place, None) for place in LAYOUT]
+    assert told(kernel.parameters(0, 0)) == nothing
+    assert told(kernel.parameters(0, driver.extra(b"", tags=()))) == nothing
+    assert told(kernel.parameters(0, driver.extra(b"12345678", tags=(1,)))) == nothing
+    assert told(kernel.parameters(driver.parameters(*PARTS[:3], None), 0)) == [
+        *EXPECTED[:3], (16, 12, None),
+    ]  # fmt: skip
+
+
+def test_a_buffer_that_is_too_short_gives_what_it_holds(driver):
+    extra = driver.extra(struct.pack("<8s4sc", *PARTS[:3]))
+    assert told(kernel_of(driver, *LAYOUT).parameters(0, extra)) == [
+        *EXPECTED[:3], (16, 12, None),
+    ]  # fmt: skip
+
+
+def test_a_kernel_may_take_nothing(driver):
+    kernel = kernel_of(driver)
+    assert kernel.layout == []
+    assert told(kernel.parameters(driver.parameters(), 0)) == []
+
+
+def test_the_driver_is_asked_once_for_what_nodes_share(driver):
+    kernel = kernel_of(driver, *LAYOUT)
+    first = (kernel.name, kernel.layout, kernel.registers, kernel.static_bytes)
+    driver.functions.clear()
+    assert (kernel.name, kernel.layout, kernel.registers, kernel.static_bytes) == first

@@ -1,0 +1,87 @@
+"""What the profiler saw becomes launches: of one correlation id each, by start."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._C._autograd import DeviceType
+
+from graphkit.graphs.walk import timing
+from graphkit.graphs.walk.timing import launches_of
+
+GRID = (4, 1, 1)
+
+
+class Event:
+    """What the profiler gives for one thing that ran."""
+
+    def __init__(self, name, correlation, start, duration, on=DeviceType.CUDA, metadata=None):
+        self.facts = (name, correlation, start, duration, on)
+        self.metadata = metadata
+
+    def name(self):
+        return self.facts[0]
+
+    def correlation_id(self):
+        return self.facts[1]
+
+    def start_ns(self):
+        return self.facts[2]
+
+    def duration_ns(self):
+        return self.facts[3]
+
+    def device_type(self):
+        return self.facts[4]
+
+    def metadata_json(self):
+        return json.dumps({"grid": [4, 1, 1]})[1:-1] if self.metadata is None else self.metadata
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    """``profiled(events)``: what the profiler will say was seen."""
+    events = []
+
+    class Profile:
+        def __init__(self, **_):
+            kineto = SimpleNamespace(events=lambda: events)
+            self.profiler = SimpleNamespace(kineto_results=kineto)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            pass
+
+    monkeypatch.setattr(timing, "profile", Profile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return events.extend
+
+
+def test_what_one_launch_ran_stands_together_by_start(profiled):
+    profiled([
+        Event("b", 2, 40, 5), Event("a", 1, 10, 5), Event("b", 1, 20, 5), Event("a", 2, 30, 5),
+        Event("cudaGraphLaunch", 1, 1, 5, on=DeviceType.CPU), Event("empty", 1, 15, 0),
+    ])  # fmt: skip
+    ran = []
+    found = launches_of(lambda: ran.append(1))
+    assert [[(s.name, s.start, s.grid) for s in each] for each in found] == [
+        [("a", 10, GRID), ("b", 20, GRID)], [("a", 30, GRID), ("b", 40, GRID)],
+    ]  # fmt: skip
+    assert len(ran) == timing.REPLAYS + 1
+
+
+def test_the_launches_of_a_chain_are_put_together(profiled):
+    profiled([Event("ab"[i % 2], 9 - i, 10 * i, 5) for i in range(5)])
+    found = launches_of(lambda: None, parts=2)
+    assert [[s.name for s in each] for each in found] == [["a", "b"], ["a", "b"], ["a"]]
+
+
+@pytest.mark.parametrize("metadata", ["", "no json", '"stream": 7'])
+def test_a_span_may_have_no_grid(profiled, metadata):
+    profiled([Event("a", 1, 10, 5, metadata=metadata)])
+    assert launches_of(lambda: None)[0][0].grid == ()

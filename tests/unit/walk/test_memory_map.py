@@ -1,0 +1,200 @@
+"""An address leads to what somebody named, else to what the allocator or CUDA knows of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphkit.graphs.walk import MemoryMap
+
+FUZZ = settings(deadline=None, derandomize=True, max_examples=200)
+BASE = 1 << 44
+POOL = (0, 7)
+MIB = 1 << 20
+
+
+class Tensor:
+    """What the map asks of a tensor, at an address of the test's choice."""
+
+    def __init__(self, begin, *shape, stride=None, size=1):
+        self.begin, self.shape, self.size = begin, shape, size
+        self.strides = stride or (1,) * len(shape)
+
+    def data_ptr(self):
+        return self.begin
+
+    def element_size(self):
+        return self.size
+
+    def numel(self):
+        return torch.Size(self.shape).numel()
+
+    def stride(self):
+        return self.strides
+
+
+def named(**extents):
+    """A map of weights, each from begin to end after ``BASE``."""
+    return MemoryMap({"weight": {n: Tensor(BASE + a, b - a) for n, (a, b) in extents.items()}})
+
+
+def name_at(memory, address):
+    found = memory.find(address)
+    return None if found is None else found.name
+
+
+def names_at(memory, *offsets):
+    return [name_at(memory, BASE + offset) for offset in offsets]
+
+
+def segment(address, size, pool=POOL, blocks=(), used=0):
+    """As ``torch.cuda.memory_snapshot`` gives it; blocks are of one MiB."""
+    return {
+        "address": address, "total_size": size, "active_size": used, "segment_pool_id": pool,
+        "blocks": [
+            {"address": address + i * MIB, "size": MIB, "state": state}
+            for i, state in enumerate(blocks)
+        ],
+    }  # fmt: skip
+
+
+def test_an_address_is_called_by_its_tensor_and_how_far_into_it():
+    model = torch.nn.Linear(4, 3)
+    memory = MemoryMap({"weight": dict(model.named_parameters())})
+    at = model.weight.data_ptr()
+    found = [memory.find(at), memory.find(at + 20, offset=8)]
+    assert [(p.name, p.memory, p.offset) for p in found] == [
+        ("weight", "weight", 0), ("weight+0x14", "weight", 8),
+    ]  # fmt: skip
+    assert [p.address for p in found] == [at, at + 20]
+    assert memory.find(at + 4 * 3 * 4 - 1).name == "weight+0x2f"
+
+
+def test_the_innermost_of_nested_tensors_names_an_address():
+    memory = named(outer=(0, 100), inner=(20, 60), core=(30, 40), head=(0, 10))
+    assert names_at(memory, 0, 10, 20, 29, 30, 39, 40, 60, 99, 100) == [
+        "head", "outer+0xa", "inner", "inner+0x9", "core", "core+0x9", "inner+0x14", "outer+0x3c",
+        "outer+0x63", None,
+    ]  # fmt: skip
+
+
+def test_the_first_of_several_names_holds():
+    tied = Tensor(BASE, 16)
+    memory = MemoryMap({"weight": {"embed": tied, "head": tied}, "state": {"other": tied}})
+    assert [memory.find(BASE).name, memory.find(BASE).memory] == ["embed", "weight"]
+
+
+def test_neighbours_do_not_run_into_each_other():
+    memory = named(a=(0, 8), b=(8, 16), c=(24, 32))
+    assert names_at(memory, -1, 7, 8, 15, 16, 23, 24, 31, 32) == [
+        None, "a+0x7", "b", "b+0x7", None, None, "c", "c+0x7", None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "size", "extent"),
+    [
+        ((3, 4), (4, 1), 2, 24),
+        ((4, 3), (1, 4), 2, 24),  # turned
+        ((3, 2), (8, 2), 4, (2 * 8 + 2 + 1) * 4),  # every other column
+        ((5, 2), (0, 1), 4, 8),  # expanded
+        ((), (), 8, 8),
+    ],
+)
+def test_a_tensor_reaches_to_its_last_element(shape, stride, size, extent):
+    memory = MemoryMap({"input": {"x": Tensor(BASE, *shape, stride=stride, size=size)}})
+    assert names_at(memory, 0, extent - 1, extent) == ["x", f"x+{extent - 1:#x}", None]
+
+
+def test_a_tensor_without_memory_names_nothing():
+    memory = MemoryMap({"input": {"none": torch.empty(0), "meta": torch.empty(3, device="meta")}})
+    assert memory.find(0) is None
+    assert memory.lowest == 1 << 40
+
+
+def test_the_pool_is_one_run_over_all_its_segments():
+    segments = [
+        segment(BASE + 8 * MIB, 2 * MIB, used=MIB),
+        segment(BASE + 4 * MIB, 2 * MIB, pool=(0, 0), blocks=["active_allocated"]),
+        segment(BASE, 2 * MIB, used=512),
+        segment(BASE + 16 * MIB, 2 * MIB, pool=(0, 3), blocks=["active_allocated"]),
+    ]
+    memory = MemoryMap({}, segments, POOL)
+    assert names_at(memory, 0, 2 * MIB - 1, 2 * MIB) == ["pool+0x0", f"pool+{2 * MIB - 1:#x}", None]
+    assert name_at(memory, BASE + 8 * MIB + 5) == f"pool+{2 * MIB + 5:#x}"
+    offsets = [memory.pool_offset(BASE + at * MIB) for at in (0, 1, 2, 4, 8)]
+    assert offsets == [0, MIB, None, None, 2 * MIB]
+    assert [(s.address, s.size, s.used, s.pool) for s in memory.segments] == [
+        (BASE, 2 * MIB, 512, "graph"), (BASE + 4 * MIB, 2 * MIB, 0, "default"),
+        (BASE + 8 * MIB, 2 * MIB, MIB, "graph"), (BASE + 16 * MIB, 2 * MIB, 0, "other"),
+    ]  # fmt: skip
+
+
+def test_a_block_that_nobody_named_is_external_and_a_free_one_freed():
+    states = ["active_allocated", "inactive", "active_pending_free"]
+    memory = MemoryMap({}, [segment(BASE, 4 * MIB, pool=(0, 0), blocks=states)], POOL)
+    found = [memory.find(BASE + i * MIB + 16) for i in range(4)]
+    assert [p and p.memory for p in found] == ["external", "freed", "freed", None]
+    assert found[1].name == f"freed block of {MIB} bytes+0x10"
+
+
+def test_a_name_holds_inside_of_the_pool_and_of_blocks():
+    blocks = ["active_allocated"]
+    segments = [segment(BASE, MIB), segment(BASE + MIB, MIB, pool=(0, 0), blocks=blocks)]
+    given_names = {"input": {"x": Tensor(BASE + 64, 8)}, "state": {"kv": Tensor(BASE + MIB, MIB)}}
+    memory = MemoryMap(given_names, segments, POOL)
+    assert names_at(memory, 0, 64, 72, MIB) == ["pool+0x0", "x", "pool+0x48", "kv"]
+
+
+def test_segments_of_are_those_that_addresses_lie_in():
+    segments = [segment(BASE + i * 4 * MIB, 2 * MIB) for i in range(4)]
+    memory = MemoryMap({}, segments, POOL)
+    inside = [BASE + 2 * MIB - 1, BASE + 8 * MIB, BASE + 9 * MIB, BASE + 6 * MIB, 5]
+    assert [s.address for s in memory.segments_of(inside)] == [BASE, BASE + 8 * MIB]
+    assert memory.segments_of([]) == ()
+
+
+def test_cuda_is_asked_once_per_page_and_never_about_small_numbers():
+    asked = []
+    memory = MemoryMap({}, ask=lambda address: asked.append(address) or "host")
+    page = 1 << 40
+    found = [memory.find(page + 8), memory.find(page + 4095), memory.find(page + 4096)]
+    assert asked == [page + 8, page + 4096]
+    assert {(p.name, p.memory) for p in found} == {("host memory", "host")}
+    assert [p.address for p in found] == [page + 8, page + 4095, page + 4096]
+    assert [memory.find(at) for at in (0, 7, page - 1)] == [None] * 3
+    assert len(asked) == 2
+
+
+def test_cuda_is_not_asked_about_what_is_named_and_may_know_nothing():
+    asked = []
+    names = {"weight": {"w": Tensor(BASE, 8192)}}
+    memory = MemoryMap(names, ask=lambda address: asked.append(address) or "")
+    assert [name_at(memory, BASE + 5000), name_at(memory, BASE + 8192)] == ["w+0x1388", None]
+    assert asked == [BASE + 8192]
+
+
+def test_a_name_below_the_mapped_region_lowers_what_may_be_an_address():
+    memory = MemoryMap({"input": {"low": Tensor(4096, 8)}})
+    assert memory.lowest == 4096
+    assert memory.find(4100).name == "low+0x4"
+
+
+runs = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda run: (run[0], sum(run)))
+
+
+@given(st.lists(runs, max_size=12))
+@FUZZ
+def test_any_runs_are_found_as_by_looking_at_each(extents):
+    """The run that begins last around an address, the shortest of those, the first of equals."""
+    memory = named(**{f"t{i}": extent for i, extent in enumerate(extents)})
+    for at in range(-1, 92):
+        around = [(-a, b, i) for i, (a, b) in enumerate(extents) if a <= at < b]
+        expected = None
+        if around:
+            begin, _, index = min(around)
+            into = at + begin
+            expected = f"t{index}+{into:#x}" if into else f"t{index}"
+        assert name_at(memory, BASE + at) == expected

@@ -1,0 +1,74 @@
+"""The user's innermost line on the stack: neither torch's nor graphkit's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import graphkit
+from graphkit.graphs.places import caller_line, caller_place, is_machinery
+
+PACKAGE = Path(graphkit.__file__).parent
+
+
+def compiled(path, source):
+    """The names that a source defines, as if it stood in a file."""
+    space = {"caller_line": caller_line, "caller_place": caller_place, "torch": torch}
+    exec(compile(source, str(path), "exec"), space)
+    return space
+
+
+def test_a_line_is_told_by_its_folder_file_and_function(tmp_path):
+    path = tmp_path / "models" / "llama.py"
+    space = compiled(path, "def forward():\n    return caller_line()")
+    assert space["forward"]() == "models/llama.py:2 in forward"
+
+
+def test_a_place_has_the_whole_path_and_the_text(tmp_path):
+    path = tmp_path / "model.py"
+    source = "def forward():\n    return  caller_place()\n"
+    path.write_text(source)
+    assert compiled(path, source)["forward"]() == f"{path}:2 `return  caller_place()`"
+    assert compiled(tmp_path / "gone.py", source)["forward"]().endswith("gone.py:2 ``")
+
+
+def test_machinery_between_is_passed_over(tmp_path):
+    call = "def through(function):\n    return function()"
+    torchs = compiled(Path(torch.__file__).parent / "nn" / "made_up.py", call)["through"]
+    ours = compiled(PACKAGE / "runners" / "made_up.py", call)["through"]
+    generated = compiled("<eval_with_key>.3", call)["through"]
+    users = compiled(tmp_path / "a" / "users.py", call)["through"]
+    found = users(lambda: torchs(lambda: ours(lambda: generated(caller_line))))
+    assert found.endswith(f"walk/{Path(__file__).name}:{line_of('found = ')} in <lambda>")
+    assert torchs(lambda: ours(caller_line)).endswith(" in <lambda>")
+
+
+def line_of(text):
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (Path(torch.__file__), True),
+        (f"{Path(torch.__file__).parent}vision/model.py", False),
+        (PACKAGE / "graphs" / "recorder.py", True),
+        (PACKAGE / "runners" / "runner.py", True),
+        (PACKAGE.parent / "runners" / "runner.py", True),  # the same through the link
+        (PACKAGE / "reference" / "model.py", False),
+        (PACKAGE / "engine" / "eagle.py", False),
+        ("/home/graphs/model.py", False),
+        ("<string>", True),
+    ],
+    ids=str,
+)
+def test_whose_a_file_is(path, expected):
+    assert is_machinery(str(path)) is expected
+
+
+def test_a_stack_without_a_users_line(monkeypatch):
+    monkeypatch.setattr("graphkit.graphs.places.is_machinery", lambda _filename: True)
+    assert (caller_line(), caller_place()) == ("", "an unknown line")
