@@ -1,0 +1,94 @@
+"""Records that somebody else made: no text of theirs reaches the terminal as a command."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import replace
+
+import pytest
+
+from graphkit.records import Edge
+
+TEXTS = {
+    "escape": "\x1b[31mred\x1b]0;title\x07",
+    "markup": "[bold]kernel[/bold] [/] [link=x]",
+    "lines": "one\ntwo\r\nthree\tfour",
+    "wide": "日本語カーネル",
+    "combining": "é🇩🇪👩\u200d💻",
+    "surrogate": "\ud800kernel",
+    "endless": "std::tuple<" * 400,
+    "empty": "",
+    "blank": "   ",
+    "bidi": "\u202ekernel\u202c",
+}
+VIEWS = (
+    "b",
+    "escape",
+    "down",
+    "enter",
+    "+",
+    "end",
+    "enter",
+    "escape",
+    "c",
+    "+",
+    "escape",
+    "m",
+    "+",
+)
+
+
+def spoilt(record, text):
+    """The record with that text wherever a text may be."""
+    words = dict.fromkeys(("name", "short_name", "op", "source", "scope"), text)
+    nodes = tuple(
+        replace(
+            node, **words, module=text and f"{text}.{text}", attributes={text: text},
+            arguments=tuple(replace(a, name=text, text=text) for a in node.arguments),
+        )
+        for node in record.graphs[0].nodes
+    )  # fmt: skip
+    graphs = tuple(
+        replace(graph, name=text, captured_at=text, nodes=nodes) for graph in record.graphs[:2]
+    )
+    stats = replace(record.modes[0].stats, fallbacks={text: 1})
+    buffers = tuple(replace(b, field=text, meaning=text) for b in record.modes[0].buffers[:1])
+    modes = (replace(record.modes[0], stays_eager=text, stats=stats, buffers=buffers),)
+    return replace(record, target=text, graphs=graphs, modes=modes)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_any_text_is_shown_and_none_obeyed(capture, drive, name):
+    async def script(on):
+        shown = []
+        for key in VIEWS:
+            await on.press(key)
+            shown += on.lines
+        return shown
+
+    for line in drive(spoilt(capture, TEXTS[name]), script, (70, 16)):
+        assert not any(unicodedata.category(each) in ("Cc", "Cs") for each in line), repr(line)
+
+
+def test_a_torn_record_can_still_be_walked_through(capture, drive):
+    graph = capture.graphs[0]
+    nodes = tuple(
+        replace(node, index=index, parent=parent)
+        for node, index, parent in zip(
+            graph.nodes, (7, 7, 3, 99, 0), (99, 7, 3, -1, 0), strict=False
+        )
+    )
+    edges = (Edge(source=7, target=7), Edge(source=500, target=3), Edge(source=3, target=-4))
+    torn = replace(graph, nodes=nodes, edges=edges)
+    record = replace(capture, graphs=(torn, replace(torn, batch_size=4)))
+
+    async def script(on):
+        await on.press("down", "enter", "+")
+        rows = len(on.listing.lines)
+        for _ in range(rows):
+            await on.press("enter", "end", "enter", *["escape"] * (len(on.app.screen_stack) - 2))
+            await on.press("down")
+        await on.press("c", "+", "tab", "escape", "m", "+")
+        return rows
+
+    assert drive(record, script) >= 5

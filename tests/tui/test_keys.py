@@ -1,0 +1,145 @@
+"""Every key of the table does what the table says; the footer and the help are that table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from textual import events
+
+from graphkit.tui.keys import KEYS, footer
+
+
+class Seen(NamedTuple):
+    """What there is to see of a screen."""
+
+    title: str
+    row: str
+    at: int
+    rows: int
+    sort: str
+    is_reversed: bool
+    opened: int
+    focus: str
+    depth: int
+    is_running: bool
+
+
+def seen(on):
+    listing, look = on.listing, on.listing.look
+    focus = on.app.screen._prompt._label.render() if on.app.focused else ""
+    return Seen(
+        listing.page.title, on.selected, listing.at, len(listing.lines), look.sort,
+        look.is_reversed, len(look.opened), str(focus), len(on.app.screen_stack),
+        on.app._exit is False,
+    )  # fmt: skip
+
+
+GRAPH = ("down", "down", "down", "enter")
+"""From the overview to TARGET_VERIFY 8."""
+FOUND = (*GRAPH, *"/nvjet", "enter")
+DOES = {
+    "enter": (("down",), lambda was, now: now.title == "TARGET_VERIFY 1"),
+    "escape": (GRAPH, lambda was, now: now.title == "tiny" and now.row == "size 8"),
+    "tab": (GRAPH, lambda was, now: now.title == "TARGET_VERIFY 1"),
+    "shift+tab": (GRAPH, lambda was, now: now.title == "TARGET_VERIFY 4"),
+    "b": (GRAPH, lambda was, now: now.title == "buffers of TARGET_VERIFY"),
+    "c": (GRAPH, lambda was, now: now.title == "from TARGET_VERIFY 4 to TARGET_VERIFY 8"),
+    "m": (GRAPH, lambda was, now: now.title == "memory of TARGET_VERIFY 8"),
+    "up": (GRAPH[:2], lambda was, now: now.at == was.at - 1),
+    "k": (GRAPH[:2], lambda was, now: now.at == was.at - 1),
+    "down": ((), lambda was, now: now.at == was.at + 1),
+    "j": ((), lambda was, now: now.at == was.at + 1),
+    "pageup": ((*GRAPH, "+", "end"), lambda was, now: was.at - 20 < now.at < was.at - 10),
+    "pagedown": ((*GRAPH, "+"), lambda was, now: was.at + 10 < now.at < was.at + 20),
+    "home": (GRAPH[:3], lambda was, now: now.at == 0),
+    "g": (GRAPH[:3], lambda was, now: now.at == 0),
+    "end": ((), lambda was, now: now.at == now.rows - 1),
+    "G": ((), lambda was, now: now.at == now.rows - 1),
+    "right": (("left",), lambda was, now: now.rows == was.rows + 3),
+    "l": (("left",), lambda was, now: now.rows == was.rows + 3),
+    "left": ((), lambda was, now: now.rows == was.rows - 3),
+    "h": (("down",), lambda was, now: now.row == "TARGET_VERIFY" and now.rows == was.rows),
+    "+": (GRAPH, lambda was, now: now.rows > 40 > was.rows),
+    "-": (("down",), lambda was, now: now.rows == 2 and now.row == "TARGET_VERIFY"),
+    "/": ((), lambda was, now: now.focus == "search:"),
+    "n": (FOUND, lambda was, now: now.at > was.at and now.row.startswith("nvjet")),
+    "N": ((*FOUND, "n"), lambda was, now: now.at < was.at and now.row.startswith("nvjet")),
+    "s": ((), lambda was, now: (was.sort, now.sort) == ("", "mode and size")),
+    "S": ((), lambda was, now: now.is_reversed and not was.is_reversed),
+    "f": ((), lambda was, now: now.focus == "filter:"),
+    "e": ((), lambda was, now: now.focus == "write to:"),
+    "?": ((), lambda was, now: now.title == "keys" and now.depth == was.depth + 1),
+    "q": ((), lambda was, now: not now.is_running),
+    "ctrl+c": ("/", lambda was, now: not now.is_running),
+}
+"""For each key: the keys that lead to where it is tried, and what it must have done."""
+
+
+def test_every_key_of_the_table_is_tried_here():
+    assert {one for key in KEYS for one in key.keys.split(",")} == set(DOES)
+
+
+def test_no_key_is_bound_twice():
+    every = [one for key in KEYS for one in key.keys.split(",")]
+    assert len(every) == len(set(every))
+
+
+@pytest.mark.parametrize("key", DOES)
+def test_a_key_does_what_the_table_says(capture, drive, key):
+    before, does = DOES[key]
+
+    async def script(on):
+        await on.press(*before)
+        was = seen(on)
+        await on.press(key)
+        return was, seen(on)
+
+    was, now = drive(capture, script)
+    assert does(was, now), f"{was}\n{now}"
+
+
+def test_keys_that_come_at_once_are_taken_one_after_the_other(capture, drive):
+    async def script(on):
+        await on.press(*GRAPH[:3])
+        for key, character in (("enter", "\r"), ("plus", "+"), ("end", None), ("s", "s")):
+            on.app.post_message(events.Key(key, character))
+        await on.settle()
+        return seen(on)
+
+    now = drive(capture, script)
+    assert (now.title, now.rows, now.row, now.sort) == (
+        "TARGET_VERIFY 8", 48, "memcpy", "module and node",
+    )  # fmt: skip
+
+
+def test_the_help_lists_the_table(capture, drive):
+    async def script(on):
+        await on.press("?")
+        return [on.listing.cells(line.item) for line in on.listing.lines]
+
+    assert drive(capture, script) == [(key.shown, key.meaning) for key in KEYS]
+
+
+def test_letters_are_letters_while_words_are_typed(capture, drive):
+    async def script(on):
+        await on.press("/", *"qsbN?")
+        await on.press("tab", "down")
+        return on.app.focused.value, seen(on)
+
+    typed, now = drive(capture, script)
+    assert typed == "qsbN?"
+    assert (now.title, now.at, now.is_running, now.focus) == ("tiny", 0, True, "search:")
+
+
+@pytest.mark.parametrize("width", range(0, 200, 7))
+def test_the_footer_fits_and_keeps_help_the_longest(width):
+    text = footer(width)
+    assert len(text) <= width
+    assert "? help" in text or width < len("? help")
+    assert "  q quit" in text or width < len("? help  q quit")
+
+
+def test_the_footer_shows_everything_where_there_is_room():
+    assert footer(500).count("  ") + 1 == sum(key.rank > 0 for key in KEYS)
+    assert len(footer(80).split("  ")) >= 8

@@ -1,0 +1,252 @@
+"""What the verbs make of a page, without a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphkit.tui.filtering import matcher
+from graphkit.tui.listing import Listing, Look
+from graphkit.tui.page import Column, Item, Page
+
+COLUMNS = (
+    Column(name="name", least=10),
+    Column(name="us", show="{:.1f}".format, is_number=True),
+    Column(name="kind"),
+)
+
+
+def leaf(name, us=None, kind="kernel", note=""):
+    return Item(key=name, values=(name, us, kind), note=note)
+
+
+def module(name, *inside, us=None):
+    return Item(key=name, values=(name, us, "module"), inside=lambda: inside)
+
+
+def page(**facts):
+    items = (
+        leaf("refresh", 6.0, note="refresh.py"),
+        module(
+            "model",
+            module("attention", leaf("gemm_q", 4.0), leaf("softmax", 9.0), us=13.0),
+            module("mlp", leaf("gemm_up", 5.0), leaf("copy", None, "memcpy"), us=5.0),
+            us=18.0,
+        ),
+        leaf("done", 0.0, "memset"),
+    )
+    return Page(title="graph", columns=COLUMNS, items=items, **facts)
+
+
+@pytest.fixture
+def listing():
+    return Listing(page())
+
+
+def names(listing):
+    return [line.item.key for line in listing.lines]
+
+
+def select(listing, name):
+    listing.go(names(listing).index(name))
+
+
+OUTER = ["refresh", "model", "done"]
+ALL = ["refresh", "model", "attention", "gemm_q", "softmax", "mlp", "gemm_up", "copy", "done"]
+
+
+def test_items_are_closed_unless_the_page_says_otherwise(listing):
+    assert names(listing) == OUTER
+    assert names(Listing(page(opened=frozenset({"model"})))) == [
+        "refresh", "model", "attention", "mlp", "done",
+    ]  # fmt: skip
+
+
+def test_what_is_in_a_closed_item_is_not_even_made():
+    made = []
+    item = Item(key="a", values=("a", None, ""), inside=lambda: made.append("a") or ())
+    listing = Listing(Page(title="", columns=COLUMNS, items=(item,)))
+    assert made == []
+    listing.open()
+    assert made == ["a"]
+
+
+def test_open_and_close_follow_the_selected_row(listing):
+    select(listing, "model")
+    listing.open()
+    assert names(listing) == ["refresh", "model", "attention", "mlp", "done"]
+    select(listing, "mlp")
+    listing.close()
+    assert listing.item.key == "model", "a closed row's left neighbour is what it is in"
+    listing.close()
+    assert names(listing) == OUTER
+    listing.close()
+    assert (names(listing), listing.item.key) == (OUTER, "model")
+
+
+def test_opening_goes_on_through_what_is_alone():
+    inner = module("c", leaf("d"), leaf("e"))
+    listing = Listing(Page(title="", columns=COLUMNS, items=(module("a", module("b", inner)),)))
+    listing.open()
+    assert names(listing) == ["a", "b", "c", "d", "e"]
+
+
+def test_all_open_and_all_closed(listing):
+    listing.open_all()
+    assert names(listing) == ALL
+    select(listing, "copy")
+    listing.close_all()
+    assert names(listing) == OUTER
+    assert listing.item.key == "model", "the selection goes to what holds it"
+
+
+def test_the_order_is_among_neighbours_and_rows_without_a_value_stay_last(listing):
+    listing.open_all()
+    listing.sort_by("us")
+    assert names(listing) == [
+        "model", "attention", "softmax", "gemm_q", "mlp", "gemm_up", "copy", "refresh", "done",
+    ]  # fmt: skip
+    listing.reverse()
+    assert names(listing) == [
+        "done", "refresh", "model", "mlp", "gemm_up", "copy", "attention", "gemm_q", "softmax",
+    ]  # fmt: skip
+
+
+def test_text_is_sorted_from_a_to_z(listing):
+    listing.sort_by("name")
+    assert names(listing) == ["done", "model", "refresh"]
+    listing.reverse()
+    assert names(listing) == ["refresh", "model", "done"]
+
+
+def test_sorting_goes_through_the_columns_and_back_to_the_page_s_order(listing):
+    seen = []
+    for _ in range(5):
+        listing.sort_next()
+        seen.append(listing.look.sort)
+    assert seen == ["name", "us", "kind", "", "name"]
+
+
+def test_the_page_s_own_order_can_be_turned_round(listing):
+    listing.reverse()
+    assert names(listing) == ["done", "model", "refresh"]
+
+
+def test_the_selection_stays_on_its_item_when_the_order_changes(listing):
+    listing.open_all()
+    select(listing, "gemm_up")
+    for _ in range(4):
+        listing.sort_next()
+        assert listing.item.key == "gemm_up"
+
+
+def test_a_filter_keeps_rows_and_what_they_are_in_and_opens_it(listing):
+    listing.filter("gemm")
+    assert names(listing) == ["model", "attention", "gemm_q", "mlp", "gemm_up"]
+    listing.filter("kind:memcpy")
+    assert names(listing) == ["model", "mlp", "copy"]
+    listing.filter("")
+    assert set(names(listing)) > set(OUTER)
+
+
+def test_a_filter_that_nothing_passes_says_so(listing):
+    listing.filter("nonsense")
+    assert (names(listing), listing.item) == ([], None)
+    assert listing.empty == "no row holds 'nonsense'"
+    listing.open()
+    listing.close()
+    listing.go(3)
+    assert not listing.next_match(1)
+    listing.filter(" ")
+    assert names(listing)[0] == "refresh"
+
+
+def test_search_finds_what_is_closed_and_goes_round(listing):
+    assert listing.search("gemm")
+    found = [(listing.item.key, listing.match_at)]
+    for _ in range(2):
+        assert listing.next_match(1)
+        found.append((listing.item.key, listing.match_at))
+    assert found == [("gemm_q", 1), ("gemm_up", 2), ("gemm_q", 1)]
+    assert listing.next_match(-1)
+    assert listing.item.key == "gemm_up"
+    assert len(listing.matches) == 2
+
+
+def test_search_begins_with_the_selected_row(listing):
+    listing.open_all()
+    select(listing, "gemm_up")
+    assert listing.search("gemm")
+    assert listing.item.key == "gemm_up"
+    select(listing, "softmax")
+    assert listing.search("gemm")
+    assert listing.item.key == "gemm_up"
+
+
+def test_search_in_vain_leaves_the_selection_alone(listing):
+    select(listing, "done")
+    assert not listing.search("nonsense")
+    assert (listing.item.key, listing.match_at, listing.matches) == ("done", 0, ())
+
+
+def test_a_look_goes_along_to_a_page_of_the_same_kind(listing):
+    listing.open_all()
+    listing.sort_by("us")
+    select(listing, "softmax")
+    other = Listing(page(), listing.look)
+    assert (names(other), other.item.key) == (names(listing), "softmax")
+    assert Listing(page(), Look(sort="of another page", cursor="gone")).item.key == "refresh"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("", None),
+        ("GEMM", True),
+        ("gemm 4.0", True),
+        ("gemm 5.0", False),
+        ("kind:ker", True),
+        ("kind:gemm", False),
+        ("us:4", True),
+        ("other:gemm", False),
+        ("at::native", True),
+        ("kind:", False),
+    ],
+)
+def test_words(words, found):
+    match = matcher(words, ["name", "us", "kind"])
+    holds = match and match(("gemm_q", "4.0", "kernel"), "void at::native::gemm()")
+    assert holds == found
+
+
+VERBS = st.one_of(
+    st.sampled_from(["open", "close", "open_all", "close_all", "sort_next", "reverse"]).map(
+        lambda name: (name,)
+    ),
+    st.integers(-3, 12).map(lambda at: ("go", at)),
+    st.sampled_from(["gemm", "kind:m", "", "nonsense"]).map(lambda words: ("filter", words)),
+    st.sampled_from(["o", "copy", "", "nonsense"]).map(lambda words: ("search", words)),
+    st.sampled_from([1, -1]).map(lambda step: ("next_match", step)),
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=80)
+@given(st.lists(VERBS, max_size=12))
+def test_whatever_is_done_a_row_is_selected_and_none_is_lost(verbs):
+    listing = Listing(page())
+    for name, *arguments in verbs:
+        before = listing.item
+        getattr(listing, name)(*arguments)
+        shown = names(listing)
+        assert len(shown) == len(set(shown))
+        assert (listing.item is None) == (not shown)
+        if shown:
+            assert listing.look.cursor == shown[listing.at]
+        if name in ("sort_next", "reverse", "open_all") and before:
+            assert listing.item is before
+        if name == "filter" and before and before.key in shown:
+            assert listing.item is before
+    listing.filter("")
+    listing.open_all()
+    assert sorted(names(listing)) == sorted(ALL)

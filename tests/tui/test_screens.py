@@ -1,0 +1,211 @@
+"""What people see, as stored text, on terminals of three sizes; and what they do to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+SIZES = ((60, 24), (80, 24), (120, 40))
+WALK = {
+    "overview": (),
+    "graph": ("down", "down", "down", "enter"),
+    "graph-open": ("+", "down", "down", "down"),
+    "graph-search": ("/", *"splitK", "enter"),
+    "node": ("enter",),
+    "node-next": ("tab",),
+    "graph-sorted": ("escape", "s", "s", "s", "home"),
+    "graph-filtered": ("f", *"kind:kernel o_proj", "enter"),
+    "compare": ("c",),
+    "compare-open": ("+", "end"),
+    "memory": ("escape", "m", "end", "right"),
+    "buffers": ("escape", "b", "end"),
+    "prompt": ("f", *"bfloat16"),
+    "nothing": ("ctrl+u", *"no such thing", "enter"),
+    "help": ("?",),
+}
+"""The views in the order of one walk through them, each with the keys that lead on to it."""
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+def test_every_view_looks_as_stored(capture, drive, golden, size):
+    async def script(on):
+        shown = {}
+        for name, keys in WALK.items():
+            await on.press(*keys)
+            shown[name] = on.text
+        return shown
+
+    for name, text in drive(capture, script, size).items():
+        golden(f"{name}-{size[0]}x{size[1]}", text)
+        assert max(map(len, text.splitlines())) <= size[0]
+        assert len(text.splitlines()) == size[1]
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+def test_a_recording_looks_as_stored(recording, drive, golden, size):
+    async def script(on):
+        return on.text
+
+    golden(f"recording-{size[0]}x{size[1]}", drive(recording, script, size))
+
+
+@pytest.mark.parametrize("size", [(39, 24), (80, 11), (10, 3), (1, 1)])
+def test_a_terminal_that_is_too_small_says_so_and_recovers(capture, drive, size):
+    async def script(on):
+        await on.press("down", "down")
+        await on.resize(*size)
+        small = " ".join(on.lines)
+        await on.resize(80, 24)
+        return small, on.selected, on.text
+
+    small, selected, text = drive(capture, script)
+    assert "too small: {} x {}".format(*size)[: size[0] // 3] in small
+    assert "TARGET_VERIFY" not in small
+    assert selected == "size 4"
+    assert ">     size 4" in text
+
+
+@pytest.mark.parametrize("size", [(60, 24), (200, 60), (80, 13)])
+def test_resizing_keeps_the_selected_row_in_sight(capture, drive, size):
+    async def script(on):
+        await on.press("down", "down", "down", "enter", "+", "end", "up")
+        before = on.selected
+        await on.resize(*size)
+        return before, on.selected, on.lines
+
+    before, after, lines = drive(capture, script)
+    assert before == after
+    assert [before[:20] in line for line in lines if line.startswith(">")] == [True]
+
+
+def test_widening_brings_columns_back(capture, drive):
+    async def script(on):
+        heads = []
+        for width in (44, 60, 80, 120, 60):
+            await on.resize(width, 24)
+            heads.append(on.head.split("mode and size")[1].split())
+        return heads
+
+    narrow, small, middle, wide, again = drive(capture, script)
+    assert set(narrow) < set(small) < set(middle) < set(wide)
+    assert wide == ["nodes", "bytes", "ms", "replay", "us", "replays", "padding", "fallbacks"]
+    assert again == small
+
+
+def test_a_single_graph_is_a_view_by_itself(capture, drive):
+    async def script(on):
+        await on.press("escape")
+        return on.listing.page.title, on.status
+
+    title, status = drive(capture.graphs[2], script)
+    assert (title, status) == ("TARGET_VERIFY 8", "this is the first view; q leaves")
+
+
+@pytest.mark.parametrize(
+    ("which", "titles"),
+    [
+        ({}, ["tiny"]),
+        ({"mode": "draft_extend_v2"}, ["tiny", "DRAFT_EXTEND_V2 1"]),
+        ({"batch_size": 4}, ["tiny", "TARGET_VERIFY 4"]),
+        ({"mode": "DRAFT_EXTEND_V2", "batch_size": 8}, ["tiny", "DRAFT_EXTEND_V2 8"]),
+    ],
+)
+def test_it_opens_with_what_was_asked_for(capture, drive, which, titles):
+    async def script(on):
+        return [screen.path[-1] for screen in on.app.screen_stack[1:]]
+
+    assert drive(capture, script, **which) == titles
+
+
+def test_a_record_without_graphs_says_so(capture, drive):
+    async def script(on):
+        await on.press("down", "enter")
+        return on.status
+
+    said = drive(replace(capture, graphs=()), script)
+    assert said.startswith("the record was made without looking into graphs")
+
+
+def test_tab_looks_at_the_next_size_in_the_same_way(capture, drive):
+    async def script(on):
+        await on.press("down", "enter", "+", "s", "s", *"/o_proj", "enter")
+        before = on.listing
+        await on.press("tab")
+        return before, on.listing
+
+    before, after = drive(capture, script)
+    assert (before.page.title, after.page.title) == ("TARGET_VERIFY 1", "TARGET_VERIFY 4")
+    assert before.look == after.look
+    assert after.look.sort == "nodes"
+
+
+def test_tab_opens_what_only_the_next_one_has(capture, drive):
+    async def script(on):
+        await on.press("down", "enter", "down", "enter")
+        before = [line.item.key for line in on.listing.lines]
+        await on.press("tab")
+        return before, [line.item.key for line in on.listing.lines]
+
+    before, after = drive(capture, script)
+    assert "arguments" not in before
+    assert "argument 0" in after
+
+
+def test_the_selected_row_is_marked_and_reversed_and_no_other(capture, drive):
+    async def script(on):
+        await on.press("down", "down")
+        sheet = on.app.screen.query_one("Sheet")
+        return [sheet.render_line(y) for y in range(1, 9)]
+
+    strips = drive(capture, script)
+    assert [strip.text.startswith("> ") for strip in strips].index(True) == 2
+    for place, strip in enumerate(strips):
+        styles = [segment.style for segment in strip if segment.style is not None]
+        assert {bool(style.reverse) for style in styles} == {place == 2}
+
+
+def test_every_size_has_its_neighbours_and_the_ends_meet(capture, drive):
+    async def script(on):
+        await on.press("down", "enter")
+        titles = []
+        for _ in range(4):
+            titles.append(on.listing.page.title)
+            await on.press("tab")
+        return titles
+
+    assert [title.split()[1] for title in drive(capture, script)] == ["1", "4", "8", "1"]
+
+
+def test_edges_lead_from_node_to_node_and_escape_leads_back(capture, drive):
+    async def script(on):
+        await on.press(*("down", "enter", "down", "down", "enter"), "end", "enter", "end", "enter")
+        there = on.app.screen.path
+        await on.press("escape", "escape", "escape")
+        return there, on.app.screen.path
+
+    there, back = drive(capture, script)
+    assert [title.split()[0] for title in there[2:]] == ["#2", "#3", "#4"]
+    assert back == ("tiny", "TARGET_VERIFY 1")
+
+
+def test_a_click_selects_a_second_one_opens_and_a_head_sorts(capture, drive):
+    async def script(on):
+        await on.pilot.click("Sheet", offset=(8, 2))
+        selected = on.selected
+        await on.click_head("nodes")
+        sort = on.listing.look.sort
+        await on.pilot.click("Sheet", offset=(8, 3), times=2)
+        await on.pilot.pause()
+        return selected, sort, on.listing.page.title
+
+    assert drive(capture, script) == ("size 1", "nodes", "TARGET_VERIFY 1")
+
+
+def test_a_head_that_sorts_already_turns_the_order_round(capture, drive):
+    async def script(on):
+        for _ in range(2):
+            await on.click_head("nodes")
+        return on.listing.look.sort, on.listing.look.is_reversed
+
+    assert drive(capture, script) == ("nodes", True)

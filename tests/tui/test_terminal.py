@@ -1,0 +1,105 @@
+"""The command on a real terminal: what it writes there, how it leaves it, and when it does not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
+PATIENCE = 20
+COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10[0-7])[;m]")
+
+
+@pytest.fixture(scope="module")
+def saved(capture, tmp_path_factory):
+    path = tmp_path_factory.mktemp("terminal") / "record.json"
+    path.write_text(capture.to_json(), encoding="utf-8")
+    return path
+
+
+def on_terminal(*words, keys=(), stdin=None, **environment):
+    """Everything that ``graphkit WORDS`` writes to a terminal of 80 x 24, and its exit code."""
+    main_end, its_end = pty.openpty()
+    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = subprocess.Popen(
+        [sys.executable, "-m", "graphkit", *map(str, words)],
+        stdin=its_end if stdin is None else stdin, stdout=its_end, stderr=its_end,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm-256color"} | environment,
+    )  # fmt: skip
+    os.close(its_end)
+    written, left, deadline = b"", list(keys), time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if select.select([main_end], [], [], 0.2)[0]:
+            try:
+                written += os.read(main_end, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+        elif left and ENTERS in written:
+            os.write(main_end, left.pop(0))
+    os.close(main_end)
+    command.kill()
+    return written, command.wait()
+
+
+def test_a_terminal_gets_a_screen_and_is_left_as_it_was(saved):
+    written, code = on_terminal("inspect", saved, keys=(b"jjj\r", b"q"))
+    assert code == 0
+    assert written.count(ENTERS) == written.count(LEAVES) == 1
+    assert b"TARGET_VERIFY" in written
+    assert b"_paged_metadata" in written, "the graph that Enter opened"
+    assert written.rindex(b"\x1b[?25h") > written.index(ENTERS), "the cursor is shown again"
+
+
+def test_keys_that_come_all_at_once_are_taken_one_after_the_other(saved):
+    written, code = on_terminal("inspect", saved, keys=(b"jjj\r+GksSc+mb?\x1b", b"\x1b", b"q"))
+    assert code == 0
+    assert b"Traceback" not in written
+    assert written.count(LEAVES) == 1
+
+
+def test_colours_are_those_of_the_terminal_and_no_color_has_none(saved):
+    coloured, _ = on_terminal("inspect", saved, keys=(b"j", b"q"))
+    plain, code = on_terminal("inspect", saved, keys=(b"j", b"q"), NO_COLOR="1")
+    assert COLOUR.findall(coloured), "a mode that fell back is yellow"
+    assert b"38;2;" not in coloured, "no colours but the terminal's own, which suit its background"
+    assert COLOUR.findall(plain) == []
+    assert (code, b"TARGET_VERIFY" in plain) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [((), {"TERM": "dumb"}), ((), {"TERM": "unknown"}), (("--plain",), {"NO_COLOR": "1"})],
+)
+def test_where_a_screen_cannot_be_or_is_not_wanted_there_is_text(saved, words, environment):
+    written, code = on_terminal("inspect", saved, *words, **environment)
+    assert code == 0
+    assert ENTERS not in written
+    assert COLOUR.findall(written) == []
+    assert b"modes and sizes" in written
+
+
+def test_a_pipe_on_either_end_gets_text(saved):
+    words = [sys.executable, "-m", "graphkit", "inspect", str(saved)]
+    piped = subprocess.run(words, capture_output=True, check=True, stdin=subprocess.DEVNULL)
+    assert b"\x1b" not in piped.stdout
+    assert (b"modes and sizes" in piped.stdout, piped.stderr) == (True, b"")
+    written, code = on_terminal("inspect", saved, stdin=subprocess.DEVNULL)
+    assert (code, ENTERS in written, b"modes and sizes" in written) == (0, False, True)
+
+
+def test_a_reader_that_leaves_early_leaves_no_traceback(saved):
+    command = f"{sys.executable} -m graphkit inspect {saved} | head -n 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("target")
+    assert "Traceback" not in done.stderr
