@@ -48,6 +48,11 @@ class Arena:
 
 
 def _checked(layout: FieldLayout, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigError(
+            f"bound field {layout.name!r} is a {type(tensor).__name__}. Bind a tensor.",
+            field="bound",
+        )
     came = (tuple(tensor.shape), tensor.dtype, tensor.device)
     shape = layout.shape(layout.capacity)
     if came != (shape, layout.dtype, device) or not tensor.is_contiguous():

@@ -55,10 +55,10 @@ class InputBuffers:
     ) -> None:
         self.capacity, self.device = capacity, device
         self.inputs = inputs_type or type(self).inputs_type
-        self.bound, self._without = dict(bound or {}), frozenset(without)
         declared = [f for f in fields_of(self.inputs) if f.name not in without]
         _check_names("optional", optional, [f.name for f in declared if f.optional])
-        _check_names("bound", self.bound, [f.name for f in declared])
+        _check_names("bound", {} if bound is None else bound, [f.name for f in declared], Mapping)
+        self.bound, self._without = dict(bound or {}), frozenset(without)
         present = [f for f in declared if not f.optional or f.name in {*optional, *self.bound}]
         self.layouts: tuple[FieldLayout, ...] = resolve(present, capacity)
         self.absent = tuple(f.name for f in fields_of(self.inputs) if f not in present)
@@ -207,7 +207,14 @@ class InputBuffers:
         return words[Header.SOURCES :].numpy().copy()
 
 
-def _check_names(argument: str, names: Collection[str], known: Collection[str]) -> None:
+def _check_names(
+    argument: str, names: Collection[str], known: Collection[str], kind: Any = Collection
+) -> None:
+    if not isinstance(names, kind) or isinstance(names, str):
+        raise ConfigError(
+            f"{argument} must be a {kind.__name__.lower()} of field names, got {names!r}.",
+            field=argument,
+        )
     for name in names:
         if name not in known:
             raise ConfigError(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, Inputs, capacity_of
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
-from graphkit.graphs import Backend, SizeTable, backend_for
+from graphkit.graphs import Attribution, Backend, CapturedGraph, SizeTable, backend_for
+from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Dispatch
+from graphkit.runners.known_memory import memory_names
 from graphkit.runners.outputs import Output
 from graphkit.runners.parts import Parts
 from graphkit.runners.step import Step
@@ -57,14 +61,8 @@ class Planned(Generic[OutputT]):
         bound: Mapping[str, torch.Tensor] | None = None,
         state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        base = self.buffers_type.inputs_type
-        if inputs_type is not None and not (
-            isinstance(inputs_type, type) and issubclass(inputs_type, base)
-        ):
-            raise ConfigError(
-                f"inputs_type must be a subclass of {base.__name__}, got {inputs_type!r}.",
-                field="inputs_type",
-            )
+        if inputs_type is not None:
+            _check_inputs_type(inputs_type, self.buffers_type.inputs_type)
         self.spec, self.sizes, self.attention = spec, sizes, attention
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
@@ -108,6 +106,38 @@ class Planned(Generic[OutputT]):
         """Fields that the settings make meaningless; nothing is allocated for them."""
         return ()
 
+    @contextmanager
+    def captured_aside(
+        self,
+        batch_of: Callable[[int], Any] | None = None,
+        *,
+        attribution: Attribution | None = None,
+    ) -> Iterator[Mapping[int, CapturedGraph]]:
+        """Capture every size once more, for a block that wants to compare; then close those graphs.
+
+        The runner stays what it is, but nothing may be replayed meanwhile.
+
+        Args:
+            batch_of: Makes the batch of a size that warm-ups and captures see; pads if left out.
+            attribution: As for ``capture``.
+
+        Raises:
+            CaptureError: As for ``capture``.
+        """
+        capturing = Capturing(self._parts, self._state, attribution, batch_of)
+        graphs, _ = capturing.every_size(lambda _size: None)
+        try:
+            yield graphs
+        finally:
+            for graph in graphs.values():
+                graph.close()
+
+    def memory_names(
+        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """Everything in memory that this runner can name, by kind; see ``graphkit.Pointer``."""
+        return memory_names(self.buffers, self._state, self.attention, weights)
+
     def _make_step(self, forward: Any) -> Step[OutputT]:
         return self.step_type(
             forward, self._attention_mode, self.spec, self.output_type, self.buffers, self.attention
@@ -145,3 +175,11 @@ class Planned(Generic[OutputT]):
             return None
         mode = self._attention_mode
         return lambda batch, padded_batch_size: hook(mode, batch, padded_batch_size)
+
+
+def _check_inputs_type(given: Any, base: type[Inputs]) -> None:
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise ConfigError(
+            f"inputs_type must be a subclass of {base.__name__}, got {given!r}.",
+            field="inputs_type",
+        )

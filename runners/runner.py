@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
@@ -14,7 +13,6 @@ from torch import nn
 from graphkit.errors import ConfigError, ReplayError, SizeError
 from graphkit.graphs import (
     Attribution,
-    CapturedGraph,
     caller_line,
     environment,
     inspect_graph,
@@ -22,7 +20,6 @@ from graphkit.graphs import (
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Decision
-from graphkit.runners.known_memory import memory_names
 from graphkit.runners.outputs import Output
 from graphkit.runners.planned import Planned
 from graphkit.runners.replayer import Replayer
@@ -153,38 +150,6 @@ class Runner(Planned[OutputT]):
             ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """
         return self._captured("stage").stage(batch_size, num_tokens)
-
-    @contextmanager
-    def captured_aside(
-        self,
-        batch_of: Callable[[int], Any] | None = None,
-        *,
-        attribution: Attribution | None = None,
-    ) -> Iterator[Mapping[int, CapturedGraph]]:
-        """Capture every size once more, for a block that wants to compare; then close those graphs.
-
-        The runner stays what it is, but nothing may be replayed meanwhile.
-
-        Args:
-            batch_of: Makes the batch of a size that warm-ups and captures see; pads if left out.
-            attribution: As for ``capture``.
-
-        Raises:
-            CaptureError: As for ``capture``.
-        """
-        capturing = Capturing(self._parts, self._state, attribution, batch_of)
-        graphs, _ = capturing.every_size(lambda _size: None)
-        try:
-            yield graphs
-        finally:
-            for graph in graphs.values():
-                graph.close()
-
-    def memory_names(
-        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, dict[str, torch.Tensor]]:
-        """Everything in memory that this runner can name, by kind; see ``graphkit.Pointer``."""
-        return memory_names(self.buffers, self._state, self.attention, weights)
 
     def inspect(
         self,

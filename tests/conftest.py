@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest_plugins = ["pytester"]  # pytest takes it from the topmost conftest alone
+
 TERMINAL_VARIABLES = (
     "CLICOLOR",
     "CLICOLOR_FORCE",

@@ -58,6 +58,12 @@ class SpecConfig:
         for field in ("topk", "num_draft_tokens", "page_size"):
             require_int("SpecConfig", field, getattr(self, field))
         require_int("SpecConfig", "num_steps", self.num_steps, least=0)
+        for field in ("is_draft_worker", "linear_attention"):
+            if not isinstance(getattr(self, field), bool):
+                raise ConfigError(
+                    f"SpecConfig.{field} must be True or False, got {getattr(self, field)!r}.",
+                    field=field,
+                )
         if self.resolved.is_eagle() or self.resolved.is_standalone():
             self._check_stepwise_tree()
 

@@ -35,7 +35,11 @@ def largest_difference(expected: Tensors, got: Tensors) -> float:
 
 
 def first_difference(
-    expected: Tensors, got: Tensors, allowed: float, owner: Callable[[int, int], int]
+    expected: Tensors,
+    got: Tensors,
+    allowed: float,
+    owner: Callable[[int, int], int],
+    relative: float = 0.0,
 ) -> Mismatch | None:
     """The first element, by row, that is not what it should be.
 
@@ -44,10 +48,14 @@ def first_difference(
         got: The other one. A field that one of them lacks differs in every row.
         allowed: Largest difference of floating-point fields; others must be equal.
         owner: ``owner(row, rows)`` is the request that one of so many rows belongs to.
+        relative: What they may differ by beyond that, as a part of the expected number.
     """
     for name, one, other in _fields(expected, got):
         difference = _difference(one, other)
-        rows = (difference > (allowed if one.is_floating_point() else 0)).any(1).nonzero()
+        if one.is_floating_point():
+            size = _rows(one).double().abs()
+            difference = difference - allowed - relative * torch.where(size.isfinite(), size, 0.0)
+        rows = (difference > 0).any(1).nonzero()
         if rows.numel():
             row = int(rows[0])
             column = int(difference[row].argmax())

@@ -26,6 +26,10 @@ from graphkit.targets.target import CaptureTarget
 
 _SEED = 20
 
+GRAPH_DIFFERS = "the graph differs from the same padded path without it"
+PADDING_LEAKS = "padding changes live rows"
+"""What a mismatch says of the bug."""
+
 
 class SizeCheck:
     """Compares live batches at one captured size.
@@ -35,22 +39,35 @@ class SizeCheck:
         runner: Captured.
         lockstep: Lets the eager way follow the padded one.
         size: The captured size.
+        rtol, atol: How far padded may be from unpadded numbers; left out, a few roundings.
 
     Attributes:
         mismatches: What was wrong so far.
     """
 
     def __init__(
-        self, target: CaptureTarget, runner: Runner[Any], lockstep: Lockstep, size: int
+        self,
+        target: CaptureTarget,
+        runner: Runner[Any],
+        lockstep: Lockstep,
+        size: int,
+        *,
+        rtol: float | None = None,
+        atol: float | None = None,
     ) -> None:
         self.target, self.runner, self.lockstep, self.size = target, runner, lockstep, size
+        self._rtol, self._atol = rtol, atol
         self.largest = 0.0
         self.compared = 0
         self.mismatches: list[Mismatch] = []
 
     def compare(self, live: int) -> None:
-        """Run one live batch the three ways."""
-        batch = self.target.batch(self.runner.mode, live, _SEED + live)
+        """Run one live batch of the target the three ways."""
+        self.compare_batch(self.target.batch(self.runner.mode, live, _SEED + live))
+
+    def compare_batch(self, batch: Any) -> None:
+        """Run a live batch the three ways."""
+        live: int = batch.batch_size
         self.runner.shadow = "padded"
         with self.lockstep.lead():
             padded = self._run(lambda: self.runner.replay(batch, padded_batch_size=self.size))
@@ -65,9 +82,9 @@ class SizeCheck:
             return row * live // rows
 
         graph = first_difference(padded, replayed, 0.0, owner)
-        self._note("the graph differs from the same padded path without it", live, graph)
-        padding = self._met(meetings) or first_difference(eager, padded, tolerance(eager), owner)
-        self._note("padding changes live rows", live, padding)
+        self._note(GRAPH_DIFFERS, live, graph)
+        padding = self._met(meetings) or self._far(eager, padded, owner)
+        self._note(PADDING_LEAKS, live, padding)
 
     def measured(self, size: SizeRecord) -> SizeRecord:
         """The size's record with what was compared and how long a full batch takes."""
@@ -99,11 +116,19 @@ class SizeCheck:
         found = None
         for step, each in enumerate(meetings):
             self.largest = max(self.largest, largest_difference(each.made, each.led))
-            wrong = first_difference(each.made, each.led, tolerance(each.made), each.owner)
+            wrong = self._far(each.made, each.led, each.owner)
             if wrong is not None and len(meetings) > 1:
                 wrong = replace(wrong, field=f"{wrong.field} of step {step}")
             found = found or wrong
         return found
+
+    def _far(
+        self, eager: Tensors, padded: Tensors, owner: Callable[[int, int], int]
+    ) -> Mismatch | None:
+        """The first number that padding changes by more than it may."""
+        if self._rtol is None and self._atol is None:
+            return first_difference(eager, padded, tolerance(eager), owner)
+        return first_difference(eager, padded, self._atol or 0.0, owner, self._rtol or 0.0)
 
     def _note(self, kind: str, live: int, found: Mismatch | None) -> None:
         if found is not None:
