@@ -8,7 +8,11 @@ from typing import Any
 from graphkit.audit.baked import audit_baked
 from graphkit.audit.ledger import Ledger
 from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
+from graphkit.audit.misses import audit_misses
+from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
+from graphkit.audit.shadow import audit_shadow
+from graphkit.audit.warmup import audit_warmup
 from graphkit.errors import ConfigError, TargetError
 from graphkit.graphs import Attribution, backend_for, environment
 from graphkit.records import AuditReport, GraphRecord, LockRecord
@@ -18,11 +22,17 @@ from graphkit.targets import CaptureTarget
 
 RunnerAudit = Callable[[CaptureTarget, Runner[Any], Ledger], None]
 
-BEFORE_CAPTURE: dict[str, RunnerAudit] = {"baked": audit_baked}
+# The first capture of all is the one that leaves most behind.
+BEFORE_CAPTURE: dict[str, RunnerAudit] = {"warmup": audit_warmup, "baked": audit_baked}
 """Audits of a planned runner, by name."""
-AFTER_CAPTURE: dict[str, RunnerAudit] = {"pointers": audit_pointers}
+AFTER_CAPTURE: dict[str, RunnerAudit] = {
+    "pointers": audit_pointers,
+    "pads": audit_pads,
+    "shadow": audit_shadow,
+}
 """Audits of a captured one."""
-AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE)
+AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "misses")
+"""All, by name."""
 
 
 def audit_target(
@@ -67,6 +77,8 @@ def audit_target(
         with target.runner(mode, batch_sizes=sizes, device=device) as runner:
             _audit_runner(target, runner, ledger, chosen)
             graphs += graphs_to_lock(target, runner) if lock is not None else []
+    if "misses" in chosen:
+        audit_misses(target, ledger, modes=modes, device=device)
     progress(len(all_modes), len(all_modes), "audited")
     if lock is not None:
         check_lock(lock, lock_of(target.name, graphs), ledger)

@@ -1,0 +1,177 @@
+"""The ways of a live batch beside its graph: padded without a graph, and bare.
+
+The padded way is what the graph was made from, on the same shapes. The bare way has no pads; where
+a step chooses tokens between its forwards it follows the padded one, see ``targets.lockstep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from graphkit.audit.reach import Held
+from graphkit.ops.mailbox_layout import Ring
+from graphkit.records import Mismatch
+from graphkit.runners import Output, Runner
+from graphkit.runners.fit import Fit
+from graphkit.targets.compare import Tensors, first_difference, tolerance
+from graphkit.targets.lockstep import Lockstep, Meeting
+
+
+class Moment:
+    """Declared state and random numbers as they are now. Holds a copy of them.
+
+    Args:
+        state: By name.
+        device: Of the state.
+        page_size: Rows of a KV pool that are the dummy's, whatever is in them.
+    """
+
+    def __init__(
+        self, state: Mapping[str, torch.Tensor], device: torch.device, page_size: int
+    ) -> None:
+        self._state, self._device, self._page_size = state, device, page_size
+        self._saved = {name: tensor.clone() for name, tensor in state.items()}
+        self._random = torch.get_rng_state()
+        self._on_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def put_back(self) -> None:
+        """Let them be as they were."""
+        for name, tensor in self._state.items():
+            tensor.copy_(self._saved[name])
+        torch.set_rng_state(self._random)
+        if self._on_cuda is not None:
+            torch.cuda.set_rng_state(self._on_cuda, self._device)
+
+    def changed(self) -> list[str]:
+        """Names of the state that is not as it was."""
+        return [name for name, tensor in self._state.items() if self._is_changed(name, tensor)]
+
+    def _is_changed(self, name: str, now: torch.Tensor) -> bool:
+        saved = self._saved[name]
+        if torch.equal(now, saved):
+            return False
+        differs = (now != saved) & ~(now.isnan() & saved.isnan())
+        if now.ndim > 1:
+            differs[: self._page_size] = False
+        return bool(differs.any())
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay that is to be compared.
+
+    Attributes:
+        fit: Its live and captured size.
+        batch: What it was given.
+        before, after: The moments around it.
+        got: The live rows that it made.
+        host: What the forward holds on the host, which replays do not change.
+    """
+
+    fit: Fit
+    batch: Any
+    before: Moment
+    got: Tensors
+    after: Moment
+    host: Held
+
+    def rewind(self) -> None:
+        """Let everything be as before it."""
+        self.before.put_back()
+        self.host.put_back()
+
+    def difference(self, expected: Tensors, got: Tensors) -> Mismatch | None:
+        """The first live row that is not equal to the bit."""
+        return first_difference(expected, got, 0.0, _owner_in(self.fit))
+
+
+class Ways:
+    """Runs batches of a captured runner without its graphs.
+
+    State, random numbers and what the forward holds on the host are the caller's to put back.
+    """
+
+    def __init__(self, runner: Runner[Any]) -> None:
+        self._runner, self._buffers, self._parts = runner, runner.buffers, runner._parts
+        self._lockstep = Lockstep()
+
+    def now(self) -> Moment:
+        """Declared state and random numbers."""
+        runner = self._runner
+        return Moment(runner._state, runner.device, runner.sizes.page_size)
+
+    def host(self) -> Held:
+        """What the forward holds on the host."""
+        return Held({self._parts.step.name: self._parts.step.forward})
+
+    def read(self, fit: Fit, slot: int, tokens: int) -> Any:
+        """The batch that stands in a written slot, which stays to be read by the graph."""
+        buffers, mailbox = self._buffers, self._buffers.mailbox
+        mailbox.post(slot, fit.requests, tokens)
+        self._parts.backend.order()
+        buffers.refresh(fit.padded_batch_size)
+        rows: dict[str, Any] = {
+            layout.name: buffers.live_rows(layout.name, fit.requests, tokens).clone()
+            for layout in buffers.layouts
+            if layout.name not in buffers.bound
+        }
+        buffers.machinery()["sequence"].sub_(1)
+        self.wait()
+        mailbox.ring[Ring.CONSUMED] -= 1
+        return buffers.inputs(**rows)
+
+    def padded(self, batch: Any, fit: Fit) -> Tensors:
+        """The live rows that the padded way makes."""
+        size = fit.padded_batch_size
+        self._buffers.post(batch)
+        if self._parts.plan_on_host is not None:
+            self._parts.plan_on_host(batch, size)
+        with self._watched(), self._lockstep.lead():
+            made = [stage() for stage in self._parts.stages(size)][-1]
+        output: Output = self._parts.output_type(**made)
+        return output.live(fit.requests, fit.tokens).clone().tensors()
+
+    def padding_changes(self, batch: Any, fit: Fit, padded: Tensors) -> Mismatch | None:
+        """The first live row of what ``padded`` made last that is another one without pads."""
+        with self._watched(), self._lockstep.follow() as meetings:
+            bare = self._runner.fall_back(batch).tensors()
+        return _met(meetings) or first_difference(bare, padded, tolerance(bare), _owner_in(fit))
+
+    def recover(self) -> None:
+        """Forget a batch that a failed way left unread."""
+        self.wait()
+        self._buffers.mailbox.rewind()
+
+    def wait(self) -> None:
+        """Wait until the device has done everything."""
+        if self._runner.device.type == "cuda":
+            torch.cuda.synchronize(self._runner.device)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        step = self._parts.step
+        own, step.forward = step.forward, self._lockstep._watched(step.forward)
+        try:
+            yield
+        finally:
+            step.forward = own
+
+
+def _owner_in(fit: Fit) -> Callable[[int, int], int]:
+    """The request that one of so many rows belongs to."""
+    return lambda row, rows: row * fit.requests // rows
+
+
+def _met(meetings: Sequence[Meeting]) -> Mismatch | None:
+    """The first forward of a step that padding changes."""
+    found = (first_difference(m.made, m.led, tolerance(m.made), m.owner) for m in meetings)
+    for step, wrong in enumerate(found):
+        if wrong is not None:
+            which = f" of step {step}" if len(meetings) > 1 else ""
+            return replace(wrong, field=f"{wrong.field}{which}")
+    return None

@@ -1,0 +1,30 @@
+"""The replay-equivalence kit: is a captured model what it is without graphs?
+
+``assert_replay_equivalent`` for tests of one's own, hypothesis strategies for batches, and a pytest
+plugin: the fixture ``replay_equivalence``, and ``pytest --graphkit package.module:attribute``.
+Names load on first use: pytest imports this room in every run, and torch is for those who use it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphkit.testing.equivalence import assert_replay_equivalent, assert_target_equivalent
+    from graphkit.testing.strategies import batches, target_batches
+
+_MODULES = {
+    "assert_replay_equivalent": "equivalence",
+    "assert_target_equivalent": "equivalence",
+    "batches": "strategies",
+    "target_batches": "strategies",
+}
+
+__all__ = ["assert_replay_equivalent", "assert_target_equivalent", "batches", "target_batches"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'graphkit.testing' has no attribute {name!r}")
+    return getattr(import_module(f"graphkit.testing.{_MODULES[name]}"), name)

@@ -1,0 +1,89 @@
+"""Every broken model is found by the right audit in the right words, and the sound one by none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import graphkit as gk
+from graphkit.audit import AUDITS, audit_target
+from graphkit.targets import locate
+
+ROOT = Path(__file__).parents[2]
+BROKEN = ROOT / "tools" / "examples" / "broken"
+FOUND = [
+    ("baked_temperature", "baked", "baked value", "temperature is baked into node"),
+    ("counting_warmup", "warmup", "warm-up leak", "changed Broken.steps from 0 to"),
+    ("freed_weight", "pointers", {"cpu": "undeclared memory", "cuda": "freed memory"}, "points to"),
+    ("grown_workspace", "warmup", "replaced buffer", "replaced Broken.workspace, float32 [0, 16]"),
+    ("grown_workspace", "pointers", "undeclared memory", "nobody declared"),
+    ("lazy_mask", "warmup", "lazy cache", "built Broken.masks[32], bool [32, 32], from pads"),
+    ("lazy_mask", "pointers", "undeclared memory", "nobody declared"),
+    ("leaking_pad_row", "pads", "leaking pad row", "of next_token_logits, of request 0, is"),
+    ("leaking_pad_row", "shadow", "padding bug", "of next_token_logits, of request 0, is"),
+    ("stale_positions", "pointers", "dead input", "no node reads the input 'positions'"),
+]
+"""Example, audit, kind and words of the finding."""
+LINES = {
+    "baked_temperature": ("baked", "broken/baked_temperature.py", "in scores"),
+    "lazy_mask": ("pointers", "broken/lazy_mask.py", "in forward"),
+}
+"""Audit, and where the node comes from."""
+
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@pytest.fixture(autouse=True)
+def at_the_top(monkeypatch):
+    """Where the command finds the examples."""
+    monkeypatch.chdir(ROOT)
+
+
+def audited(name, device, only):
+    target = locate(f"tools.examples.broken.{name}:target", device)
+    return audit_target(target, device=device, only=only).findings
+
+
+@devices
+def test_the_sound_model_has_no_finding(device):
+    report = audit_target(locate("tools.examples.broken.sound:target", device), device=device)
+    assert report.findings == ()
+    assert {check.audit for check in report.checks} == set(AUDITS)
+
+
+@devices
+@pytest.mark.parametrize(("name", "audit", "kind", "words"), FOUND)
+def test_a_broken_model_is_found(name, audit, kind, words, device):
+    kind = kind if isinstance(kind, str) else kind[device]
+    found = [finding for finding in audited(name, device, [audit]) if finding.kind == kind]
+    assert any(words in finding.text for finding in found), found
+    assert {finding.audit for finding in found} == {audit}
+    assert all(finding.advice for finding in found)
+
+
+@devices
+@pytest.mark.parametrize("name", LINES)
+def test_a_finding_leads_to_the_line(name, device):
+    audit, file, function = LINES[name]
+    sources = {finding.source for finding in audited(name, device, [audit])}
+    assert any(source.startswith(file) and source.endswith(function) for source in sources), sources
+
+
+@devices
+def test_a_host_synchronisation_is_found_by_any_capture(device):
+    with pytest.raises(gk.CaptureError, match=r"host synchronisation in .*host_sync.py:"):
+        audited("host_sync", device, None)
+
+
+def test_every_broken_model_is_looked_at():
+    names = {path.stem for path in BROKEN.glob("*.py")}
+    assert names == {"sound", "host_sync", *(name for name, *_ in FOUND)}
+
+
+@pytest.mark.parametrize("path", sorted(BROKEN.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_says_what_is_wrong(path):
+    text = path.read_text()
+    assert f"graphkit audit tools.examples.broken.{path.stem}:target" in text
+    is_told = "What is wrong: " in text and "What a user sees: " in text
+    assert is_told == (path.stem != "sound")

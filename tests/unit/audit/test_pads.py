@@ -1,0 +1,340 @@
+"""The pads audit finds each way in which pads and leftovers reach live rows, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import graphkit as gk
+from graphkit.attention import AttentionBackend
+from graphkit.audit import Ledger
+from graphkit.audit.pads import audit_pads, live_sizes
+from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.reference.target import model_target
+from graphkit.targets import RUNNERS
+
+VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
+VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
+LEAK, STRAY = "leaking pad row", "write outside live slots"
+STALE, PLACE = "stale rows of a larger batch", "rows depend on their place"
+SIZES, RESTLESS = "sizes disturb each other", "replays differ by themselves"
+
+
+class Tiny(nn.Module):
+    """Calls ``mix(hidden, inputs)`` between its two layers; that is where bugs are planted."""
+
+    def __init__(self, mix):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        self.mix = mix
+
+    def forward(self, inputs):
+        hidden = self.embedding(inputs.input_ids) + inputs.positions[:, None] / 64
+        return gk.VerifyOutput(next_token_logits=self.head(self.mix(hidden, inputs)))
+
+
+def sample_batch(mode, batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    width = 1 if mode is DECODE else WIDTH
+    order = torch.randperm(SLOTS - 1, generator=generator) + 1
+    return gk.TargetVerifyInputs(
+        req_pool_indices=1 + torch.randperm(8, generator=generator)[:batch_size],
+        seq_lens=torch.randint(1, 9, (batch_size,), generator=generator).int(),
+        input_ids=torch.randint(1, VOCAB, (batch_size * width,), generator=generator),
+        positions=torch.randint(0, 32, (batch_size * width,), generator=generator),
+        out_cache_loc=order[: batch_size * width],
+    )
+
+
+def audited(mix, *, mode=VERIFY, batch_sizes=(1, 4), page_size=1, **changes):
+    """What the audit finds in a model: class of bug and size, and the ledger."""
+    facts = {
+        "name": "tiny",
+        "spec": gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
+        "sizes": gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32, page_size=page_size),
+        "forwards": {mode: Tiny(mix)},
+        "sample_batch": sample_batch,
+        "batch_sizes": list(batch_sizes),
+    }
+    target = gk.CaptureTarget(**{**facts, **changes})
+    ledger = Ledger()
+    with target.runner(mode, device="cpu") as runner:
+        runner.capture()
+        audit_pads(target, runner, ledger)
+    return {(each.kind, each.batch_size) for each in ledger.findings}, ledger
+
+
+def as_it_is(hidden, inputs):
+    return hidden
+
+
+def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
+    """A model that keeps its rows in a cache, and reads its own."""
+
+    def mix(hidden, inputs):
+        cache.index_copy_(0, slots(inputs), hidden.to(cache.dtype))
+        return hidden + cache[inputs.out_cache_loc].to(hidden)
+
+    return mix
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(3)
+    facts = {
+        "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **facts))
+    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
+    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
+    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
+    target = model_target(*models, name="tiny", topk=topk, max_batch_size=3)
+    ledger = Ledger()
+    with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
+        runner.capture()
+        audit_pads(target, runner, ledger)
+    assert ledger.findings == []
+    assert [(check.batch_size, check.findings) for check in ledger.checks] == [(1, 0), (3, 0)]
+    assert ledger.checks[1].text.endswith(
+        "replays with 1 to 3 live requests: other pads, leftovers, order, and sizes before"
+    )
+
+
+def test_rows_that_see_all_others_leak():
+    found, ledger = audited(lambda hidden, inputs: hidden + hidden.mean(0))
+    assert found == {(LEAK, 4)}
+    (finding,) = ledger.findings
+    assert (finding.field, finding.row, finding.request) == ("next_token_logits", 0, 0)
+    assert (finding.audit, finding.mode, finding.severity) == ("pads", "TARGET_VERIFY", "error")
+    assert finding.text.startswith(
+        "with 1 live request and the largest ids in pad rows, row 0 of next_token_logits, of "
+        f"request 0, is {finding.after} instead of {finding.before}."
+    )
+    assert finding.text.endswith(" 8 more replays go wrong like that.")
+    assert "batch" in finding.advice
+
+
+def test_a_verdict_that_a_leak_turns_is_told():
+    """The target says what was drafted, until one row anywhere has the largest id."""
+
+    def forward(inputs):
+        following = inputs.input_ids.view(-1, WIDTH).roll(-1, 1).flatten()
+        logits = nn.functional.embedding(following, torch.eye(VOCAB))
+        spoilt = (inputs.input_ids == VOCAB - 1).any() * 9.0
+        return gk.VerifyOutput(next_token_logits=logits + spoilt * torch.eye(VOCAB)[0])
+
+    def never_largest(mode, batch_size, seed):
+        batch = sample_batch(mode, batch_size, seed)
+        batch.input_ids = batch.input_ids.clamp(1, VOCAB - 2)
+        return batch
+
+    found, ledger = audited(None, forwards={VERIFY: forward}, sample_batch=never_largest)
+    assert found == {(LEAK, 4)}
+    assert "Request 0 then accepts 0 drafts instead of 3." in ledger.findings[0].text
+
+
+def test_masking_by_multiplication_lets_the_dummy_slot_leak():
+    """0 * NaN is NaN: also in a batch without pad rows."""
+    cache = torch.zeros(SLOTS, HIDDEN)
+
+    def mix(hidden, inputs):
+        cache.index_copy_(0, inputs.out_cache_loc, hidden)
+        return hidden + 0 * cache[0]
+
+    found, ledger = audited(mix, batch_sizes=(1, 4), state={"cache": cache})
+    assert found == {(LEAK, 1), (LEAK, 4)}
+    assert "nan in pad rows and dummy slots" in ledger.findings[0].text
+    assert ledger.findings[0].after == "nan"
+
+
+def test_a_request_table_whose_dummy_row_matters_leaks():
+    table = torch.zeros(9, 16, dtype=torch.int32)
+    table[1:] = torch.arange(1, 9)[:, None]
+    found, ledger = audited(
+        lambda hidden, inputs: hidden + table[inputs.req_pool_indices].float().mean(),
+        state={"table": table},
+    )
+    assert found == {(LEAK, 4)}
+    assert "other slots in the dummy's row" in ledger.findings[0].text
+    assert not table[0].any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "page_size"),
+    [((SLOTS, HIDDEN), 1), ((SLOTS // 4, 4, HIDDEN), 4), ((2, SLOTS, HIDDEN), 1)],
+    ids=["slots", "pages", "keys and values"],
+)
+def test_a_pad_row_that_writes_a_slot_of_its_own_is_found(shape, page_size):
+    pool = torch.zeros(shape)
+    cache = pool.view(-1, SLOTS, HIDDEN)[-1]
+
+    def mix(hidden, inputs):
+        slots = inputs.out_cache_loc.where(inputs.out_cache_loc > 0, SLOTS - 1)
+        cache.index_copy_(0, slots, hidden)
+        return hidden
+
+    found, ledger = audited(mix, state={"pool": pool}, page_size=page_size)
+    assert found == {(STRAY, 4)}
+    (finding,) = ledger.findings
+    assert (finding.field, finding.row, finding.request) == ("pool", SLOTS - 1, None)
+    assert f"row {SLOTS - 1} of state 'pool' from 0 to {finding.after}" in finding.text
+    assert not pool.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_writes_to_own_slots_are_right_in_any_layout_and_dtype(dtype):
+    cache = torch.ones(SLOTS, HIDDEN).to(dtype)
+    raw = cache.view(torch.uint8)
+
+    def mix(hidden, inputs):
+        rows = hidden.to(dtype).view(torch.uint8)
+        raw.index_copy_(0, inputs.out_cache_loc, rows)
+        return hidden
+
+    counter, by_request = torch.zeros(()), torch.zeros(9, 2)
+
+    def counting(hidden, inputs):
+        counter.add_(1)
+        by_request.index_fill_(0, inputs.req_pool_indices, 5.0)
+        return mix(hidden, inputs) + counter
+
+    state = {"cache": cache, "counter": counter, "by_request": by_request}
+    found, _ = audited(counting, state=state)
+    assert found == set()
+    assert counter == 0
+    assert (cache.float() == 1).all()
+
+
+class PlansLiveRowsAlone(AttentionBackend):
+    """Writes the live slots of each batch into a buffer of its own, and forgets the tail."""
+
+    def __init__(self):
+        self.slots = torch.zeros(SLOTS, dtype=torch.int64)
+
+    def supports(self, mode):
+        return True
+
+    def init_state(self, sizes, max_tokens):
+        pass
+
+    def metadata(self, mode, inputs):
+        return None
+
+    def before_replay(self, mode, batch, padded_batch_size):
+        self.slots[: batch.num_tokens] = batch.out_cache_loc
+
+
+def test_stale_slots_of_a_larger_batch_are_written_to():
+    cache, plan = torch.zeros(SLOTS, HIDDEN), PlansLiveRowsAlone()
+    mix = storing(cache, lambda inputs: plan.slots[: inputs.num_tokens])
+    found, ledger = audited(mix, state={"cache": cache}, attention=plan)
+    assert (STRAY, 4) in found
+    (finding,) = (each for each in ledger.findings if each.kind == STRAY)
+    assert "and a batch of 4 requests just before, a replay changes row" in finding.text
+
+
+def test_what_outlives_a_replay_is_a_stale_row():
+    """A largest value that nobody resets."""
+    largest = torch.zeros(HIDDEN)
+
+    def mix(hidden, inputs):
+        largest.copy_(torch.maximum(largest, inputs.positions.max()))
+        return hidden + largest
+
+    found, _ = audited(mix)
+    assert STALE in {kind for kind, _ in found}
+
+
+def test_a_flag_that_the_other_size_leaves_disturbs():
+    flag = torch.zeros(1)
+
+    def mix(hidden, inputs):
+        hidden = hidden + flag
+        flag.fill_(len(hidden))
+        return hidden
+
+    assert audited(mix)[0] == {(SIZES, 1), (SIZES, 4)}
+
+
+def test_rows_that_count_where_they_stand_depend_on_their_place():
+    found, ledger = audited(lambda hidden, inputs: hidden + torch.arange(len(hidden))[:, None] / 9)
+    assert found == {(PLACE, 4)}
+    assert "the requests in the order [1, 0]" in ledger.findings[0].text
+
+
+def test_a_rounding_by_place_is_no_finding():
+    found, _ = audited(
+        lambda hidden, inputs: hidden + torch.arange(len(hidden))[:, None] % 3 * 1e-7
+    )
+    assert found == set()
+
+
+def test_undeclared_state_makes_replays_differ_by_themselves():
+    counter = torch.zeros(1)
+
+    def mix(hidden, inputs):
+        return hidden + counter.add_(1)
+
+    found, ledger = audited(mix)
+    assert found == {(RESTLESS, 1), (RESTLESS, 4)}
+    assert "with 1 live request, row 0" in ledger.findings[0].text
+
+
+def test_random_numbers_are_the_same_in_every_replay():
+    state = torch.get_rng_state()
+    assert audited(lambda hidden, inputs: hidden + torch.rand_like(hidden))[0] == set()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_runner_is_left_as_it_was():
+    cache = torch.arange(float(SLOTS))[:, None].repeat(1, HIDDEN)
+    before = cache.clone()
+    target = gk.CaptureTarget(
+        name="tiny",
+        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
+        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
+        forwards={VERIFY: Tiny(storing(cache))},
+        sample_batch=sample_batch,
+        state={"cache": cache},
+        batch_sizes=[4],
+    )
+    with target.runner(VERIFY, device="cpu") as runner:
+        runner.capture()
+        batch = target.batch(VERIFY, 2, 0)
+        expected = runner.replay(batch, clone=True).next_token_logits
+        cache.copy_(before)
+        runner.shadow = "padded"
+        audit_pads(target, runner, Ledger())
+        assert runner.shadow == "padded"
+        assert torch.equal(cache, before)
+        runner.shadow = None
+        assert torch.equal(runner.replay(batch).next_token_logits, expected)
+
+
+def test_a_runner_that_is_not_captured_is_refused():
+    target = gk.CaptureTarget(
+        name="tiny",
+        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
+        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
+        forwards={VERIFY: Tiny(as_it_is)},
+        sample_batch=sample_batch,
+    )
+    with pytest.raises(gk.ReplayError, match="needs captured"):
+        audit_pads(target, target.runner(VERIFY, device="cpu"), Ledger())
+
+
+@pytest.mark.parametrize(
+    ("size", "smaller", "lives"),
+    [(1, 0, [1]), (8, 7, [*range(1, 9)]), (10, 8, [1, 5, 9, 10]), (64, 60, [1, 32, 61, 63, 64])],
+)
+def test_large_sizes_are_tried_at_their_ends_and_in_the_middle(size, smaller, lives):
+    assert live_sizes(size, smaller) == lives

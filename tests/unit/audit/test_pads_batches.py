@@ -1,0 +1,196 @@
+"""Batches taken apart, padded, reordered, and put together again, in every mode."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import graphkit as gk
+from graphkit.audit.batches import Requests, is_content, largest_number, worst_of
+from graphkit.buffers import Axis, declare, fields_of
+from graphkit.targets import RUNNERS
+from graphkit.testing import batches
+
+VERIFY, EXTEND = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT_EXTEND
+DRAFT, LAYERS = gk.ForwardMode.DRAFT, gk.ForwardMode.MULTI_LAYER_EAGLE
+SIZES = gk.BufferSizes(4, 32, 8, 50, torch.float32, draft_vocab_size=20)
+FEW = settings(
+    max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+every_mode = pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+both = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+
+
+def spec_of(topk):
+    return gk.SpecConfig("EAGLE", 3, topk, 4 if topk == 1 else 8)
+
+
+def parts(mode, topk, **options):
+    """Buffers of a mode, and a strategy for its batches."""
+    forward = [print] * 3 if mode is LAYERS else print
+    spec = spec_of(topk)
+    runner = RUNNERS[mode](forward, spec=spec, sizes=SIZES, device="cpu", **options)
+    return runner.buffers, batches(mode, spec, SIZES, **options)
+
+
+def taken_apart(batch, buffers):
+    return Requests.of(batch, buffers.layouts, buffers.capacity)
+
+
+def seen(buffers, batch, size):
+    """What a forward would see: every field after a refresh at a captured size."""
+    buffers.prepare(size)
+    buffers.post(batch)
+    buffers.refresh(size)
+    view = buffers.view(size)
+    return {layout.name: getattr(view, layout.name).clone() for layout in buffers.layouts}
+
+
+def fields(batch):
+    return {
+        field.name: torch.as_tensor(getattr(batch, field.name))
+        for field in fields_of(type(batch))
+        if getattr(batch, field.name) is not None
+    }
+
+
+@both
+@every_mode
+def test_a_batch_comes_together_as_it_was(mode, topk):
+    buffers, drawn = parts(mode, topk)
+
+    @FEW
+    @given(drawn)
+    def check(batch):
+        again = fields(taken_apart(batch, buffers).batch())
+        for name, rows in fields(batch).items():
+            assert torch.equal(again[name], rows), name
+        assert {name: rows.dtype for name, rows in again.items()} == {
+            layout.name: layout.dtype for layout in buffers.layouts
+        }
+
+    check()
+
+
+@both
+@every_mode
+def test_padding_a_batch_is_what_a_refresh_does(mode, topk):
+    buffers, drawn = parts(mode, topk)
+
+    @FEW
+    @given(drawn)
+    def check(batch):
+        refreshed = seen(buffers, batch, 4)
+        padded = seen(buffers, taken_apart(batch, buffers).padded(4), 4)
+        for name, rows in refreshed.items():
+            if name == "select_index":  # a pad's must be a row of its own where it is live
+                width = buffers.capacity.tokens_per_request
+                rows = rows.clamp(min=torch.arange(4) * width)
+            assert torch.equal(padded[name], rows), name
+
+    check()
+
+
+@both
+@every_mode
+def test_requests_keep_what_is_theirs_in_any_order(mode, topk):
+    buffers, drawn = parts(mode, topk)
+
+    @FEW
+    @given(drawn)
+    def check(batch):
+        whole = taken_apart(batch, buffers)
+        backwards = list(reversed(range(len(whole))))
+        turned = taken_apart(whole.take(backwards).batch(), buffers)
+        for i, j in enumerate(backwards):
+            mine, theirs = whole.take([i]).batch(), turned.take([j]).batch()
+            for name, rows in fields(mine).items():
+                assert torch.equal(rows, fields(theirs)[name]), name
+        again = fields(turned.take(backwards).batch())
+        for name, rows in fields(batch).items():
+            assert torch.equal(again[name], rows), name
+
+    check()
+
+
+@every_mode
+def test_only_content_is_ever_filled(mode):
+    buffers, drawn = parts(mode, 2)
+
+    @FEW
+    @given(drawn)
+    def check(batch):
+        whole = taken_apart(batch, buffers)
+        before, after = whole.rows, whole.filled(worst_of(float("nan"))).rows
+        for layout in buffers.layouts:
+            same = torch.equal(before[layout.name], after[layout.name])
+            if not is_content(layout) or layout.dtype is torch.int64:
+                assert same, layout.name
+            elif layout.dtype is torch.bool:
+                assert not after[layout.name].any()
+            else:
+                assert after[layout.name].isnan().all()
+        ones = whole.filled(lambda layout, _rows: 1).rows
+        changed = {layout.name for layout in buffers.layouts if (ones[layout.name] == 1).all()} - {
+            "num_accepted_tokens",
+            "seq_lens",
+            "extend_seq_lens",
+            "req_pool_indices",
+        }
+        assert changed >= {layout.name for layout in buffers.layouts if is_content(layout)}
+
+    check()
+
+
+def test_what_is_content():
+    names = {}
+    for mode in RUNNERS:
+        buffers, _ = parts(mode, 2)
+        for layout in buffers.layouts:
+            names.setdefault(is_content(layout), set()).add(layout.name)
+    assert names[False] == {
+        "req_pool_indices", "seq_lens", "out_cache_loc", "extend_seq_lens", "num_accepted_drafts",
+        "num_accepted_tokens", "select_index",
+    }  # fmt: skip
+    assert names[True] == {
+        "input_ids", "positions", "custom_mask", "topk_p", "topk_index", "hidden_states",
+    }  # fmt: skip
+
+
+def test_the_largest_numbers():
+    buffers, _ = parts(VERIFY, 1, optional=["mrope_positions"])
+    largest = {layout.name: largest_number(layout, SIZES) for layout in buffers.layouts}
+    assert largest == {
+        "req_pool_indices": None, "seq_lens": None, "input_ids": 19, "positions": 31,
+        "out_cache_loc": None, "mrope_positions": 31,
+    }  # fmt: skip
+    whole = dataclasses.replace(SIZES, draft_vocab_size=None)
+    layout = next(layout for layout in buffers.layouts if layout.name == "input_ids")
+    assert largest_number(layout, whole) == 49
+
+
+def test_a_field_in_three_segments_and_one_of_no_row():
+    """[3, T] travels with its rows, a temperature of all stays."""
+    inputs_type = dataclasses.make_dataclass(
+        "Own",
+        [("sharpness", object, declare(Axis.NONE, torch.float32, "of all", row=(2,)))],
+        bases=(gk.TargetVerifyInputs,), kw_only=True, eq=False,
+    )  # fmt: skip
+    buffers, drawn = parts(VERIFY, 1, optional=["mrope_positions"], inputs_type=inputs_type)
+
+    @FEW
+    @given(drawn)
+    def check(batch):
+        whole = taken_apart(batch, buffers)
+        order = list(reversed(range(len(whole))))
+        turned = whole.take(order).batch()
+        assert turned.mrope_positions.shape == (3, batch.num_tokens)
+        assert (turned.mrope_positions == turned.positions).all()
+        assert np.array_equal(turned.sharpness, batch.sharpness)
+        assert np.array_equal(whole.padded(4).sharpness, batch.sharpness)
+
+    check()

@@ -1,0 +1,197 @@
+"""Halving by switched-off nodes, on graphs of a made-up device whose nodes add to host memory."""
+
+# ruff: noqa: N802 - names of the bindings
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from graphkit.audit import prefixes
+from graphkit.audit.prefixes import Incomparable, bisected, first_other_memory
+from graphkit.graphs import Stage
+from graphkit.records import Argument, Node, Pointer
+
+CPU = torch.device("cpu")
+NODES, SIZE = 9, 64
+
+
+class Graph:
+    """Node i adds ``steps[i]`` to byte ``i % 4`` of its pool; node 0 stands for the refresh."""
+
+    def __init__(self, steps, kinds=("kernel",) * NODES):
+        self.steps, self.pool = steps, torch.full((SIZE,), 9, dtype=torch.uint8)
+        self.enabled, self.runs = [True] * len(steps), []
+        self.graph = SimpleNamespace(raw_cuda_graph=lambda: self, raw_cuda_graph_exec=lambda: self)
+        self.nodes = [self._node(i, kind) for i, kind in enumerate(kinds)]
+
+    def _node(self, index, kind):
+        pointer = Pointer(address=self.pool.data_ptr() + index % 4, memory="pool", name="pool")
+        argument = Argument(size=8, kind="pointer", text="pool", pointers=(pointer,))
+        module = Stage.REFRESH if index == 0 else ""
+        return Node(
+            index=index, kind=kind, name="add", short_name="add", module=module,
+            arguments=(argument,),
+        )  # fmt: skip
+
+    def run(self):
+        self.runs.append(sum(self.enabled))
+        for i, step in enumerate(self.steps):
+            if self.enabled[i]:
+                self.pool[i % 4] += step
+
+
+class Bindings:
+    """What ``cuda.bindings.runtime`` answers about such graphs."""
+
+    def cudaGraphExec_t(self, graph):
+        return graph
+
+    def cudaGraph_t(self, graph):
+        return graph
+
+    def cudaGraphGetNodes(self, graph, count=0):
+        return 0, list(range(count)), len(graph.steps)
+
+    def cudaGraphNodeSetEnabled(self, graph, node, is_enabled):
+        graph.enabled[node] = bool(is_enabled)
+        return (0,)
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    """``device(*graphs)``: the allocator knows their pools."""
+    pools = []
+    monkeypatch.setattr(prefixes, "runtime", Bindings)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(
+        torch.cuda,
+        "memory_snapshot",
+        lambda: [
+            {"address": pool.data_ptr(), "total_size": SIZE, "segment_pool_id": (0, i + 1)}
+            for i, pool in enumerate(pools)
+        ],
+    )
+    monkeypatch.setattr(
+        prefixes,
+        "_bytes",
+        lambda address, size, device: next(p for p in pools if p.data_ptr() == address),
+    )
+    return lambda *graphs: pools.extend(graph.pool for graph in graphs)
+
+
+def found(graphs):
+    return first_other_memory(graphs, tuple(g.nodes for g in graphs), lambda g: g.run(), CPU)
+
+
+@pytest.mark.parametrize("wrong", range(1, NODES))
+def test_the_node_that_does_something_else_is_found(device, wrong):
+    steps = list(range(1, NODES + 1))
+    graph, now = Graph(steps), Graph([*steps[:wrong], 100, *steps[wrong + 1 :]])
+    device(graph, now)
+    assert found((graph, now)) == wrong
+    assert len(graph.runs) <= 1 + math.ceil(math.log2(NODES))
+    assert min(graph.runs) >= 1  # the refresh always runs
+
+
+def test_afterwards_all_is_as_it_was(device):
+    graph, now = Graph([1] * NODES), Graph([1] * (NODES - 1) + [2])
+    device(graph, now)
+    found((graph, now))
+    assert all(graph.enabled)
+    assert all(now.enabled)
+    assert (graph.pool == 9).all()
+
+
+def test_afterwards_all_is_as_it_was_also_if_a_replay_fails(device):
+    graph, now = Graph([1] * NODES), Graph([1] * NODES)
+    device(graph, now)
+
+    def rerun(graph):
+        graph.run()
+        graph.enabled[3] = False
+        raise RuntimeError("the device is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        first_other_memory((graph, now), (graph.nodes, now.nodes), rerun, CPU)
+    assert all(graph.enabled)
+    assert (graph.pool == 9).all()
+
+
+def test_graphs_that_do_the_same_have_no_such_node(device):
+    graph, now = Graph([1] * NODES), Graph([1] * NODES)
+    device(graph, now)
+    now.pool.fill_(77)  # what nobody writes does not count
+    assert found((graph, now)) is None
+
+
+def test_a_chain_is_searched_as_one(device):
+    graph, now = Graph([1] * NODES), Graph([1] * 6 + [5] + [1] * 2)
+    device(graph, now)
+    parts = []
+    for each in (graph, now):
+        first, second = Graph(each.steps[:4]), Graph(each.steps[4:])
+        for part, begin in ((first, 0), (second, 4)):
+            part.enabled = _Window(each.enabled, begin)
+        parts.append(SimpleNamespace(graphs=(first, second), run=each.run))
+    assert first_other_memory(tuple(parts), (graph.nodes, now.nodes), lambda g: g.run(), CPU) == 6
+
+
+class _Window:
+    """A part of a list, written in place."""
+
+    def __init__(self, items, begin):
+        self._items, self._begin = items, begin
+
+    def __setitem__(self, index, value):
+        self._items[self._begin + index] = value
+
+
+def test_nodes_that_cannot_be_switched_off(device):
+    kinds = ["kernel"] * (NODES - 1) + ["child graph"]
+    graph, now = Graph([1] * NODES, kinds), Graph([1] * NODES, kinds)
+    device(graph, now)
+    with pytest.raises(Incomparable, match="node 8, a child graph, cannot be switched off"):
+        found((graph, now))
+
+
+def test_events_need_not_be_switched_off(device):
+    kinds = ["kernel", "event record", *["memset"] * (NODES - 2)]
+    graph, now = Graph([1] * NODES, kinds), Graph([1] * (NODES - 1) + [2], kinds)
+    device(graph, now)
+    assert found((graph, now)) == NODES - 1
+
+
+def test_pools_that_are_laid_out_otherwise(device):
+    graph, now = Graph([1] * NODES), Graph([1] * NODES)
+    device(graph, now)
+    other = Pointer(address=now.pool.data_ptr() + 40, memory="pool", name="pool")
+    moved = Argument(size=8, kind="pointer", text="pool", pointers=(other,))
+    now.nodes[5] = Node(index=5, kind="kernel", name="add", short_name="add", arguments=(moved,))
+    with pytest.raises(Incomparable, match="laid out otherwise"):
+        found((graph, now))
+
+
+def test_graphs_without_memory_of_their_own(device):
+    graphs = Graph([1] * NODES), Graph([1] * NODES)
+    for graph in graphs:
+        graph.nodes = [
+            Node(index=i, kind="kernel", name="add", short_name="add") for i in range(NODES)
+        ]
+    with pytest.raises(Incomparable, match="no node is given memory of the graph's own"):
+        found(graphs)
+
+
+def test_memory_that_the_allocator_gave_back(device):
+    with pytest.raises(Incomparable, match="the allocator does not know the graph's memory"):
+        found((Graph([1] * NODES), Graph([1] * NODES)))
+
+
+@pytest.mark.parametrize(("count", "first"), [(n, i) for n in (1, 2, 7, 16) for i in range(n)])
+def test_halving_takes_few_looks(count, first):
+    looks = []
+    assert bisected(lambda n: looks.append(n) or n > first, count) == first
+    assert len(looks) <= 1 + math.ceil(math.log2(count))
+    assert bisected(lambda n: False, count) is None

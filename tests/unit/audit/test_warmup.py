@@ -1,0 +1,415 @@
+"""The warm-up audit names whatever capturing changed, and nothing that it may change."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graphkit as gk
+from graphkit.audit import Ledger
+from graphkit.audit.reach import Held
+from graphkit.audit.snapshot import Snapshot, checksum
+from graphkit.audit.warmup import audit_warmup
+from graphkit.kv import MHATokenToKVPool
+from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.reference.target import model_target
+from graphkit.targets import RUNNERS
+
+VERIFY = gk.ForwardMode.TARGET_VERIFY
+VOCAB, HIDDEN, WIDTH = 32, 8, 4
+LEAK, CACHE, REPLACED = "warm-up leak", "lazy cache", "replaced buffer"
+COUNT = 0
+KEPT: dict[int, torch.Tensor] = {}
+
+
+class Tiny(nn.Module):
+    """Calls ``step(self, inputs)`` in each forward; that is where bugs are planted."""
+
+    def __init__(self, step):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
+        self.step = step
+        self.steps, self.ready, self.mask, self.last = 0, False, None, None
+        self.inner = nn.Sequential(nn.Linear(HIDDEN, HIDDEN))
+        self.plan = SimpleNamespace(calls=0, inner=SimpleNamespace(calls=0))
+        self.log, self.masks = [], {}
+
+    def forward(self, inputs):
+        self.step(self, inputs)
+        return gk.VerifyOutput(next_token_logits=self.head(self.embedding(inputs.input_ids)))
+
+
+def sample_batch(mode, batch_size, seed):
+    random_numbers = np.random.default_rng([seed, batch_size])
+    return gk.TargetVerifyInputs(
+        req_pool_indices=np.arange(1, batch_size + 1),
+        seq_lens=np.full(batch_size, 5),
+        input_ids=random_numbers.integers(1, VOCAB, batch_size * WIDTH),
+        positions=np.arange(batch_size * WIDTH),
+        out_cache_loc=np.arange(1, batch_size * WIDTH + 1),
+    )
+
+
+def audited(forward, **changes):
+    """What the audit finds: kind and text of each, and the ledger."""
+    target = gk.CaptureTarget(
+        name="tiny",
+        spec=gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH),
+        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
+        forwards={VERIFY: forward},
+        sample_batch=sample_batch,
+        batch_sizes=[1, 4],
+        **changes,
+    )
+    ledger = Ledger()
+    with target.runner(VERIFY, device="cpu") as runner:
+        audit_warmup(target, runner, ledger)
+    return [(each.kind, each.text) for each in ledger.findings], ledger
+
+
+def of_model(step, **changes):
+    model = Tiny(step)
+    return audited(model, weights=model, **changes)[0]
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(3)
+    facts = {
+        "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **facts))
+    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
+    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
+    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
+    target = model_target(*models, name="tiny", topk=topk, max_batch_size=2)
+    ledger = Ledger()
+    with target.runner(mode, batch_sizes=[1, 2], device="cpu") as runner:
+        audit_warmup(target, runner, ledger)
+    assert ledger.findings == []
+    (check,) = ledger.checks
+    assert check.mode == mode.name
+    assert check.text.endswith("things before and after a capture: 0 changed")
+
+
+def test_a_step_that_is_counted():
+    def step(model, inputs):
+        model.steps += 1
+
+    model = Tiny(step)
+    found, ledger = audited(model, weights=model)
+    assert found == [(LEAK, "capturing changed Tiny.steps from 0 to 6.")]
+    (finding,) = ledger.findings
+    assert (finding.audit, finding.mode, finding.severity) == ("warmup", "TARGET_VERIFY", "error")
+    assert (finding.before, finding.after) == ("0", "6")
+    assert ledger.checks[0].text.endswith(": 1 changed")
+
+
+def test_the_host_is_as_before_afterwards():
+    def step(model, inputs):
+        model.steps += 1
+        model.log.append(inputs.num_tokens)
+        model.masks[inputs.num_tokens] = inputs.input_ids.clone()
+        model.late = model.steps
+
+    model = Tiny(step)
+    audited(model, weights=model)
+    assert (model.steps, model.log, model.masks) == (0, [], {})
+    assert not hasattr(model, "late")
+
+
+def test_what_a_failed_capture_changed_is_put_back():
+    def step(model, inputs):
+        model.steps += 1
+        inputs.input_ids.sum().item()
+
+    model = Tiny(step)
+    with pytest.raises(gk.CaptureError, match="host synchronisation"):
+        audited(model)
+    assert model.steps == 0
+
+
+def test_a_flag_that_is_set():
+    assert of_model(lambda model, inputs: setattr(model, "ready", True)) == [
+        (LEAK, "capturing changed Tiny.ready from False to True.")
+    ]
+
+
+def test_a_buffer_that_counts():
+    found = of_model(lambda model, inputs: model.seen.add_(1))
+    assert found == [(LEAK, "capturing changed seen from int64 [1] [0] to int64 [1] [6].")]
+
+
+def test_a_buffer_that_nobody_declared():
+    model = Tiny(lambda model, inputs: model.seen.add_(1))
+    assert audited(model)[0] == [
+        (LEAK, "capturing changed Tiny.seen from int64 [1] [0] to int64 [1] [6].")
+    ]
+
+
+def test_declared_state_may_change():
+    model = Tiny(lambda model, inputs: model.seen.add_(1))
+    assert audited(model, weights=model, state={"seen": model.seen})[0] == []
+
+
+def test_a_weight_that_is_written():
+    found = of_model(lambda model, inputs: model.inner[0].weight.data.mul_(2))
+    assert found == [(LEAK, "capturing changed what inner.0.weight holds, float32 [8, 8].")]
+
+
+def test_a_module_deep_inside():
+    found = of_model(lambda model, inputs: setattr(model.inner[0], "calls", 1))
+    assert found == []  # built, and the same for any batch
+    model = Tiny(lambda model, inputs: setattr(model.inner[0], "calls", model.inner[0].calls + 1))
+    model.inner[0].calls = 0
+    assert audited(model)[0] == [(LEAK, "capturing changed Tiny.inner.0.calls from 0 to 6.")]
+
+
+def test_plain_objects_two_levels_deep():
+    def step(model, inputs):
+        model.plan.calls += 1
+        model.plan.inner.calls += 1
+
+    assert of_model(step) == [
+        (LEAK, "capturing changed Tiny.plan.calls from 0 to 6."),
+        (LEAK, "capturing changed Tiny.plan.inner.calls from 0 to 6."),
+    ]
+
+
+def test_a_list_that_grows():
+    assert of_model(lambda model, inputs: model.log.append(None)) == [
+        (LEAK, "capturing changed Tiny.log from 0 items to 6 items.")
+    ]
+
+
+def test_a_cache_that_depends_on_the_batch():
+    def step(model, inputs):
+        if model.mask is None:
+            model.mask = inputs.input_ids.sum()
+
+    ((kind, text),) = of_model(step)
+    assert kind == CACHE
+    assert text.startswith("capturing built Tiny.mask, int64 [] 0, from pads; a live batch")
+
+
+def test_a_cache_by_size():
+    def step(model, inputs):
+        if inputs.num_tokens not in model.masks:
+            model.masks[inputs.num_tokens] = inputs.input_ids.clone()
+
+    found = of_model(step)
+    assert [kind for kind, _ in found] == [CACHE, CACHE]
+    assert "Tiny.masks[16], int64 [16]" in found[0][1]
+    assert "Tiny.masks[4], int64 [4]" in found[1][1]
+
+
+def test_a_cache_of_constants_is_sound():
+    def step(model, inputs):
+        if inputs.num_tokens not in model.masks:
+            model.masks[inputs.num_tokens] = torch.arange(inputs.num_tokens)
+        if model.mask is None:
+            model.mask = ("causal", torch.ones(4, 4).tril())
+
+    model = Tiny(step)
+    found, ledger = audited(model)
+    assert found == []
+    assert ledger.checks[0].text.endswith(": 0 changed; 4 caches hold the same for any batch")
+
+
+def test_a_result_that_is_kept_is_made_anew_by_every_replay():
+    def step(model, inputs):
+        model.last = inputs.input_ids * 2
+
+    assert of_model(step) == []
+
+
+def test_a_buffer_that_is_replaced():
+    def step(model, inputs):
+        if len(model.last) < inputs.num_tokens:
+            model.last = torch.zeros(inputs.num_tokens)
+
+    model = Tiny(step)
+    model.last = torch.zeros(1)
+    ((kind, text),) = audited(model)[0]
+    assert kind == REPLACED
+    assert text.startswith("capturing replaced Tiny.last, float32 [1] [0.0], by float32 [16]:")
+
+
+def test_random_numbers_that_are_drawn_on_the_host():
+    def step(model, inputs):
+        random.random()
+        np.random.rand()
+
+    assert [text for _, text in of_model(step)] == [
+        "capturing drew from Python's random numbers: replays do not.",
+        "capturing drew from numpy's random numbers: replays do not.",
+    ]
+
+
+def test_a_generator_of_its_own():
+    model = Tiny(lambda model, inputs: torch.rand(2, generator=model.generator))
+    model.generator = torch.Generator()
+    ((kind, text),) = audited(model)[0]
+    assert (kind, text) == (LEAK, "capturing changed what Tiny.generator holds, random numbers.")
+
+
+def plain(inputs):
+    return gk.VerifyOutput(next_token_logits=torch.zeros(inputs.num_tokens, VOCAB))
+
+
+def test_what_a_function_closes_over():
+    calls, inside = 0, SimpleNamespace(calls=0)
+
+    def forward(inputs):
+        nonlocal calls
+        calls += 1
+        inside.calls += 1
+        return plain(inputs)
+
+    found, _ = audited(forward)
+    assert found == [
+        (LEAK, "capturing changed forward.calls from 0 to 6."),
+        (LEAK, "capturing changed forward.inside.calls from 0 to 6."),
+    ]
+    assert (calls, inside.calls) == (0, 0)
+
+
+def counting(inputs):
+    global COUNT
+    COUNT += 1
+    KEPT[inputs.num_tokens] = inputs.input_ids.clone()
+    counting.calls += 1
+    return plain(inputs)
+
+
+def test_globals_and_attributes_of_a_function(monkeypatch):
+    monkeypatch.setattr(counting, "calls", 0, raising=False)
+    found, _ = audited(counting)
+    assert {text.split(" from ")[0] for _, text in found} == {
+        "capturing changed counting.calls",
+        "capturing changed test_warmup.COUNT",
+    }
+    assert (COUNT, counting.calls, KEPT) == (0, 0, {})
+
+
+class Counting(Tiny):
+    def forward(self, inputs):
+        global COUNT
+        COUNT += 1
+        return super().forward(inputs)
+
+
+class CountingWorker:
+    def __call__(self, inputs):
+        global COUNT
+        COUNT += 1
+        return plain(inputs)
+
+
+@pytest.mark.parametrize("forward", [Counting(lambda model, inputs: None), CountingWorker()])
+def test_globals_of_a_class(forward):
+    found, _ = audited(forward)
+    assert found == [(LEAK, "capturing changed test_warmup.COUNT from 0 to 6.")]
+    assert COUNT == 0
+
+
+def test_methods_and_partial_functions():
+    class Worker:
+        def __init__(self):
+            self.calls = 0
+
+        def forward(self, inputs, options):
+            self.calls += 1
+            options["calls"] += 1
+            return plain(inputs)
+
+    found, _ = audited(partial(Worker().forward, options={"calls": 0}))
+    assert sorted(text for _, text in found) == [
+        "capturing changed Worker.calls from 0 to 6.",
+        "capturing changed partial.keywords['options']['calls'] from 0 to 6.",
+    ]
+
+
+def test_attention_backends_and_pools_mind_their_own_state(models):
+    """A capture writes slot 0 of a pool, also of one that nobody declared."""
+    target = replace(model_target(models[0], name="one", max_batch_size=2), state=None)
+    ledger = Ledger()
+    with target.runner(VERIFY, device="cpu") as runner:
+        audit_warmup(target, runner, ledger)
+    assert ledger.findings == []
+
+
+def test_pools_that_a_forward_writes_itself():
+    pool = MHATokenToKVPool(32, 1, torch.float32, 1, HIDDEN, 1, "cpu")
+
+    def forward(inputs):
+        rows = inputs.positions[:, None, None].expand(-1, 1, HIDDEN).float() + 1
+        pool.set_kv_buffer(0, inputs.out_cache_loc, rows, rows)
+        return plain(inputs)
+
+    assert audited(forward)[0] == []
+    assert pool.get_key_buffer(0)[0].any()
+
+
+def test_things_that_hold_each_other_are_entered_once():
+    one, other = SimpleNamespace(calls=0), SimpleNamespace()
+    one.other, other.one = other, one
+    names = [holder.name(key) for holder, held in Held({"one": one}).entries for key in held]
+    assert sorted(names) == ["one.calls", "one.other", "one.other.one"]
+
+
+def test_long_lists_are_told_by_their_length():
+    model = SimpleNamespace(words=[str(i) for i in range(1000)])
+    before = Snapshot({"model": model}, {})
+    model.words.append("more")
+    (change,) = before.changes(Snapshot({"model": model}, {}))
+    assert (change.before.text, change.after.text) == ("1000 items", "1001 items")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24, dtype=torch.int64).view(2, 3, 4),
+        torch.arange(7, dtype=torch.uint8),
+        torch.arange(12).view(3, 4).t(),
+        torch.zeros(5, dtype=torch.bool),
+        torch.randn(33).bfloat16(),
+        torch.zeros(0),
+        torch.ones(()),
+    ],
+    ids=str,
+)
+def test_a_checksum_sees_every_bit_and_its_place(tensor):
+    assert checksum(tensor) == checksum(tensor.clone())
+    seen = {checksum(tensor)}
+    for i in range(tensor.numel()):
+        other = tensor.clone()
+        other.flatten()[i] = ~other.flatten()[i] if tensor.dtype is torch.bool else 99
+        changed = other.contiguous().view(-1)
+        changed[i] = True if tensor.dtype is torch.bool else 99
+        seen.add(checksum(changed.view(tensor.shape)))
+    assert len(seen) == 1 + tensor.numel()
+
+
+def test_a_checksum_sees_an_exchange_across_its_chunks():
+    tensor = torch.zeros((1 << 20) + 8, dtype=torch.int64)
+    tensor[0], tensor[1 << 20] = 1, 2
+    other = tensor.clone()
+    other[0], other[1 << 20] = 2, 1
+    assert checksum(tensor) != checksum(other)

@@ -1,0 +1,108 @@
+"""Small models to be right or wrong about, and pytest inside a test."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.reference.target import model_target
+from graphkit.testing import assert_target_equivalent, collection
+
+VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
+VOCAB = 16
+TARGETS = f"""
+import torch
+import graphkit as gk
+
+CALLS = []
+
+def target_of(mix, modes=("TARGET_VERIFY",), **facts):
+    def forward(inputs):
+        CALLS.append(inputs.batch_size)
+        rows = torch.nn.functional.embedding(inputs.input_ids, torch.eye({VOCAB}))
+        return gk.VerifyOutput(next_token_logits=mix(rows + inputs.positions[:, None] / 64))
+
+    def sample_batch(mode, batch_size, seed):
+        generator = torch.Generator().manual_seed(seed)
+        rows = batch_size * (1 if mode is gk.ForwardMode.DECODE else 2)
+        return gk.TargetVerifyInputs(
+            req_pool_indices=torch.arange(1, batch_size + 1),
+            seq_lens=torch.full((batch_size,), 3).int(),
+            input_ids=torch.randint(1, {VOCAB} - 1, (rows,), generator=generator),
+            positions=torch.randint(1, 9, (rows,), generator=generator),
+            out_cache_loc=torch.arange(1, rows + 1),
+        )
+
+    return gk.CaptureTarget(
+        name="small",
+        spec=gk.SpecConfig("EAGLE", 1, 1, 2),
+        sizes=gk.BufferSizes(3, 32, 8, {VOCAB}, torch.float32),
+        forwards={{gk.ForwardMode[mode]: forward for mode in modes}},
+        sample_batch=sample_batch,
+        batch_sizes=[1, 3],
+        **facts,
+    )
+"""
+"""A module of small targets; ``target_of(mix)`` makes one whose bug is ``mix(rows)``."""
+
+_space: dict[str, object] = {}
+exec(TARGETS, _space)
+
+
+@pytest.fixture(scope="session")
+def target_of():
+    """``target_of(mix, modes=, **facts)``: two rows per request of 16 logits; sizes 1 and 3."""
+    return _space["target_of"]
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(3)
+    facts = {
+        "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **facts))
+    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
+    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
+    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
+def real_target(request, models):
+    """Small real models in every mode."""
+    return model_target(*models, name="tiny", topk=request.param, max_batch_size=3)
+
+
+@pytest.fixture(scope="session")
+def loaded():
+    """Everything that pytest inside a test needs: it forgets what it was first to import."""
+    assert collection.PROPERTIES
+    assert_target_equivalent(_space["target_of"](lambda rows: rows), device="cpu")
+
+
+@pytest.fixture
+def run_pytest(pytester, loaded):
+    """``run_pytest(mix, *args)``: with ``mix``, as source, planted in ``models:target``."""
+    is_installed = any(each.name == "graphkit" for each in entry_points(group="pytest11"))
+    plugin = [] if is_installed else ["-p", "graphkit.testing.plugin"]
+    others = [part for name in ("hypothesispytest", "anyio") for part in ("-p", f"no:{name}")]
+
+    def run(mix, *args, **facts):
+        made = f"target_of({mix}{''.join(f', {name}={value}' for name, value in facts.items())})"
+        pytester.makepyfile(models=f"{TARGETS}\ntarget = {made}")
+        return pytester.runpytest_inprocess(*plugin, *others, "-p", "no:cacheprovider", *args)
+
+    return run
+
+
+@pytest.fixture
+def run_target(run_pytest):
+    """The same with ``--graphkit models:target`` on the CPU."""
+    ours = ("--graphkit", "models:target", "--graphkit-device", "cpu")
+    return lambda mix, *args, **facts: run_pytest(mix, *ours, *args, **facts)

@@ -1,0 +1,241 @@
+"""``assert_replay_equivalent`` passes what is right, and says of what is wrong all that helps."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.attention import AttentionBackend
+from graphkit.runners import Runner
+from graphkit.targets import RUNNERS
+from graphkit.testing import assert_replay_equivalent, assert_target_equivalent
+
+VERIFY, EXTEND_V2 = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT_EXTEND_V2
+
+
+def right(rows):
+    return rows * 2
+
+
+def leak_mean(rows):
+    return rows + rows.mean(0)
+
+
+@pytest.fixture
+def capture(target_of):
+    """``capture(mix, **facts)``: runner and batches of a small target."""
+    runners = []
+
+    def make(mix, **facts):
+        target = target_of(mix, **facts)
+        runners.append(target.runner(VERIFY, device="cpu"))
+        runners[-1].capture()
+        return runners[-1], [target.batch(VERIFY, live, live) for live in (1, 2, 3)]
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+def complaint(runner, batches, **options):
+    """The text of the failure, line by line: what is said, by its label."""
+    with pytest.raises(AssertionError) as caught:
+        assert_replay_equivalent(runner, batches, **options)
+    head, *lines = str(caught.value).splitlines()
+    return {"": head} | dict(line.strip().split(": ", 1) for line in lines)
+
+
+@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+def test_real_models_are_right_in_every_mode(real_target, mode):
+    before = {name: tensor.clone() for name, tensor in real_target.state.items()}
+    with real_target.runner(mode, batch_sizes=[3], device="cpu") as runner:
+        runner.capture()
+        assert_replay_equivalent(runner, (real_target.batch(mode, n, n) for n in (1, 2, 3)))
+        assert runner.stats.replays == 6
+    for name, tensor in real_target.state.items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_leak_is_the_paddings_fault(capture):
+    runner, batches = capture(leak_mean)
+    said = complaint(runner, batches)
+    assert said[""] == (
+        "TARGET_VERIFY: the replay of 2 live requests at captured size 3 is wrong: padding changes "
+        "live rows."
+    )
+    assert said["guilty"] == "padding"
+    assert said["where"] == "next_token_logits, row 0, request 0"
+    assert said["likely"].startswith("leaking pad row. Compute every row from itself alone")
+    difference = abs(float(said["expected"]) - float(said["got"]))
+    assert difference > 0.01
+    assert float(said["largest difference"]) >= difference * 0.99
+
+
+def test_rows_and_requests_are_told_apart(capture):
+    """Only the last live row has a pad behind it."""
+    runner, batches = capture(lambda rows: rows + rows.roll(-1, 0))
+    assert complaint(runner, batches[1:])["where"] == "next_token_logits, row 3, request 1"
+
+
+def test_a_value_that_the_graph_froze_is_the_graphs_fault(capture):
+    scale = [1.0]
+    runner, batches = capture(lambda rows: rows * scale[0])
+    assert_replay_equivalent(runner, batches)
+    scale[0] = 2.0
+    said = complaint(runner, batches[2:])
+    assert said[""].endswith("the graph differs from the same padded path without it.")
+    assert said["guilty"] == "graph"
+    assert said["likely"].startswith("baked value. ")
+    assert float(said["expected"]) == 2 * float(said["got"])
+
+
+def test_a_forward_that_never_does_the_same_twice_is_told_from_both(capture):
+    runner, batches = capture(lambda rows: rows + torch.rand(()))
+    assert complaint(runner, batches)["likely"].startswith("replays differ by themselves, also")
+
+
+def test_the_number_of_pads_may_matter_though_their_content_does_not(capture):
+    runner, batches = capture(lambda rows: rows / len(rows))
+    assert complaint(runner, batches)["likely"].startswith("not what pad rows hold, but that")
+
+
+def test_tolerance_is_for_padding_alone(capture):
+    runner, batches = capture(lambda rows: rows * (1 + 1e-3 * len(rows)))
+    assert complaint(runner, batches)["guilty"] == "padding"
+    assert_replay_equivalent(runner, batches, rtol=5e-3)
+    assert_replay_equivalent(runner, batches, atol=1e-2)
+    assert complaint(runner, batches, atol=1e-4, rtol=1e-4)["guilty"] == "padding"
+    scale = [1.0]
+    runner, batches = capture(lambda rows: rows * scale[0])
+    scale[0] = 1.0 + 1e-6
+    assert complaint(runner, batches, rtol=1.0, atol=1.0)["guilty"] == "graph"
+
+
+def test_every_batch_counts_also_the_last_of_a_generator(capture):
+    runner, batches = capture(leak_mean)
+    assert_replay_equivalent(runner, [batches[2]])
+    said = complaint(runner, (batch for batch in (batches[2], batches[2], batches[1])))
+    assert "2 live requests" in said[""]
+
+
+def test_a_larger_size_than_needed_can_be_asked_for(capture):
+    runner, batches = capture(leak_mean)
+    assert_replay_equivalent(runner, batches[:1])
+    assert (
+        "1 live request at captured size 3"
+        in complaint(runner, batches[:1], padded_batch_size=3)[""]
+    )
+
+
+def test_all_is_as_before_also_after_a_failure(capture):
+    counter = torch.zeros(())
+
+    def counting(rows):
+        return rows + rows.mean(0) * counter.add_(1)
+
+    runner, batches = capture(counting, state={"counter": counter})
+    forward = runner._parts.step.forward
+    runner.shadow = "padded"
+    complaint(runner, batches)
+    assert counter == 0
+    assert runner.shadow == "padded"
+    assert runner._parts.step.forward is forward
+
+
+def test_an_idle_batch_is_right(capture):
+    runner, batches = capture(right)
+    rows = {name: rows[:0] for name, rows in vars(batches[0]).items() if rows is not None}
+    assert_replay_equivalent(runner, [gk.TargetVerifyInputs(**rows)])
+
+
+def test_a_batch_that_falls_back_is_not_equivalent(capture):
+    runner, _ = capture(right)
+    batch = gk.TargetVerifyInputs(
+        **{
+            name: torch.ones(8 if name in ("input_ids", "positions", "out_cache_loc") else 4).to(t)
+            for name, t in {
+                "req_pool_indices": torch.int64, "seq_lens": torch.int32, "input_ids": torch.int64,
+                "positions": torch.int64, "out_cache_loc": torch.int64,
+            }.items()
+        }
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match="4 requests is not replayed at all: batch of 4"):
+        assert_replay_equivalent(runner, [batch])
+
+
+def test_nothing_to_compare_is_an_error(capture):
+    runner, batches = capture(right)
+    with pytest.raises(gk.TargetError, match="no batch"):
+        assert_replay_equivalent(runner, iter(()))
+    runner.close()
+    with pytest.raises(gk.ReplayError, match="runner is closed: there is no replay"):
+        assert_replay_equivalent(runner, batches)
+
+
+def test_a_planned_runner_is_refused(target_of):
+    target = target_of(right)
+    with pytest.raises(gk.ReplayError, match="runner is planned: there is no replay to compare"):
+        assert_replay_equivalent(target.runner(VERIFY, device="cpu"), [target.batch(VERIFY, 1, 0)])
+
+
+class WithoutExtendV2(AttentionBackend):
+    def supports(self, mode):
+        return mode is not EXTEND_V2
+
+    def init_state(self, sizes, max_tokens):
+        pass
+
+    def metadata(self, mode, inputs):
+        return None
+
+
+def test_a_mode_that_stays_eager_says_so(real_target):
+    runner = gk.DraftExtendV2Runner(
+        print, spec=real_target.spec, sizes=real_target.sizes, device="cpu",
+        attention=WithoutExtendV2(),
+    )  # fmt: skip
+    runner.capture()
+    with pytest.raises(gk.ReplayError, match="does not support DRAFT_EXTEND_V2 graphs: there is"):
+        assert_replay_equivalent(runner, [real_target.batch(EXTEND_V2, 1, 0)])
+
+
+def test_a_target_is_captured_in_every_mode_and_closed(target_of, monkeypatch):
+    made, plan = [], gk.CaptureTarget.runner
+    monkeypatch.setattr(
+        gk.CaptureTarget,
+        "runner",
+        lambda self, *mode, **facts: made.append(plan(self, *mode, **facts)) or made[-1],
+    )
+    assert_target_equivalent(target_of(right, modes=("TARGET_VERIFY", "DECODE")), device="cpu")
+    assert [runner.mode.name for runner in made] == ["TARGET_VERIFY", "DECODE"]
+    assert {runner.life for runner in made} == {"closed"}
+    assert [dict(runner.stats.replays_by_size) for runner in made] == [{1: 2, 3: 6}] * 2
+    with pytest.raises(AssertionError, match="DECODE: the replay of 1 live request at captured"):
+        assert_target_equivalent(
+            target_of(leak_mean, modes=("TARGET_VERIFY", "DECODE")),
+            modes=[gk.ForwardMode.DECODE], device="cpu", batch_sizes=[2],
+        )  # fmt: skip
+    assert isinstance(made[-1], Runner)
+    assert made[-1].life == "closed"
+
+
+def test_a_failure_reads_well(capture):
+    """As a whole, numbers aside."""
+    runner, batches = capture(leak_mean)
+    with pytest.raises(AssertionError) as caught:
+        assert_replay_equivalent(runner, batches)
+    assert re.sub(r"\d\.\d+", "N", str(caught.value)) == (
+        "TARGET_VERIFY: the replay of 2 live requests at captured size 3 is wrong: padding changes "
+        "live rows.\n"
+        "  guilty: padding\n"
+        "  where: next_token_logits, row 0, request 0\n"
+        "  expected: N\n"
+        "  got: N\n"
+        "  largest difference: N\n"
+        "  likely: leaking pad row. Compute every row from itself alone: no mean, maximum, norm or "
+        "scale over the batch, and no attention to masked keys, whose NaN outlives a weight of "
+        "zero."
+    )

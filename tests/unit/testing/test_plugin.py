@@ -1,0 +1,215 @@
+"""``pytest --graphkit`` and the fixture, in runs of pytest inside a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import graphkit as gk
+
+ROOT = Path(__file__).resolve().parents[3]
+RIGHT = "lambda rows: rows * 2"
+LEAK = "lambda rows: rows + rows.mean(0)"
+OURS = ("equivalence", "pads")
+
+
+def ids(result):
+    return [line.split(" ")[0] for line in result.outlines if line.startswith("models:target::")]
+
+
+def test_there_is_a_test_per_mode_size_and_property(run_target):
+    result = run_target(RIGHT, "-v", "-k", "equivalence or pads", modes=("TARGET_VERIFY", "DECODE"))
+    assert result.ret == 0
+    result.assert_outcomes(passed=8, deselected=result.parseoutcomes()["deselected"])
+    assert sorted(ids(result)) == sorted(
+        f"models:target::{mode}::{name}[{size}]"
+        for mode in ("TARGET_VERIFY", "DECODE") for size in (1, 3) for name in OURS
+    )  # fmt: skip
+
+
+def test_every_audit_of_the_library_is_a_property(run_target):
+    from graphkit.audit import AUDITS
+
+    result = run_target(RIGHT, "--collect-only", "-q")
+    names = {each.rpartition("::")[2].partition("[")[0] for each in ids(result)}
+    assert names == {*OURS, *AUDITS}
+
+
+def test_a_planted_pad_leak_fails_with_the_right_words(run_target):
+    result = run_target(LEAK, "-k", "equivalence or pads")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.parseoutcomes() | {"deselected": 0} == {
+        "passed": 2, "failed": 2, "deselected": 0,
+    }  # fmt: skip
+    result.stdout.fnmatch_lines_random([
+        "*models:target TARGET_VERIFY equivalence[[]3[]]*",
+        "TARGET_VERIFY: the replay of 1 live request at captured size 3 is wrong: padding*",
+        "  guilty: padding",
+        "  likely: leaking pad row. *",
+        "*models:target TARGET_VERIFY pads[[]3[]]*",
+        "leaking pad row: TARGET_VERIFY 3: with 1 live request and * in pad rows, row 0 of *",
+        "  expected: *",
+        "  Compute every row from itself alone*",
+        "FAILED models:target::TARGET_VERIFY::pads[[]3[]]*",
+    ])  # fmt: skip
+    assert "Traceback" not in result.stdout.str()
+    assert "properties.py" not in result.stdout.str()
+
+
+def test_the_first_failure_can_be_the_last(run_target):
+    result = run_target(LEAK, "-x", "-k", "[3] and (equivalence or pads)")
+    assert result.parseoutcomes()["failed"] == 1
+    assert "passed" not in result.parseoutcomes()
+
+
+def test_modes_are_captured_when_wanted_and_once_and_are_closed(run_target, monkeypatch):
+    made, plan = [], gk.CaptureTarget.runner
+
+    def planned(self, *mode, **facts):
+        made.append(plan(self, *mode, **facts))
+        return made[-1]
+
+    monkeypatch.setattr(gk.CaptureTarget, "runner", planned)
+    modes = ("TARGET_VERIFY", "DECODE")
+    result = run_target(RIGHT, "-k", "DECODE and (pads or equivalence)", modes=modes)
+    assert result.parseoutcomes()["passed"] == 4
+    assert [(runner.mode.name, runner.life) for runner in made] == [("DECODE", "closed")]
+    made.clear()
+    run_target(RIGHT, "--collect-only", modes=modes)
+    assert made == []
+    run_target(LEAK, "-x", "-k", "equivalence", modes=modes)
+    assert [(runner.mode.name, runner.life) for runner in made] == [("TARGET_VERIFY", "closed")]
+
+
+def test_a_forward_that_cannot_be_captured_is_an_error_of_each_test(run_target, monkeypatch):
+    captures, capture = [], gk.DecodeRunner.capture
+    monkeypatch.setattr(
+        gk.TargetVerifyRunner,
+        "capture",
+        lambda self, **facts: captures.append(1) or capture(self, **facts),
+    )
+    result = run_target("lambda rows: rows * rows.max().item()", "-k", "equivalence")
+    result.assert_outcomes(errors=2, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["*CaptureError: cannot capture TARGET_VERIFY at batch size 3*"])
+    assert len(captures) == 1
+
+
+def test_an_audit_that_cannot_look_fails_alone(run_target, monkeypatch):
+    from graphkit.testing import properties
+
+    def refuse(*_):
+        raise gk.InspectError("nothing to see")
+
+    monkeypatch.setitem(properties._AUDITS, "pads", refuse)
+    result = run_target(RIGHT, "-k", "equivalence or pads")
+    assert result.parseoutcomes()["passed"] == result.parseoutcomes()["failed"] == 2
+    result.stdout.fnmatch_lines(["nothing to see"])
+
+
+def test_a_mode_that_stays_eager_is_skipped_with_the_reason(run_pytest, pytester):
+    pytester.makepyfile(
+        eager="""
+        from graphkit.attention import AttentionBackend
+        from models import gk, target
+
+        class Unwilling(AttentionBackend):
+            def supports(self, mode):
+                return False
+            def init_state(self, sizes, max_tokens):
+                pass
+            def metadata(self, mode, inputs):
+                return None
+
+        import dataclasses
+        mode = gk.ForwardMode.DRAFT_EXTEND_V2
+        forward = next(iter(target.forwards.values()))
+        eager = dataclasses.replace(target, forwards={mode: forward}, attention=Unwilling())
+        """
+    )
+    result = run_pytest(RIGHT, "--graphkit", "eager:eager", "--graphkit-device", "cpu", "-rs")
+    assert set(result.parseoutcomes()) == {"skipped"}
+    result.stdout.fnmatch_lines(["SKIPPED*Unwilling does not support DRAFT_EXTEND_V2 graphs"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models:nothing", "TARGET 'models:nothing' not found: *"),
+        ("absent:target", "TARGET 'absent:target' cannot be imported: ModuleNotFoundError*"),
+        ("models", "TARGET 'models' is not of the form package.module:attribute."),
+    ],
+)
+def test_a_target_that_is_none_is_an_error_of_collecting(run_pytest, text, said):
+    result = run_pytest(RIGHT, "--graphkit", text)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines([f"*ERROR collecting {text}*", said])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_a_device_that_is_not_there_is_an_error_of_collecting(run_pytest, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run_pytest(RIGHT, "--graphkit", "models:target", "--graphkit-device", "cuda")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*no CUDA device*"])
+
+
+def test_other_tests_run_only_where_a_path_asks_for_them(run_target, pytester):
+    pytester.makepyfile(test_other="def test_it(): pass")
+    alone = run_target(RIGHT, "-k", "test_it or equivalence")
+    assert alone.parseoutcomes()["passed"] == 2
+    beside = run_target(RIGHT, "-k", "test_it or equivalence", "test_other.py")
+    assert beside.parseoutcomes()["passed"] == 3
+
+
+def test_the_fixture_takes_targets_and_runners(run_pytest, pytester):
+    pytester.makepyfile(
+        test_with_fixture="""
+        from models import gk, target, target_of
+
+        def test_target(replay_equivalence):
+            replay_equivalence(target, device="cpu")
+
+        def test_wrong_target(replay_equivalence):
+            replay_equivalence(target_of(lambda rows: rows + rows.mean(0)), device="cpu")
+
+        def test_runner(replay_equivalence):
+            mode = gk.ForwardMode.TARGET_VERIFY
+            with target.runner(mode, device="cpu") as runner:
+                runner.capture()
+                replay_equivalence(runner, [target.batch(mode, 2, 0)])
+        """
+    )
+    result = run_pytest(RIGHT, "test_with_fixture.py")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["E*AssertionError: TARGET_VERIFY: the replay of 1 live request *"])
+
+
+def test_a_run_that_asks_for_nothing_is_not_disturbed(tmp_path):
+    """Found by its entry point, as where graphkit is installed; torch stays where it is."""
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    points = facts["project"]["entry-points"]["pytest11"]
+    assert import_module(points["graphkit"]).replay_equivalence
+    installed = tmp_path / "site" / "graphkit_as_installed-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Name: graphkit-as-installed\nVersion: 1\n")
+    lines = [f"{name} = {module}" for name, module in points.items()]
+    (installed / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines]))
+    (tmp_path / "test_plain.py").write_text(
+        "import sys\n"
+        "def test_plain(pytestconfig):\n"
+        "    assert pytestconfig.pluginmanager.hasplugin('graphkit')\n"
+        "    assert not {'torch', 'numpy', 'triton'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:hypothesispytest",
+         "-p", "no:cacheprovider", "test_plain.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
