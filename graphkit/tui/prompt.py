@@ -20,7 +20,7 @@ class Prompt(Horizontal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._label, self._input = Static(markup=False), Input(select_on_focus=False)
+        self._label, self._input = Static(), Input(select_on_focus=False)
         self._then: Callable[[str], None] = lambda _words: None
 
     def compose(self) -> ComposeResult:

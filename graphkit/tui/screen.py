@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import Screen
@@ -56,11 +57,11 @@ class ListingScreen(Screen[None], inherit_bindings=False):
 
     def compose(self) -> ComposeResult:
         """The view's parts from top to bottom."""
-        yield from (Static(id=name, markup=False) for name in ("title", "facts"))
+        yield from (Static(id=name) for name in ("title", "facts"))
         yield self._sheet
-        yield from (Static(id=name, markup=False) for name in ("note", "status"))
+        yield from (Static(id=name) for name in ("note", "status"))
         yield self._prompt
-        yield from (Static(id=name, markup=False) for name in ("footer", "small"))
+        yield from (Static(id=name) for name in ("footer", "small"))
 
     def on_resize(self) -> None:
         """Fill the parts, or say that there is no room for them."""
@@ -175,7 +176,7 @@ class ListingScreen(Screen[None], inherit_bindings=False):
     def _show_page(self) -> None:
         page = self.listing.page
         self._tell("title", page.title)
-        self.query_one("#facts", Static).update(packed(page.facts, self.size.width))
+        self._part("facts").update(Text(packed(page.facts, self.size.width)))
         self._show_rows()
 
     def _show_rows(self) -> None:
@@ -190,4 +191,7 @@ class ListingScreen(Screen[None], inherit_bindings=False):
         self._tell("status", text)
 
     def _tell(self, name: str, text: str) -> None:
-        self.query_one(f"#{name}", Static).update(plain(text))
+        self._part(name).update(Text(plain(text)))
+
+    def _part(self, name: str) -> Static:
+        return self.query_one(f"#{name}", Static)

@@ -309,7 +309,9 @@ class Driver:
 
     @property
     def status(self):
-        return str(self.app.screen.query_one("#status").render())
+        """What the status line says, on however many lines."""
+        region = self.app.screen.query_one("#status").region
+        return " ".join(self.lines[region.y : region.bottom])
 
 
 @pytest.fixture
