@@ -3,5 +3,14 @@
 from graphkit.audit.ledger import Ledger, Look
 from graphkit.audit.lock import fingerprint
 from graphkit.audit.report import AUDITS, audit_target, lock_target
+from graphkit.audit.shadow import ShadowWatch
 
-__all__ = ["AUDITS", "Ledger", "Look", "audit_target", "fingerprint", "lock_target"]
+__all__ = [
+    "AUDITS",
+    "Ledger",
+    "Look",
+    "ShadowWatch",
+    "audit_target",
+    "fingerprint",
+    "lock_target",
+]

@@ -81,15 +81,13 @@ def first_divergence(
         told = _first_told(differences(*images, unset), before, after)
         if is_recorded:
             return _earlier(told, first_other_result(graph, now, rerun), after)
+        if told is not None:
+            return _earlier(told, None, after)
         try:
-            found = (
-                None
-                if told
-                else first_other_memory((graph, now), (before, after), rerun, runner.device)
-            )
+            found = first_other_memory((graph, now), (before, after), rerun, runner.device)
         except Incomparable as error:
             return Divergence(f"A capture made now has the same nodes; {error}.")
-        return _earlier(told, found, after)
+        return _earlier(None, found, after)
 
 
 def _earlier(told: Place | None, found: int | None, nodes: Sequence[Node]) -> Divergence:

@@ -117,7 +117,7 @@ def _tell_waste(table: SizeTable, lives: Sequence[int], look: Look) -> None:
     share, at_worst = _waste(table, lives), 1 - worst / table.fit(worst)
     text = f"{share:.0%} of all rows are pads, {at_worst:.0%} at worst ({worst} live at size "
     text += f"{table.fit(worst)})"
-    look.text += f"; {text}"
+    look.text += f"; {text}" if share else "; no pads"
     if share > _MOST_WASTE:
         more, best = min((_waste(table, lives, size), size) for size in lives)
         look.found(

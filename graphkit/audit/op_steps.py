@@ -47,10 +47,10 @@ class _Stepwise:
         with torch.inference_mode():
             for op in self._ops:
                 op.run()
-                self.made.append([checksum(tensor) for tensor in _written(op)])
+                self.made.append([checksum(tensor) for tensor in written(op)])
 
 
-def _written(op: RecordedOp) -> Iterator[torch.Tensor]:
+def written(op: RecordedOp) -> Iterator[torch.Tensor]:
     """What an operation makes, and what it writes in place."""
     if op.op.overloadpacket.__name__ not in _UNSET:
         yield from op.results

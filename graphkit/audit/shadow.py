@@ -161,8 +161,7 @@ class ShadowWatch:
         if kind == "graph bug" and self._bisect:
             found = self._bisected(replay)
             text, facts["node"] = f"{text} {found.text}", found.node
-        live = replay.fit.requests
-        text = f"with {live} live request{'s' if live > 1 else ''} {text}"
+        text = f"with {_counted(replay.fit.requests)} {text}"
         self._look.found(kind, text, batch_size=size, field=field, advice=advice, **facts)
 
     def _bisected(self, replay: Replay) -> Divergence:
@@ -194,11 +193,18 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> 
         with ledger.look("shadow", runner.mode.name, size) as look:
             watch = ShadowWatch(runner, every=1, weights=target.weights, bisect=True)
             with preserved(target.state or {}), watch:
-                for live in _lives(min(size, runner.table.max_batch_size)):
+                lives = _lives(min(size, runner.table.max_batch_size))
+                for live in lives:
                     batch = target.batch(runner.mode, live, _SEED + live)
                     runner.replay(batch, padded_batch_size=size)
             look.findings += watch.findings
-            look.text = f"{watch.compared} live sizes beside the padded and the unpadded step"
+            look.text = (
+                f"compared with the padded and the unpadded step: {', '.join(map(str, lives))} live"
+            )
+
+
+def _counted(live: int) -> str:
+    return f"{live} live request" if live == 1 else f"{live} live requests"
 
 
 def _lives(most: int) -> list[int]:

@@ -65,3 +65,14 @@ def test_the_readmes_figures_are_those_of_the_committed_result():
     assert set(table) <= measured
     for fact in (report.environment.driver, report.environment.torch, report.environment.triton):
         assert fact in readme
+
+
+@pytest.mark.parametrize("factory", ["llama", "qwen3"])
+def test_a_transformers_model_has_no_finding(factory, monkeypatch):
+    """A model that this project did not write, in a wrapper of some thirty lines."""
+    from graphkit.audit import audit_target
+
+    monkeypatch.chdir(ROOT)
+    path = ROOT / "tools" / "examples" / "transformers_models.py"
+    target = runpy.run_path(str(path))[factory]()
+    assert not audit_target(target, batch_sizes=[2, 8], device="cpu").findings

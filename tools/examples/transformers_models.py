@@ -87,7 +87,7 @@ def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTar
 
     return gk.CaptureTarget(
         name=type(model).__name__,
-        spec=gk.SpecConfig("EAGLE", num_steps=WIDTH - 1, topk=1, num_draft_tokens=WIDTH),
+        spec=gk.SpecConfig("NGRAM", num_steps=WIDTH - 1, topk=1, num_draft_tokens=WIDTH),
         sizes=gk.BufferSizes(REQUESTS, CONTEXT, config.hidden_size, config.vocab_size, model.dtype),
         forwards={gk.ForwardMode.TARGET_VERIFY: forward},
         sample_batch=Samples(table, config.vocab_size),

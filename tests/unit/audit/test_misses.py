@@ -190,6 +190,11 @@ def test_padding_waste_and_what_would_help():
     assert finding.advice == "Capture 4 as well: then it is 25%."
 
 
+def test_a_graph_for_every_size_has_no_pads():
+    found = audited(batch_sizes=range(1, 9))
+    assert (found.batches, found.text) == ([], "8 live sizes, 8 with a graph; no pads")
+
+
 def test_the_best_size_to_add_helps_the_batches_below_it():
     sizes = gk.BufferSizes(16, 64, HIDDEN, VOCAB, torch.float32)
     (finding,) = audited(sizes=sizes, batch_sizes=[4, 16]).batches

@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import graphkit as gk
 from graphkit.audit import Ledger, shadow
+from graphkit.audit.op_steps import written
 from graphkit.audit.shadow import ShadowWatch, audit_shadow
+from graphkit.graphs import RecorderBackend
 from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
 from graphkit.reference.target import model_target
 from graphkit.targets import RUNNERS
@@ -136,8 +138,8 @@ def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
         audit_shadow(target, runner, ledger)
     assert ledger.findings == []
     assert [(check.batch_size, check.text) for check in ledger.checks] == [
-        (1, "1 live sizes beside the padded and the unpadded step"),
-        (3, "3 live sizes beside the padded and the unpadded step"),
+        (1, "compared with the padded and the unpadded step: 1 live"),
+        (3, "compared with the padded and the unpadded step: 1, 2, 3 live"),
     ]
 
 
@@ -316,17 +318,20 @@ def test_results_that_are_never_the_same_are_passed_over(capture):
     assert finding.kernel == "index"
 
 
-def test_results_that_nobody_has_set_are_passed_over(capture):
+def test_results_that_nobody_has_set_are_not_looked_at():
+    graph = RecorderBackend().capture(lambda: torch.empty(5) + torch.zeros(5))
+    assert [len(list(written(op))) for op in graph.ops] == [0, 1, 1]
+
+
+def test_every_run_of_a_bisection_begins_with_the_same_state(capture):
     table = {"order": torch.arange(HIDDEN)}
-
-    def mix(model, hidden, inputs):
-        torch.empty(50, 50)
-        return hidden[:, table["order"]]
-
-    runner, _ = capture(mix)
+    runner, _ = capture(
+        lambda model, hidden, inputs: storing(model, hidden, inputs)[:, table["order"]]
+    )
     table["order"] = torch.arange(HIDDEN).flip(0)
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     assert finding.kernel == "index"
+    assert finding.source.endswith("in <lambda>")
 
 
 def test_what_writes_in_place_is_looked_at(capture):
