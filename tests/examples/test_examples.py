@@ -71,8 +71,10 @@ def test_the_readmes_figures_are_those_of_the_committed_result():
 def test_a_transformers_model_has_no_finding(factory, monkeypatch):
     """A model that this project did not write, in a wrapper of some thirty lines."""
     from graphkit.audit import audit_target
+    from graphkit.testing import assert_target_equivalent
 
     monkeypatch.chdir(ROOT)
     path = ROOT / "tools" / "examples" / "transformers_models.py"
     target = runpy.run_path(str(path))[factory]()
+    assert_target_equivalent(target, batch_sizes=[2, 8], device="cpu")
     assert not audit_target(target, batch_sizes=[2, 8], device="cpu").findings

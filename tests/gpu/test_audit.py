@@ -17,6 +17,7 @@ from graphkit.audit import Ledger, audit_target, lock_target
 from graphkit.audit.baked import audit_baked
 from graphkit.audit.pointers import audit_pointers
 from graphkit.reference import reference_target
+from graphkit.testing import assert_target_equivalent
 
 pytestmark = pytest.mark.gpu
 MODE = gk.ForwardMode.TARGET_VERIFY
@@ -173,5 +174,5 @@ def test_an_audit_is_quick(reference):
 def test_a_transformers_model_in_a_wrapper_has_no_finding(factory):
     path = Path(__file__).parents[2] / "tools" / "examples" / "transformers_models.py"
     target = runpy.run_path(str(path))[factory]("cuda")
-    assert not gk.capture_target(target, batch_sizes=[2, 8], device="cuda").mismatches
+    assert_target_equivalent(target, batch_sizes=[2, 8], device="cuda")
     assert not audit_target(target, batch_sizes=[2, 8], device="cuda").findings
