@@ -133,7 +133,7 @@ def test_a_lock_says_what_changed(run, small, here):
 def test_an_unknown_audit_is_refused_with_those_there_are(run, small):
     ended = run("audit", f"{small}:sound", "--only", "backed")
     assert ended.code == 2
-    assert "unknown audit 'backed'; audits are baked, pointers" in ended.error
+    assert "unknown audit 'backed'; audits are warmup, baked, pointers" in ended.error
 
 
 def test_a_lock_that_is_none_is_refused(run, small, here):
