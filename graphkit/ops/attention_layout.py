@@ -60,3 +60,9 @@ def key_slots(page_table: torch.Tensor, page_size: int, wanted_BL: torch.Tensor)
     offset = torch.arange(page_size, device=page_table.device)
     slots_BL = (page_table.long()[:, :, None] * page_size + offset).flatten(1)
     return torch.where(wanted_BL, slots_BL, 0)
+
+
+def has_dense_rows(tensor: torch.Tensor) -> bool:
+    """Whether what belongs to one slot, or one token, is contiguous."""
+    heads, head_dim = tensor.shape[1:]
+    return tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == head_dim)

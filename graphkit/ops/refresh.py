@@ -56,11 +56,11 @@ def refresh(
     padded = {Header.REQUESTS: batch_size, Header.TOKENS: num_tokens, Header.ONE: 1}
     for i, (rows, facts) in enumerate(zip(segments, table.tolist(), strict=True)):
         live, source = int(posted[facts[Column.AXIS]]), int(posted[Header.SOURCES + i])
-        size = live * facts[Column.ROW_BYTES]
+        end = padded[Header(facts[Column.AXIS])] * facts[Column.ROW_BYTES]
+        size = min(live * facts[Column.ROW_BYTES], end)  # the slot may be another replay's
         if source != KEEP and size:
             payload = posted.data_ptr() + facts[Column.PAYLOAD]
             _bytes(rows)[:size] = _read(payload if source == FROM_PAYLOAD else source, size)
-        end = padded[Header(facts[Column.AXIS])] * facts[Column.ROW_BYTES]
         _bytes(rows)[size:end] = _pattern(facts[Column.PAD], size, end)
     if int(posted[Header.SEQUENCE]) != sequence:
         mailbox[Ring.FAULT] = sequence + 1

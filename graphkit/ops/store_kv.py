@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from graphkit.errors import AttentionError
+from graphkit.ops.attention_layout import has_dense_rows
 
 
 @torch.library.custom_op(
@@ -98,12 +99,6 @@ def _check(
         raise AttentionError(
             f"store_kv got tensors on {sorted(devices)}: move all of them to one device."
         )
-
-
-def has_dense_rows(tensor: torch.Tensor) -> bool:
-    """Whether what belongs to one slot, or one token, is contiguous."""
-    heads, head_dim = tensor.shape[1:]
-    return tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == head_dim)
 
 
 def _say(tensor: torch.Tensor) -> str:

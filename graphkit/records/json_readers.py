@@ -51,7 +51,10 @@ def _reader_of_plain(declared: type) -> _Reader:
 
 def _read_float(value: Any) -> float:
     if type(value) in (float, int):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            _refuse(value)
     return ODD[value] if isinstance(value, str) and value in ODD else _refuse(value)
 
 

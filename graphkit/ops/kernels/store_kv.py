@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.store_kv import has_dense_rows
+from graphkit.ops.attention_layout import has_dense_rows
 
 
 @triton.jit

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.audit import prefixes
-from graphkit.audit.prefixes import Incomparable, bisected, first_other_memory
+from graphkit.audit.shadow import prefixes
+from graphkit.audit.shadow.prefixes import Incomparable, bisected, first_other_memory
 from graphkit.graphs import Stage
 from graphkit.records import Argument, Node, Pointer
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import graphkit as gk
-from graphkit.audit import Ledger, shadow
-from graphkit.audit.op_steps import written
-from graphkit.audit.shadow import ShadowWatch, audit_shadow
+from graphkit.audit import Ledger
+from graphkit.audit.shadow import ShadowWatch, audit_shadow, watch
+from graphkit.audit.shadow.op_steps import written
 from graphkit.graphs import RecorderBackend
 from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
 from graphkit.reference.target import model_target
@@ -226,9 +226,9 @@ def test_the_caller_gets_it_whatever_a_bisection_leaves(capture, monkeypatch):
 
     def scribbling(*_):
         graph.output["next_token_logits"].fill_(7)
-        return shadow.Divergence("nowhere.")
+        return watch.Divergence("nowhere.")
 
-    monkeypatch.setattr(shadow, "first_divergence", scribbling)
+    monkeypatch.setattr(watch, "first_divergence", scribbling)
     model.scale = 0.5
     with ShadowWatch(runner, every=1, bisect=True) as watch:
         assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)

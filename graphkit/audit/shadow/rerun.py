@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from graphkit.audit.ways import Moment
+from graphkit.audit.shadow.ways import Moment
 from graphkit.graphs import SizeTable
 from graphkit.runners import Runner
 from graphkit.runners.replayer import Replayer

@@ -13,9 +13,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from graphkit.audit.divergence import Divergence, first_divergence
 from graphkit.audit.ledger import Ledger, Look
-from graphkit.audit.ways import Replay, Ways
+from graphkit.audit.shadow.divergence import Divergence, first_divergence
+from graphkit.audit.shadow.ways import Replay, Ways
 from graphkit.config import require_int
 from graphkit.graphs import preserved
 from graphkit.records import Finding, Mismatch

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.rerun import Rerun
+from graphkit.audit.shadow.rerun import Rerun
 from graphkit.graphs import Stage
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import checked, runtime

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.audit.op_steps import first_other_result
-from graphkit.audit.prefixes import Incomparable, first_other_memory
-from graphkit.audit.rerun import Rerun
-from graphkit.audit.ways import Moment
+from graphkit.audit.shadow.op_steps import first_other_result
+from graphkit.audit.shadow.prefixes import Incomparable, first_other_memory
+from graphkit.audit.shadow.rerun import Rerun
+from graphkit.audit.shadow.ways import Moment
 from graphkit.graphs import (
     OTHER_UNSET,
     Attribution,

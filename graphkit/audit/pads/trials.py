@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import torch
 
-from graphkit.audit.batches import Requests
-from graphkit.audit.state import WatchedState
+from graphkit.audit.pads.batches import Requests
+from graphkit.audit.pads.state import WatchedState
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 

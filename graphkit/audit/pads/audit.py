@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.acceptance import accepted_drafts
-from graphkit.audit.batches import Fill, largest_number, worst_of
-from graphkit.audit.cases import Bug, Case, tell
 from graphkit.audit.ledger import Ledger
-from graphkit.audit.trials import Tensors, Trials
+from graphkit.audit.pads.acceptance import accepted_drafts
+from graphkit.audit.pads.batches import Fill, largest_number, worst_of
+from graphkit.audit.pads.cases import Bug, Case, tell
+from graphkit.audit.pads.trials import Tensors, Trials
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from graphkit.audit.ledger import Look
-from graphkit.audit.state import Write
+from graphkit.audit.pads.state import Write
 from graphkit.records import Mismatch
 
 
