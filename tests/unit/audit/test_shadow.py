@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import graphkit as gk
 from graphkit.audit import Ledger
-from graphkit.audit.shadow import ShadowWatch, audit_shadow, watch
+from graphkit.audit.shadow import ShadowWatch, audit_shadow
+from graphkit.audit.shadow import watch as watching
 from graphkit.audit.shadow.op_steps import written
 from graphkit.graphs import RecorderBackend
 from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
@@ -226,9 +227,9 @@ def test_the_caller_gets_it_whatever_a_bisection_leaves(capture, monkeypatch):
 
     def scribbling(*_):
         graph.output["next_token_logits"].fill_(7)
-        return watch.Divergence("nowhere.")
+        return watching.Divergence("nowhere.")
 
-    monkeypatch.setattr(watch, "first_divergence", scribbling)
+    monkeypatch.setattr(watching, "first_divergence", scribbling)
     model.scale = 0.5
     with ShadowWatch(runner, every=1, bisect=True) as watch:
         assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
