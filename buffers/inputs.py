@@ -60,7 +60,7 @@ class Inputs:
         """
         try:
             return self.req_pool_indices.shape[0]  # type: ignore[no-any-return]
-        except (AttributeError, IndexError):
+        except (AttributeError, IndexError, TypeError):
             return self._count("req_pool_indices", "seq_lens")
 
     @property
@@ -72,7 +72,7 @@ class Inputs:
         """
         try:
             return self.input_ids.shape[0]  # type: ignore[no-any-return]
-        except (AttributeError, IndexError):
+        except (AttributeError, IndexError, TypeError):
             return self._count(*self.counted_by)
 
     @property

@@ -11,14 +11,20 @@ if TYPE_CHECKING:
     import torch
 
 
+_MOST = 2**31 - 1
+"""Kernels count in int32."""
+
+
 def require_int(owner: str, field: str, value: object, least: int = 1) -> None:
-    """Refuse anything but an int of at least ``least``.
+    """Refuse anything but an int of at least ``least`` that int32 holds.
 
     Raises:
         ConfigError: naming ``owner.field`` and the value.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{owner}.{field} must be an int >= {least}, got {value!r}.", field=field)
+    if value > _MOST:
+        raise ConfigError(f"{owner}.{field} must be an int <= {_MOST}, got {value}.", field=field)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,155 @@
+"""Whatever a file holds: a record that can be written again, or a RecordError says why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graphkit as gk
+from graphkit.records import Record, load_record
+from graphkit.records.json_text import _KINDS
+
+RESULTS = sorted((Path(__file__).parents[2] / "tools" / "bench" / "results").glob("*.json"))
+TEXT = st.text(max_size=4)
+ODD = st.one_of(
+    st.none(), st.booleans(), TEXT, st.integers(), st.just([]), st.just({}), st.just([[]]),
+    st.sampled_from([1e400, -0.0, 10**400, 1.5, "NaN", "Infinity", "\ud800", {"": None}]),
+)  # fmt: skip
+
+
+def values_of(declared: Any) -> st.SearchStrategy[Any]:
+    """Values of a declared type."""
+    origin, arguments = get_origin(declared), get_args(declared)
+    if origin in (Union, types.UnionType):
+        return st.one_of(*map(values_of, arguments))
+    if origin is tuple:
+        return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(*map(values_of, arguments), max_size=2)
+    if dataclasses.is_dataclass(declared):
+        return records_of(declared)
+    plain = {int: st.integers(), float: st.floats(), str: TEXT, bool: st.booleans()}
+    return plain.get(declared, st.none())
+
+
+def records_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Records of a kind, from its declaration."""
+    hints = get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    facts = {name: st.deferred(lambda t=hint: values_of(t)) for name, hint in fields.items()}
+    return st.builds(kind, **facts)
+
+
+def paths_in(tree: Any) -> list[tuple[Any, ...]]:
+    """The way to every value of a JSON document."""
+    inner = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
+    return [(), *((key, *path) for key, value in inner for path in paths_in(value))]
+
+
+@st.composite
+def changed(draw, text):
+    """A document with one value replaced, dropped or doubled, or one piece of its text."""
+    way = draw(st.sampled_from(["value", "key", "cut", "letters", "twice"]))
+    at = draw(st.integers(0, len(text)))
+    if way == "cut":
+        return text[:at]
+    if way == "letters":
+        return text[:at] + draw(TEXT) + text[at + draw(st.integers(0, 3)) :]
+    if way == "twice":
+        return text[:at] + text
+    tree = json.loads(text)
+    *path, last = draw(st.sampled_from(paths_in(tree)[1:]))
+    owner = tree
+    for key in path:
+        owner = owner[key]
+    if way == "value" or isinstance(owner, list):
+        owner[last] = draw(ODD)
+    else:
+        owner[draw(TEXT)] = owner.pop(last)
+    return json.dumps(tree)
+
+
+def read(path, text):
+    """The record in a file of this text, ``None`` if it is refused."""
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        return load_record(path)
+    except gk.RecordError:
+        return None
+
+
+@pytest.mark.parametrize("kind", sorted(_KINDS))
+def test_any_record_is_read_as_it_was_written(many, tmp_path, kind):
+    @many(8)
+    @given(records_of(_KINDS[kind]))
+    def check(record):
+        text = record.to_json()
+        again = read(tmp_path / "record.json", text)
+        assert type(again) is type(record)
+        assert again.to_json() == text
+
+    check()
+
+
+@pytest.mark.parametrize("kind", sorted(_KINDS))
+def test_any_changed_record_is_read_or_refused(many, tmp_path, kind):
+    @many(25)
+    @given(st.data())
+    def check(data):
+        text = data.draw(records_of(_KINDS[kind])).to_json()
+        record = read(tmp_path / "record.json", data.draw(changed(text)))
+        assert record is None or read(tmp_path / "record.json", record.to_json()) is not None
+
+    check()
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_real_record_with_a_fault_is_read_or_refused(many, tmp_path, path):
+    text, seen = path.read_text(encoding="utf-8"), []
+
+    @many(60)
+    @given(changed(text))
+    def check(damaged):
+        record = read(tmp_path / "record.json", damaged)
+        seen.append(record is None)
+        assert record is None or isinstance(record, Record)
+
+    check()
+    assert 0 < sum(seen) < len(seen)
+
+
+def test_a_whole_number_that_no_float_holds_is_refused(tmp_path):
+    names = ("device", "torch", "triton", "cuda", "driver", "graphkit")
+    body = {
+        "schema": 1, "kind": "bench", "name": "", "settings": {},
+        "environment": dict.fromkeys(names, ""),
+        "measures": [{"name": "", "value": 10**400, "unit": ""}],
+    }  # fmt: skip
+    assert read(tmp_path / "record.json", json.dumps(body)) is None
+    with pytest.raises(gk.RecordError, match=r"measures\[0\].value is 1000"):
+        load_record(tmp_path / "record.json")
+
+
+@pytest.mark.parametrize("read_as", [gk.CaptureRecord, gk.GraphRecord], ids=lambda kind: kind.KIND)
+def test_any_text_at_all_is_refused(many, read_as):
+    @many(150)
+    @given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
+    def check(text):
+        with pytest.raises(gk.RecordError):
+            read_as.from_json(text)
+
+    check()
