@@ -23,7 +23,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         wanted = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"unknown device {device!r}: use auto, cpu or cuda.") from error
     if wanted.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {wanted} is not supported: use auto, cpu or cuda.")

@@ -1,11 +1,8 @@
 """What stood in the buffers before must not matter to live rows."""
 
-import dataclasses
-
-import numpy as np
 import torch
 
-from graphkit.buffers import Axis, fields_of
+from graphkit.audit.pads.batches import Requests
 
 
 def test_poisoned_buffers_change_nothing(capture, assert_same):
@@ -93,32 +90,11 @@ def test_interleaved_modes_do_not_disturb_each_other(target, capture_mode):
 
 def test_rows_do_not_depend_on_their_place(capture):
     captured = capture([8])
-    batch = captured.batch(8, 4)
-    order = np.array([5, 2, 7, 0, 1, 6, 3, 4])
-    straight, moved = captured.replay(batch), captured.replay(reordered(batch, order))
+    batch, buffers = captured.batch(8, 4), captured.runner.buffers
+    order = [5, 2, 7, 0, 1, 6, 3, 4]
+    reordered = Requests.of(batch, buffers.layouts, buffers.capacity).take(order).batch()
+    straight, moved = captured.replay(batch), captured.replay(reordered)
     for name, rows in straight.items():
-        wanted = rows.unflatten(0, (8, -1))[torch.from_numpy(order)].flatten(0, 1)
+        wanted = rows.unflatten(0, (8, -1))[order].flatten(0, 1)
         loose = 1e-5 if rows.is_floating_point() else 0
         torch.testing.assert_close(moved[name], wanted, rtol=loose, atol=loose)
-
-
-def reordered(batch, order):
-    """The same requests in another order."""
-    counts = getattr(batch, "extend_seq_lens", np.full(8, batch.num_tokens // 8))
-    starts = counts.cumsum() - counts
-    tokens = np.concatenate([starts[i] + np.arange(counts[i]) for i in order])
-    places = {Axis.REQUEST: order, Axis.TOKEN: tokens}
-
-    def moved(field):
-        rows = getattr(batch, field.name)
-        place = places[field.axis]
-        if field.flat:
-            return rows.reshape(batch.num_tokens, -1)[place].ravel()
-        return rows[torch.from_numpy(place) if isinstance(rows, torch.Tensor) else place]
-
-    present = [f for f in fields_of(type(batch)) if getattr(batch, f.name) is not None]
-    again = dataclasses.replace(batch, **{field.name: moved(field) for field in present})
-    if getattr(batch, "select_index", None) is not None:
-        width = batch.num_tokens // 8
-        again.select_index = np.arange(8) * width + again.num_accepted_drafts
-    return again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,3 +123,27 @@ def test_any_runner_is_planned_or_refused(many):
 
     check()
     assert {*planned} == {*RUNNERS}
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"device": None}, {"device": 2**63}, {"device": b""}, {"optional": True},
+        {"optional": "custom_mask"}, {"bound": True}, {"bound": {"seq_lens": None}},
+        {"inputs_type": True}, {"inputs_type": gk.DraftInputs}, {"multiple_of": 2**31},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_fuzzing_found_is_refused(spoilt):
+    spec = gk.SpecConfig("EAGLE", 3, 1, 4)
+    sizes = gk.BufferSizes(2, 9, 4, 8, torch.float32)
+    (name,) = spoilt
+    with pytest.raises(gk.ConfigError, match=name):
+        gk.TargetVerifyRunner(print, spec=spec, sizes=sizes, **{"device": "cpu", **spoilt})
+
+
+@pytest.mark.parametrize("name", ["is_draft_worker", "linear_attention"])
+@pytest.mark.parametrize("value", [None, 0, "no", []], ids=str)
+def test_a_text_is_no_yes(name, value):
+    with pytest.raises(gk.ConfigError, match=f"SpecConfig.{name} must be True or False"):
+        gk.SpecConfig("EAGLE", 3, 1, 4, **{name: value})

@@ -35,7 +35,7 @@ SIDEWAYS = {
 }
 """The imports that are allowed within one level."""
 
-WITHOUT_TORCH = ("errors", "config", "records", "recording", "spec", "cli")
+WITHOUT_TORCH = ("errors", "config", "records", "recording", "spec", "cli", "testing")
 FACE = "the face"
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

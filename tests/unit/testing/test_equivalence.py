@@ -97,6 +97,12 @@ def test_a_forward_that_never_does_the_same_twice_is_told_from_both(capture):
     assert complaint(runner, batches)["likely"].startswith("replays differ by themselves, also")
 
 
+def test_a_forward_that_counts_its_runs_is_told_from_a_baked_value(capture):
+    runs = []
+    runner, batches = capture(lambda rows: rows * (runs.append(1) or len(runs)))
+    assert complaint(runner, batches)["likely"].startswith("replays differ by themselves, also")
+
+
 def test_the_number_of_pads_may_matter_though_their_content_does_not(capture):
     runner, batches = capture(lambda rows: rows / len(rows))
     assert complaint(runner, batches)["likely"].startswith("not what pad rows hold, but that")
@@ -143,6 +149,11 @@ def test_all_is_as_before_also_after_a_failure(capture):
     assert counter == 0
     assert runner.shadow == "padded"
     assert runner._parts.step.forward is forward
+    assert_replay_equivalent(runner, batches[:1])
+    assert runner.shadow == "padded"
+    runner.shadow = None
+    complaint(runner, batches)
+    assert runner.shadow is None
 
 
 def test_an_idle_batch_is_right(capture):

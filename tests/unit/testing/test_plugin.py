@@ -41,6 +41,13 @@ def test_every_audit_of_the_library_is_a_property(run_target):
     assert names == {*OURS, *AUDITS} - {"misses"}  # those are about no captured size
 
 
+def test_what_may_be_meant_fails_no_test(run_target):
+    """The small forward ignores inputs, of which an audit warns."""
+    result = run_target(RIGHT, "-k", "pointers")
+    assert result.ret == 0
+    assert result.parseoutcomes()["passed"] == 2
+
+
 def test_a_planted_pad_leak_fails_with_the_right_words(run_target):
     result = run_target(LEAK, "-k", "equivalence or pads")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
