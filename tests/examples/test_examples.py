@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,28 @@ def test_the_readme_names_targets_that_exist():
     makefile = (ROOT / "Makefile").read_text()
     for name in re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
         assert re.search(rf"^{name}:", makefile, re.MULTILINE), name
+
+
+COMMANDS = re.findall(
+    r"^    \.venv/bin/graphkit ([^#\n]+)", (ROOT / "README.md").read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words.split()[0])
+def test_the_readmes_commands_run_as_they_stand(words, monkeypatch, capsys, tmp_path):
+    from graphkit.cli import main
+
+    monkeypatch.chdir(ROOT)
+    arguments = shlex.split(words)
+    if "--out" in arguments:
+        arguments[-1] = str(tmp_path / arguments[-1])
+    assert main(arguments) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_readme_shows_every_command_to_look_inside_and_to_trust():
+    shown = {words.split()[0] for words in COMMANDS}
+    assert shown == {"generate", "inspect", "export", "diff", "record", "audit"}
 
 
 def measured_section():
