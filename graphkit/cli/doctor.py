@@ -12,7 +12,7 @@ from graphkit.cli.exits import DONE
 from graphkit.cli.screen import show
 
 if TYPE_CHECKING:
-    from graphkit.views import Finding
+    from graphkit.views import Fact
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,7 +22,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="say what works on this machine and what to install",
         description="Say what works on this machine and what to install.",
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     parser.set_defaults(run=run)
 
 
@@ -30,26 +30,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Do it; returns the exit code."""
     from graphkit.views import doctor_view
 
-    findings = list(_findings())
+    facts = list(_facts())
     if arguments.json:
-        show(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+        show(json.dumps([asdict(fact) for fact in facts], indent=2) + "\n")
     else:
-        show(doctor_view(findings))
+        show(doctor_view(facts))
     return DONE
 
 
-def _findings() -> Iterator[Finding]:
+def _facts() -> Iterator[Fact]:
     import torch
 
     from graphkit.graphs.driver import driver_version, runtime
     from graphkit.graphs.environment import installed
-    from graphkit.views import Finding
+    from graphkit.views import Fact
 
     has_cuda = torch.cuda.is_available()
-    yield Finding("torch", torch.__version__, True)
+    yield Fact("torch", torch.__version__, True)
     triton = installed("triton")
-    yield Finding("triton", triton, bool(triton), "pip install triton, for the CUDA kernels")
-    yield Finding(
+    yield Fact("triton", triton, bool(triton), "pip install triton, for the CUDA kernels")
+    yield Fact(
         "CUDA device",
         torch.cuda.get_device_name() if has_cuda else "",
         has_cuda,
@@ -57,17 +57,17 @@ def _findings() -> Iterator[Finding]:
         + ("" if torch.version.cuda else "; this torch is a CPU build"),
     )
     bindings = installed("cuda-bindings")
-    yield Finding(
+    yield Fact(
         "cuda-bindings",
         bindings,
         bool(runtime()),
         "pip install 'graphkit[cuda]', to count nodes and to upload graphs before the first replay",
     )
     if has_cuda:
-        yield Finding("CUDA of torch", torch.version.cuda or "", True)
-        yield Finding("driver", driver_version(), True)
-    yield Finding("recorder backend", "any machine", True)
+        yield Fact("CUDA of torch", torch.version.cuda or "", True)
+        yield Fact("driver", driver_version(), True)
+    yield Fact("recorder backend", "any machine", True)
     usable = has_cuda and bool(triton)
-    yield Finding(
+    yield Fact(
         "cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and triton"
     )

@@ -4,7 +4,7 @@ from graphkit.views.audit import audit_view
 from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
-from graphkit.views.doctor import Finding, doctor_view
+from graphkit.views.doctor import Fact, doctor_view
 from graphkit.views.exports import FORMATS, Export
 from graphkit.views.generate import generate_view, visible
 from graphkit.views.inspect import inspect_view, node_view
@@ -15,7 +15,7 @@ __all__ = [
     "FORMATS",
     "Branch",
     "Export",
-    "Finding",
+    "Fact",
     "audit_view",
     "bench_view",
     "capture_view",

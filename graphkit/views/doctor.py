@@ -11,7 +11,7 @@ from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Fact:
     """One line of the doctor's.
 
     Attributes:
@@ -27,15 +27,15 @@ class Finding:
     remedy: str = ""
 
 
-def doctor_view(findings: Sequence[Finding]) -> RenderableType:
-    """A table of findings, and the remedies below it."""
+def doctor_view(facts: Sequence[Fact]) -> RenderableType:
+    """A table of facts, and the remedies below it."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for finding in findings:
-        mark = Text("ok", style="green") if finding.works else Text("--", style="yellow")
-        table.add_row(mark, finding.what, finding.found or "missing")
+    for fact in facts:
+        mark = Text("ok", style="green") if fact.works else Text("--", style="yellow")
+        table.add_row(mark, fact.what, fact.found or "missing")
     remedies = [
-        Text(f"{finding.what}: {finding.remedy}")
-        for finding in findings
-        if not finding.works and finding.remedy
+        Text(f"{fact.what}: {fact.remedy}")
+        for fact in facts
+        if not fact.works and fact.remedy
     ]
     return Group(table, *remedies)
