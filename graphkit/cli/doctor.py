@@ -68,6 +68,4 @@ def _facts() -> Iterator[Fact]:
         yield Fact("driver", driver_version(), True)
     yield Fact("recorder backend", "any machine", True)
     usable = has_cuda and bool(triton)
-    yield Fact(
-        "cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and triton"
-    )
+    yield Fact("cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and triton")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from graphkit.errors import ReplayError
+from graphkit.errors import DeviceError, ReplayError
 
 
 def runtime() -> Any | None:
@@ -113,7 +113,12 @@ def memory_kind(address: int) -> str:
 
 
 def checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call of the bindings returned after its error, which must be none."""
+    """What a call of the bindings returned after its error.
+
+    Raises:
+        DeviceError: There was one.
+    """
     error, *values = result
-    assert int(error) == 0, f"CUDA answered {error!r}"
+    if int(error) != 0:
+        raise DeviceError(f"CUDA refused a call: {error!r}. An earlier error may stand behind it.")
     return tuple(values)

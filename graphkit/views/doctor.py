@@ -34,8 +34,6 @@ def doctor_view(facts: Sequence[Fact]) -> RenderableType:
         mark = Text("ok", style="green") if fact.works else Text("--", style="yellow")
         table.add_row(mark, fact.what, fact.found or "missing")
     remedies = [
-        Text(f"{fact.what}: {fact.remedy}")
-        for fact in facts
-        if not fact.works and fact.remedy
+        Text(f"{fact.what}: {fact.remedy}") for fact in facts if not fact.works and fact.remedy
     ]
     return Group(table, *remedies)
