@@ -1,6 +1,7 @@
-"""A draft tree grown by hand, with loops over one request: what the runners and ops must agree on.
+"""What several rooms are tested with: a draft tree grown by hand, and small models of every kind.
 
-Scores are products of float32, as on a device, so that ties fall alike.
+The tree grows with loops over one request: what the runners and ops must agree on. Its scores are
+products of float32, as on a device, so that ties fall alike.
 """
 
 from __future__ import annotations
@@ -84,3 +85,22 @@ def ranked(candidates):
 def grow_by_hand():
     """``grow_by_hand(first, propose, num_steps=)``: the class :class:`HandTree`."""
     return HandTree
+
+
+@pytest.fixture(scope="module")
+def models():
+    """A target, its Eagle head and its MTP layers, with weights of nothing in particular."""
+    import torch
+
+    from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+
+    torch.manual_seed(3)
+    facts = {
+        "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **facts))
+    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
+    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
+    return [module.requires_grad_(False) for module in (model, eagle, mtp)]

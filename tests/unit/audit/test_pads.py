@@ -10,7 +10,6 @@ import graphkit as gk
 from graphkit.attention import AttentionBackend
 from graphkit.audit import Ledger
 from graphkit.audit.pads import audit_pads, live_sizes
-from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
 from graphkit.reference.target import model_target
 from graphkit.targets import RUNNERS
 
@@ -78,20 +77,6 @@ def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
         return hidden + cache[inputs.out_cache_loc].to(hidden)
 
     return mix
-
-
-@pytest.fixture(scope="module")
-def models():
-    torch.manual_seed(3)
-    facts = {
-        "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-    }  # fmt: skip
-    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **facts))
-    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
-    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
-    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])

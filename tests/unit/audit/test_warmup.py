@@ -18,7 +18,6 @@ from graphkit.audit.reach import Held
 from graphkit.audit.snapshot import Snapshot, checksum
 from graphkit.audit.warmup import audit_warmup
 from graphkit.kv import MHATokenToKVPool
-from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
 from graphkit.reference.target import model_target
 from graphkit.targets import RUNNERS
 
@@ -79,20 +78,6 @@ def audited(forward, **changes):
 def of_model(step, **changes):
     model = Tiny(step)
     return audited(model, weights=model, **changes)[0]
-
-
-@pytest.fixture(scope="module")
-def models():
-    torch.manual_seed(3)
-    facts = {
-        "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-    }  # fmt: skip
-    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **facts))
-    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
-    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
-    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])

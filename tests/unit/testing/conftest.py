@@ -5,10 +5,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 import pytest
-import torch
 
 import graphkit as gk
-from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
 from graphkit.reference.target import model_target
 from graphkit.testing import assert_target_equivalent, collection
 
@@ -54,20 +52,6 @@ exec(TARGETS, _space)
 def target_of():
     """``target_of(mix, modes=, **facts)``: two rows per request of 16 logits; sizes 1 and 3."""
     return _space["target_of"]
-
-
-@pytest.fixture(scope="module")
-def models():
-    torch.manual_seed(3)
-    facts = {
-        "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-    }  # fmt: skip
-    model = LlamaModel(LlamaConfig(num_hidden_layers=2, **facts))
-    eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
-    mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
-    return [module.requires_grad_(False) for module in (model, eagle, mtp)]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
