@@ -38,17 +38,12 @@ def graphs_to_lock(target: CaptureTarget, runner: Runner[Any]) -> list[GraphReco
     ]
 
 
-def lock_of(target: str, graphs: Sequence[GraphRecord]) -> LockRecord:
-    """A lock of graphs.
-
-    Args:
-        target: Its name.
-        graphs: At least one.
-    """
+def lock_of(target: str, graphs: Sequence[GraphRecord], environment: Environment) -> LockRecord:
+    """A lock of a target's graphs; ``target`` is its name."""
     kept = tuple(_locked(graph) for graph in graphs)
     return LockRecord(
         target=target,
-        environment=graphs[0].environment,
+        environment=environment,
         fingerprints={graph.name: fingerprint(graph) for graph in kept},
         graphs=kept,
     )

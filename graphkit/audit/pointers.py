@@ -19,8 +19,8 @@ from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
-_FAR_INSIDE = 256
-"""Deeper in a compiled kernel's struct than this may stand what was on the host's stack before."""
+_LARGE, _FIRST_WORDS = 256, 32
+"""Behind the first bytes of a larger struct may stand what the host's stack held before."""
 _DESCRIBED = ("nvjet", "cutlass", "cudnn", "sm80", "sm90", "sm100", "flash")
 """Kernels whose large arguments are descriptors that they fill to the last byte."""
 
@@ -81,9 +81,9 @@ def _pointers(record: GraphRecord) -> Iterator[tuple[Node, Argument, Pointer]]:
 
 def _is_strong(node: Node, argument: Argument, pointer: Pointer) -> bool:
     """Whether an address is surely one, and not a leftover in the unused bytes of a struct."""
-    if argument.kind != "struct" or pointer.offset < _FAR_INSIDE:
-        return argument.kind != "struct" or argument.size <= _FAR_INSIDE or pointer.offset < 32
-    return node.name.startswith(_DESCRIBED)
+    if argument.kind != "struct" or argument.size <= _LARGE:
+        return True
+    return pointer.offset < _FIRST_WORDS or node.name.startswith(_DESCRIBED)
 
 
 def _found(look: Look, node: Node, argument: Argument, pointer: Pointer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.baked import audit_baked
@@ -70,6 +71,7 @@ def audit_target(
     if not all_modes:
         raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
     backend = backend_for(device, None)
+    here = environment(backend.device)
     graphs: list[GraphRecord] = []
     for done, mode in enumerate(all_modes):
         progress(done, len(all_modes), f"auditing {mode.name}")
@@ -81,11 +83,12 @@ def audit_target(
         audit_misses(target, ledger, modes=modes, device=device)
     progress(len(all_modes), len(all_modes), "audited")
     if lock is not None:
-        check_lock(lock, lock_of(target.name, graphs), ledger)
+        asked_for = {mode.name for mode in all_modes} if modes else None
+        check_lock(_part_of(lock, asked_for), lock_of(target.name, graphs, here), ledger)
     return AuditReport(
         target=target.name,
         backend=backend.name,
-        environment=environment(backend.device),
+        environment=here,
         checks=tuple(ledger.checks),
         findings=tuple(ledger.findings),
     )
@@ -112,13 +115,20 @@ def lock_target(
             graphs += graphs_to_lock(target, runner)
     if not graphs:
         raise TargetError(f"target {target.name!r} has no graph that could be locked.")
-    return lock_of(target.name, graphs)
+    return lock_of(target.name, graphs, graphs[0].environment)
 
 
 def few_sizes(target: CaptureTarget) -> list[int]:
     """The smallest, a middle one and the largest; what a size has, its neighbours have as well."""
     largest = target.sizes.max_batch_size
     return sorted({1, max(largest // 8, 1), largest})
+
+
+def _part_of(lock: LockRecord, modes: Collection[str] | None) -> LockRecord:
+    """What a lock says of some modes; ``None`` stands for all."""
+    if modes is None:
+        return lock
+    return replace(lock, graphs=tuple(graph for graph in lock.graphs if graph.mode in modes))
 
 
 def _chosen(only: Collection[str] | None) -> Collection[str]:

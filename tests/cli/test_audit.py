@@ -130,6 +130,15 @@ def test_a_lock_says_what_changed(run, small, here):
     assert "sigmoid" in ended.out
 
 
+def test_a_check_of_one_mode_misses_no_other(run, small, here):
+    run("audit", "graphkit.reference:reference_target", "--lock", "all.json", "--batch-sizes", "1",
+        "--mode", "DECODE", "--mode", "DRAFT_EXTEND_V2")  # fmt: skip
+    ended = run("audit", "graphkit.reference:reference_target", "--check", "all.json",
+                "--batch-sizes", "1", "--mode", "DRAFT_EXTEND_V2")  # fmt: skip
+    assert ended.code == 0, ended.out
+    assert "is gone" not in ended.out
+
+
 def test_an_unknown_audit_is_refused_with_those_there_are(run, small):
     ended = run("audit", f"{small}:sound", "--only", "backed")
     assert ended.code == 2

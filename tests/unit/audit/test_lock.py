@@ -54,7 +54,7 @@ def changed(graph, index=0, **facts):
 
 def checked(before, *now):
     ledger = Ledger()
-    check_lock(lock_of("t", before), lock_of("t", now), ledger)
+    check_lock(lock_of("t", before, HERE), lock_of("t", now, HERE), ledger)
     return ledger
 
 
@@ -110,6 +110,6 @@ def test_graphs_that_come_and_go_are_found(graph):
 
 
 def test_a_lock_survives_the_way_through_json(graph):
-    lock = lock_of("t", [graph])
+    lock = lock_of("t", [graph], HERE)
     assert LockRecord.from_json(lock.to_json()) == lock
     assert lock.fingerprints == {"DECODE 1": fingerprint(graph)}

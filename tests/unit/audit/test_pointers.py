@@ -134,7 +134,13 @@ def test_freed_memory_is_an_error():
 
 @pytest.mark.parametrize(
     ("kernel", "offset", "is_told"),
-    [("elementwise_kernel", 8, True), ("elementwise_kernel", 512, False), ("nvjet_tst", 512, True)],
+    [
+        ("elementwise_kernel", 8, True),
+        ("elementwise_kernel", 64, False),
+        ("elementwise_kernel", 512, False),
+        ("nvjet_tst", 64, True),
+        ("nvjet_tst", 512, True),
+    ],
 )
 def test_what_lies_deep_in_a_struct_counts_only_where_structs_are_filled(kernel, offset, is_told):
     look = judged(memory="freed", kind="struct", size=1720, offset=offset, kernel=kernel)
