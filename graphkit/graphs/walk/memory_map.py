@@ -82,7 +82,7 @@ class MemoryMap:
             return found.pointer(address, offset)
         page = address >> _PAGE_BITS
         if page not in self._asked:
-            self._asked[page] = self._ask(address) if address >= _LOWEST_MAPPED else ""
+            self._asked[page] = self._ask(address) if address else ""
         memory = self._asked[page]
         if not memory:
             return None
