@@ -13,22 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphkit.audit.ledger import Ledger, Look
-from graphkit.graphs import OTHER_UNSET, Attribution
-from graphkit.graphs.walk.images import (
-    Difference,
-    NodeImage,
-    Unset,
-    differences,
-    image_of,
-    unset_bytes,
-)
-from graphkit.graphs.walk.inspect import inspect_graph
+from graphkit.audit.leftovers import may_be_left_over
+from graphkit.audit.recaptures import Baseline, Recaptures
+from graphkit.graphs import OTHER_UNSET
+from graphkit.graphs.walk.images import Difference
 from graphkit.records import Node
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
-Images = Mapping[int, Sequence[NodeImage]]
-"""The image of each captured size."""
+Found = Mapping[int, Sequence[Difference]]
+"""The differences of each size."""
+_ROUNDS = ((OTHER_UNSET, False), (0, True), (OTHER_UNSET, True))
+"""To look for it again: what unset bytes hold, and whether the change is captured first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,87 +55,36 @@ def audit_baked(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> N
     """
     for setter, values in target.dynamic.values():
         setter(values[0])
-    capturing = _Capturing(target, runner)
-    with ledger.look("baked", runner.mode.name) as look:
-        before = _certified(capturing, look)
-    for change in _changes(target, runner, capturing):
+    recaptures = Recaptures(target, runner)
+    with recaptures.kept():
         with ledger.look("baked", runner.mode.name) as look:
-            found = _found(capturing, before, change)
-            for size, each in found.items():
-                _tell(look, change, each, size, before.nodes[size])
-            told = _counted(sum(map(len, found.values())), before.images)
-            look.text = f"changed {change.name}: {told}"
+            baseline = _certified(recaptures, look)
+        for change in _changes(target, runner, recaptures):
+            with ledger.look("baked", runner.mode.name) as look:
+                found = _found(recaptures, baseline, change)
+                for size, each in found.items():
+                    _tell(look, change, each, size, baseline.nodes[size])
+                look.text = f"changed {change.name}: {_counted(found, baseline)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Baseline:
-    """What graphs look like when nothing was changed.
-
-    Attributes:
-        images: Of each size.
-        nodes: The same as nodes, to tell where a difference is.
-        unset: Bytes that mean nothing.
-    """
-
-    images: Images
-    nodes: Mapping[int, Sequence[Node]]
-    unset: Mapping[int, Unset]
-
-    def differences(self, before: Images, after: Images) -> dict[int, list[Difference]]:
-        """Where graphs differ in bytes that mean something."""
-        return {
-            size: list(differences(image, after[size], self.unset[size]))
-            for size, image in before.items()
-        }
-
-
-class _Capturing:
-    """Captures a runner's graphs aside, and reads them."""
-
-    def __init__(self, target: CaptureTarget, runner: Runner[Any]) -> None:
-        self._target, self._runner = target, runner
-        self._names = runner.memory_names(target.weights)
-        self.nodes: dict[int, tuple[Node, ...]] = {}
-        """The nodes of the last capture, to tell a finding's place."""
-
-    def batch_of(self, seed: int, live: int | None = None) -> Callable[[int], Any]:
-        """Makes the batch of each size, with so many live requests if that is given."""
-        return lambda size: self._target.batch(self._runner.mode, min(live or size, size), seed)
-
-    def images(self, batch_of: Callable[[int], Any], unset: int = 0) -> Images:
-        """Capture every size with these batches in the inputs.
-
-        Args:
-            batch_of: Makes the batch of each size.
-            unset: What the unset bytes of arguments hold, see ``Attribution``.
-        """
-        attribution = Attribution(self._target.weights)
-        attribution.unset = unset
-        with self._runner.captured_aside(batch_of, attribution=attribution) as graphs:
-            made = {size: image_of(graph, self._names) for size, graph in graphs.items()}
-            self.nodes = {
-                size: inspect_graph(graph, names=self._names).nodes
-                for size, graph in graphs.items()
-            }
-        return dict(sorted(made.items()))
-
-
-def _changes(target: CaptureTarget, runner: Runner[Any], capturing: _Capturing) -> Iterator[Change]:
-    yield Change("batch contents", "one batch", "another", lambda: capturing.batch_of(2), _nothing)
+def _changes(
+    target: CaptureTarget, runner: Runner[Any], recaptures: Recaptures
+) -> Iterator[Change]:
+    yield Change("batch contents", "one batch", "another", lambda: recaptures.batch_of(2), _nothing)
     if runner.table.largest > 1:
-        few = capturing.batch_of(1, live=1)
+        few = recaptures.batch_of(1, live=1)
         yield Change("live requests", "all", "1", lambda: few, _nothing)
     for name, (setter, values) in target.dynamic.items():
         for value in values[1:]:
-            yield _declared(name, setter, values[0], value, capturing)
+            yield _declared(name, setter, values[0], value, recaptures)
 
 
 def _declared(
-    name: str, setter: Callable[[Any], None], before: Any, after: Any, capturing: _Capturing
+    name: str, setter: Callable[[Any], None], before: Any, after: Any, recaptures: Recaptures
 ) -> Change:
     def make() -> Callable[[int], Any]:
         setter(after)
-        return capturing.batch_of(seed=1)
+        return recaptures.batch_of(seed=1)
 
     return Change(name, repr(before), repr(after), make, lambda: setter(before))
 
@@ -148,18 +93,13 @@ def _nothing() -> None:
     pass
 
 
-def _certified(capturing: _Capturing, look: Look) -> _Baseline:
-    """Capture twice with everything equal, and once with other bytes where torch sets none."""
-    plain = capturing.batch_of(seed=1)
-    first, nodes = capturing.images(plain), capturing.nodes
-    again, other = capturing.images(plain), capturing.images(plain, OTHER_UNSET)
-    unset = {size: unset_bytes(first[size], again[size], other[size]) for size in first}
-    baseline = _Baseline(first, nodes, unset)
-    found = baseline.differences(first, again)
-    look.text = f"captured again: {_counted(sum(map(len, found.values())), first)}"
-    passed_over = sum(len(each) for by_place in unset.values() for each in by_place.values())
-    if passed_over:
-        look.text += f"; {passed_over} bytes that torch leaves unset are passed over"
+def _certified(recaptures: Recaptures, look: Look) -> Baseline:
+    """Capture twice with everything equal, and say where the two differ."""
+    baseline, again = recaptures.baseline()
+    found = baseline.differences(baseline.images, again)
+    look.text = f"captured again: {_counted(found, baseline)}"
+    if any(baseline.unset.values()):
+        look.text += "; bytes that torch leaves unset are passed over"
     for size, each in found.items():
         if each:
             look.found(
@@ -175,27 +115,60 @@ def _certified(capturing: _Capturing, look: Look) -> _Baseline:
     return baseline
 
 
-def _found(capturing: _Capturing, before: _Baseline, change: Change) -> dict[int, list[Difference]]:
+def _found(recaptures: Recaptures, baseline: Baseline, change: Change) -> Found:
     """What a change changes in each size.
 
-    What a first capture shows must show again, with other bytes where torch sets none: those may
-    hold anything, the change's own traces included.
+    What shows once must show again, whichever of the two is captured first and whatever torch's
+    unset bytes hold: those may hold anything, the change's own traces included.
     """
     try:
-        found = before.differences(before.images, capturing.images(change.make()))
-        if not any(found.values()):
-            return found
-        change.undo()
-        plain = capturing.images(capturing.batch_of(seed=1), OTHER_UNSET)
-        sure = before.differences(plain, capturing.images(change.make(), OTHER_UNSET))
+        found: Found = baseline.differences(baseline.images, recaptures.images(change.make()))
+        for unset, changed_first in _ROUNDS:
+            if any(found.values()):
+                again = _once_more(recaptures, baseline, change, unset, changed_first)
+                found = {
+                    size: [each for each in found[size] if each in again[size]] for size in found
+                }
+        return _without_leftovers(found, recaptures, baseline, change)
     finally:
         change.undo()
-    return {size: [each for each in found[size] if each in sure[size]] for size in found}
 
 
-def _counted(number: int, images: Images) -> str:
-    nodes = sum(map(len, images.values()))
-    return f"{number} differences in {nodes} nodes of {len(images)} graphs"
+def _once_more(
+    recaptures: Recaptures, baseline: Baseline, change: Change, unset: int, changed_first: bool
+) -> Found:
+    both = {}
+    for is_changed in (changed_first, not changed_first):
+        change.undo()
+        batch_of = change.make() if is_changed else recaptures.batch_of(seed=1)
+        both[is_changed] = recaptures.images(batch_of, unset)
+    return baseline.differences(both[False], both[True])
+
+
+def _without_leftovers(
+    found: Found, recaptures: Recaptures, baseline: Baseline, change: Change
+) -> Found:
+    """Leave out what stands where bytes may be unset, if no replay shows a difference."""
+    known = {
+        size: [each for each in those if not _is_doubtful(each, baseline.nodes[size])]
+        for size, those in found.items()
+    }
+    if known == found:
+        return found
+    with recaptures.captured(change.make()) as graphs:
+        return known if recaptures.verdict(graphs) == "alike" else found
+
+
+def _is_doubtful(difference: Difference, nodes: Sequence[Node]) -> bool:
+    if difference.argument is None or difference.offset is None:
+        return False
+    node = nodes[difference.node]
+    return may_be_left_over(node, node.arguments[difference.argument], difference.offset)
+
+
+def _counted(found: Found, baseline: Baseline) -> str:
+    number, nodes = (sum(map(len, each.values())) for each in (found, baseline.images))
+    return f"{number} differences in {nodes} nodes of {len(found)} graphs"
 
 
 def _tell(

@@ -28,8 +28,7 @@ def graphs_to_lock(target: CaptureTarget, runner: Runner[Any]) -> list[GraphReco
     if runner.stays_eager:
         return []
     names = runner.memory_names(target.weights)
-    attribution = Attribution(target.weights)
-    attribution.unset = OTHER_UNSET
+    attribution = Attribution(target.weights, unset=OTHER_UNSET)
     with runner.captured_aside(attribution=attribution) as again:
         others = {size: inspect_graph(graph, names=names) for size, graph in again.items()}
     return [

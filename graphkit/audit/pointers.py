@@ -4,6 +4,8 @@ Every address in every argument is named: a weight, an input field, declared sta
 pool. What is left over was either freed, so that a replay reads what somebody else put there, or
 is memory that nobody declared, which a replay reads as it was when it was captured. A declared
 input that no node reads is the same mistake seen from the other side: a replay ignores it.
+
+Not left over is memory that no tensor holds: a library keeps it for its own work, see ``alive``.
 """
 
 from __future__ import annotations
@@ -12,17 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from graphkit.audit.alive import TensorsAlive
 from graphkit.audit.ledger import Ledger, Look
+from graphkit.audit.leftovers import may_be_left_over
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage
 from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-
-_LARGE, _FIRST_WORDS = 256, 32
-"""Behind the first bytes of a larger struct may stand what the host's stack held before."""
-_DESCRIBED = ("nvjet", "cutlass", "cudnn", "sm80", "sm90", "sm100", "flash")
-"""Kernels whose large arguments are descriptors that they fill to the last byte."""
 
 _UNDECLARED = (
     "Declare it: as a weight, as state, or as an input field. If the host rewrites it between "
@@ -42,23 +41,27 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -
         runner: One of the target's, captured.
         ledger: Takes what is found.
     """
+    alive = TensorsAlive()
     for size in runner.table:
         with ledger.look("pointers", runner.mode.name, size) as look:
             record = runner.inspect(size, weights=target.weights)
-            judge_pointers(record, look)
+            judge_pointers(record, look, alive)
             _judge_inputs(record, runner, look)
 
 
-def judge_pointers(record: GraphRecord, look: Look) -> None:
+def judge_pointers(record: GraphRecord, look: Look, alive: TensorsAlive) -> None:
     """Write down what a graph points to and should not."""
     counts: Counter[str] = Counter()
     weak = 0
     told: set[int] = set()
     for node, argument, pointer in _pointers(record):
-        counts[pointer.memory] += 1
-        if pointer.memory not in ("freed", "external", "host"):
+        memory = pointer.memory
+        if memory == "external" and not alive.hold(pointer.address):
+            memory = "workspace"
+        counts[memory] += 1
+        if memory not in ("freed", "external", "host"):
             continue
-        if not _is_strong(node, argument, pointer):
+        if may_be_left_over(node, argument, pointer.offset):
             weak += 1
         elif pointer.address not in told:
             told.add(pointer.address)
@@ -77,13 +80,6 @@ def _pointers(record: GraphRecord) -> Iterator[tuple[Node, Argument, Pointer]]:
         for argument in node.arguments:
             for pointer in argument.pointers:
                 yield node, argument, pointer
-
-
-def _is_strong(node: Node, argument: Argument, pointer: Pointer) -> bool:
-    """Whether an address is surely one, and not a leftover in the unused bytes of a struct."""
-    if argument.kind != "struct" or argument.size <= _LARGE:
-        return True
-    return pointer.offset < _FIRST_WORDS or node.name.startswith(_DESCRIBED)
 
 
 def _found(look: Look, node: Node, argument: Argument, pointer: Pointer) -> None:

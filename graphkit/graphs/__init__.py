@@ -3,6 +3,7 @@
 from graphkit.graphs.attribution import Attribution, Stage, scope
 from graphkit.graphs.backend import Backend, CapturedGraph
 from graphkit.graphs.chained import ChainedGraph
+from graphkit.graphs.collector import collector_off
 from graphkit.graphs.cuda import CudaBackend
 from graphkit.graphs.devices import backend_for, resolve_device
 from graphkit.graphs.environment import environment, installed
@@ -27,6 +28,7 @@ __all__ = [
     "Stage",
     "backend_for",
     "caller_line",
+    "collector_off",
     "default_batch_sizes",
     "environment",
     "inspect_graph",

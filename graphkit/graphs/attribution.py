@@ -62,14 +62,17 @@ class Attribution:
         modules: The model, or its weights by name; modules then have their paths in it. Others are
             named by the class of the outermost one that ran.
 
+        unset: The byte that argument bytes hold which torch leaves unset, see ``host_memory``.
+
     Attributes:
         places: What made each node, in order of creation.
-        unset: What bytes of arguments hold that torch leaves unset, see ``graphs.host_memory``.
     """
 
-    def __init__(self, modules: nn.Module | Mapping[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self, modules: nn.Module | Mapping[str, torch.Tensor] | None = None, *, unset: int = 0
+    ) -> None:
         self.places: list[Place] = []
-        self.unset = 0
+        self._unset = unset
         self._names = ModuleNames(modules)
         self._modules: list[str] = []
         self._scopes: list[str] = []
@@ -182,7 +185,7 @@ class _Operations(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self._attribution.note()
-        fill_stack(self._attribution.unset)
+        fill_stack(self._attribution._unset)
         out = func(*args, **(kwargs or {}))
         self._attribution.note(func.name())
         return out

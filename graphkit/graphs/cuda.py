@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import torch
 
 from graphkit.errors import DeviceError
 from graphkit.graphs.attribution import Attribution, Place, noting
+from graphkit.graphs.collector import collector_off
 from graphkit.graphs.driver import (
     begin_empty_capture,
     capturing_counter,
@@ -112,29 +112,22 @@ class CudaBackend:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Work on the capture stream with the collector off; then put everything back.
-
-        The collector could otherwise free device memory in the middle of a capture.
-        """
+        """Work on the capture stream with the collector off; then put everything back."""
         random_state = torch.cuda.get_rng_state(self.device)
-        collects = gc.isenabled()
-        gc.collect()
-        gc.disable()
-        torch.cuda.synchronize(self.device)
-        if not self.graphs:  # the pool died with its last graph
-            self.pool = torch.cuda.graph_pool_handle()
-        try:
-            with torch.cuda.stream(self.stream):
-                yield
-        finally:
+        with collector_off():
             torch.cuda.synchronize(self.device)
-            self._last = None  # nothing is left to wait for
-            self.order()  # most replays will come from the stream that captures
-            torch.cuda.set_rng_state(random_state, self.device)
-            # Blocks of the warm-ups belong to the capture stream; nobody else could use them.
-            torch.cuda.empty_cache()
-            if collects:
-                gc.enable()
+            if not self.graphs:  # the pool died with its last graph
+                self.pool = torch.cuda.graph_pool_handle()
+            try:
+                with torch.cuda.stream(self.stream):
+                    yield
+            finally:
+                torch.cuda.synchronize(self.device)
+                self._last = None  # nothing is left to wait for
+                self.order()  # most replays will come from the stream that captures
+                torch.cuda.set_rng_state(random_state, self.device)
+                # Blocks of the warm-ups belong to the capture stream; nobody else could use them.
+                torch.cuda.empty_cache()
 
     def warm_up(self, function: Callable[[], Any]) -> None:
         """Run the function on the capture stream and wait, also for what a failed one began."""

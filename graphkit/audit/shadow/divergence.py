@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphkit.audit.moment import Moment
+from graphkit.audit.rerun import Rerun
 from graphkit.audit.shadow.op_steps import first_other_result
 from graphkit.audit.shadow.prefixes import Incomparable, first_other_memory
-from graphkit.audit.shadow.rerun import Rerun
-from graphkit.audit.shadow.ways import Moment
 from graphkit.graphs import (
     OTHER_UNSET,
     Attribution,
@@ -27,7 +27,13 @@ from graphkit.graphs import (
     inspect_graph,
 )
 from graphkit.graphs.walk import Names
-from graphkit.graphs.walk.images import Difference, Unset, differences, image_of, unset_bytes
+from graphkit.graphs.walk.images import (
+    Difference,
+    NodeImage,
+    differences,
+    differing_bytes,
+    image_of,
+)
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
 from graphkit.runners.capturing import Capturing
@@ -35,6 +41,7 @@ from graphkit.runners.capturing import Capturing
 _ALIKE = (
     "A capture made now replays alike: the step itself does something else when it is captured."
 )
+Image = Sequence[NodeImage]
 Place = tuple[int, str]
 """Index of a node, and what is different there, as a sentence."""
 
@@ -74,20 +81,21 @@ def first_divergence(
     names, rerun = runner.memory_names(weights), Rerun(runner, batch, size, moment)
     is_recorded = runner.backend.name == "recorder"
     moment.put_back()
-    unset = {} if is_recorded else _unset(runner, size, names)
+    others = () if is_recorded else _others(runner, size, names)
     with _captured_now(runner, size, Attribution(weights)) as now:
         before, after = (inspect_graph(each, names=names).nodes for each in (graph, now))
-        images = image_of(graph, names), image_of(now, names)
-        told = _first_told(differences(*images, unset), before, after)
+        given = list(_given(image_of(graph, names), [image_of(now, names), *others]))
+        told = _first_told(given, before, after)
         if is_recorded:
             return _earlier(told, first_other_result(graph, now, rerun), after)
-        if told is not None:
-            return _earlier(told, None, after)
         try:
             found = first_other_memory((graph, now), (before, after), rerun, runner.device)
         except Incomparable as error:
-            return Divergence(f"A capture made now has the same nodes; {error}.")
-        return _earlier(None, found, after)
+            alike = Divergence(f"A capture made now has the same nodes; {error}.")
+            return alike if told is None else _earlier(told, None, after)
+        if found is not None:  # what was given to the nodes before it makes no difference
+            told = _first_told((each for each in given if each.node >= found), before, after)
+        return _earlier(told, found, after)
 
 
 def _earlier(told: Place | None, found: int | None, nodes: Sequence[Node]) -> Divergence:
@@ -143,20 +151,31 @@ def _what(node: Node, difference: Difference) -> str:
     return f"{name} at byte {difference.offset}" if difference.offset else name
 
 
-def _unset(runner: Runner[Any], size: int, names: Names) -> Unset:
-    """Bytes of arguments that mean nothing: they differ between captures of the same."""
+def _given(graph: Image, now: Sequence[Image]) -> Iterator[Difference]:
+    """Where a graph is not as captures made now are, every one of them.
+
+    They are of the same, so bytes in which they differ from each other mean nothing.
+    """
+    unset = differing_bytes(*now)
+    first, *others = (list(differences(graph, each, unset)) for each in now)
+    places = [{(each.node, each.argument, each.offset) for each in other} for other in others]
+    for each in first:
+        if all((each.node, each.argument, each.offset) in other for other in places):
+            yield each
+
+
+def _others(runner: Runner[Any], size: int, names: Names) -> Sequence[Image]:
+    """Captures whose unset bytes hold other things; one of them as most graphs are captured."""
     images = []
-    for filling in (0, 0, OTHER_UNSET):
-        attribution = Attribution()
-        attribution.unset = filling
+    for attribution in (None, Attribution(), Attribution(unset=OTHER_UNSET)):
         with _captured_now(runner, size, attribution) as now:
             images.append(image_of(now, names))
-    return unset_bytes(*images)
+    return images
 
 
 @contextmanager
 def _captured_now(
-    runner: Runner[Any], size: int, attribution: Attribution
+    runner: Runner[Any], size: int, attribution: Attribution | None
 ) -> Iterator[CapturedGraph]:
     """A graph of that size, captured as the runner's was: after the larger ones, in a new pool."""
     parts, sizes = runner._parts, [each for each in runner.table if each >= size]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.shadow.rerun import Rerun
+from graphkit.audit.rerun import Rerun
 from graphkit.audit.snapshot import checksum
 from graphkit.graphs.recorder import RecordedGraph, RecordedOp
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.shadow.rerun import Rerun
+from graphkit.audit.rerun import Rerun
 from graphkit.graphs import Stage
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import checked, runtime
@@ -23,6 +23,8 @@ from graphkit.records import Argument, Node
 _SWITCHABLE = ("kernel", "memcpy", "memset")
 _IDLE = ("empty", "event record", "event wait")
 Nodes = Sequence[Node]
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Bytes of one graph, and of the other."""
 Run = tuple[int, int]
 """Where a segment of memory begins, and its bytes."""
 
@@ -36,7 +38,8 @@ def first_other_memory(
 ) -> int | None:
     """Index of the first node from which on two graphs of the same nodes leave other memory.
 
-    Needs as much device memory again as the pool of the first, which is as before afterwards.
+    Needs five times the device memory of the first one's pool, which is as before afterwards.
+    Bytes that two replays of the same graph leave otherwise, as atomic additions may, do not count.
 
     Args:
         graphs: ``CudaGraph``, or chains of them.
@@ -45,8 +48,11 @@ def first_other_memory(
         device: Where they live.
 
     Raises:
-        Incomparable: A node cannot be switched off, or the pools are not laid out alike.
+        Incomparable: They are not of the same nodes, one cannot be switched off, or the pools are
+            not laid out alike.
     """
+    if [node.name for node in nodes[0]] != [node.name for node in nodes[1]]:
+        raise Incomparable("the two captures are not of the same nodes")
     always = {node.index for node in nodes[1] if node.module == Stage.REFRESH}
     pools = _Pools(*nodes, device)
     with pools.kept(), ExitStack() as stack:
@@ -54,12 +60,18 @@ def first_other_memory(
             stack.enter_context(_switches(*each)) for each in zip(graphs, nodes, strict=True)
         ]
 
-        def differ(count: int) -> bool:
+        def left(count: int) -> list[Pair]:
             pools.clear()
             for graph, switch in zip(graphs, switches, strict=True):
                 switch.leave(count, always)
                 rerun(graph)
-            return not pools.are_equal()
+            return pools.copied()
+
+        def differ(count: int) -> bool:
+            first = left(count)
+            if all(torch.equal(*pair) for pair in first):
+                return False
+            return any(map(_is_settled_difference, first, left(count)))
 
         return bisected(differ, len(nodes[1]))
 
@@ -142,7 +154,7 @@ class _Pools:
         if not pairs:
             raise Incomparable("no node is given memory of the graph's own")
         self._device = device
-        self._pairs = [tuple(_bytes(*run, device) for run in pair) for pair in pairs.items()]
+        self._pairs = [(_bytes(*one, device), _bytes(*two, device)) for one, two in pairs.items()]
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -160,9 +172,15 @@ class _Pools:
         for each in (each for pair in self._pairs for each in pair):
             each.zero_()
 
-    def are_equal(self) -> bool:
-        """Whether both hold the same, as far as both go."""
-        return all(torch.equal(one[: len(other)], other[: len(one)]) for one, other in self._pairs)
+    def copied(self) -> list[Pair]:
+        """What both hold, as far as both go."""
+        return [(one[: len(two)].clone(), two[: len(one)].clone()) for one, two in self._pairs]
+
+
+def _is_settled_difference(first: Pair, again: Pair) -> bool:
+    """Whether any byte differs between two graphs, and not between two replays of either."""
+    settled = (first[0] == again[0]) & (first[1] == again[1])
+    return bool(((first[0] != first[1]) & settled).any())
 
 
 def _into_pools(before: Nodes, after: Nodes) -> Iterator[tuple[int, int]]:

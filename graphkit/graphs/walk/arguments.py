@@ -41,10 +41,16 @@ class Parameter:
     data: bytes | None
     name: str = ""
 
-    def addresses(self, lowest: int) -> list[tuple[int, int]]:
-        """Every aligned eight bytes in it that may be an address, as offset and number."""
-        words = array("Q", (self.data or b"")[: self.size // 8 * 8])
-        return [(8 * i, word) for i, word in enumerate(words) if lowest <= word < _HIGHEST]
+    def addresses(self, lowest: int, shift: int = 0) -> list[tuple[int, int]]:
+        """Every eight bytes in it that may be an address, as offset and number.
+
+        Args:
+            lowest: No smaller number is one.
+            shift: How far from aligned they stand.
+        """
+        end = shift + max(self.size - shift, 0) // 8 * 8
+        words = array("Q", (self.data or b"")[shift:end])
+        return [(8 * i + shift, word) for i, word in enumerate(words) if lowest <= word < _HIGHEST]
 
 
 def decoded(parameter: Parameter, memory: MemoryMap) -> Argument:
@@ -86,12 +92,12 @@ def number(data: bytes) -> str:
     if _has_few_digits(data):
         return f"{real:.6g}"
     halves = (data[:4], data[4:]) if len(data) == 8 and whole >> 32 else ()
-    if halves and (not _is_likely(real) or all(map(_is_plain, halves))):
+    if halves and (not _is_likely(real) or all(map(is_plain, halves))):
         return ", ".join(map(number, halves))
     return f"{real:.9g}" if _is_likely(real) else str(whole)
 
 
-def _is_plain(data: bytes) -> bool:
+def is_plain(data: bytes) -> bool:
     """Whether it is a number such as people write."""
     return abs(_whole(data)) < _SMALL_INT or _has_few_digits(data)
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import memory_kind
-from graphkit.graphs.host_memory import HostMemory
+from graphkit.graphs.host_memory import OTHER_UNSET, HostMemory
 from graphkit.graphs.recorder import RecordedGraph
-from graphkit.graphs.walk.arguments import Parameter, number
+from graphkit.graphs.walk.arguments import Parameter, is_plain, number
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
 from graphkit.graphs.walk.kernel_names import short
 from graphkit.graphs.walk.memory_map import MemoryMap, Names
@@ -37,11 +37,13 @@ class ArgumentImage:
         constants: On the recorder, address and digest of tensors in it that came from outside and
             that nobody declared. The same memory may hold something else at every replay; other
             memory is a constant that the capture made.
+        alive: Those tensors, so that no later capture's stand where they stood.
     """
 
     name: str
     data: bytes | str
     constants: tuple[tuple[int, str], ...] = ()
+    alive: tuple[torch.Tensor, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +98,41 @@ Unset = Mapping[tuple[int, int], frozenset[int]]
 """Bytes that mean nothing, by node and argument: torch leaves them as they were on the stack."""
 
 
-def unset_bytes(*images: Sequence[NodeImage]) -> Unset:
+def differing_bytes(*images: Sequence[NodeImage]) -> Unset:
     """The bytes in which images of equal captures differ."""
     found: dict[tuple[int, int], frozenset[int]] = {}
     first, *others = images
     for other in others:
-        for index, (one, now) in enumerate(zip(first, other, strict=False)):
-            for place, (before, after) in enumerate(
-                zip(one.arguments, now.arguments, strict=False)
-            ):
-                if before != after and isinstance(before.data, bytes):
-                    key = index, place
-                    found[key] = found.get(key, frozenset()) | _differing(before.data, after.data)
+        for key, before, after in _differing_arguments(first, other):
+            found[key] = found.get(key, frozenset()) | _differing(before, after)
     return found
+
+
+def filled_bytes(zeros: Sequence[NodeImage], other: Sequence[NodeImage]) -> Unset:
+    """The bytes that hold what the stack was filled with.
+
+    Args:
+        zeros: The image of a capture that filled it with zeros.
+        other: That of one that filled it with ``OTHER_UNSET``.
+    """
+    return {
+        key: frozenset(i for i in _differing(before, after) if after[i] == OTHER_UNSET)
+        for key, before, after in _differing_arguments(zeros, other)
+    }
+
+
+def _differing_arguments(
+    one: Sequence[NodeImage], other: Sequence[NodeImage]
+) -> Iterator[tuple[tuple[int, int], bytes, bytes]]:
+    """Node and argument, and its bytes in both, of arguments that are bytes and differ."""
+    for index, nodes in enumerate(zip(one, other, strict=False)):
+        arguments = zip(nodes[0].arguments, nodes[1].arguments, strict=False)
+        for place, (before, after) in enumerate(arguments):
+            one_data, other_data = before.data, after.data
+            if isinstance(one_data, str) or isinstance(other_data, str):
+                continue
+            if one_data != other_data:
+                yield (index, place), one_data, other_data
 
 
 def differences(
@@ -149,14 +173,20 @@ def _of_argument(
     if isinstance(one, str) or isinstance(other, str):
         yield Difference(node, "argument", str(one), str(other), place)
         return
-    width = 8 if len(one) == 8 and not unset else 4
+    width = 8 if not unset and _is_one_number(one, other) else 4
     changed = _differing(one, other) - unset
     for at in sorted({byte // width * width for byte in changed}):
         values = number(one[at : at + width]), number(other[at : at + width])
         yield Difference(node, "argument", *values, place, at)
 
 
-def _differing(one: bytes, other: bytes | str) -> frozenset[int]:
+def _is_one_number(one: bytes, other: bytes) -> bool:
+    """Whether bytes are eight that belong together, and not four beside four that nobody set."""
+    both_halves = one[:4] != other[:4] and one[4:] != other[4:]
+    return len(one) == 8 and (both_halves or (is_plain(one) and is_plain(other)))
+
+
+def _differing(one: bytes, other: bytes) -> frozenset[int]:
     return frozenset(
         i for i, both in enumerate(zip(one, other, strict=False)) if both[0] != both[1]
     )
@@ -186,9 +216,12 @@ def _extent(extent: Sequence[int]) -> str:
 
 
 def _settled(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes:
-    """The bytes with offsets for addresses in the graph's pool, and without the host's own."""
+    """The bytes with offsets for addresses in the graph's pool, and without the host's own.
+
+    What the stack held may be an address that stands between two aligned ones.
+    """
     data = bytearray(parameter.data or b"")
-    for at, word in parameter.addresses(_LOWEST):
+    for at, word in (*parameter.addresses(_LOWEST), *parameter.addresses(_LOWEST, shift=4)):
         offset = memory.pool_offset(word)
         if offset is not None:
             data[at : at + 8] = offset.to_bytes(8, "little")
@@ -201,21 +234,19 @@ def _of_ops(parts: Sequence[RecordedGraph], names: Names) -> Iterator[NodeImage]
     ops = tuple(op for part in parts for op in part.ops)
     for op, node in zip(ops, nodes_of(ops, (), names), strict=True):
         given = {t.data_ptr(): t for t in (*op.args, *op.kwargs.values()) if _is_tensor(t)}
-        arguments = [
-            ArgumentImage(each.name, each.text, tuple(_constants(each, given)))
-            for each in node.arguments
-        ]
-        yield NodeImage(node.name, (), tuple(arguments))
+        arguments = tuple(_given(each, given) for each in node.arguments)
+        yield NodeImage(node.name, (), arguments)
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _constants(argument: Argument, given: Mapping[int, torch.Tensor]) -> Iterator[tuple[int, str]]:
-    for pointer in argument.pointers:
-        if pointer.memory == "external" and pointer.address in given:
-            yield pointer.address, _digest(given[pointer.address])
+def _given(argument: Argument, given: Mapping[int, torch.Tensor]) -> ArgumentImage:
+    outside = [each.address for each in argument.pointers if each.memory == "external"]
+    alive = tuple(given[address] for address in outside if address in given)
+    constants = tuple((tensor.data_ptr(), _digest(tensor)) for tensor in alive)
+    return ArgumentImage(argument.name, argument.text, constants, alive)
 
 
 def _digest(tensor: torch.Tensor) -> str:

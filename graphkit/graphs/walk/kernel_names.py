@@ -8,7 +8,9 @@ from functools import cache
 import torch
 
 _FUNCTOR = re.compile(r"(\w*?)(?:Functor|_functor|Ops)(?:OnSelf)?(_\w+)?<")
-_MAKER = re.compile(r"(\w+?)_kernel(?:_cuda|_impl|_opmath)*(?:<[^()<>]*>)?\(")
+_MAKER = re.compile(
+    r"(\w+?)(?:_kernel(?:_cuda|_impl|_opmath)*|(?:CUDA)?Kernel(?:CUDA)?(?:Impl)?)(?:<[^()<>]*>)?\("
+)
 _WRAPPERS = ("Binary", "AUnary", "BUnary", "CUDA", "gpu", "Reduce")
 """Say how something is done, not what."""
 _VAGUE = re.compile(r"elementwise|reduce_kernel|index_kernel|gpu_kernel|unrolled")

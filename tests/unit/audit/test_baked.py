@@ -12,7 +12,7 @@ from torch import nn
 import graphkit as gk
 from graphkit.audit import Ledger
 from graphkit.audit.baked import audit_baked
-from graphkit.graphs.walk.images import ArgumentImage, NodeImage, differences, unset_bytes
+from graphkit.graphs.walk.images import ArgumentImage, NodeImage, differences, differing_bytes
 
 SPEC = gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4)
 SIZES = gk.BufferSizes(4, 128, 16, 32, torch.float32)
@@ -198,16 +198,27 @@ class TestImages:
         (found,) = differences([node(bytes(before))], [node(bytes(after))], {})
         assert (found.argument, found.offset, found.before, found.after) == (0, 20, "0", "7")
 
-    def test_unset_bytes_are_passed_over_and_others_beside_them_are_not(self):
+    def test_differing_bytes_are_passed_over_and_others_beside_them_are_not(self):
         """A float that torch sets, behind three bytes of a struct that it does not."""
         first = b"\x01\x00\x00\x00" + np.float32(0.5).tobytes()
         noisy = b"\x01\xa5\xa5\xa5" + np.float32(0.5).tobytes()
         after = b"\x01\x11\x22\x33" + np.float32(0.25).tobytes()
-        unset = unset_bytes([node(first)], [node(noisy)])
+        unset = differing_bytes([node(first)], [node(noisy)])
         assert unset == {(0, 0): {1, 2, 3}}
         assert not list(differences([node(first)], [node(noisy)], unset))
         (found,) = differences([node(first)], [node(after)], unset)
         assert (found.offset, found.before, found.after) == (4, "0.5", "0.25")
+
+    @pytest.mark.parametrize(("one", "other"), [(0.5, 0.25), (0.7, 1.4), (1 / 0.7, 1 / 0.9)])
+    def test_a_double_is_told_whole_also_if_it_changes_in_one_half(self, one, other):
+        data = [node(np.float64(value).tobytes()) for value in (one, other)]
+        (found,) = differences(data[:1], data[1:], {})
+        assert (float(found.before), float(found.after)) == pytest.approx((one, other))
+
+    def test_a_float_beside_four_bytes_that_are_left_over_is_told_alone(self):
+        data = [node(b"\x03\x7c\x12\xf3" + np.float32(value).tobytes()) for value in (1.0, 0.5)]
+        (found,) = differences(data[:1], data[1:], {})
+        assert (found.offset, found.before, found.after) == (4, "1", "0.5")
 
     def test_an_eight_byte_number_is_told_whole(self):
         (found,) = differences(

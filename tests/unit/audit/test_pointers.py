@@ -9,6 +9,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.audit import Ledger, Look
+from graphkit.audit.alive import TensorsAlive
 from graphkit.audit.pointers import audit_pointers, judge_pointers
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.reference import reference_target
@@ -109,13 +110,18 @@ def test_the_reference_target_points_only_to_what_it_declares():
     assert {check.mode for check in ledger.checks} == {mode.name for mode in target.forwards}
 
 
-def judged(*, memory, kind="pointer", size=8, offset=0, kernel="kernel"):
+def judged(*, memory, kind="pointer", size=8, offset=0, kernel="kernel", address=1 << 41):
     """The look at a graph of one node with one address."""
-    pointer = Pointer(address=1 << 41, memory=memory, name=f"{memory} block", offset=offset)
+    pointer = Pointer(address=address, memory=memory, name=f"{memory} block", offset=offset)
     argument = Argument(size=size, kind=kind, text="", pointers=(pointer,))
     node = Node(index=0, kind="kernel", name=kernel, short_name=kernel, arguments=(argument,))
+    return judged_node(node)
+
+
+def judged_node(node):
     look = Look("pointers", "DECODE", 1)
-    judge_pointers(GraphRecord(name="g", backend="cuda", environment=HERE, nodes=(node,)), look)
+    record = GraphRecord(name="g", backend="cuda", environment=HERE, nodes=(node,))
+    judge_pointers(record, look, TensorsAlive())
     return look
 
 
@@ -132,14 +138,24 @@ def test_freed_memory_is_an_error():
     assert "which was freed" in finding.text
 
 
+def test_memory_outside_is_a_finding_if_a_tensor_holds_it_and_else_a_librarys():
+    tensor = torch.zeros(64)
+    inside = tensor.data_ptr() + 128
+    (finding,) = judged(memory="external", address=inside).findings
+    assert finding.kind == "undeclared memory"
+    look = judged(memory="external", address=tensor.data_ptr() + tensor.nbytes + (1 << 41))
+    assert not look.findings
+    assert look.text == "1 addresses: 1 workspace"
+
+
 @pytest.mark.parametrize(
     ("kernel", "offset", "is_told"),
     [
-        ("elementwise_kernel", 8, True),
-        ("elementwise_kernel", 64, False),
-        ("elementwise_kernel", 512, False),
+        ("void at::native::elementwise_kernel<4>(int)", 8, True),
+        ("void at::native::elementwise_kernel<4>(int)", 64, False),
+        ("void at::native::elementwise_kernel<4>(int)", 512, False),
         ("nvjet_tst", 64, True),
-        ("nvjet_tst", 512, True),
+        ("sgemm_largek_lds64", 512, True),
     ],
 )
 def test_what_lies_deep_in_a_struct_counts_only_where_structs_are_filled(kernel, offset, is_told):
@@ -153,6 +169,4 @@ def test_an_unreadable_argument_is_found():
         index=0, kind="kernel", name="k", short_name="k",
         arguments=(Argument(size=8, kind="unreadable", text="unreadable"),),
     )  # fmt: skip
-    look = Look("pointers", "DECODE", 1)
-    judge_pointers(GraphRecord(name="g", backend="cuda", environment=HERE, nodes=(node,)), look)
-    assert look.findings[0].kind == "unreadable argument"
+    assert judged_node(node).findings[0].kind == "unreadable argument"

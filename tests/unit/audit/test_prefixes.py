@@ -92,7 +92,7 @@ def test_the_node_that_does_something_else_is_found(device, wrong):
     graph, now = Graph(steps), Graph([*steps[:wrong], 100, *steps[wrong + 1 :]])
     device(graph, now)
     assert found((graph, now)) == wrong
-    assert len(graph.runs) <= 1 + math.ceil(math.log2(NODES))
+    assert len(graph.runs) <= 2 * (1 + math.ceil(math.log2(NODES)))
     assert min(graph.runs) >= REFRESHING  # what takes the batch always runs
 
 
@@ -125,6 +125,26 @@ def test_graphs_that_do_the_same_have_no_such_node(device):
     device(graph, now)
     now.pool.fill_(77)  # what nobody writes does not count
     assert found((graph, now)) is None
+
+
+def test_a_node_that_never_makes_the_same_twice_does_not_hide_the_one_that_is_wrong(device):
+    class Restless(Graph):
+        def run(self):
+            super().run()
+            if self.enabled[4]:
+                self.pool[40] = len(self.runs)  # is so in none of two replays
+
+    graph, now = Restless([1] * NODES), Restless([1] * 6 + [5] + [1] * 2)
+    now.runs = [0] * 100
+    device(graph, now)
+    assert found((graph, now)) == 6
+
+
+def test_graphs_of_other_nodes_are_not_compared(device):
+    graph, now = Graph([1] * NODES), Graph([1] * NODES)
+    device(graph, now)
+    with pytest.raises(Incomparable, match="not of the same nodes"):
+        first_other_memory((graph, now), (graph.nodes, now.nodes[:-1]), lambda g: g.run(), CPU)
 
 
 def test_a_chain_is_searched_as_one(device):

@@ -19,12 +19,21 @@ def test_the_heap_and_the_stack_are_the_hosts():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's memory")
-def test_code_and_what_nobody_mapped_are_not():
+def test_the_code_of_libraries_is_and_what_nobody_mapped_is_not():
     memory = HostMemory()
     code = ctypes.cast(ctypes.PyDLL(None).getpid, ctypes.c_void_p).value
-    assert not memory.holds(code)
+    assert memory.holds(code)
     assert not memory.holds(0)
     assert not memory.holds((1 << 64) - 1)
+
+
+def test_a_programs_own_code_that_lies_low_is_not(monkeypatch):
+    """Sizes and counts look like its addresses; those of a heap that begins there are told."""
+    lines = "00400000-00800000 r-xp 0 08:01 77 /bin/x\n01000000-01800000 rw-p 0 00:00 0 [heap]\n"
+    monkeypatch.setattr("pathlib.Path.read_text", lambda _path: lines)
+    memory = HostMemory()
+    assert not memory.holds(0x500000)
+    assert memory.holds(0x1234567)
 
 
 @pytest.mark.parametrize("byte", [0, 0xA5, 0xFF])

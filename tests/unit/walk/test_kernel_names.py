@@ -53,6 +53,9 @@ TORCH = {
     ): "vectorized_elementwise_kernel[CompareEq]",
     elementwise(maker("cos_kernel_cuda")): "vectorized_elementwise_kernel[cos]",
     elementwise(
+        f"at::native::GeluCUDAKernelImpl({ITERATOR}, at::native::GeluType)::{{lambda()#2}}"
+    ): "vectorized_elementwise_kernel[Gelu]",
+    elementwise(
         maker("direct_copy_kernel_cuda"), "unrolled_elementwise_kernel<128"
     ): "unrolled_elementwise_kernel[direct_copy]",
     elementwise(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from graphkit.audit.shadow.ways import Moment
+from graphkit.audit.moment import Moment
 from graphkit.graphs import SizeTable
-from graphkit.runners import Runner
+from graphkit.runners import Output, Runner
 from graphkit.runners.replayer import Replayer
 
 
@@ -15,9 +15,9 @@ class Rerun:
     """Replays a batch at one size of a runner, which counts nothing of it.
 
     Args:
-        runner: Captured; nothing else may be replayed meanwhile.
+        runner: One whose buffers the graphs read; nothing else may be replayed meanwhile.
         batch: A live batch.
-        size: A captured size.
+        size: The graphs'.
         moment: What every replay begins with.
     """
 
@@ -25,7 +25,8 @@ class Rerun:
         self._parts = replace(runner._parts, table=SizeTable(size, [size]))
         self._batch, self._size, self._moment = batch, size, moment
 
-    def __call__(self, graph: Any) -> None:
-        """Replay with a graph, or with anything that has ``output`` and ``replay``."""
+    def __call__(self, graph: Any) -> Output:
+        """The live rows of a graph, or of anything that has ``output`` and ``replay``."""
         self._moment.put_back()
-        Replayer(self._parts, {self._size: graph}).replay(self._batch, self._size)
+        replayer: Replayer[Output] = Replayer(self._parts, {self._size: graph})
+        return replayer.replay(self._batch, self._size)
