@@ -47,9 +47,9 @@ class Replay:
         self.before.put_back()
         self.host.put_back()
 
-    def difference(self, expected: Tensors, got: Tensors) -> Mismatch | None:
-        """The first live row that is not equal to the bit."""
-        return first_difference(expected, got, 0.0, _owner_in(self.fit))
+    def difference(self, expected: Tensors, got: Tensors, allowed: float = 0.0) -> Mismatch | None:
+        """The first live row that differs by more than what is allowed."""
+        return first_difference(expected, got, allowed, _owner_in(self.fit))
 
 
 class Ways:

@@ -503,6 +503,22 @@ def test_a_step_that_never_does_the_same(capture):
     assert finding.text.startswith("with 4 live requests row 0 of next_token_logits, of request 0")
 
 
+def rounding(turns):
+    """Adds what a sum in changing order may add."""
+    return lambda model, hidden, inputs: hidden * model.scale + 1e-7 * next(turns)
+
+
+def test_a_step_that_rounds_otherwise_every_time_is_restless(capture):
+    runner, _ = capture(rounding(itertools.cycle([0, 1, 2])))
+    assert {finding.kind for finding in watched(runner, [batch_of(4)]).findings} == {RESTLESS}
+
+
+def test_a_graph_that_is_further_off_than_a_restless_step_is_wrong(capture):
+    runner, model = capture(rounding(itertools.cycle([0, 1, 2])))
+    model.scale = 2.0
+    assert GRAPH in {finding.kind for finding in watched(runner, [batch_of(4)]).findings}
+
+
 def test_a_way_that_fails_is_nobodys_trouble(capture):
     runner, model = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
