@@ -11,7 +11,7 @@ Not left over is memory that no tensor holds: a library keeps it for its own wor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from graphkit.audit.alive import TensorsAlive
@@ -23,6 +23,7 @@ from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
+_STRAY = ("freed", "external", "host")
 _UNDECLARED = (
     "Declare it: as a weight, as state, or as an input field. If the host rewrites it between "
     "replays, it must be written in place."
@@ -52,27 +53,31 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -
 def judge_pointers(record: GraphRecord, look: Look, alive: TensorsAlive) -> None:
     """Write down what a graph points to and should not."""
     counts: Counter[str] = Counter()
-    weak = 0
     told: set[int] = set()
     for node, argument, pointer in _pointers(record):
-        memory = pointer.memory
-        if memory == "external" and not alive.hold(pointer.address):
-            memory = "workspace"
-        counts[memory] += 1
-        if memory not in ("freed", "external", "host"):
-            continue
-        if may_be_left_over(node, argument, pointer.offset):
-            weak += 1
-        elif pointer.address not in told:
+        memory = _memory(pointer, alive)
+        is_sure = not may_be_left_over(node, argument, pointer.offset)
+        if is_sure:
+            counts[memory] += 1
+        # Attribution clears the stack before each operation: what is left over is its own then.
+        is_meant = is_sure or bool(node.op)
+        if memory in _STRAY and is_meant and pointer.address not in told:
             told.add(pointer.address)
             _found(look, node, argument, pointer)
+    _judge_unreadable(record, look)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+    look.text = f"{counts.total()} addresses: {kinds}" if kinds else "no address"
+
+
+def _memory(pointer: Pointer, alive: TensorsAlive) -> str:
+    is_librarys = pointer.memory == "external" and not alive.hold(pointer.address)
+    return "workspace" if is_librarys else pointer.memory
+
+
+def _judge_unreadable(record: GraphRecord, look: Look) -> None:
     for node in record.nodes:
-        for argument in node.arguments:
-            if argument.kind == "unreadable":
-                look.found(
-                    "unreadable argument", "the driver does not give an argument.", node=node
-                )
-    look.text = _counted(counts, weak)
+        if any(argument.kind == "unreadable" for argument in node.arguments):
+            look.found("unreadable argument", "the driver does not give an argument.", node=node)
 
 
 def _pointers(record: GraphRecord) -> Iterator[tuple[Node, Argument, Pointer]]:
@@ -99,12 +104,6 @@ def _what(pointer: Pointer) -> str:
     """The memory, without its address: reports are the same from run to run."""
     block = pointer.name.partition("+")[0]
     return f"{block} that nobody declared" if pointer.memory != "freed" else block
-
-
-def _counted(counts: Mapping[str, int], weak: int) -> str:
-    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
-    left_out = f"; {weak} in unused bytes of structs left out" if weak else ""
-    return f"{sum(counts.values())} addresses: {kinds}{left_out}"
 
 
 def _judge_inputs(record: GraphRecord, runner: Runner[Any], look: Look) -> None:

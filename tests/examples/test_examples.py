@@ -69,10 +69,19 @@ def measured_section():
 
 
 @pytest.mark.parametrize(
-    "name", ["walk, per 200 nodes", "inspect: walk, names, record", "attribution, per node"]
+    ("result", "name"),
+    [
+        ("sight", "walk, per 200 nodes"),
+        ("sight", "inspect: walk, names, record"),
+        ("sight", "attribution, per node"),
+        ("audits", "all audits"),
+        ("audits", "pointers"),
+        ("audits", "host: replay"),
+        ("audits", "host: replay under a watch"),
+    ],
 )
-def test_the_readmes_figures_of_looking_inside_are_the_committed_ones(name):
-    text = (ROOT / "tools" / "bench" / "results" / "sight.json").read_text()
+def test_the_readmes_figures_of_sight_and_trust_are_the_committed_ones(result, name):
+    text = (ROOT / "tools" / "bench" / "results" / f"{result}.json").read_text()
     report = BenchReport.from_json(text)
     (figure,) = (measure for measure in report.measures if measure.name == name)
     assert f"{figure.value:.2f} {figure.unit}" in measured_section()
