@@ -63,7 +63,7 @@ def judge_pointers(record: GraphRecord, look: Look, alive: TensorsAlive) -> None
         is_meant = is_sure or bool(node.op)
         if memory in _STRAY and is_meant and pointer.address not in told:
             told.add(pointer.address)
-            _found(look, node, argument, pointer)
+            _found(look, node, argument, pointer, "error" if is_sure else "warning")
     _judge_unreadable(record, look)
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
     look.text = f"{counts.total()} addresses: {kinds}" if kinds else "no address"
@@ -87,7 +87,7 @@ def _pointers(record: GraphRecord) -> Iterator[tuple[Node, Argument, Pointer]]:
                 yield node, argument, pointer
 
 
-def _found(look: Look, node: Node, argument: Argument, pointer: Pointer) -> None:
+def _found(look: Look, node: Node, argument: Argument, pointer: Pointer, severity: str) -> None:
     where = f"node {node.index} ({node.short_name})"
     freed = pointer.memory == "freed"
     look.found(
@@ -97,6 +97,7 @@ def _found(look: Look, node: Node, argument: Argument, pointer: Pointer) -> None
         argument=node.arguments.index(argument),
         offset=pointer.offset,
         advice=_FREED if freed else _UNDECLARED,
+        severity=severity,
     )
 
 

@@ -55,8 +55,8 @@ class Attribution:
     """Notes what makes each node while a graph is captured.
 
     A context manager, entered after ``capture_begin`` on the capturing stream and left before
-    ``capture_end``; a runner does so itself. Costs some ten microseconds of host time per operation
-    during the capture, nothing at replay.
+    ``capture_end``; a runner does so itself. Costs some 40 us of host time per node during the
+    capture (``tools/bench/sight.py``), nothing at replay.
 
     Args:
         modules: The model, or its weights by name; modules then have their paths in it. Others are

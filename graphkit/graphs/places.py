@@ -15,8 +15,8 @@ _ROOMS = ("graphs", "ops", "buffers", "runners", "attention", "kv", "targets", "
 _MACHINERY = tuple(str((Path(__file__).parents[1] / room).resolve()) for room in _ROOMS)
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, *_MACHINERY))
-
-
+_COMMAND = "graphkit.cli"
+"""What calls it is the shell's, and no line of a user's."""
 _GENERATED = ("<eval_with_key", "<frozen ", "<string>")
 """Code without a file, other than what a user types."""
 
@@ -57,7 +57,8 @@ def _short(filename: str) -> str:
 def _users_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_not_the_users(frame):
-        frame = frame.f_back
+        is_the_command = str(frame.f_globals.get("__name__")).startswith(_COMMAND)
+        frame = None if is_the_command else frame.f_back
     return frame
 
 

@@ -169,7 +169,7 @@ def test_what_lies_deep_in_a_struct_counts_only_where_structs_are_filled(kernel,
 def test_what_attribution_leaves_deep_in_a_struct_is_the_operations_own():
     kernel = "void at::native::reduce_kernel<512>(int)"
     look = judged(memory="freed", kind="struct", size=944, offset=880, kernel=kernel, op="sum")
-    assert look.findings
+    assert [finding.severity for finding in look.findings] == ["warning"]
     assert look.text == "no address"  # it may be there in one capture and not in the next
 
 

@@ -69,6 +69,15 @@ def test_whose_a_file_is(path, expected):
     assert is_machinery(str(path)) is expected
 
 
+def test_the_command_that_was_called_is_no_line_of_a_users(tmp_path):
+    source = "def through(function):\n    return function()"
+    command = compiled(PACKAGE / "cli" / "capture.py", source)
+    command["__name__"] = "graphkit.cli.capture"
+    users = compiled(tmp_path / "models" / "llama.py", source)["through"]
+    assert command["through"](caller_line) == ""
+    assert command["through"](lambda: users(caller_line)) == "models/llama.py:2 in through"
+
+
 def test_a_stack_without_a_users_line(monkeypatch):
     monkeypatch.setattr("graphkit.graphs.places.is_machinery", lambda _filename: True)
     assert (caller_line(), caller_place()) == ("", "an unknown line")
