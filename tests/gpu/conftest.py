@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -82,3 +83,30 @@ def expected() -> Callable[[int, int], torch.Tensor]:
         return rows[:, None].expand(-1, HIDDEN)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def kept_graph() -> Callable[..., torch.cuda.CUDAGraph]:
+    """Captures a function as torch alone does, and keeps the template."""
+
+    def capture(function: Callable, attribution: gk.Attribution | None = None):
+        """The graph of a function that takes nothing."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.no_grad():
+            for _ in range(2):
+                function()
+            side.synchronize()
+            graph.capture_begin()
+            if attribution is None:
+                function()
+            else:
+                with attribution:
+                    function()
+            with warnings.catch_warnings(action="ignore"):
+                graph.capture_end()
+        torch.cuda.synchronize()
+        return graph
+
+    return capture
