@@ -37,6 +37,7 @@ from graphkit.graphs.walk.images import (
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
 from graphkit.runners.capturing import Capturing
+from graphkit.targets.compare import first_difference, tolerance
 
 _ALIKE = (
     "A capture made now replays alike: the step itself does something else when it is captured."
@@ -89,13 +90,28 @@ def first_divergence(
         if is_recorded:
             return _earlier(told, first_other_result(graph, now, rerun), after)
         try:
-            found = first_other_memory((graph, now), (before, after), rerun, runner.device)
+            found = _first_other_memory(runner, (graph, now), (before, after), rerun)
         except Incomparable as error:
             alike = Divergence(f"A capture made now has the same nodes; {error}.")
             return alike if told is None else _earlier(told, None, after)
         if found is not None:  # what was given to the nodes before it makes no difference
             told = _first_told((each for each in given if each.node >= found), before, after)
         return _earlier(told, found, after)
+
+
+def _first_other_memory(
+    runner: Runner[Any],
+    graphs: tuple[CapturedGraph, CapturedGraph],
+    nodes: tuple[Sequence[Node], Sequence[Node]],
+    rerun: Rerun,
+) -> int | None:
+    """Look for a difference of the same kind as that of the results: large, or of some bits."""
+    made, expected = (rerun(graph).clone().tensors() for graph in graphs)
+    far = first_difference(expected, made, tolerance(expected), lambda row, _rows: row)
+    found = None
+    if far is not None and runner.sizes.dtype.itemsize <= 4:
+        found = first_other_memory(graphs, nodes, rerun, runner.device, runner.sizes.dtype)
+    return found if found is not None else first_other_memory(graphs, nodes, rerun, runner.device)
 
 
 def _earlier(told: Place | None, found: int | None, nodes: Sequence[Node]) -> Divergence:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.rerun import Rerun
+from graphkit.audit.shadow.rounding import is_beyond_rounding
 from graphkit.graphs import Stage
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import checked, runtime
@@ -34,7 +35,11 @@ class Incomparable(Exception):  # noqa: N818 - becomes a finding's words
 
 
 def first_other_memory(
-    graphs: tuple[Any, Any], nodes: tuple[Nodes, Nodes], rerun: Rerun, device: torch.device
+    graphs: tuple[Any, Any],
+    nodes: tuple[Nodes, Nodes],
+    rerun: Rerun,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
 ) -> int | None:
     """Index of the first node from which on two graphs of the same nodes leave other memory.
 
@@ -46,6 +51,7 @@ def first_other_memory(
         nodes: Those of each; of the second one with what made them.
         rerun: Replays a graph from the same moment.
         device: Where they live.
+        dtype: The model's, if only what is further apart than rounding counts.
 
     Raises:
         Incomparable: They are not of the same nodes, one cannot be switched off, or the pools are
@@ -71,6 +77,8 @@ def first_other_memory(
             first = left(count)
             if all(torch.equal(*pair) for pair in first):
                 return False
+            if dtype is not None:
+                return any(is_beyond_rounding(*pair, dtype) for pair in first)
             return _is_more_than_restless(first, left(count))
 
         return bisected(differ, len(nodes[1]))

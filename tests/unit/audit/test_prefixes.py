@@ -21,8 +21,8 @@ NODES, REFRESHING, SIZE = 9, 3, 64
 class Graph:
     """Node i adds ``steps[i]`` to byte ``i % 4`` of its pool; the first three are the refresh."""
 
-    def __init__(self, steps, kinds=("kernel",) * NODES):
-        self.steps, self.pool = steps, torch.full((SIZE,), 9, dtype=torch.uint8)
+    def __init__(self, steps, kinds=("kernel",) * NODES, size=SIZE):
+        self.steps, self.pool = steps, torch.full((size,), 9, dtype=torch.uint8)
         self.enabled, self.runs = [True] * len(steps), []
         self.graph = SimpleNamespace(raw_cuda_graph=lambda: self, raw_cuda_graph_exec=lambda: self)
         self.nodes = [self._node(i, kind) for i, kind in enumerate(kinds)]
@@ -70,7 +70,7 @@ def device(monkeypatch):
         torch.cuda,
         "memory_snapshot",
         lambda: [
-            {"address": pool.data_ptr(), "total_size": SIZE, "segment_pool_id": (0, i + 1)}
+            {"address": pool.data_ptr(), "total_size": len(pool), "segment_pool_id": (0, i + 1)}
             for i, pool in enumerate(pools)
         ],
     )
@@ -150,6 +150,29 @@ def test_a_node_that_never_makes_the_same_twice_is_not_wrong_itself(device):
     now.runs = [0] * 50  # other random bytes
     device(graph, now)
     assert found((graph, now)) is None
+
+
+class Rounding(Graph):
+    """Its pool is float32. Node 4 leaves sums that are rounded otherwise each time."""
+
+    def run(self):
+        super().run()
+        numbers = self.pool.view(torch.float32)
+        noise = torch.Generator().manual_seed(len(self.runs) + 1000 * self.steps[6])
+        if self.enabled[4]:
+            numbers[8:120] = 1 + 1e-6 * torch.rand(112, generator=noise)
+        if self.enabled[6]:
+            numbers[120:] = self.steps[6]
+
+
+def test_a_large_difference_is_told_from_rounding_of_every_number(device):
+    graph, now = (Rounding([1] * 6 + [step] + [1] * 2, size=512) for step in (1, 2))
+    device(graph, now)
+    nodes = tuple(g.nodes for g in (graph, now))
+    run = lambda g: g.run()  # noqa: E731
+    assert first_other_memory((graph, now), nodes, run, CPU, torch.float32) == 6
+    now.steps[6] = 1
+    assert first_other_memory((graph, now), nodes, run, CPU, torch.float32) is None
 
 
 def test_graphs_of_other_nodes_are_not_compared(device):
