@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -11,6 +12,8 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Floats that JSON lacks travel as text."""
+_LARGEST = int(sys.float_info.max)
+"""A whole number beyond it could not even be shown in KiB."""
 _Reader = Callable[[Any], Any]
 
 fields_of: Callable[[Any], tuple[Field[Any], ...]] = cache(fields)
@@ -35,7 +38,7 @@ def _make_reader(declared: Any) -> _Reader:
         return _reader_of_mapping(reader_of(arguments[1]), arguments[0])
     if isinstance(declared, type) and is_dataclass(declared):
         return _reader_of_dataclass(declared)
-    return _read_float if declared is float else _reader_of_plain(declared)
+    return {float: _read_float, int: _read_int}.get(declared) or _reader_of_plain(declared)
 
 
 reader_of: Callable[[Any], _Reader] = cache(_make_reader)
@@ -47,6 +50,10 @@ def _reader_of_plain(declared: type) -> _Reader:
         return value if type(value) is declared else _refuse(value)
 
     return read
+
+
+def _read_int(value: Any) -> int:
+    return value if type(value) is int and abs(value) <= _LARGEST else _refuse(value)
 
 
 def _read_float(value: Any) -> float:
@@ -90,7 +97,7 @@ def _reader_of_mapping(reader: _Reader, key_type: type) -> _Reader:
     def read(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict):
             _refuse(value)
-        return {_key(key, key_type): _under(key, reader, each) for key, each in value.items()}
+        return {_key(key, key_type): _under(key, reader, v, _keyed) for key, v in value.items()}
 
     return read
 
@@ -112,11 +119,11 @@ def _reader_of_dataclass(cls: type) -> _Reader:
     return read
 
 
-def _under(name: str, reader: _Reader, value: Any) -> Any:
+def _under(name: str, reader: _Reader, value: Any, how: Callable[[str], str] = ".{}".format) -> Any:
     try:
         return reader(value)
     except MisfitError as misfit:
-        misfit.where.append(f".{name}")
+        misfit.where.append(how(name))
         raise
 
 
@@ -125,7 +132,12 @@ def _key(key: str, key_type: type) -> Any:
     try:
         return key_type(key)
     except ValueError:
-        raise MisfitError(f"no {key_type.__name__}", f".{key}") from None
+        raise MisfitError(f"no {key_type.__name__}", _keyed(key)) from None
+
+
+def _keyed(key: str) -> str:
+    """The place of a key that the record's writer chose, on one line whatever is in it."""
+    return f"[{shown(key)}]"
 
 
 def _refuse(value: Any) -> NoReturn:

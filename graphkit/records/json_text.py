@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from graphkit.errors import RecordError
 from graphkit.records.json_readers import ODD, MisfitError, fields_of, reader_of, shown
@@ -20,6 +20,7 @@ SCHEMA = 1
 """Counts changes that an older reader could misread."""
 
 _KINDS: dict[str, type[Record]] = {}
+_R = TypeVar("_R", bound="Record")
 
 
 class Record:
@@ -43,8 +44,10 @@ class Record:
             RecordError: The text is truncated, foreign, or of a newer schema.
         """
         body = _body(text)
-        if body.get("kind") != cls.KIND:
-            raise RecordError(f"not a {cls.KIND} record of graphkit.")
+        if body["kind"] != cls.KIND:
+            raise RecordError(
+                f"not a {cls.KIND} record of graphkit: its kind is {shown(body['kind'])}."
+            )
         record: Self = _read(cls, body)
         return record
 
@@ -53,31 +56,37 @@ class Record:
         """Read a record from a file.
 
         Raises:
-            RecordError: The file cannot be read, or holds no such record.
+            RecordError: The file, which it names, cannot be read, or holds no such record.
         """
-        return cls.from_json(_file_text(path))
+        return _from_file(path, cls.from_json)
 
 
 def load_record(path: str | Path) -> Record:
     """Read a record of any kind from a file.
 
     Raises:
-        RecordError: The file cannot be read, or holds no record.
+        RecordError: The file, which it names, cannot be read, or holds no record.
     """
-    body = _body(_file_text(path))
-    if body["kind"] not in _KINDS:
-        raise RecordError(
-            f"{path} is no record of graphkit: its kind is {shown(body.get('kind'))}."
-        )
-    record: Record = _read(_KINDS[body["kind"]], body)
-    return record
+    return _from_file(path, _of_any_kind)
 
 
-def _file_text(path: str | Path) -> str:
+def _from_file(path: str | Path, read: Callable[[str], _R]) -> _R:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise RecordError(f"cannot read record {path}: {error}.") from error
+    try:
+        return read(text)
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+
+
+def _of_any_kind(text: str) -> Record:
+    body = _body(text)
+    if body["kind"] not in _KINDS:
+        raise RecordError(f"no record of graphkit: its kind is {shown(body['kind'])}.")
+    record: Record = _read(_KINDS[body["kind"]], body)
+    return record
 
 
 def _body(text: str) -> dict[str, Any]:
@@ -94,7 +103,8 @@ def _read(cls: type[Record], body: dict[str, Any]) -> Any:
     schema = body.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise RecordError(
-            f"record has schema {schema!r}, this graphkit reads up to {SCHEMA}. Upgrade graphkit."
+            f"record has schema {shown(schema)}, this graphkit reads up to {SCHEMA}. "
+            "Upgrade graphkit."
         )
     try:
         return reader_of(cls)(body)

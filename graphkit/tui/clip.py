@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.cells import cell_len, set_cell_size
+from textual.content import Content
 
 
 def clip(text: str, width: int) -> str:
@@ -23,3 +24,11 @@ def clip_left(text: str, width: int) -> str:
         kept -= 1
         room -= cell_len(text[kept])
     return f"…{text[kept:]}" if width > 0 else ""
+
+
+def folded(text: str, width: int, most: int) -> str:
+    """The text on lines of so many cells, of which there are at most so many."""
+    lines = [line.plain for line in Content(text).wrap(max(width, 1))]
+    if len(lines) > most:
+        lines[most - 1 :] = [clip(f"{lines[most - 1].rstrip()}…", width)]
+    return "\n".join(lines)

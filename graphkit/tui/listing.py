@@ -93,7 +93,8 @@ class Listing:
     def go(self, at: int) -> None:
         """Select the row of that place, or the one nearest to it."""
         self.at = max(0, min(at, len(self.lines) - 1))
-        self.look = replace(self.look, cursor=self.item.key if self.item else "")
+        if self.item:  # where a filter leaves none, the next one shall come back to it
+            self.look = replace(self.look, cursor=self.item.key)
 
     def sort_next(self) -> None:
         """Sort by the next column; after the last one comes the page's own order."""

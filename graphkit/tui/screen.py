@@ -12,6 +12,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import Static
 
+from graphkit.tui.clip import folded
 from graphkit.tui.export import free_name, view_text, write_new
 from graphkit.tui.keys import KEYS, footer
 from graphkit.tui.listing import Listing
@@ -23,6 +24,7 @@ from graphkit.tui.standing import packed, standing
 from graphkit.views.figures import plain
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
+_STATUS_LINES = 3
 _WHILE_TYPING = ("back", "app.quit")
 
 
@@ -35,10 +37,11 @@ class ListingScreen(Screen[None], inherit_bindings=False):
     ]
     DEFAULT_CSS = """
     ListingScreen Static { height: 1; }
+    ListingScreen #title, ListingScreen #facts { text-wrap: nowrap; text-overflow: ellipsis; }
     ListingScreen #title { text-style: bold; }
     ListingScreen #facts { height: auto; max-height: 2; }
-    ListingScreen #note { height: auto; min-height: 2; max-height: 6; }
-    ListingScreen #status { height: auto; max-height: 3; text-style: reverse; }
+    ListingScreen #note { height: auto; min-height: 2; }
+    ListingScreen #status { height: auto; text-style: reverse; }
     ListingScreen #small { display: none; height: 1fr; }
     ListingScreen.-small > * { display: none; }
     ListingScreen.-small > #small { display: block; }
@@ -171,12 +174,14 @@ class ListingScreen(Screen[None], inherit_bindings=False):
         self._show_rows()
 
     def _export(self, name: str) -> None:
-        self._say(write_new(name, view_text(self.path, self.listing)) if name.strip() else "")
+        self._show_place()
+        if name.strip():
+            self._say(write_new(name, view_text(self.path, self.listing)))
 
     def _show_page(self) -> None:
         page = self.listing.page
-        self._tell("title", page.title)
-        self._part("facts").update(Text(packed(page.facts, self.size.width)))
+        self._tell("title", plain(page.title))
+        self._tell("facts", packed(page.facts, self.size.width))
         self._show_rows()
 
     def _show_rows(self) -> None:
@@ -184,14 +189,12 @@ class ListingScreen(Screen[None], inherit_bindings=False):
         self._show_place()
 
     def _show_place(self) -> None:
-        self._tell("note", self.listing.item.note if self.listing.item else "")
+        note = plain(self.listing.item.note) if self.listing.item else ""
+        self._tell("note", folded(note, self.size.width, max(2, self.size.height // 4)))
         self._say(standing(self.path, self.listing, self.size.width))
 
     def _say(self, text: str) -> None:
-        self._tell("status", text)
+        self._tell("status", folded(plain(text), self.size.width, _STATUS_LINES))
 
     def _tell(self, name: str, text: str) -> None:
-        self._part(name).update(Text(plain(text)))
-
-    def _part(self, name: str) -> Static:
-        return self.query_one(f"#{name}", Static)
+        self.query_one(f"#{name}", Static).update(Text(text))

@@ -79,10 +79,13 @@ class Sheet(ScrollView, can_focus=False, inherit_bindings=False):
 
     def on_click(self, event: events.Click) -> None:
         """Sort by the head, or select the row, that was clicked."""
-        if event.y:
-            self.listing.go(self.scroll_offset.y + event.y - 1)
-        else:
+        at = self.scroll_offset.y + event.y - 1
+        if event.y == 0:
             self._sort_by_head_at(event.x - _MARGIN)
+        elif at < len(self.listing.lines):
+            self.listing.go(at)
+        else:
+            return
         self.update()
         self.post_message(self.Touched(opens=bool(event.y) and event.chain == 2))
 

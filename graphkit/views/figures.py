@@ -1,4 +1,4 @@
-"""How numbers, extents and foreign text look, in every view alike."""
+"""How numbers, shares, extents and foreign text look, in every view alike."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from graphkit.records.diff.nodes import extent
+from graphkit.records.diff.words import count_of
 from graphkit.views.generate import visible
 
-__all__ = ["extent", "facts", "listed", "plain", "size", "table", "us"]
+__all__ = ["bar", "count_of", "extent", "facts", "listed", "plain", "size", "table", "us"]
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def us(value: float | None) -> str:
@@ -25,6 +28,15 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:,.1f} GiB"
+
+
+def bar(share: float, width: int, ascii_only: bool = False) -> str:
+    """A share of one as a bar of at most so many cells; none for what is no share, such as NaN."""
+    share = min(1.0, max(0.0, share))  # in this order: NaN is not more than 0.0
+    full, rest = divmod(round(share * width * 8), 8)
+    if ascii_only:
+        return "#" * (full + (rest >= 4))
+    return "█" * full + _EIGHTHS[rest].strip()
 
 
 def plain(text: str) -> str:

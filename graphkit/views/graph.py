@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
@@ -11,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from graphkit.records import GraphMemory, GraphRecord, Node, Timing
-from graphkit.views.figures import extent, facts, plain, size, us
-from graphkit.views.module_tree import Branch, duration_of, module_tree
+from graphkit.views.figures import count_of, extent, facts, plain, size, us
+from graphkit.views.module_tree import Branch, duration_of, module_tree, shortened
 from graphkit.views.tree_lines import Line, TreeLines
 
 
@@ -47,7 +46,7 @@ def _timing(timing: Timing) -> Iterator[tuple[str, str]]:
     share = f" ({timing.gap_us / whole:.0%})" if whole > 0 else ""
     yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us of {timing.replays}"
     yield "busy", f"{us(timing.busy_us)} us, gaps {us(timing.gap_us)} us{share}"
-    yield "critical path", f"{us(timing.critical_us)} us, {len(timing.critical_path):,} nodes"
+    yield "critical path", f"{us(timing.critical_us)} us, {count_of(len(timing.critical_path))}"
 
 
 def _memory(memory: GraphMemory) -> Iterator[tuple[str, str]]:
@@ -68,7 +67,7 @@ def _tree(root: Branch) -> TreeLines:
 def _lines(branch: Branch, depth: int, whole: float | None) -> Iterator[Line]:
     for item in _in_order(branch):
         if isinstance(item, Branch):
-            name, inner = _shortened(item)
+            name, inner = shortened(item)
             yield _line(f"{plain(name)}:", depth, inner.duration_us, whole)
             yield from _lines(inner, depth + 1, whole)
         else:
@@ -79,21 +78,19 @@ def _line(
     name: str, depth: int, time: float | None, whole: float | None, node: Node | None = None
 ) -> Line:
     """A line of a module, or of nodes that are like this one."""
-    share = time / whole if time and whole else 0.0
     return Line(
         name=name,
         depth=depth,
         is_head=node is None,
         time=us(time),
-        share=share if math.isfinite(share) else 0.0,
+        share=time / whole if time and whole else 0.0,
         others=(extent(node.grid), extent(node.block)) if node else ("", ""),
     )
 
 
 def _in_order(branch: Branch) -> Iterator[Branch | list[Node]]:
     """Its modules and its own nodes as they come, alike nodes in a row together."""
-    items: list[Branch | Node] = [*branch.children, *branch.nodes]
-    for _, alike in groupby(sorted(items, key=_first), _likeness):
+    for _, alike in groupby(branch.parts, _likeness):
         first, *others = alike
         if isinstance(first, Branch):
             yield first
@@ -101,23 +98,10 @@ def _in_order(branch: Branch) -> Iterator[Branch | list[Node]]:
             yield [first, *(node for node in others if isinstance(node, Node))]
 
 
-def _first(item: Branch | Node) -> int:
-    return item.index if isinstance(item, Node) else item.all_nodes[0].index
-
-
 def _likeness(item: Branch | Node) -> Hashable:
     if isinstance(item, Branch):
         return item.path
     return item.kind, item.short_name, item.grid, item.block, item.parent
-
-
-def _shortened(branch: Branch) -> tuple[str, Branch]:
-    """A module that holds nothing but another one shares its line with it."""
-    name = branch.name
-    while not branch.nodes and len(branch.children) == 1:
-        (branch,) = branch.children
-        name = f"{name}.{branch.name}"
-    return name, branch
 
 
 def _label(alike: Sequence[Node]) -> str:

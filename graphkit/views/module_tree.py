@@ -28,6 +28,16 @@ class Branch:
     children: tuple[Branch, ...]
     nodes: tuple[Node, ...]
 
+    @property
+    def index(self) -> int:
+        """That of its first node."""
+        return self.all_nodes[0].index
+
+    @property
+    def parts(self) -> list[Branch | Node]:
+        """Its modules and its own nodes, in order of creation."""
+        return sorted([*self.children, *self.nodes], key=lambda part: part.index)
+
     @cached_property
     def all_nodes(self) -> tuple[Node, ...]:
         """Its own nodes and those of all modules inside, in record order."""
@@ -43,6 +53,15 @@ class Branch:
     def duration_us(self) -> float | None:
         """Their time on the device, added up; ``None`` if none of them was measured."""
         return duration_of(self.all_nodes)
+
+
+def shortened(branch: Branch) -> tuple[str, Branch]:
+    """The name for a line that a module shares with the one that is all it holds, and the inner."""
+    name = branch.name
+    while not branch.nodes and len(branch.children) == 1:
+        (branch,) = branch.children
+        name = f"{name}.{branch.name}"
+    return name, branch
 
 
 def module_tree(record: GraphRecord) -> Branch:

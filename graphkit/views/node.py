@@ -16,25 +16,34 @@ def node_view(node: Node) -> RenderableType:
     """What made it, how it is launched, what it costs, and every argument with what it means."""
     return Group(
         Text(f"#{node.index} {plain(node.short_name)}", style="bold"),
-        facts([(name, plain(text)) for name, text in _facts(node) if text]),
+        facts([(name, plain(text)) for name, text in _facts(node)]),
         *([_arguments(node)] if node.arguments else []),
     )
 
 
+def facts_of(node: Node) -> list[tuple[str, str]]:
+    """What made it, what it costs and how it is launched, as far as it has that: name and text."""
+    return [(name, text) for name, text in (*_origin(node), *_launch(node)) if text]
+
+
 def _facts(node: Node) -> Iterator[tuple[str, str]]:
-    yield "kind", node.kind
+    yield from facts_of(node)
+    if node.parent is not None:
+        yield "inside of", f"#{node.parent}"
+
+
+def _origin(node: Node) -> Iterator[tuple[str, str]]:
     yield "name", node.name
+    yield "kind", node.kind
     yield "module", node.module
     yield "op", node.op
     yield "source", node.source
     yield "scope", node.scope
-    yield "inside of", "" if node.parent is None else f"#{node.parent}"
-    if node.duration_us is not None:
-        yield "time", f"{us(node.duration_us)} us, from {us(node.start_us)} us"
-    yield from _launch(node)
 
 
 def _launch(node: Node) -> Iterator[tuple[str, str]]:
+    yield "time", "" if node.duration_us is None else f"{us(node.duration_us)} us"
+    yield "starts at", "" if node.start_us is None else f"{us(node.start_us)} us"
     yield "grid", extent(node.grid)
     yield "block", extent(node.block)
     yield "cluster", extent(node.cluster)

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from graphkit.records import BufferRecord, Graphed, ModeRecord, RecordingRecord, SizeRecord
-from graphkit.records.diff.words import count_of
 from graphkit.records.graphed import backend_of, title_of
-from graphkit.views.figures import extent, facts, plain, table, us
+from graphkit.views.figures import count_of, extent, facts, plain, table, us
 
 _KINDS = {"capture": "target", "recording": "command", "graph": "graph"}
 
@@ -75,6 +74,17 @@ def buffers(mode: ModeRecord, all_modes: Sequence[ModeRecord]) -> Iterator[Rende
     yield from (Text(plain(line)) for line in _sharing(mode, all_modes))
 
 
+def sharing(
+    buffer: BufferRecord, mode: ModeRecord, modes: Sequence[ModeRecord]
+) -> Iterator[tuple[str, str]]:
+    """The fields of other modes that lie on bytes of this mode's buffer: mode and field."""
+    end = buffer.address + buffer.size
+    for other in modes:
+        for each in other.buffers if other is not mode else ():
+            if buffer.address < each.address + each.size and each.address < end:
+                yield other.mode, each.field
+
+
 def _cells(buffer: BufferRecord) -> Iterator[RenderableType]:
     yield Text(plain(buffer.field))
     yield Text(plain(buffer.dtype))
@@ -87,17 +97,8 @@ def _cells(buffer: BufferRecord) -> Iterator[RenderableType]:
 
 def _sharing(mode: ModeRecord, all_modes: Sequence[ModeRecord]) -> Iterator[str]:
     for buffer in mode.buffers:
-        others = [
-            f"{other.mode}.{each.field}"
-            for other in all_modes
-            for each in other.buffers
-            if other is not mode and _overlap(buffer, each)
-        ]
+        others = [".".join(place) for place in sharing(buffer, mode, all_modes)]
         if others:
             yield f"{buffer.field} shares its memory with {', '.join(others)}"
         if buffer.is_bound:
             yield f"{buffer.field} is written in place by another graph"
-
-
-def _overlap(one: BufferRecord, other: BufferRecord) -> bool:
-    return one.address < other.address + other.size and other.address < one.address + one.size

@@ -20,12 +20,14 @@ _HEADS = ("graph", "#", "module", "node", "us", "grid", "block", "op")
 def page_of(record: Graphed, graphs: Sequence[Titled]) -> str:
     """The page: tree of time, table of nodes, details of each; a plain table without JavaScript.
 
-    It holds the record itself, with these graphs, as the JSON text that ``to_json`` gives.
+    It holds the record itself, with these graphs, as the JSON text that ``to_json`` gives, and
+    opens with the first graph that has nodes, which a compiled program's first one has not.
     """
     held = narrowed(record, graphs).to_json()
     parts = {
         "title": escape(plain(f"graphkit {record.KIND}: {title_of(record)}")),
         "where": escape(plain(_where(record))),
+        "first": str(next((at for at, (_, graph) in enumerate(graphs) if graph.nodes), 0)),
         "record": held.replace("<", "\\u003c"),  # no tag can end the script
         "table": "".join(_table(graphs)),
     }

@@ -10,8 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 
+from graphkit.views.figures import bar
+
 _BOLD = Style(bold=True)
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 8
 _NARROWEST = 12
 """Cells that names get at least, though the figures beside them leave less."""
@@ -50,14 +51,14 @@ class TreeLines:
         times = [row.time for row in rows]
         figures = [_widest(times), *map(_widest, zip(*(row.others for row in rows), strict=True))]
         left = options.max_width - sum(figures) - 2 * (len(figures) + 1)
-        bar = max(min(_BAR, left - _NARROWEST), 0)
+        room = max(min(_BAR, left - _NARROWEST), 0)
         longest = max(2 * row.depth + cell_len(row.name) for row in rows)
-        name = min(longest, max(left - bar, _NARROWEST))
+        name = min(longest, max(left - room, _NARROWEST))
         for row in rows:
-            share = "share" if row is self.heads else _bar(row.share, bar, options.ascii_only)
+            share = "share" if row is self.heads else bar(row.share, room, options.ascii_only)
             first, *folded = _folded(row, name)
             texts = (first, row.time.rjust(figures[0]), share, *row.others)
-            cells = map(set_cell_size, texts, (name, figures[0], bar, *figures[1:]))
+            cells = map(set_cell_size, texts, (name, figures[0], room, *figures[1:]))
             for line in ("  ".join(cells).rstrip(), *folded):
                 yield Segment(line, _BOLD if row.is_head else None)
                 yield Segment.line()
@@ -65,13 +66,6 @@ class TreeLines:
 
 def _widest(texts: Iterable[str]) -> int:
     return max(map(cell_len, texts))
-
-
-def _bar(share: float, width: int, ascii_only: bool) -> str:
-    full, rest = divmod(round(min(max(share, 0.0), 1.0) * width * 8), 8)
-    if ascii_only:
-        return "#" * (full + (rest >= 4))
-    return "█" * full + (_EIGHTHS[rest] if rest else "")
 
 
 def _folded(row: Line, width: int) -> Iterator[str]:

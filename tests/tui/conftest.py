@@ -233,10 +233,20 @@ def large():
     return made
 
 
+DATA = Path(__file__).parents[1] / "data"
+"""Records that an H200 did leave behind."""
+
+
 @pytest.fixture(scope="session")
 def h200():
-    """A record that an H200 did leave behind."""
-    return load_record(Path(__file__).parents[1] / "data" / "h200-capture.json")
+    """A capture of the reference model."""
+    return load_record(DATA / "h200-capture.json")
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """A compiled program: graphs without modes, times or buffers, the first without nodes."""
+    return load_record(DATA / "h200-recording.json")
 
 
 GOLDEN = Path(__file__).with_name("golden")

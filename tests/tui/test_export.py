@@ -49,9 +49,9 @@ def test_a_name_of_one_s_own(capture, drive, here):
 def test_no_name_no_file(capture, drive, here, keys):
     async def script(on):
         await on.press("e", *keys)
-        return on.app.focused
+        return on.app.focused, on.status
 
-    assert drive(capture, script) is None
+    assert drive(capture, script) == (None, "tiny · row 1/8")
     assert list(here.iterdir()) == []
 
 

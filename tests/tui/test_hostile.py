@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from dataclasses import replace
 
@@ -68,6 +69,38 @@ def test_any_text_is_shown_and_none_obeyed(capture, drive, name):
 
     for line in drive(spoilt(capture, TEXTS[name]), script, (70, 16)):
         assert not any(unicodedata.category(each) in ("Cc", "Cs") for each in line), repr(line)
+
+
+TIMES = {
+    "nan": (math.nan,), "inf": (math.inf,), "negative": (-1.0,), "zero": (0.0,),
+    "cancelling": (1e300, -1e300, 1e200),
+}  # fmt: skip
+"""Durations of the first nodes, whose sum is none that a share can be had of."""
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_time_that_cannot_be_is_shown_without_a_bar(capture, drive, name):
+    first, graph = TIMES[name], capture.graphs[0]
+    nodes = tuple(
+        replace(node, duration_us=time, start_us=time)
+        for node, time in zip(graph.nodes, (*first, *[first[-1]] * 40), strict=False)
+    )
+
+    async def script(on):
+        await on.press("+", "end", "enter", "escape", "s", "s", "s", "s", "S", "c")
+        return on.text
+
+    assert "there is no other graph" in drive(replace(graph, nodes=nodes), script)
+
+
+def test_a_graph_of_a_process_that_the_record_lacks_is_shown(recording, drive):
+    graphs = tuple(replace(recording.graphs[0], process=number) for number in (-1, -9, 9))
+
+    async def script(on):
+        return on.text
+
+    text = drive(replace(recording, graphs=graphs), script)
+    assert all(f"process #{number} " in text for number in (-1, -9, 9))
 
 
 def test_a_torn_record_can_still_be_walked_through(capture, drive):

@@ -150,6 +150,14 @@ def test_a_filter_keeps_rows_and_what_they_are_in_and_opens_it(listing):
     assert set(names(listing)) > set(OUTER)
 
 
+def test_a_filter_that_nothing_passes_loses_no_place(listing):
+    select(listing, "done")
+    listing.filter("nonsense")
+    assert listing.item is None
+    listing.filter("")
+    assert listing.item.key == "done"
+
+
 def test_a_filter_that_nothing_passes_says_so(listing):
     listing.filter("nonsense")
     assert (names(listing), listing.item) == ([], None)
@@ -209,13 +217,15 @@ def test_a_look_goes_along_to_a_page_of_the_same_kind(listing):
         ("kind:ker", True),
         ("kind:gemm", False),
         ("us:4", True),
+        ("node:gemm", True),
+        ("node:native", False),
         ("other:gemm", False),
         ("at::native", True),
         ("kind:", False),
     ],
 )
 def test_words(words, found):
-    match = matcher(words, ["name", "us", "kind"])
+    match = matcher(words, ["module and node", "replay us", "kind"])
     holds = match and match(("gemm_q", "4.0", "kernel"), "void at::native::gemm()")
     assert holds == found
 

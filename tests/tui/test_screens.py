@@ -26,17 +26,36 @@ WALK = {
 }
 """The views in the order of one walk through them, each with the keys that lead on to it."""
 
+COMPILED = {
+    "compiled": ("down", "down"),
+    "compiled-empty": ("enter",),
+    "compiled-graph": ("tab",),
+    "compiled-node": ("enter", "end"),
+    "compiled-compare": ("escape", "c", "tab", "down"),
+    "compiled-memory": ("escape", "m", "+", "end"),
+}
+"""A walk through the record of a compiled program, as little as there is to see."""
+
 
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
 def test_every_view_looks_as_stored(capture, drive, golden, size):
+    check_walk(drive, capture, WALK, size, golden)
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24)], ids="{0[0]}x{0[1]}".format)
+def test_every_view_of_a_compiled_program_looks_as_stored(compiled, drive, golden, size):
+    check_walk(drive, compiled, COMPILED, size, golden)
+
+
+def check_walk(drive, record, walk, size, golden):
     async def script(on):
         shown = {}
-        for name, keys in WALK.items():
+        for name, keys in walk.items():
             await on.press(*keys)
             shown[name] = on.text
         return shown
 
-    for name, text in drive(capture, script, size).items():
+    for name, text in drive(record, script, size).items():
         golden(f"{name}-{size[0]}x{size[1]}", text)
         assert max(map(len, text.splitlines())) <= size[0]
         assert len(text.splitlines()) == size[1]
@@ -202,6 +221,16 @@ def test_a_click_selects_a_second_one_opens_and_a_head_sorts(capture, drive):
     assert drive(capture, script) == ("size 1", "nodes", "TARGET_VERIFY 1")
 
 
+def test_a_click_below_the_rows_does_nothing(capture, drive):
+    async def script(on):
+        await on.press("down")
+        await on.pilot.click("Sheet", offset=(8, 14), times=2)
+        await on.settle()
+        return on.selected, on.listing.page.title
+
+    assert drive(capture, script) == ("size 1", "tiny")
+
+
 def test_a_head_that_sorts_already_turns_the_order_round(capture, drive):
     async def script(on):
         for _ in range(2):
@@ -209,3 +238,55 @@ def test_a_head_that_sorts_already_turns_the_order_round(capture, drive):
         return on.listing.look.sort, on.listing.look.is_reversed
 
     assert drive(capture, script) == ("nodes", True)
+
+
+LONG = ("a title that goes on, " * 8).strip()
+
+
+@pytest.mark.parametrize("size", [(40, 12), (60, 24), (80, 24)])
+def test_what_is_cut_off_ends_in_an_ellipsis(capture, drive, size):
+    """Title, facts, the note of the selected row and what the status line says."""
+    node, *others = capture.graphs[0].nodes
+    nodes = (replace(node, name="long_name " * 200), *others)
+    environment = replace(capture.environment, device="device " * 30)
+    graph = replace(capture.graphs[0], nodes=nodes, captured_at="place " * 30)
+    record = replace(capture, target=LONG, environment=environment, graphs=(graph,))
+
+    async def script(on):
+        first = on.lines
+        await on.press("down", "enter", "home", *("/", *"word " * 60, "enter"))
+        region = on.app.screen.query_one("#note").region
+        return first, on.lines[region.y : region.bottom], on.status
+
+    first, note, status = drive(record, script, size)
+    assert first[0] == LONG[: size[0] - 1] + "…"
+    assert first[1].endswith("…")
+    assert len(note) == size[1] // 4
+    assert note[-1].endswith("…")
+    assert status.endswith("…")
+
+
+def test_the_smallest_terminal_shows_the_selected_row_whatever_its_note(capture, drive):
+    nodes = tuple(replace(node, name="long_name " * 200) for node in capture.graphs[0].nodes)
+    record = replace(capture, graphs=(replace(capture.graphs[0], nodes=nodes),))
+
+    async def script(on):
+        await on.press("down", "enter", "+", "end")
+        return on.lines
+
+    assert sum(line.startswith("> ") for line in drive(record, script, (40, 12))) == 1
+
+
+def test_a_node_says_what_made_it_before_its_endless_name(h200, drive):
+    graph = h200.graphs[0]
+    at = max(range(len(graph.nodes)), key=lambda at: len(graph.nodes[at].name))
+
+    async def script(on):
+        await on.press("+", *f"/#{at}", "enter")
+        return " ".join(on.lines[-9:])
+
+    note = drive(graph, script, (80, 24))
+    node = graph.nodes[at]
+    assert len(node.name) > 600
+    for fact in (f"#{at} ", node.module, node.op, node.source):
+        assert fact in note

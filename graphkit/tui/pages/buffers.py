@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphkit.records import BufferRecord, ModeRecord
-from graphkit.records.diff.words import count_of
 from graphkit.tui.page import Beside, Column, Item, Link, Page
-from graphkit.views.figures import size
+from graphkit.views.figures import count_of, size
+from graphkit.views.overview import sharing
 
 _COLUMNS = (
     Column(name="field"),
@@ -61,12 +61,5 @@ def _item(buffer: BufferRecord, mode: ModeRecord, modes: Sequence[ModeRecord]) -
 def _sharing(buffer: BufferRecord, mode: ModeRecord, modes: Sequence[ModeRecord]) -> Iterator[str]:
     if buffer.is_bound:
         yield "bound: another graph writes it"
-    for other in modes:
-        for each in other.buffers:
-            if other is not mode and _overlap(buffer, each):
-                is_same = each.field == buffer.field
-                yield other.mode if is_same else f"{other.mode}.{each.field}"
-
-
-def _overlap(one: BufferRecord, other: BufferRecord) -> bool:
-    return one.address < other.address + other.size and other.address < one.address + one.size
+    for other, field in sharing(buffer, mode, modes):
+        yield other if field == buffer.field else f"{other}.{field}"

@@ -8,7 +8,7 @@ from functools import partial
 from graphkit.records import Figure, GraphDiff, GraphRecord, Node, NodeChange, diff_graphs
 from graphkit.tui.page import Beside, Column, Item, Link, Page
 from graphkit.tui.pages.node import node_of_index
-from graphkit.views.figures import size, us
+from graphkit.views.figures import count_of, size, us
 from graphkit.views.selection import Titled
 
 _COLUMNS = (
@@ -39,7 +39,7 @@ def compare_page(graphs: Sequence[Titled], at: int, place: int) -> Page:
     items = tuple(_sections(diff_graphs(before, after), before, after))
     return Page(
         title=f"from {title_before} to {title}",
-        facts=(f"{len(before.nodes):,} nodes before", f"{len(after.nodes):,} nodes after"),
+        facts=(f"{count_of(len(before.nodes))} before", f"{count_of(len(after.nodes))} after"),
         columns=_COLUMNS,
         items=items,
         opened=frozenset({"in words", "figures"}),

@@ -7,18 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from graphkit.records import GraphRecord, Node
-from graphkit.records.diff.nodes import extent
 from graphkit.tui.page import Beside, Column, Item, Page
 from graphkit.tui.pages.buffers import buffers_link
 from graphkit.tui.pages.compare import compare_link
 from graphkit.tui.pages.family import Family
 from graphkit.tui.pages.memory import memory_link
 from graphkit.tui.pages.node import node_of_index
-from graphkit.views.figures import size, us
-from graphkit.views.module_tree import Branch, module_tree
+from graphkit.views.figures import bar, count_of, extent, size, us
+from graphkit.views.module_tree import Branch, module_tree, shortened
 
-_BAR = 8
-"""Cells of a bar that stands for the whole graph."""
+_bar = partial(bar, width=8)
 _ROWS = 16
 """What a terminal of 24 lines has room for."""
 
@@ -56,7 +54,7 @@ def _unfolded(items: Sequence[Item]) -> Iterator[str]:
 
 
 def _facts(graph: GraphRecord) -> Iterator[str]:
-    yield f"{len(graph.nodes):,} {'nodes' if graph.backend == 'cuda' else 'operations'}"
+    yield count_of(len(graph.nodes), "node" if graph.backend == "cuda" else "operation")
     if graph.timing:
         yield f"replay p50 {us(graph.timing.p50_us)} us, p95 {us(graph.timing.p95_us)} us"
         yield f"busy {us(graph.timing.busy_us)} us, gaps {us(graph.timing.gap_us)} us"
@@ -87,8 +85,7 @@ class _Tree:
 
     def items(self, branch: Branch) -> Iterator[Item]:
         """What is in a module, in order of creation."""
-        parts: list[Branch | Node] = [*branch.children, *branch.nodes]
-        for part in sorted(parts, key=_first):
+        for part in branch.parts:
             yield self._node(part) if isinstance(part, Node) else self._module(part)
 
     def _columns(self) -> Iterator[_Fact]:
@@ -107,11 +104,7 @@ class _Tree:
         yield _Fact(Column(name="source", rank=10, most=40), lambda node: node.source or None)
 
     def _module(self, branch: Branch) -> Item:
-        """A module that holds nothing but another one shares its row with it."""
-        name = branch.name
-        while not branch.nodes and len(branch.children) == 1:
-            (branch,) = branch.children
-            name = f"{name}.{branch.name}"
+        name, branch = shortened(branch)
         return Item(
             key=branch.path,
             values=(name, *(fact.of_module(branch) for fact in self.facts)),
@@ -121,7 +114,7 @@ class _Tree:
 
     def _node(self, node: Node) -> Item:
         op = node.op if node.op != node.name else ""
-        note = (f"#{node.index} {node.name}", node.module, op, node.source)
+        note = (f"#{node.index}", node.module, op, node.source, node.name)  # the endless one last
         return Item(
             key=f"#{node.index}",
             values=(node.short_name, *(fact.of_node(node) for fact in self.facts)),
@@ -143,11 +136,3 @@ class _Tree:
 
 def _number(name: str, rank: int, show: Callable[[Any], str] = "{:,}".format) -> Column:
     return Column(name=name, show=show, is_number=True, rank=rank)
-
-
-def _bar(share: float) -> str:
-    return "█" * round(share * _BAR)
-
-
-def _first(part: Branch | Node) -> int:
-    return part.index if isinstance(part, Node) else part.all_nodes[0].index

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphkit.records import Argument, Edge, GraphRecord, Node, Pointer
-from graphkit.records.diff.nodes import extent
 from graphkit.tui.page import Beside, Column, Item, Page
-from graphkit.views.figures import size, us
+from graphkit.views.node import facts_of
 
 _COLUMNS = (
     Column(name="what"),
@@ -39,26 +38,8 @@ def node_page(graph: GraphRecord, at: int) -> Page:
 
 
 def _facts(node: Node) -> Iterator[Item]:
-    for name, text in _named_facts(node):
-        if text:
-            yield Item(key=name, values=(name, text, None, None), note=text)
-
-
-def _named_facts(node: Node) -> Iterator[tuple[str, str]]:
-    yield "name", node.name
-    yield "kind", node.kind
-    yield "module", node.module
-    yield "op", node.op
-    yield "source", node.source
-    yield "scope", node.scope
-    yield "time", "" if node.duration_us is None else f"{us(node.duration_us)} us"
-    yield "starts at", "" if node.start_us is None else f"{us(node.start_us)} us"
-    yield "grid", extent(node.grid)
-    yield "block", extent(node.block)
-    yield "cluster", extent(node.cluster)
-    yield "shared memory", size(node.shared_memory_bytes) if node.shared_memory_bytes else ""
-    yield "registers", str(node.registers) if node.registers else ""
-    yield from node.attributes.items()
+    for name, text in facts_of(node):
+        yield Item(key=name, values=(name, text, None, None), note=text)
 
 
 def _arguments(node: Node) -> Iterator[Item]:

@@ -12,7 +12,7 @@ from graphkit.tui.pages.compare import compare_link
 from graphkit.tui.pages.family import Family, families
 from graphkit.tui.pages.graph import graph_page
 from graphkit.tui.pages.memory import memory_link
-from graphkit.views.figures import size, us
+from graphkit.views.figures import count_of, size, us
 
 _NO_GRAPHS = "the record was made without looking into graphs: graphkit inspect TARGET does"
 
@@ -35,7 +35,8 @@ def _facts(record: CaptureRecord) -> Iterator[str]:
     yield where.device
     yield f"{record.backend} backend"
     if record.mismatches:
-        yield f"{len(record.mismatches):,} rows replayed wrong: graphkit capture shows them"
+        wrong = count_of(len(record.mismatches), "row")
+        yield f"{wrong} replayed wrong: graphkit capture shows them"
     yield f"torch {where.torch}"
     if where.driver:
         yield f"driver {where.driver}"
@@ -78,7 +79,7 @@ def _remarks(mode: ModeRecord) -> Iterator[str]:
     if mode.stats is None:
         yield "replays were not counted"
         return
-    yield f"{mode.stats.padded_rows:,} rows of padding"
+    yield f"{count_of(mode.stats.padded_rows, 'row')} of padding"
     for reason, count in mode.stats.fallbacks.items():
         yield f"fell back {count:,} x: {reason}"
 
@@ -98,7 +99,7 @@ def _sizes(mode: ModeRecord, record: CaptureRecord, found: Sequence[Family]) -> 
 
 
 def _checked(each: SizeRecord) -> str:
-    facts = [f"size {each.batch_size}, {each.num_tokens:,} rows"]
+    facts = [f"size {each.batch_size}, {count_of(each.num_tokens, 'row')}"]
     if each.eager_us is not None:
         facts.append(f"{us(each.eager_us)} us without a graph")
     if each.largest_difference is not None:

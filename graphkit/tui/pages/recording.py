@@ -11,7 +11,7 @@ from graphkit.tui.pages.compare import compare_link
 from graphkit.tui.pages.family import Family, families
 from graphkit.tui.pages.graph import graph_page
 from graphkit.tui.pages.memory import memory_link
-from graphkit.views.figures import size, us
+from graphkit.views.figures import count_of, size, us
 
 _COLUMNS = (
     Column(name="process, line and graph", least=24),
@@ -30,7 +30,7 @@ def recording_page(record: RecordingRecord) -> Page:
     return Page(
         title=" ".join(record.command),
         facts=(
-            f"{len(record.graphs):,} graphs", f"exit code {record.exit_code}",
+            count_of(len(record.graphs), "graph"), f"exit code {record.exit_code}",
             record.environment.device, f"torch {record.environment.torch}",
         ),
         columns=_COLUMNS,
@@ -42,7 +42,7 @@ def recording_page(record: RecordingRecord) -> Page:
 
 def _process(record: RecordingRecord, family: Family) -> Item:
     number = family.graphs[0][1].process
-    known = record.processes[number] if number < len(record.processes) else None
+    known = dict(enumerate(record.processes)).get(number)
     command = " ".join(known.command) if known else ""
     name = f"process {known.pid}: {command}" if known else f"process #{number}"
     return _group(f"process {number}", name, tuple(_lines(family)))

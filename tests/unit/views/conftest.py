@@ -28,6 +28,7 @@ from graphkit.records import (
     Segment,
     SizeRecord,
     Timing,
+    load_record,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -203,6 +204,12 @@ def recording(capture):
         command=("python", "serve.py"), exit_code=0, environment=ENVIRONMENT,
         processes=(Process(pid=7, command=("python", "serve.py")),), graphs=tuple(graphs),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """What an H200 left behind of a compiled program; its first graph is empty."""
+    return load_record(Path(__file__).parents[2] / "data" / "h200-recording.json")
 
 
 @pytest.fixture(scope="session")

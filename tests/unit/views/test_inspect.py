@@ -26,6 +26,10 @@ def test_a_recording_reads_as_stored(recording, text, golden):
     golden("recording.txt", text(inspect_view(recording)))
 
 
+def test_a_compiled_program_reads_as_stored(compiled, text, golden):
+    golden("compiled.txt", text(inspect_view(compiled)))
+
+
 def test_a_node_reads_as_stored(graph, text, golden):
     golden("node.txt", text(node_view(graph.nodes[3])))
 

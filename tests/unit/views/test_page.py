@@ -64,6 +64,13 @@ def test_a_selection_holds_its_graphs_alone(capture):
     assert record == dataclasses.replace(capture, graphs=capture.graphs[2:3])
 
 
+def test_it_opens_with_the_first_graph_that_has_nodes(compiled, capture):
+    empty = dataclasses.replace(compiled, graphs=compiled.graphs[:1])
+    for record, first in ((compiled, "1"), (capture, "0"), (empty, "0")):
+        tags = Page(page_of(record, titled(record))).tags
+        assert [facts["data-first"] for tag, facts in tags if tag == "select"] == [first]
+
+
 def test_a_graph_alone_is_its_own_record(graph):
     page = page_of(graph, titled(graph))
     assert GraphRecord.from_json(Page(page).texts["record"]) == graph
