@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graphkit.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from graphkit.attention import AttentionBackend, AttentionMetadata
     from graphkit.buffers import (
@@ -72,8 +74,6 @@ if TYPE_CHECKING:
         register_algorithm,
     )
     from graphkit.targets import CaptureTarget, capture_target
-
-__version__ = "0.1.0"
 
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "attention", "buffers", "runners", "targets",

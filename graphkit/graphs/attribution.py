@@ -7,10 +7,12 @@ maintainer, ggml-org/llama.cpp#6766; newer CUDA drivers annotate nodes themselve
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import get_ident
 from typing import Any, Self
 
 import torch
@@ -39,6 +41,8 @@ class Stage(StrEnum):
 
 
 _active: list[Attribution] = []
+_COMPILED_UNDER_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
+"""What torch warns of when a compiled module runs: our hooks, which are gone after the capture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Attribution:
         self._modules: list[str] = []
         self._scopes: list[str] = []
         self._count = _none
+        self._thread = 0
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
@@ -96,7 +101,8 @@ class Attribution:
             register_module_forward_hook(lambda module, *_: self._leave(module), always_call=True),
         )
         try:
-            with _Operations(self):
+            with _Operations(self), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", _COMPILED_UNDER_HOOKS)
                 yield
             self.note()
         finally:
@@ -104,6 +110,14 @@ class Attribution:
                 hook.remove()
             _active.remove(self)
             self._count = _none  # may hold what was captured
+
+    def is_here(self) -> bool:
+        """Whether what runs now is what is being captured: no other thread's, and no compiler's.
+
+        Hooks run in every thread; and torch.compile follows them wherever it finds them, but splits
+        a model where one does more than nothing.
+        """
+        return not torch.compiler.is_compiling() and get_ident() == self._thread
 
     def note(self, op: str = "") -> None:
         """Say that ``op`` made the nodes that are new since the last call."""
@@ -128,18 +142,20 @@ class Attribution:
 
     def _begin_anew(self, count: Callable[[], int]) -> None:
         """Forget the capture before, which may have been cut off inside of modules."""
-        self._count = count
+        self._count, self._thread = count, get_ident()
         self.places, self._modules, self._scopes = [], [], []
         self._names.start_over()
 
     def _enter(self, module: nn.Module) -> None:
-        self.note()
-        self._modules.append(self._names.enter(module))
+        if self.is_here():
+            self.note()
+            self._modules.append(self._names.enter(module))
 
     def _leave(self, module: nn.Module) -> None:
-        self.note()
-        if self._names.leave(module):  # else the capture began within its forward
-            self._modules.pop()
+        if self.is_here():
+            self.note()
+            if self._names.leave(module):  # else the capture began within its forward
+                self._modules.pop()
 
 
 def _none() -> int:
@@ -157,11 +173,16 @@ def noting(
 def scope(name: str) -> Iterator[None]:
     """Mark what a block of a forward does, such as ``sampler``; the graph's record then says so.
 
-    May be nested. Does nothing unless the forward is being captured with attribution.
+    May be nested. Does nothing unless the forward is being captured with attribution, and nothing
+    inside of what torch.compile made of it.
     """
+    if torch.compiler.is_compiling():  # else it would compile anew once there is an attribution
+        yield
+        return
     with ExitStack() as scopes:
         for attribution in _active:  # a recorded program may itself attribute
-            scopes.enter_context(attribution.scoped(name))
+            if attribution.is_here():
+                scopes.enter_context(attribution.scoped(name))
         yield
 
 

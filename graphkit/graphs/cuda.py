@@ -22,7 +22,7 @@ from graphkit.graphs.driver import (
     upload,
 )
 from graphkit.graphs.failures import CaptureFailure, failure_of
-from graphkit.graphs.refusing import RefusingMode
+from graphkit.graphs.refusing import RefusingMode, as_written
 from graphkit.graphs.weak import weak_references
 
 
@@ -166,7 +166,7 @@ class CudaBackend:
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function without a graph until it reaches what a capture refuses."""
         try:
-            with RefusingMode():  # type: ignore[no-untyped-call]
+            with as_written(), RefusingMode():  # type: ignore[no-untyped-call]
                 function()
         except CaptureFailure as failure:
             return failure

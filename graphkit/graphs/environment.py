@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-import graphkit
 from graphkit.graphs.driver import driver_version
 from graphkit.records import Environment
+from graphkit.version import __version__
 
 
 def environment(device: torch.device) -> Environment:
@@ -20,7 +20,7 @@ def environment(device: torch.device) -> Environment:
         triton=installed("triton"),
         cuda=torch.version.cuda or "",
         driver=driver_version() if is_cuda else "",
-        graphkit=graphkit.__version__,
+        graphkit=__version__,
     )
 
 

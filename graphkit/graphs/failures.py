@@ -47,7 +47,8 @@ def refusal_of(
         return CaptureCause.HOST_SYNCHRONISATION
     if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
         # Integer indices keep the shape; a boolean one selects a number of rows only known later.
-        return CaptureCause.DATA_DEPENDENT_SHAPE if _has_mask(args[1]) else None
+        counts = any(map(is_mask, args[1])) and not _fills(*args[1:4])
+        return CaptureCause.DATA_DEPENDENT_SHAPE if counts else None
     if name in ("_to_copy", "copy_") and _crosses_devices(name, args, kwargs):
         return CaptureCause.HOST_SYNCHRONISATION
     if name == "repeat_interleave" and kwargs.get("output_size") is not None:
@@ -101,8 +102,15 @@ def _crosses_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return not kwargs.get("non_blocking") and target.type != args[0].device.type
 
 
-def _has_mask(indices: Any) -> bool:
-    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+def is_mask(index: Any) -> bool:
+    """Whether an index selects as many rows as it has true values."""
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _fills(indices: Any, values: torch.Tensor | None = None, accumulate: bool = False) -> bool:
+    """Whether the host puts one number behind one mask, for which no rows are counted."""
+    is_number = values is not None and values.dim() == 0 and values.device.type == "cpu"
+    return is_number and not accumulate and sum(each is not None for each in indices) == 1
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -14,7 +15,9 @@ import torch
 _ROOMS = ("graphs", "ops", "buffers", "runners", "attention", "kv", "targets", "recording", "cli")
 _MACHINERY = tuple(str((Path(__file__).parents[1] / room).resolve()) for room in _ROOMS)
 _TORCH = str(Path(torch.__file__).parent)
-_NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, *_MACHINERY))
+_BLOCKS = str(Path(contextlib.__file__).resolve())
+"""Ends blocks of ours, on behalf of the line that wrote them."""
+_NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in (_TORCH, *_MACHINERY)), _BLOCKS)
 _COMMAND = "graphkit.cli"
 """What calls it is the shell's, and no line of a user's."""
 _GENERATED = ("<eval_with_key", "<frozen ", "<string>")

@@ -14,23 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from graphkit.errors import CaptureCause
 from graphkit.graphs.attribution import Attribution, Place, noting
-from graphkit.graphs.failures import CaptureFailure, failure_of
-from graphkit.graphs.places import caller_place
-from graphkit.graphs.refusing import RefusingMode
-
-_READS_THE_DEVICE = {
-    torch.Tensor.tolist: "Tensor.tolist",
-    torch.Tensor.numpy: "Tensor.numpy",
-    torch.Tensor.cpu: "Tensor.cpu",
-    torch.Tensor.__array__: "Tensor.__array__",
-    torch.Tensor.__format__: "Tensor.__format__",
-    torch.Tensor.__repr__: "Tensor.__repr__",
-}
+from graphkit.graphs.failures import failure_of
+from graphkit.graphs.refusing import HostReads, RefusingMode, as_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +31,7 @@ class RecordedOp:
         kwargs: Its keyword arguments.
         results: The tensors that it made, each to be written again at replay.
         fresh: Which of the call's tensor results those are.
+        with_grad: Whether gradients were on; some operations then make more.
     """
 
     op: torch._ops.OpOverload
@@ -50,16 +39,18 @@ class RecordedOp:
     kwargs: Mapping[str, Any]
     results: tuple[torch.Tensor, ...]
     fresh: tuple[int, ...]
+    with_grad: bool
 
     def run(self) -> None:
         """Run it again into the same storages."""
         # Aliases, since an operation may turn or squeeze its very argument.
         args = [_aliased(value) for value in self.args]
         kwargs = {name: _aliased(value) for name, value in self.kwargs.items()}
-        out = self.op(*args, **kwargs)
+        with torch.set_grad_enabled(self.with_grad):
+            out = self.op(*args, **kwargs)
         made = (out,) if isinstance(out, torch.Tensor) else _tensors(out)
         for index, result in zip(self.fresh, self.results, strict=True):
-            result.copy_(made[index])
+            _write(result, made[index])
 
 
 class RecordedGraph:
@@ -77,8 +68,9 @@ class RecordedGraph:
 
     def replay(self) -> None:
         """Run every operation again, in order, into the same storages."""
-        # Results made under inference_mode may only be written under it; others do not mind.
-        with torch.inference_mode():
+        # Results made under inference_mode may only be written under it; others do not mind. What
+        # autocast did to an operation was recorded.
+        with torch.inference_mode(), torch._C._DisableAutocast():
             if self.stopwatch is not None:
                 self._replay_timed(self.stopwatch)
                 return
@@ -126,7 +118,12 @@ class RecorderBackend:
         """Run the function once and keep its operations."""
         recorder = _Recorder()
         try:
-            with _HostReads(), recorder, noting(attribution, lambda: len(recorder.ops)):
+            with (
+                as_written(),
+                HostReads(),
+                recorder,
+                noting(attribution, lambda: len(recorder.ops)),
+            ):
                 output = function()
         except Exception as error:
             raise failure_of(error) from error
@@ -163,24 +160,17 @@ class _Recorder(RefusingMode):
         fresh = tuple(i for i, tensor in enumerate(made) if _storage(tensor) not in given)
         if fresh or func._schema.is_mutable:  # a view needs no second run: its storage is given
             results = tuple(_alias(made[i]) for i in fresh)
-            self.ops.append(RecordedOp(func, kept_args, kept_kwargs, results, fresh))
+            with_grad = torch.is_grad_enabled()
+            self.ops.append(RecordedOp(func, kept_args, kept_kwargs, results, fresh, with_grad))
         return out
 
 
-class _HostReads(TorchFunctionMode):
-    """Refuses the reads of device memory that do not pass the dispatcher on the CPU."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func in _READS_THE_DEVICE:
-            where = f"{_READS_THE_DEVICE[func]} at {caller_place()}"
-            raise CaptureFailure(CaptureCause.HOST_SYNCHRONISATION, where)
-        return func(*args, **(kwargs or {}))
+def _write(result: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy; where a tensor was expanded, its one row alone."""
+    if 0 in result.stride():
+        for dim in (i for i, stride in enumerate(result.stride()) if not stride):
+            result, value = result.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    result.copy_(value)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphkit.graphs.failures import CaptureFailure, refusal_of
+from graphkit.errors import CaptureCause
+from graphkit.graphs.failures import CaptureFailure, is_mask, refusal_of
 from graphkit.graphs.places import caller_place
+
+_READS_THE_DEVICE = {
+    torch.Tensor.tolist: "Tensor.tolist",
+    torch.Tensor.numpy: "Tensor.numpy",
+    torch.Tensor.cpu: "Tensor.cpu",
+    torch.Tensor.__array__: "Tensor.__array__",
+    torch.Tensor.__format__: "Tensor.__format__",
+    torch.Tensor.__repr__: "Tensor.__repr__",
+}
+
+
+def as_written() -> AbstractContextManager[object]:
+    """Run compiled functions as they are written, and leave what was compiled of them as it is.
+
+    For a block around a ``RefusingMode``: torch cannot compile under one, and having met one, never
+    again runs what it had compiled.
+    """
+    # Nothing is compiled before this is loaded, which takes a second.
+    is_loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
 
 
 class RefusingMode(TorchDispatchMode):
@@ -33,3 +57,28 @@ class RefusingMode(TorchDispatchMode):
     ) -> Any:
         """Run an operation that was not refused."""
         return func(*args, **kwargs)
+
+
+class HostReads(TorchFunctionMode):
+    """Refuses what a CUDA capture refuses, but looks harmless to the dispatcher on the CPU."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _READS_THE_DEVICE:
+            where = f"{_READS_THE_DEVICE[func]} at {caller_place()}"
+            raise CaptureFailure(CaptureCause.HOST_SYNCHRONISATION, where)
+        if func is torch.Tensor.__setitem__ and _puts_tensor_behind_mask(*args):
+            where = f"Tensor.__setitem__ at {caller_place()}"
+            raise CaptureFailure(CaptureCause.DATA_DEPENDENT_SHAPE, where)
+        return func(*args, **(kwargs or {}))
+
+
+def _puts_tensor_behind_mask(_target: Any, index: Any, value: Any) -> bool:
+    """Whether rows are counted, as they are not for a number; to the CPU both are tensors."""
+    indices = index if isinstance(index, tuple) else (index,)
+    return isinstance(value, torch.Tensor) and any(is_mask(each) for each in indices)

@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise, repeat
 from typing import Any
 
 import torch
 
+from graphkit.errors import InspectError
 from graphkit.graphs.attribution import Place
-from graphkit.graphs.recorder import RecordedOp
+from graphkit.graphs.recorder import RecordedGraph, RecordedOp
 from graphkit.graphs.walk.memory_map import MemoryMap, Names
+from graphkit.graphs.walk.timing import Span
 from graphkit.records import Argument, Edge, Node
 
 _MOST_SHOWN = 60
+_REPLAYS = 3
+
+
+class RecordedWalk:
+    """Graphs of the recorder; see ``TemplateWalk`` for its likeness on CUDA.
+
+    Args:
+        parts: Graphs that one replay runs one after the other.
+        places: What made each operation.
+        names: What arguments point to.
+
+    Attributes:
+        nodes, edges, memory: As in a ``GraphRecord``, without times.
+        device: Where the graphs run.
+
+    Raises:
+        InspectError: A graph was closed.
+    """
+
+    backend, device, memory = "recorder", torch.device("cpu"), None
+
+    def __init__(
+        self, parts: Sequence[RecordedGraph], places: Sequence[Place], names: Names
+    ) -> None:
+        if any(len(part.ops) != part.num_nodes for part in parts):
+            raise InspectError(
+                "cannot look into a graph that was closed. Look into it before close()."
+            )
+        self._parts = parts
+        ops = tuple(op for part in parts for op in part.ops)
+        self.nodes = list(nodes_of(ops, places, names))
+        self.edges = tuple(edges_of(ops))
+
+    def launches(self, replay: Callable[[], object]) -> Sequence[Sequence[Span]]:
+        """How long each operation took, in a few replays."""
+        try:
+            return [self._launch(replay) for _ in range(_REPLAYS)]
+        finally:
+            for part in self._parts:
+                part.stopwatch = None
+
+    def _launch(self, replay: Callable[[], object]) -> list[Span]:
+        for part in self._parts:
+            part.stopwatch = []
+        replay()
+        times = [both for part in self._parts for both in pairwise(part.stopwatch or [])]
+        both = zip(self.nodes, times, strict=False)
+        return [Span(node.name, (), begin, end - begin) for node, (begin, end) in both]
 
 
 def nodes_of(ops: Sequence[RecordedOp], places: Sequence[Place], names: Names) -> Iterator[Node]:

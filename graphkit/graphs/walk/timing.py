@@ -1,8 +1,8 @@
 """What each node of a graph costs: the profiler's times of a few replays, bound to the nodes.
 
 The profiler knows no nodes. But all that one launch runs shares a correlation id, and in a graph
-without branches the order of starts is the order of the nodes. (Switching nodes off to see what is
-saved is no way to measure: neighbours overlap.)
+without branches the order of starts is the order of the nodes, those of a child graph in its place.
+(Switching nodes off to see what is saved is no way to measure: neighbours overlap.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from graphlib import TopologicalSorter
 from itertools import chain
 from statistics import median, quantiles
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from graphkit.graphs.walk.nesting import critical_path, in_turn
 from graphkit.records import Edge, Node, Timing
 
 _TIMED = ("kernel", "memcpy", "memset", "op")
@@ -56,7 +56,7 @@ def timed(
         The nodes with their times, and the whole; the nodes as they were and ``None`` if there is
         no launch of the graph.
     """
-    expected = [node for node in nodes if node.kind in _TIMED]
+    expected = [node for node in in_turn(nodes) if node.kind in _TIMED]
     launches = [each for each in launches if len(each) == len(expected)]
     if not expected or not launches:
         return tuple(nodes), None
@@ -178,24 +178,3 @@ def _union(launch: Sequence[Span]) -> int:
         total += max(span.end - max(at, span.start), 0)
         at = max(at, span.end)
     return total
-
-
-def critical_path(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, ...]:
-    """Indices of the nodes on the way through the edges that takes longest."""
-    before: dict[int, list[int]] = defaultdict(list)
-    for edge in edges:
-        before[edge.target].append(edge.source)
-    longest: dict[int, float] = {}
-    came_from: dict[int, int | None] = {}
-    in_turn = TopologicalSorter({node.index: before[node.index] for node in nodes})
-    for index in in_turn.static_order():
-        last = max(before[index], key=lambda i: longest[i], default=None)
-        came_from[index] = last
-        until_then = 0.0 if last is None else longest[last]
-        longest[index] = until_then + (nodes[index].duration_us or 0.0)
-    at: int | None = max(longest, key=lambda i: longest[i], default=None)
-    path = []
-    while at is not None:
-        path.append(at)
-        at = came_from[at]
-    return tuple(reversed(path))

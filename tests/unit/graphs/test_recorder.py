@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,11 @@ ROWS = torch.tensor([2, 0, 1])
 @torch.library.custom_op("graphkit_tests::scaled", mutates_args=())
 def scaled(x: torch.Tensor) -> torch.Tensor:
     return x * sum(x.flatten().tolist()) + x.sum().item()  # an op's own code may read
+
+
+@torch.library.custom_op("graphkit_tests::tiled", mutates_args=())
+def tiled(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(0, keepdim=True).expand(3, 3)  # each row is the same memory
 
 
 @torch.library.custom_op("graphkit_tests::shift_", mutates_args=("x",))
@@ -58,7 +64,7 @@ def under(context, function):
     return inner
 
 
-BLOCK = Block(3)
+BLOCK, LSTM = Block(3), nn.LSTM(3, 4)
 REPLAYED = {
     "arithmetic": lambda x: (x * 2 + 1).relu(),
     "in place": changing(lambda y: y.add_(1).mul_(y)),
@@ -82,6 +88,12 @@ REPLAYED = {
     "repeats of known size": lambda x: x.repeat_interleave(ROWS, dim=0, output_size=3),
     "constants": lambda x: x + torch.arange(3) + torch.zeros(3, 3).fill_(2),
     "custom op": scaled,
+    "op whose rows are the same memory": lambda x: tiled(x) + 1,
+    "op that makes more for a backward pass": lambda x: LSTM(x[None])[0],
+    "a number behind a mask": changing(lambda y: y.__setitem__(y > 0, 0.5)),
+    "a number behind a mask of columns": changing(
+        lambda y: y.__setitem__((slice(1, 3), y[0] > 0), -1)
+    ),
     "custom op in place": changing(lambda y: shift_(y, 1.5)),
     "turned in place": lambda x: (x[:2] + 1).t_() * 2,
     "squeezed in place": lambda x: x.sum(0, keepdim=True).squeeze_(0) + 1,
@@ -111,6 +123,41 @@ def test_a_replay_is_eager_on_new_values_at_old_addresses(function):
         expected = function(x.clone())
         torch.testing.assert_close(graph.output, expected, rtol=0, atol=0)
         assert [(t.data_ptr(), t.shape, t.stride()) for t in tree_leaves(graph.output)] == places
+
+
+def test_a_replay_is_the_same_whatever_is_on_around_it():
+    x = torch.randn(3, 3)
+    graph = capture(lambda: x @ x.t())
+    with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
+        graph.replay()
+    assert torch.equal(graph.output, x @ x.t())
+
+
+def test_a_compiled_function_is_recorded_as_written_and_stays_compiled():
+    runs = []
+
+    def backend(graph, _inputs):
+        def compiled(*args):
+            runs.append(args)
+            return graph.forward(*args)
+
+        return compiled
+
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: (x + 1).relu(), backend=backend)
+    function(X)
+    assert len(runs) == 1
+    for refused in (False, True):
+        with suppress(CaptureFailure):
+            names = [op.op.name() for op in capture(lambda r=refused: ends(function(X), r)).ops]
+        assert names == ["aten::add.Tensor", "aten::relu"]
+        assert len(runs) == 1 + refused, "not in the capture"
+        function(X)
+        assert len(runs) == 2 + refused, "but after it"
+
+
+def ends(x, refused):
+    return x.sum().item() if refused else x
 
 
 def test_python_does_not_run_again_and_host_values_are_frozen():
@@ -162,7 +209,8 @@ def test_random_numbers_go_on_exactly_as_eager(draw):
         assert torch.equal(torch.get_rng_state(), state)
 
 
-X, MASK = torch.arange(6.0), torch.arange(6) > 2
+X, MASK, ONE = torch.arange(6.0), torch.arange(6) > 2, torch.tensor(1.0)
+GRID = torch.eye(3)
 REFUSED = [
     (lambda: X.sum().item(), SYNC, "aten::_local_scalar_dense"),
     (lambda: float(X[0]), SYNC, "aten::_local_scalar_dense"),
@@ -177,7 +225,11 @@ REFUSED = [
     (lambda: X.nonzero(), SHAPE, "aten::nonzero"),
     (lambda: torch.where(MASK), SHAPE, "aten::nonzero"),
     (lambda: X[MASK], SHAPE, "aten::index"),
-    (lambda: X.__setitem__(MASK, 0.0), SHAPE, "aten::index_put_"),
+    (lambda: X.index_put_((MASK,), X[3:]), SHAPE, "aten::index_put_"),
+    (lambda: X.__setitem__(MASK, X[3:]), SHAPE, "Tensor.__setitem__"),
+    (lambda: X.__setitem__(MASK, X[0]), SHAPE, "Tensor.__setitem__"),
+    (lambda: X.index_put_((MASK,), ONE, accumulate=True), SHAPE, "aten::index_put_"),
+    (lambda: GRID.__setitem__((GRID[0] > 0, GRID[0] > 0), 0), SHAPE, "aten::index_put_"),
     (lambda: X.masked_select(MASK), SHAPE, "aten::masked_select"),
     (lambda: X.unique(), SHAPE, "aten::_unique2"),
     (lambda: X.unique_consecutive(), SHAPE, "aten::unique_consecutive"),

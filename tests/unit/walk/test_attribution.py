@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import warnings
 import weakref
 from contextlib import suppress
 
@@ -107,6 +109,18 @@ def test_a_scope_ends_with_an_exception():
         return X * 2
 
     assert [scope for _, _, scope in told(step)] == ["tried", ""]
+
+
+def test_a_launch_that_is_no_operation_belongs_to_the_users_line():
+    """Also where it is noticed only when a block around it ends, by the library's own hands."""
+    launched, where = [], Attribution()
+    with where.noting(lambda: len(launched)):
+        with gk.scope("sampler"):
+            launched.append("a kernel")
+        launched.append("another")
+    sources = [place.source.split(":")[0] for place in where.places]
+    assert sources == ["walk/test_attribution.py"] * 2
+    assert [place.scope for place in where.places] == ["sampler", ""]
 
 
 def test_a_scope_does_nothing_where_nothing_is_captured():
@@ -230,3 +244,118 @@ def test_the_outer_of_two_attributions_goes_on():
         inner()
     assert [place.module for place in outer.places] == [""]
     assert_nothing_is_left()
+
+
+class Waits(nn.Module):
+    """Runs in a thread of its own, in a scope, until told to stop."""
+
+    def __init__(self):
+        super().__init__()
+        self.runs, self.stop = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        with gk.scope("elsewhere"):
+            self.runs.set()
+            assert self.stop.wait(10)
+            return x + 1
+
+
+def test_what_another_thread_runs_meanwhile_is_not_in_the_capture():
+    model, elsewhere = Model(), Waits()
+
+    def step():
+        thread = threading.Thread(target=elsewhere, args=[X])
+        thread.start()
+        assert elsewhere.runs.wait(10)
+        y = X * 3
+        elsewhere.stop.set()
+        thread.join()
+        return model.first(y) - 1
+
+    assert told(step, Attribution(model)) == [
+        ("", "mul", ""),
+        ("first", "mul", ""),
+        ("", "sub", ""),
+    ]
+    assert_nothing_is_left()
+
+
+def test_two_threads_attribute_their_own_captures():
+    begun, found = threading.Barrier(2), {}
+
+    def capture(number):
+        def step():
+            begun.wait(10)
+            with gk.scope(f"scope {number}"):
+                begun.wait(10)
+                y = Scaled()(X)
+                begun.wait(10)
+            return y
+
+        found[number] = told(step)
+
+    threads = [threading.Thread(target=capture, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kinds = {n: {(m, scope) for m, op, scope in noted if op == "mul"} for n, noted in found.items()}
+    assert kinds == {n: {("Scaled", f"scope {n}")} for n in range(2)}
+    assert_nothing_is_left()
+
+
+@pytest.fixture
+def compiled():
+    """A model under torch.compile that runs as one piece, and the operations of a run."""
+    torch._dynamo.reset()
+    pieces = []
+
+    def backend(graph, _inputs):
+        pieces.append([node.target for node in graph.graph.nodes if node.op.startswith("call_")])
+        return graph.forward
+
+    model = Model()
+    yield model, torch.compile(model, backend=backend), pieces
+    torch._dynamo.reset()
+
+
+def noted(function, modules):
+    """Runs a function with attribution; the modules that it notes."""
+    where = Attribution(modules)
+    count = iter(range(10_000))
+    with where.noting(lambda: next(count)):
+        function()
+    return {place.module for place in where.places if place.op}
+
+
+def test_what_compiles_during_a_capture_compiles_as_without(compiled):
+    model, function, pieces = compiled
+    with warnings.catch_warnings(action="error"):
+        assert noted(lambda: function(X), model) == {"Model"}
+    assert [len(piece) for piece in pieces] == [5], "in one piece"
+    function(X)
+    assert noted(lambda: function(X), model) == {"Model"}
+    assert len(pieces) <= 2, "torch may look once more when the hooks are gone"
+    assert {len(piece) for piece in pieces} == {5}
+
+
+def test_what_was_compiled_before_stays_as_it_is(compiled):
+    model, function, pieces = compiled
+    function(X)
+    with warnings.catch_warnings(action="error"):
+        assert noted(lambda: function(X), model) == {"Model"}
+    function(X)
+    assert [len(piece) for piece in pieces] == [5]
+
+
+def test_a_scope_in_a_compiled_function_changes_nothing_there(compiled):
+    model = compiled[0]
+
+    def forward(x):
+        with gk.scope("inside"):
+            return model(x)
+
+    function = torch.compile(forward, backend="eager", fullgraph=True)
+    assert torch.equal(function(X), model(X))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert noted(lambda: function(X), model) == {""}

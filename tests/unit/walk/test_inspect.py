@@ -12,7 +12,7 @@ import graphkit as gk
 from graphkit.errors import InspectError
 from graphkit.graphs import Attribution, ChainedGraph, RecorderBackend
 from graphkit.graphs.attribution import Place
-from graphkit.graphs.walk import inspect
+from graphkit.graphs.walk import inspect, template_walk
 from graphkit.graphs.walk.timing import Span
 from graphkit.records import Environment
 
@@ -142,7 +142,7 @@ def test_replays_are_measured(allocator, monkeypatch):
         asked.append((replay, parts))
         return [[Span("k", (2, 1, 1), 0, 1000)], [Span("k", (2, 1, 1), 0, 3000)]] * 2
 
-    monkeypatch.setattr(inspect, "launches_of", launches)
+    monkeypatch.setattr(template_walk, "launches_of", launches)
     graph, replay = Captured(allocator.graph(node)), object()
     record = gk.inspect_graph(graph, replay=replay)
     assert asked == [(replay, 1)]

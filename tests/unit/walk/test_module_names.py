@@ -125,3 +125,53 @@ def test_a_name_holds_from_its_first_use(model):
     names = ModuleNames(None)
     assert run(names, model, model.embed) == ["Model", "Model.embed"]
     assert run(names, model.embed) == ["Model.embed"]
+
+
+class Towers(nn.Module):
+    """Two towers over the same block; ``shared`` is one more name of it."""
+
+    def __init__(self):
+        super().__init__()
+        block = Block()
+        self.left, self.right = nn.Sequential(block), nn.Sequential(block)
+        self.shared = block
+
+
+def test_a_shared_module_is_called_by_the_one_around_it():
+    model = Towers()
+    names, block = ModuleNames(model), model.shared
+    assert run(names, model, model.left, block, block.act)[2:] == ["left.0", "left.0.act"]
+    assert run(names, model, model.right, block, block.act)[2:] == ["right.0", "right.0.act"]
+    assert run(names, model, block) == ["Towers", "left.0"], "else by its first name"
+
+
+def test_a_model_that_nobody_declared_shares_modules_as_well():
+    model = Towers()
+    paths = run(ModuleNames(None), model, model.right, model.shared)
+    assert paths == ["Towers", "Towers.right", "Towers.right.0"]
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_a_compiled_module_is_called_as_if_it_were_not(model, when):
+    """Whether it was compiled before its model was declared, after it, or the model was not."""
+    block = model.layers[1]
+    names = ModuleNames(model if when == "after" else None)
+    model.layers[1] = compiled = torch.compile(block)
+    names = ModuleNames(model) if when == "before" else names
+    prefix = "Model." if when == "never" else ""
+    paths = run(names, model, compiled, block, block.act)
+    assert paths == ["Model", *[f"{prefix}layers.1"] * 2, f"{prefix}layers.1.act"]
+
+
+def test_a_compiled_model_is_called_as_the_model_itself(model):
+    compiled = torch.compile(model)
+    for declared in (model, compiled):
+        paths = run(ModuleNames(declared), compiled, model, model.layers[1])
+        assert paths == ["Model", "Model", "layers.1"]
+    assert run(ModuleNames(None), compiled, model.embed) == ["Model", "Model.embed"]
+
+
+def test_a_compiled_module_that_came_later_is_named_by_its_parent(model):
+    names = ModuleNames(model)
+    model.late = torch.compile(Block())
+    assert run(names, model, model.late)[1:] == ["Model.late"]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkit.graphs.walk.timing import Span, critical_path, timed
+from graphkit.graphs.walk.nesting import critical_path
+from graphkit.graphs.walk.timing import Span, timed
 from graphkit.records import Edge, Node
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=200)
@@ -173,3 +174,47 @@ def test_the_critical_path_passes_nodes_that_were_not_measured():
 
 def test_an_edge_may_lead_to_a_node_that_was_made_earlier():
     assert critical_path(weighed(1.0, 2.0, 4.0), edges((2, 0), (0, 1))) == (2, 0, 1)
+
+
+CHILD = of_kind("child graph", "child graph")
+
+
+def within(parent, *nodes):
+    return [replace(node, parent=parent) for node in nodes]
+
+
+def test_the_critical_path_goes_through_what_a_node_holds():
+    a, child, c, d, first, second = weighed(1.0, None, 1.0, 3.0, 2.0, 3.0)
+    nodes = [a, child, c, d, *within(1, first, second)]
+    fork = edges((0, 1), (1, 2), (0, 3), (4, 5))
+    assert critical_path(nodes, fork) == (0, 1, 4, 5, 2)
+    assert critical_path(nodes, fork[:-1]) == (0, 1, 5, 2), "of two at once the longer one"
+    assert critical_path([a, child, c, replace(d, duration_us=9.0), *nodes[4:]], fork) == (0, 3)
+    unmeasured = [*nodes[:5], replace(second, parent=1, duration_us=None)]
+    assert critical_path(unmeasured, edges((0, 1), (1, 2), (4, 5))) == (0, 1, 4, 5, 2)
+
+
+def test_the_critical_path_goes_through_children_of_children():
+    a, outer, c, inner, last, deep = weighed(1.0, None, 1.0, None, 2.0, 3.0)
+    nodes = [a, outer, c, *within(1, inner, last), *within(3, deep)]
+    assert critical_path(nodes, edges((0, 1), (1, 2), (3, 4))) == (0, 1, 3, 5, 4, 2)
+    assert critical_path(nodes, edges((0, 1), (1, 2))) == (0, 1, 3, 5, 2)
+
+
+def test_the_time_of_what_a_node_holds_counts():
+    inner = replace(of_kind("kernel", "c", GRID), parent=1)
+    nodes = nodes_of("a", CHILD, "b", inner)
+    runs = launch(("a", 0, 1000), ("c", 1000, 5000), ("b", 6000, 2000))
+    made, whole = timed(nodes, edges((0, 1), (1, 2)), [runs])
+    assert (whole.critical_path, whole.critical_us) == ((0, 1, 3, 2), 8.0)
+    assert [node.duration_us for node in made] == [1.0, None, 2.0, 5.0]
+    assert whole.bound_by == "order"
+
+
+def test_a_kernel_in_a_child_graph_runs_in_its_place():
+    """Also where all of them look alike, so that no order but this tells them apart."""
+    inner = replace(of_kind("kernel", "a", GRID), parent=1)
+    nodes = nodes_of("a", CHILD, "a", inner, inner)
+    runs = launch(*(("a", 1000 * i, 100 * (i + 1)) for i in range(4)))
+    made, _ = timed(nodes, edges((0, 1), (1, 2), (3, 4)), [runs])
+    assert [node.duration_us for node in made] == [0.1, None, 0.4, 0.2, 0.3]
