@@ -8,6 +8,7 @@ in one scalar differ in exactly that argument.)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from graphkit.audit.ledger import Ledger, Look
 from graphkit.audit.leftovers import may_be_left_over
 from graphkit.audit.recaptures import Baseline, Recaptures
+from graphkit.errors import TargetError
 from graphkit.graphs import OTHER_UNSET
 from graphkit.graphs.walk.images import Difference
 from graphkit.records import Node
@@ -52,8 +54,17 @@ def audit_baked(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> N
         target: Says what may change: its sample batches, and ``dynamic``.
         runner: One of the target's, planned or captured; nothing may be replayed meanwhile.
         ledger: Takes what is found.
+
+    Raises:
+        CaptureError: The forward cannot be captured.
+        TargetError: Something in ``dynamic`` has fewer than two values.
     """
-    for setter, values in target.dynamic.values():
+    for name, (setter, values) in target.dynamic.items():
+        if len(values) < 2:
+            raise TargetError(
+                f"target {target.name!r}: dynamic {name!r} has {len(values)} values, so there is "
+                "no change to look at. Give it two or more."
+            )
         setter(values[0])
     recaptures = Recaptures(target, runner)
     with recaptures.kept():
@@ -86,7 +97,12 @@ def _declared(
         setter(after)
         return recaptures.batch_of(seed=1)
 
-    return Change(name, repr(before), repr(after), make, lambda: setter(before))
+    return Change(name, _shown(before), _shown(after), make, lambda: setter(before))
+
+
+def _shown(value: Any) -> str:
+    """A value in one line, without its address: reports are the same from run to run."""
+    return " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
 
 
 def _nothing() -> None:
@@ -176,7 +192,7 @@ def _tell(
 ) -> None:
     """One finding for what is the same in many nodes: a baked value often stands in every layer."""
     alike: dict[Any, list[Difference]] = {}
-    for each in found:
+    for each in _before_another_way(found):
         kernel = nodes[each.node].short_name if each.node < len(nodes) else ""
         facts = each.what, each.argument, each.offset, each.before, each.after
         alike.setdefault((kernel, *facts), []).append(each)
@@ -197,6 +213,18 @@ def _tell(
             advice="Read it from a tensor that every replay refreshes: declare it as an input "
             "field, or write it in place before each replay.",
         )
+
+
+def _before_another_way(found: Sequence[Difference]) -> Iterator[Difference]:
+    """Differences up to the first node that is another one, if their numbers differ.
+
+    Behind a node that only one capture has, nodes of different places are compared.
+    """
+    is_longer = any(each.what == "number of nodes" for each in found)
+    for each in found:
+        yield each
+        if is_longer and each.what == "kernel":
+            return
 
 
 def _place(difference: Difference) -> str:

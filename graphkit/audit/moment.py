@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+
+from graphkit.audit.rows import Named, Way, dummies, named_by, ways_of
 
 
 class Moment:
@@ -13,7 +16,7 @@ class Moment:
     Args:
         state: By name.
         device: Of the state.
-        page_size: Rows of a KV pool that are the dummy's, whatever is in them.
+        page_size: Slots of the first page, which is the dummy's.
     """
 
     def __init__(
@@ -32,15 +35,14 @@ class Moment:
         if self._on_cuda is not None:
             torch.cuda.set_rng_state(self._on_cuda, self._device)
 
-    def changed(self) -> list[str]:
-        """Names of the state that is not as it was."""
-        return [name for name, tensor in self._state.items() if self._is_changed(name, tensor)]
+    def changed(self, batch: Any) -> list[str]:
+        """Names of the state that a batch left otherwise, rows of nobody's aside."""
+        named = named_by(batch, self._page_size)
+        return [name for name, now in self._state.items() if self._is_changed(name, now, named)]
 
-    def _is_changed(self, name: str, now: torch.Tensor) -> bool:
-        saved = self._saved[name]
+    def _is_changed(self, name: str, now: torch.Tensor, named: Named) -> bool:
+        saved, nobodys = self._saved[name], dummies(self._page_size)
         if torch.equal(now, saved):
             return False
-        differs = (now != saved) & ~(now.isnan() & saved.isnan())
-        if now.ndim > 1:
-            differs[: self._page_size] = False
-        return bool(differs.any())
+        ways = ways_of(now, self._page_size, named) or (Way("places", 0),)
+        return all(bool(way.strays(now, saved, nobodys).any()) for way in ways)

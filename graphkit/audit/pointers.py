@@ -55,7 +55,7 @@ def judge_pointers(record: GraphRecord, look: Look, alive: TensorsAlive) -> None
     counts: Counter[str] = Counter()
     told: set[int] = set()
     for node, argument, pointer in _pointers(record):
-        memory = _memory(pointer, alive)
+        memory = _memory(argument, pointer, alive)
         is_sure = not may_be_left_over(node, argument, pointer.offset)
         if is_sure:
             counts[memory] += 1
@@ -69,9 +69,16 @@ def judge_pointers(record: GraphRecord, look: Look, alive: TensorsAlive) -> None
     look.text = f"{counts.total()} addresses: {kinds}" if kinds else "no address"
 
 
-def _memory(pointer: Pointer, alive: TensorsAlive) -> str:
-    is_librarys = pointer.memory == "external" and not alive.hold(pointer.address)
-    return "workspace" if is_librarys else pointer.memory
+def _memory(argument: Argument, pointer: Pointer, alive: TensorsAlive) -> str:
+    """The kind of memory; some that nobody declared is nobody's."""
+    if pointer.memory != "external":
+        return pointer.memory
+    if not alive.hold(pointer.address):
+        return "workspace"
+    # The recorder's 0-dim tensor that nobody else holds is Python's number, as in rows[:, 3] = 0.5.
+    is_scalar = argument.kind == "tensor" and argument.text.partition(" at ")[0].endswith(" []")
+    is_number = is_scalar and not alive.hold_beside_recordings(pointer.address)
+    return "number" if is_number else "external"
 
 
 def _judge_unreadable(record: GraphRecord, look: Look) -> None:

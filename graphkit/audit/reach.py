@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from functools import partial
 from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
@@ -144,7 +145,7 @@ def _is_entered(value: Any) -> bool:
         return True
     if isinstance(value, (list, tuple, dict)):
         return len(value) <= MOST_ITEMS
-    if isinstance(value, (type, AttentionBackend)):
+    if isinstance(value, (type, Enum, AttentionBackend)):
         return False
     owner = value if isinstance(value, FunctionType) else type(value)
     return hasattr(value, "__dict__") and str(owner.__module__).split(".")[0] not in _OTHERS
@@ -183,7 +184,8 @@ def _globals_of(kind: type, method: str) -> Iterator[Holder]:
 
 def _named_globals(function: FunctionType) -> Iterator[Holder]:
     names = frozenset(function.__code__.co_names)
-    yield Holder(function.__module__.split(".")[-1], function.__globals__, names.__contains__)
+    module = str(function.__module__ or "globals")  # code that was made by exec has no module
+    yield Holder(module.rpartition(".")[2], function.__globals__, names.__contains__)
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from graphkit.audit.moment import Moment
 from graphkit.audit.rerun import Rerun
+from graphkit.audit.rows import Named, named_by, without_dummies
 from graphkit.audit.snapshot import checksum
 from graphkit.graphs import OTHER_UNSET, Attribution, CapturedGraph, collector_off
 from graphkit.graphs.walk.images import (
@@ -140,17 +141,18 @@ class Recaptures:
         return inspect_graph(graph, names=self._names).nodes
 
     def _verdict(self, size: int, graph: CapturedGraph, moment: Moment) -> Verdict:
-        rerun = Rerun(self._runner, self.batch_of(seed=1)(size), size, moment)
+        batch = self.batch_of(seed=1)(size)
+        rerun = Rerun(self._runner, batch, size, moment)
+        named = named_by(batch, self._runner.sizes.page_size)
         kept, other = (
-            [self._left(rerun, each) for _ in range(2)] for each in (self._kept[size], graph)
+            [self._left(rerun, each, named) for _ in range(2)] for each in (self._kept[size], graph)
         )
         if kept[0] != kept[1] or other[0] != other[1]:
             return "restless"
         return "alike" if kept[0] == other[0] else "different"
 
-    def _left(self, rerun: Rerun, graph: CapturedGraph) -> list[int]:
+    def _left(self, rerun: Rerun, graph: CapturedGraph, named: Named) -> list[int]:
         """What a replay makes and leaves in declared state, without the dummy's rows, as sums."""
-        first = self._runner.sizes.page_size
-        made = rerun(graph).tensors().values()
-        state = [each[first:] if each.ndim > 1 else each for each in self._state.values()]
+        made, page_size = rerun(graph).tensors().values(), self._runner.sizes.page_size
+        state = (without_dummies(each, page_size, named) for each in self._state.values())
         return [checksum(tensor) for tensor in (*made, *state)]

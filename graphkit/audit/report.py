@@ -15,7 +15,7 @@ from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.warmup import audit_warmup
 from graphkit.errors import ConfigError, TargetError
-from graphkit.graphs import Attribution, backend_for, environment
+from graphkit.graphs import Attribution, SizeTable, backend_for, environment
 from graphkit.records import AuditReport, GraphRecord, LockRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
@@ -119,9 +119,9 @@ def lock_target(
 
 
 def few_sizes(target: CaptureTarget) -> list[int]:
-    """The smallest, a middle one and the largest; what a size has, its neighbours have as well."""
-    largest = target.sizes.max_batch_size
-    return sorted({1, max(largest // 8, 1), largest})
+    """Of a target's sizes the smallest, a middle one and the largest: others are like them."""
+    table = SizeTable(target.sizes.max_batch_size, target.batch_sizes)
+    return sorted({table.sizes[0], table.fit(max(table.largest // 8, 1)), table.largest})
 
 
 def _part_of(lock: LockRecord, modes: Collection[str] | None) -> LockRecord:

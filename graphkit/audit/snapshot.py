@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ import torch
 
 from graphkit.audit.reach import MOST_ITEMS, Held
 
-_PLAIN = (bool, int, float, complex, str, bytes)
+_PLAIN = (bool, int, float, complex, str, bytes, Enum, np.generic)
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator)
+_TOLD = (torch.Tensor, np.ndarray, *_GENERATORS, list, set, deque, *_PLAIN)
 _MOST_SHOWN = 40
 _MOST_NUMBERS = 4
 """Tensors of so few numbers are told by them."""
@@ -98,14 +102,15 @@ class Snapshot:
     def _image(self, value: Any) -> Image:
         if isinstance(value, torch.Tensor):
             return self._image_of_tensor(value)
-        if isinstance(value, torch.Generator):
-            return Image("random numbers", checksum(value.get_state()))
+        if isinstance(value, np.ndarray):
+            return Image(f"{value.dtype} {list(value.shape)}", hash(value.tobytes()))
+        if isinstance(value, _GENERATORS):
+            return Image("random numbers", _state_of(value))
         if value is None:
             return NOTHING
         if isinstance(value, _PLAIN):
-            text = repr(value)
-            short = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-            return Image(short, value)
+            text = repr(value)  # not the value: nan is not itself, and True is 1
+            return Image(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...", text)
         return Image(f"{len(value)} items", len(value))
 
     def _image_of_tensor(self, tensor: torch.Tensor) -> Image:
@@ -139,7 +144,15 @@ def _is_told(value: Any) -> bool:
     """Whether it is told itself; a small dict is told by what it holds."""
     if isinstance(value, dict):
         return len(value) > MOST_ITEMS
-    return value is None or isinstance(value, (torch.Tensor, torch.Generator, list, set, *_PLAIN))
+    return value is None or isinstance(value, _TOLD)
+
+
+def _state_of(generator: torch.Generator | random.Random | np.random.Generator) -> int:
+    if isinstance(generator, torch.Generator):
+        return checksum(generator.get_state())
+    if isinstance(generator, random.Random):
+        return hash(generator.getstate())
+    return hash(repr(generator.bit_generator.state))
 
 
 def _random_states() -> Iterator[tuple[str, int]]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from graphkit.buffers import Inputs
+from graphkit.records import Mismatch
 from graphkit.runners import Output
 from graphkit.runners.step import name_of
 from graphkit.targets.target import CaptureTarget
@@ -47,6 +48,21 @@ class Meeting:
         return int((ends <= row).sum())
 
 
+def first_far(
+    meetings: Sequence[Meeting], far: Callable[[Meeting], Mismatch | None]
+) -> Mismatch | None:
+    """The first meeting at which the two runs are too far apart, which ``far`` says.
+
+    Where a step meets more than once, the mismatch says which time it was.
+    """
+    for step, meeting in enumerate(meetings):
+        wrong = far(meeting)
+        if wrong is not None:
+            which = f" of step {step}" if len(meetings) > 1 else ""
+            return replace(wrong, field=f"{wrong.field}{which}")
+    return None
+
+
 class Lockstep:
     """Watches the forwards of a target, and has them follow one another on demand.
 
@@ -59,7 +75,7 @@ class Lockstep:
 
     def watch(self, target: CaptureTarget) -> CaptureTarget:
         """The same target, its forwards watched."""
-        watched = {mode: self._watched(forward) for mode, forward in target.forwards.items()}
+        watched = {mode: self.watched(forward) for mode, forward in target.forwards.items()}
         return replace(target, forwards=watched)
 
     @contextmanager
@@ -85,15 +101,16 @@ class Lockstep:
         with self._passing(meet):
             yield meetings
 
-    def _watched(self, forward: Any) -> Any:
+    def watched(self, forward: Any) -> Any:
+        """A forward, or each of several, that does the same and is watched."""
         if isinstance(forward, Sequence):
-            return tuple(self._watched(one) for one in forward)
+            return tuple(self.watched(one) for one in forward)
 
-        def watched(inputs: Any) -> Any:
+        def watching(inputs: Any) -> Any:
             return self._pass(inputs, forward(inputs))
 
-        watched.__qualname__ = name_of(forward)  # records speak of the user's forward
-        return watched
+        watching.__qualname__ = name_of(forward)  # records speak of the user's forward
+        return watching
 
     @contextmanager
     def _passing(self, way: Callable[[Any, Any], Any]) -> Iterator[None]:

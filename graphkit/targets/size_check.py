@@ -21,7 +21,7 @@ from graphkit.graphs import preserved
 from graphkit.records import GraphRecord, Mismatch, SizeRecord
 from graphkit.runners import Output, Runner
 from graphkit.targets.compare import Tensors, first_difference, largest_difference, tolerance
-from graphkit.targets.lockstep import Lockstep, Meeting
+from graphkit.targets.lockstep import Lockstep, Meeting, first_far
 from graphkit.targets.target import CaptureTarget
 
 _SEED = 20
@@ -113,14 +113,9 @@ class SizeCheck:
 
     def _met(self, meetings: Sequence[Meeting]) -> Mismatch | None:
         """The first forward that padding changes."""
-        found = None
-        for step, each in enumerate(meetings):
-            self.largest = max(self.largest, largest_difference(each.made, each.led))
-            wrong = self._far(each.made, each.led, each.owner)
-            if wrong is not None and len(meetings) > 1:
-                wrong = replace(wrong, field=f"{wrong.field} of step {step}")
-            found = found or wrong
-        return found
+        apart = (largest_difference(each.made, each.led) for each in meetings)
+        self.largest = max([self.largest, *apart])
+        return first_far(meetings, lambda each: self._far(each.made, each.led, each.owner))
 
     def _far(
         self, eager: Tensors, padded: Tensors, owner: Callable[[int, int], int]

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from graphkit.audit.pads import live_sizes
-from graphkit.errors import ReplayError, TargetError
+from graphkit.errors import ConfigError, ReplayError, TargetError
 from graphkit.records import Mismatch
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
@@ -45,9 +45,13 @@ def assert_replay_equivalent(
     Raises:
         AssertionError: A replay is wrong, or a batch has no graph. The text says where, how much,
             whether graph or padding is guilty, and what kind of bug that hints at.
+        ConfigError: A tolerance is negative, or no number.
         ReplayError: The runner is not captured.
         TargetError: There was no batch.
     """
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not value >= 0:
+            raise ConfigError(f"{name} must be a number of at least 0, got {value!r}.", field=name)
     if runner.life != "captured":
         why = runner.stays_eager or f"runner is {runner.life}"
         raise ReplayError(f"{why}: there is no replay to compare. Capture the runner first.")
@@ -87,6 +91,7 @@ def assert_target_equivalent(
     Raises:
         AssertionError: A replay is wrong.
         CaptureError: A forward cannot be captured.
+        ConfigError: A tolerance is negative, or no number.
         TargetError: The target lacks a mode.
     """
     for mode in modes or target.forwards:
@@ -118,7 +123,7 @@ def _watched(runner: Runner[Any]) -> Iterator[tuple[CaptureTarget, Lockstep]]:
         sample_batch=lambda *_: None,
         state=runner.memory_names()["state"],
     )
-    step.forward = lockstep.watch(target).forwards[runner.mode]
+    step.forward = lockstep.watched(forward)
     try:
         yield target, lockstep
     finally:

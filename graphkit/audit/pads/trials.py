@@ -38,12 +38,7 @@ class Trials:
         self._random = _random_states(runner.device)
         self.draws = False
         whole = self.batch(runner.table.largest)
-        self.state = WatchedState(
-            target.state or {},
-            target.sizes.page_size,
-            max(whole.out_cache_loc.tolist()),
-            max(whole.req_pool_indices.tolist()),
-        )
+        self.state = WatchedState(target.state or {}, target.sizes.page_size, whole)
 
     def __enter__(self) -> Self:
         self.runner.shadow = None

@@ -7,7 +7,7 @@ is gone. If the padded way is not the bare one, padding is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -113,9 +113,11 @@ class ShadowWatch:
     def _compare(self, replay: Replay) -> None:
         self.compared += 1
         padded = self._padded(replay)
-        state, graph = replay.after.changed(), replay.difference(padded, replay.got)
+        state, graph = replay.after.changed(replay.batch), replay.difference(padded, replay.got)
         if graph is not None or state:
-            self._judge_graph(replay, padded, graph, state)
+            is_wild = self._judge_graph(replay, padded, graph, state)
+            if is_wild:  # then the bare way is another one as well, pads or not
+                return
         replay.rewind()
         padding = self._ways.padding_changes(replay.batch, replay.fit, padded)
         if padding is not None:
@@ -127,16 +129,17 @@ class ShadowWatch:
 
     def _judge_graph(
         self, replay: Replay, padded: Tensors, graph: Mismatch | None, state: list[str]
-    ) -> None:
+    ) -> bool:
         """A graph that is not as its padded way is wrong.
 
         If that way is restless itself, as sums in changing order are, the graph is wrong if it is
-        further off than rounding goes and the padded way never is.
+        further off than rounding goes and the padded way never is. Returns whether that way is:
+        then nothing can be told from it.
         """
         left = self._ways.now()
         again = [self._padded(replay) for _ in range(_TIMES)]
         restless = _first(replay.difference(padded, each) for each in again)
-        state = [name for name in state if name not in left.changed() and restless is None]
+        is_wild = False
         if restless is not None:
             allowed = tolerance(padded)
             is_wild = _first(replay.difference(padded, each, allowed) for each in again) is not None
@@ -146,9 +149,15 @@ class ShadowWatch:
         elif restless is not None:
             ways = "once more without a graph", "the first time"
             self._found_row("restless step", replay, restless, ways, _RESTLESS)
-        elif state:
-            text = f"the graph leaves other values in {state[0]} than the same step without it."
-            self._found("graph bug", replay, state[0], text, _GRAPH)
+        else:
+            moving = left.changed(replay.batch)
+            self._judge_state(replay, [name for name in state if name not in moving])
+        return is_wild
+
+    def _judge_state(self, replay: Replay, names: Sequence[str]) -> None:
+        if names:
+            text = f"the graph leaves other values in {names[0]} than the same step without it."
+            self._found("graph bug", replay, names[0], text, _GRAPH)
 
     def _found_row(
         self, kind: str, replay: Replay, wrong: Mismatch, ways: tuple[str, str], advice: str

@@ -6,9 +6,9 @@ a step chooses tokens between its forwards it follows the padded one, see ``targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from graphkit.records import Mismatch
 from graphkit.runners import Output, Runner
 from graphkit.runners.fit import Fit
 from graphkit.targets.compare import Tensors, first_difference, tolerance
-from graphkit.targets.lockstep import Lockstep, Meeting
+from graphkit.targets.lockstep import Lockstep, first_far
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,11 @@ class Ways:
         """The first live row of what ``padded`` made last that is another one without pads."""
         with self._watched(), self._lockstep.follow() as meetings:
             bare = self._runner.fall_back(batch).tensors()
-        return _met(meetings) or first_difference(bare, padded, tolerance(bare), _owner_in(fit))
+        met = first_far(
+            meetings,
+            lambda each: first_difference(each.made, each.led, tolerance(each.made), each.owner),
+        )
+        return met or first_difference(bare, padded, tolerance(bare), _owner_in(fit))
 
     def recover(self) -> None:
         """Forget a batch that a failed way left unread."""
@@ -117,7 +121,7 @@ class Ways:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         step = self._parts.step
-        own, step.forward = step.forward, self._lockstep._watched(step.forward)
+        own, step.forward = step.forward, self._lockstep.watched(step.forward)
         try:
             yield
         finally:
@@ -127,13 +131,3 @@ class Ways:
 def _owner_in(fit: Fit) -> Callable[[int, int], int]:
     """The request that one of so many rows belongs to."""
     return lambda row, rows: row * fit.requests // rows
-
-
-def _met(meetings: Sequence[Meeting]) -> Mismatch | None:
-    """The first forward of a step that padding changes."""
-    found = (first_difference(m.made, m.led, tolerance(m.made), m.owner) for m in meetings)
-    for step, wrong in enumerate(found):
-        if wrong is not None:
-            which = f" of step {step}" if len(meetings) > 1 else ""
-            return replace(wrong, field=f"{wrong.field}{which}")
-    return None

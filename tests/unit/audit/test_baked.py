@@ -12,7 +12,6 @@ from torch import nn
 import graphkit as gk
 from graphkit.audit import Ledger
 from graphkit.audit.baked import audit_baked
-from graphkit.graphs.walk.images import ArgumentImage, NodeImage, differences, differing_bytes
 
 SPEC = gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4)
 SIZES = gk.BufferSizes(4, 128, 16, 32, torch.float32)
@@ -137,6 +136,33 @@ def test_a_loop_shows_as_another_number_of_nodes(model, settings):
     assert len(ledger.findings) == 2
 
 
+def test_nodes_behind_one_that_only_one_capture_has_are_not_told(model, settings):
+    def forward(i):
+        logits = model(i.input_ids)
+        return (logits.relu() if settings.is_greedy else logits).exp().neg()
+
+    ledger = audited(forward, model, greedy=(setter(settings, "is_greedy"), [True, False]))
+    assert [(f.before, f.after) for f in ledger.findings] == [("relu", "exp")] * 2
+
+
+@pytest.mark.parametrize("values", [[], [0.5]])
+def test_a_dynamic_input_without_a_second_value_is_refused(model, settings, values):
+    with pytest.raises(gk.TargetError, match=f"dynamic 'heat' has {len(values)} values"):
+        audited(lambda i: model(i.input_ids), model, heat=(setter(settings, "temperature"), values))
+
+
+def test_values_are_told_without_their_addresses(model, settings):
+    def forward(i):
+        return model(i.input_ids) / settings.temperature.steps
+
+    values = [Settings(), Settings()]
+    values[1].steps = 3
+    ledger = audited(forward, model, settings=(setter(settings, "temperature"), values))
+    assert "is 2 at <" in ledger.findings[0].text
+    assert "object> and 3 at <" in ledger.findings[0].text
+    assert "0x" not in ledger.findings[0].text
+
+
 def test_the_same_value_in_many_nodes_is_one_finding(model, settings):
     def forward(i):
         logits = model(i.input_ids)
@@ -181,48 +207,3 @@ def test_what_was_changed_is_taken_back_when_a_capture_fails(model, settings):
     with pytest.raises(gk.CaptureError):
         audited(forward, model, temperature=(setter(settings, "temperature"), [0.5, 0.25]))
     assert settings.temperature == 0.5
-
-
-def node(*data, name="kernel", grid="1x1x1"):
-    return NodeImage(name, (("grid", grid),), tuple(ArgumentImage("", each) for each in data))
-
-
-class TestImages:
-    def test_a_grid_that_differs_is_told(self):
-        (found,) = differences([node(grid="8x1x1")], [node(grid="16x1x1")], {})
-        assert (found.what, found.before, found.after) == ("grid", "8x1x1", "16x1x1")
-
-    def test_a_word_in_a_struct_is_told_by_its_offset(self):
-        before, after = bytearray(64), bytearray(64)
-        after[20] = 7
-        (found,) = differences([node(bytes(before))], [node(bytes(after))], {})
-        assert (found.argument, found.offset, found.before, found.after) == (0, 20, "0", "7")
-
-    def test_differing_bytes_are_passed_over_and_others_beside_them_are_not(self):
-        """A float that torch sets, behind three bytes of a struct that it does not."""
-        first = b"\x01\x00\x00\x00" + np.float32(0.5).tobytes()
-        noisy = b"\x01\xa5\xa5\xa5" + np.float32(0.5).tobytes()
-        after = b"\x01\x11\x22\x33" + np.float32(0.25).tobytes()
-        unset = differing_bytes([node(first)], [node(noisy)])
-        assert unset == {(0, 0): {1, 2, 3}}
-        assert not list(differences([node(first)], [node(noisy)], unset))
-        (found,) = differences([node(first)], [node(after)], unset)
-        assert (found.offset, found.before, found.after) == (4, "0.5", "0.25")
-
-    @pytest.mark.parametrize(("one", "other"), [(0.5, 0.25), (0.7, 1.4), (1 / 0.7, 1 / 0.9)])
-    def test_a_double_is_told_whole_also_if_it_changes_in_one_half(self, one, other):
-        data = [node(np.float64(value).tobytes()) for value in (one, other)]
-        (found,) = differences(data[:1], data[1:], {})
-        assert (float(found.before), float(found.after)) == pytest.approx((one, other))
-
-    def test_a_float_beside_four_bytes_that_are_left_over_is_told_alone(self):
-        data = [node(b"\x03\x7c\x12\xf3" + np.float32(value).tobytes()) for value in (1.0, 0.5)]
-        (found,) = differences(data[:1], data[1:], {})
-        assert (found.offset, found.before, found.after) == (4, "1", "0.5")
-
-    def test_an_eight_byte_number_is_told_whole(self):
-        (found,) = differences(
-            [node((3).to_bytes(8, "little"))], [node((5 << 32).to_bytes(8, "little"))], {}
-        )
-        assert found.offset == 0
-        assert found.before == "3"

@@ -60,6 +60,19 @@ def test_a_graph_that_reads_only_what_was_declared_has_no_finding(model):
     assert not audited(lambda i: model(i.input_ids) + reads_all(i), weights=model)
 
 
+@pytest.mark.parametrize(
+    ("value", "kinds"), [(0.5, []), (torch.tensor(0.5), ["undeclared memory"])], ids=str
+)
+def test_a_number_that_python_writes_is_no_memory_unless_somebody_holds_it(model, value, kinds):
+
+    def forward(i):
+        logits = model(i.input_ids) + reads_all(i)
+        logits[:, 3] = value
+        return logits
+
+    assert [finding.kind for finding in audited(forward, weights=model)] == kinds
+
+
 def test_memory_that_nobody_declared_is_found_with_its_reader(model):
     mask = torch.ones(32)
     (finding,) = audited(lambda i: model(i.input_ids) * mask + reads_all(i), weights=model)

@@ -186,6 +186,13 @@ def test_nothing_to_compare_is_an_error(capture):
         assert_replay_equivalent(runner, batches)
 
 
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+@pytest.mark.parametrize("value", [-1e-3, float("nan")])
+def test_a_tolerance_that_nothing_could_keep_is_refused(target_of, name, value):
+    with pytest.raises(gk.ConfigError, match=f"{name} must be a number of at least 0, got {value}"):
+        assert_target_equivalent(target_of(lambda rows: rows), device="cpu", **{name: value})
+
+
 def test_a_planned_runner_is_refused(target_of):
     target = target_of(right)
     with pytest.raises(gk.ReplayError, match="runner is planned: there is no replay to compare"):

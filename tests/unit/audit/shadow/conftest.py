@@ -1,0 +1,130 @@
+"""A small captured model to plant bugs in, and a watch over its replays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graphkit as gk
+from graphkit.audit import ShadowWatch
+
+VERIFY = gk.ForwardMode.TARGET_VERIFY
+VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 40
+
+
+class Tiny(nn.Module):
+    """Calls ``mix(self, hidden, inputs)`` between its two layers; there bugs are planted."""
+
+    def __init__(self, mix=lambda _model, hidden, _inputs: hidden):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        self.register_buffer("cache", torch.zeros(SLOTS, HIDDEN))
+        self.mix = mix
+        self.scale, self.steps, self.place = 1.0, 0, 20
+        self.requires_grad_(False)
+
+    def forward(self, inputs):
+        self.steps += 1
+        hidden = self.embedding(inputs.input_ids) + inputs.positions[:, None] / 64
+        hidden = self.mix(self, hidden, inputs)
+        return gk.VerifyOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
+
+
+@pytest.fixture
+def tiny():
+    """The class."""
+    return Tiny
+
+
+@pytest.fixture
+def scaled():
+    """Multiplies by a number of the host's."""
+
+    def scaled(model, hidden, inputs):
+        return hidden * model.scale
+
+    return scaled
+
+
+@pytest.fixture
+def storing():
+    """Keeps rows, and adds what is there to what is read."""
+
+    def storing(model, hidden, inputs):
+        before = model.cache[inputs.out_cache_loc]
+        model.cache.index_copy_(0, inputs.out_cache_loc, hidden + before / 2)
+        return hidden + before
+
+    return storing
+
+
+@pytest.fixture
+def batch_of():
+    """``batch_of(requests, seed)``."""
+
+    def make(requests, seed=0):
+        random = np.random.default_rng([seed, requests])
+        tokens = requests * WIDTH
+        return gk.TargetVerifyInputs(
+            req_pool_indices=np.arange(1, requests + 1),
+            seq_lens=np.full(requests, 5),
+            input_ids=random.integers(0, VOCAB, tokens),
+            positions=random.integers(0, 50, tokens),
+            out_cache_loc=np.arange(1, tokens + 1),
+        )
+
+    return make
+
+
+@pytest.fixture
+def target_of(batch_of):
+    """``target_of(model, **changes)``: sizes 1 and 4, its cache is state."""
+
+    def make(model, **changes):
+        facts = {
+            "name": "tiny",
+            "spec": gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH),
+            "sizes": gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
+            "forwards": {VERIFY: model},
+            "sample_batch": lambda mode, batch_size, seed: batch_of(batch_size, seed),
+            "weights": model,
+            "state": {"cache": model.cache},
+            "batch_sizes": [1, 4],
+        }
+        return gk.CaptureTarget(**{**facts, **changes})
+
+    return make
+
+
+@pytest.fixture
+def capture(target_of):
+    """``capture(mix)``: a captured runner, and its model."""
+    made = []
+
+    def make(*mix, **changes):
+        model = Tiny(*mix)
+        runner = target_of(model, **changes).runner(VERIFY, device="cpu")
+        runner.capture()
+        made.append(runner)
+        return runner, model
+
+    yield make
+    for runner in made:
+        runner.close()
+
+
+@pytest.fixture
+def watched():
+    """``watched(runner, batches)``: a watch that compared every replay."""
+
+    def watch_all(runner, batches, **options):
+        model = runner._parts.step.forward.__closure__[0].cell_contents
+        with ShadowWatch(runner, **({"every": 1, "weights": model} | options)) as watch:
+            for batch in batches:
+                runner.replay(batch)
+        return watch
+
+    return watch_all

@@ -1,0 +1,140 @@
+"""The shadow watch tells graph bugs, padding bugs and restless steps apart."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+
+import graphkit as gk
+from graphkit.audit import ShadowWatch
+
+VOCAB = 32
+HIDDEN = 8
+GRAPH = "graph bug"
+PADDING = "padding bug"
+RESTLESS = "restless step"
+
+
+def test_a_leak_is_a_padding_bug(capture, batch_of, watched):
+    runner, _ = capture(lambda model, hidden, inputs: hidden + hidden.mean(0))
+    watch = watched(runner, [batch_of(4), batch_of(3), batch_of(3, 1)])
+    (finding,) = watch.findings  # of a size and a field one
+    assert (finding.kind, finding.batch_size, finding.row) == (PADDING, 4, 0)
+    assert finding.text == (
+        f"with 3 live requests row 0 of next_token_logits, of request 0, is {finding.after} with "
+        f"pads and {finding.before} without."
+    )
+    assert "pads" in finding.advice
+
+
+def test_near_ties_are_no_padding_bug(capture):
+    """A token that is likelier by one rounding, another one at every batch size."""
+
+    def tied(inputs):
+        logits = torch.zeros(inputs.num_tokens, VOCAB)
+        logits[:, inputs.batch_size :: 7] += torch.finfo(torch.float32).eps
+        return gk.VerifyOutput(next_token_logits=logits, hidden_states=logits[:, :HIDDEN].clone())
+
+    with gk.DraftRunner(
+        tied, spec=gk.SpecConfig("EAGLE", 3, 1, 4), batch_sizes=[4], device="cpu",
+        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
+    ) as runner:  # fmt: skip
+        runner.capture()
+        with ShadowWatch(runner, every=1) as watch:
+            for live in (1, 2, 3):
+                runner.replay(
+                    gk.DraftInputs(
+                        req_pool_indices=np.arange(1, live + 1),
+                        seq_lens=np.full(live, 5),
+                        topk_p=np.full((live, 1), 0.5, dtype=np.float32),
+                        topk_index=np.full((live, 1), 3),
+                        hidden_states=torch.zeros(live, HIDDEN),
+                        positions=np.full(live, 5),
+                        out_cache_loc=np.arange(1, live * 3 + 1),
+                    )
+                )
+    assert (watch.findings, watch.compared) == ([], 3)
+
+
+def test_both_bugs_are_told_apart(capture, batch_of, watched):
+    runner, model = capture(lambda model, hidden, inputs: (hidden + hidden.mean(0)) * model.scale)
+    model.scale = 3.0
+    watch = watched(runner, [batch_of(3)])
+    assert sorted(finding.kind for finding in watch.findings) == [GRAPH, PADDING]
+
+
+def test_state_that_the_graph_leaves_otherwise(capture, batch_of, watched):
+    """A write to a frozen place; the output is right."""
+
+    def mix(model, hidden, inputs):
+        model.cache.narrow(0, model.place, 4).copy_(hidden[:4])
+        return hidden
+
+    runner, model = capture(mix)
+    model.place = 21
+    watch = watched(runner, [batch_of(1)], bisect=True)
+    (finding,) = watch.findings
+    assert (finding.kind, finding.field) == (GRAPH, "cache")
+    assert finding.text.startswith(
+        "with 1 live request the graph leaves other values in cache than the same step without it."
+    )
+    assert finding.text.endswith(
+        f"node {finding.node} (copy_): its argument 0 self is float32 [4, 8] at cache+0x2a0, and "
+        "float32 [4, 8] at cache+0x280 in the graph."
+    )
+
+
+def test_the_dummy_slot_may_hold_anything(capture, batch_of, watched):
+    def mix(model, hidden, inputs):
+        model.cache[0].fill_(model.place)
+        return hidden
+
+    runner, model = capture(mix)
+    model.place = 21
+    assert watched(runner, [batch_of(1)]).findings == []
+
+
+def test_state_that_is_never_the_same_is_not_the_graphs(capture, batch_of, watched):
+    turns = itertools.count()
+
+    def mix(model, hidden, inputs):
+        model.cache[5].fill_(next(turns))
+        return hidden
+
+    runner, _ = capture(mix)
+    assert watched(runner, [batch_of(1)]).findings == []
+
+
+def test_a_step_that_counts_on_the_host_is_compared_from_the_same_count(capture, batch_of, watched):
+    def mix(model, hidden, inputs):
+        model.cache[0].fill_(model.steps)
+        return hidden * (2 if model.steps == 7 else 1)
+
+    runner, _ = capture(mix)
+    assert watched(runner, [batch_of(3)]).findings[0].kind == GRAPH  # and not restless
+
+
+def test_a_step_that_never_does_the_same(capture, batch_of, watched):
+    turns = itertools.count()
+    runner, _ = capture(lambda model, hidden, inputs: hidden + next(turns))
+    (finding,) = watched(runner, [batch_of(4), batch_of(3)]).findings
+    assert finding.kind == RESTLESS
+    assert finding.text.startswith("with 4 live requests row 0 of next_token_logits, of request 0")
+
+
+def rounding(turns):
+    """Adds what a sum in changing order may add."""
+    return lambda model, hidden, inputs: hidden * model.scale + 1e-7 * next(turns)
+
+
+def test_a_step_that_rounds_otherwise_every_time_is_restless(capture, batch_of, watched):
+    runner, _ = capture(rounding(itertools.cycle([0, 1, 2])))
+    assert {finding.kind for finding in watched(runner, [batch_of(4)]).findings} == {RESTLESS}
+
+
+def test_a_graph_that_is_further_off_than_a_restless_step_is_wrong(capture, batch_of, watched):
+    runner, model = capture(rounding(itertools.cycle([0, 1, 2])))
+    model.scale = 2.0
+    assert GRAPH in {finding.kind for finding in watched(runner, [batch_of(4)]).findings}

@@ -1,0 +1,33 @@
+"""An audit captures sizes that the target has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.audit.report import few_sizes
+
+VERIFY = gk.ForwardMode.TARGET_VERIFY
+
+
+@pytest.mark.parametrize(
+    ("largest", "batch_sizes", "few"),
+    [
+        (1, None, [1]),
+        (8, None, [1, 8]),
+        (64, None, [1, 8, 64]),
+        (8, [2, 4], [2, 8]),
+        (64, [4, 16, 32], [4, 16, 64]),
+    ],
+)
+def test_few_sizes_are_some_of_the_targets(largest, batch_sizes, few):
+    target = gk.CaptureTarget(
+        name="tiny",
+        spec=gk.SpecConfig("NGRAM", 3, 1, 4),
+        sizes=gk.BufferSizes(largest, 64, 8, 32, torch.float32),
+        forwards={VERIFY: print},
+        sample_batch=print,
+        batch_sizes=batch_sizes,
+    )
+    assert few_sizes(target) == few

@@ -1,0 +1,93 @@
+"""A snapshot sees whatever a forward may keep on the host."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from enum import Enum
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from graphkit.audit.snapshot import Snapshot
+
+
+class Phase(Enum):
+    COLD = 1
+    WARM = 2
+
+
+def count(held):
+    held.array += 1
+
+
+def follow(held):
+    held.number = held.number + 1
+
+
+def note(held):
+    held.log.append(1)
+
+
+def draw(held):
+    held.random.random()
+
+
+def draw_in_numpy(held):
+    held.generator.random()
+
+
+def warm(held):
+    held.phase = Phase.WARM
+
+
+def settle(held):
+    held.flag = True
+
+
+@pytest.fixture
+def held():
+    return SimpleNamespace(
+        array=np.zeros(3),
+        number=np.int64(0),
+        log=deque(),
+        random=random.Random(0),
+        generator=np.random.default_rng(0),
+        phase=Phase.COLD,
+        flag=1,
+        nothing_known=float("nan"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "before", "after"),
+    [
+        (count, "array", "float64 [3]", "float64 [3]"),
+        (follow, "number", "np.int64(0)", "np.int64(1)"),
+        (note, "log", "0 items", "1 items"),
+        (draw, "random", "random numbers", "random numbers"),
+        (draw_in_numpy, "generator", "random numbers", "random numbers"),
+        (warm, "phase", "<Phase.COLD: 1>", "<Phase.WARM: 2>"),
+        (settle, "flag", "1", "True"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_a_change_is_told_once_by_its_name(held, change, name, before, after):
+    first = Snapshot({"forward": held}, {})
+    change(held)
+    (found,) = first.changes(Snapshot({"forward": held}, {}))
+    assert (found.name, found.before.text, found.after.text) == (f"forward.{name}", before, after)
+
+
+def test_what_is_made_anew_and_is_the_same_did_not_change(held):
+    first = Snapshot({"forward": held}, {})
+    held.array, held.nothing_known = np.zeros(3), float("nan")
+    assert not list(first.changes(Snapshot({"forward": held}, {})))
+
+
+def test_code_that_was_made_at_run_time_has_globals_as_well():
+    space = {"steps": 0}
+    exec("def forward(): return steps", space)
+    assert space["forward"].__module__ is None
+    assert Snapshot({"forward": space["forward"]}, {}).images["globals.steps"].text == "0"
