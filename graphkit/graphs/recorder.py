@@ -53,6 +53,17 @@ class RecordedOp:
             _write(result, made[index])
 
 
+@contextmanager
+def as_recorded() -> Iterator[None]:
+    """For a block in which recorded operations run again, whatever is set around it.
+
+    Results made under inference_mode may only be written under it; others do not mind. What
+    autocast did to an operation was recorded.
+    """
+    with torch.inference_mode(), torch._C._DisableAutocast():
+        yield
+
+
 class RecordedGraph:
     """A list of operations that can be run again. See ``CapturedGraph``."""
 
@@ -68,9 +79,7 @@ class RecordedGraph:
 
     def replay(self) -> None:
         """Run every operation again, in order, into the same storages."""
-        # Results made under inference_mode may only be written under it; others do not mind. What
-        # autocast did to an operation was recorded.
-        with torch.inference_mode(), torch._C._DisableAutocast():
+        with as_recorded():
             if self.stopwatch is not None:
                 self._replay_timed(self.stopwatch)
                 return

@@ -27,13 +27,8 @@ from graphkit.graphs import (
     inspect_graph,
 )
 from graphkit.graphs.walk import Names
-from graphkit.graphs.walk.images import (
-    Difference,
-    NodeImage,
-    differences,
-    differing_bytes,
-    image_of,
-)
+from graphkit.graphs.walk.image_differences import Difference, differences, differing_bytes
+from graphkit.graphs.walk.images import NodeImage, image_of
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
 from graphkit.runners.capturing import Capturing

@@ -9,7 +9,7 @@ import torch
 
 from graphkit.audit.rerun import Rerun
 from graphkit.audit.snapshot import checksum
-from graphkit.graphs.recorder import RecordedGraph, RecordedOp
+from graphkit.graphs.recorder import RecordedGraph, RecordedOp, as_recorded
 
 _UNSET = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 """Operations whose results hold anything."""
@@ -44,7 +44,7 @@ class _Stepwise:
 
     def replay(self) -> None:
         """See ``RecordedGraph.replay``."""
-        with torch.inference_mode():
+        with as_recorded():
             for op in self._ops:
                 op.run()
                 self.made.append([checksum(tensor) for tensor in written(op)])

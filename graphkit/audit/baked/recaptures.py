@@ -19,15 +19,14 @@ from graphkit.audit.rerun import Rerun
 from graphkit.audit.rows import Named, named_by, without_dummies
 from graphkit.audit.snapshot import checksum
 from graphkit.graphs import OTHER_UNSET, Attribution, CapturedGraph, collector_off
-from graphkit.graphs.walk.images import (
+from graphkit.graphs.walk.image_differences import (
     Difference,
-    NodeImage,
     Unset,
     differences,
     differing_bytes,
     filled_bytes,
-    image_of,
 )
+from graphkit.graphs.walk.images import NodeImage, image_of
 from graphkit.graphs.walk.inspect import inspect_graph
 from graphkit.records import Node
 from graphkit.runners import Runner
@@ -39,7 +38,7 @@ Graphs = Mapping[int, CapturedGraph]
 Verdict = Literal["different", "restless", "alike"]
 """``restless`` if not even two replays of the same graph are alike, so that nothing is known."""
 _VERDICTS: tuple[Verdict, ...] = ("different", "restless")
-_BatchOf = Callable[[int], Any]
+BatchOf = Callable[[int], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Recaptures:
         self._names = runner.memory_names(target.weights)
         self._kept: Graphs = {}
 
-    def batch_of(self, seed: int, live: int | None = None) -> _BatchOf:
+    def batch_of(self, seed: int, live: int | None = None) -> BatchOf:
         """Makes the batch of each size, with so many live requests if that is given."""
         return lambda size: self._target.batch(self._runner.mode, min(live or size, size), seed)
 
@@ -89,7 +88,7 @@ class Recaptures:
             yield
         self._kept = {}
 
-    def images(self, batch_of: _BatchOf, unset: int = 0) -> Images:
+    def images(self, batch_of: BatchOf, unset: int = 0) -> Images:
         """Capture every size with these batches in the inputs.
 
         Args:
@@ -118,7 +117,7 @@ class Recaptures:
         return Baseline(first, nodes, unset), again
 
     @contextmanager
-    def captured(self, batch_of: _BatchOf, unset: int = 0) -> Iterator[Graphs]:
+    def captured(self, batch_of: BatchOf, unset: int = 0) -> Iterator[Graphs]:
         """The graphs of every size for a block, captured as for ``images``."""
         attribution = Attribution(self._target.weights, unset=unset)
         with self._runner.captured_aside(batch_of, attribution=attribution) as graphs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphkit.graphs.walk.images import ArgumentImage, NodeImage, differences, differing_bytes
+from graphkit.graphs.walk.image_differences import differences, differing_bytes
+from graphkit.graphs.walk.images import ArgumentImage, NodeImage
 
 
 def node(*data, name="kernel", grid="1x1x1"):
