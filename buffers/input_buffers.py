@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.buffers.arena import Arena
-from graphkit.buffers.fields import Axis, fields_of
+from graphkit.buffers.fields import fields_of
 from graphkit.buffers.inputs import Inputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
 from graphkit.buffers.mailbox import SLOTS, Mailbox
 from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
-from graphkit.buffers.writers import BatchWriter, FieldWriter
-from graphkit.errors import ConfigError
+from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
+from graphkit.errors import ConfigError, InputError
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, Header
 from graphkit.ops.refresh import refresh
 
@@ -65,11 +65,11 @@ class InputBuffers:
         """Fields that were not allocated."""
         self.arena = Arena(self.layouts, self.bound, device)
         self.mailbox = Mailbox(self.layouts, device, is_alive)
-        self._written: dict[Axis, list[FieldLayout]] = {}
-        for layout in self.layouts:
-            if layout.name not in self.bound:
-                self._written.setdefault(layout.field.axis, []).append(layout)
-        self._field_writers: dict[tuple[int, Axis, int], Sequence[FieldWriter]] = {}
+        written = [layout for layout in self.layouts if layout.name not in self.bound]
+        self._writers = [
+            AxisWriters(self.mailbox, axis, [x for x in written if x.field.axis is axis], device)
+            for axis in dict.fromkeys(layout.field.axis for layout in written)
+        ]
         self._blank = self._make_blank()
         for slot in range(SLOTS):
             self.pad_slot(slot)
@@ -97,13 +97,14 @@ class InputBuffers:
         return layout.head(self.arena.tensors[name], rows)
 
     @cached_property
-    def _counted_by(self) -> frozenset[str]:
-        """Fields of this runner that tell how many rows a batch has."""
-        return frozenset(self.inputs.counted_by) & {layout.name for layout in self.layouts}
+    def _batch_tells_tokens(self) -> bool:
+        """Whether a batch brings a field that tells how many rows it has."""
+        written = {layout.name for layout in self.layouts} - self.bound.keys()
+        return not written.isdisjoint(self.inputs.counted_by)
 
     def tokens_of(self, batch: Any) -> int:
         """Rows of a batch; as captured, if another graph writes every field that could tell."""
-        if not self._counted_by <= self.bound.keys():
+        if self._batch_tells_tokens:
             return int(batch.num_tokens)
         counts = self.inputs.row_counts(batch) if self.capacity.varies else None
         if counts is not None:
@@ -117,6 +118,17 @@ class InputBuffers:
                 f"field {name!r} was not captured: the algorithm has no use for it. Leave it out."
             )
         return f"field {name!r} was not captured. Pass optional=[{name!r}] to the runner."
+
+    def check_bound(self, batch: Any) -> None:
+        """Refuse rows of a bound field, which nobody would read; its own storage is let through."""
+        for name, storage in self.bound.items():
+            rows = getattr(batch, name, None)
+            is_own = isinstance(rows, torch.Tensor) and rows.data_ptr() == storage.data_ptr()
+            if rows is not None and not is_own:
+                raise InputError(
+                    f"field {name!r} is bound: another graph writes its rows. Leave it out.",
+                    field=name,
+                )
 
     def check(self, batch: Any, tokens: int, width: int | None = None) -> None:
         """Refuse a batch that contradicts itself; see ``Inputs.check``.
@@ -163,19 +175,9 @@ class InputBuffers:
     def writer(self, slot: int, requests: int, tokens: int | None = None) -> BatchWriter:
         """What writes a batch of that size into a slot; bound fields are left out."""
         fields: list[FieldWriter] = []
-        for axis in self._written:
-            fields += self._writers_of(slot, axis, self.capacity.rows(axis, requests, tokens))
+        for writers in self._writers:
+            fields += writers[slot, self.capacity.rows(writers.axis, requests, tokens)]
         return BatchWriter(fields)
-
-    def _writers_of(self, slot: int, axis: Axis, rows: int) -> Sequence[FieldWriter]:
-        """Made once: pairs of requests and tokens are many, but each count alone comes again."""
-        key = slot, axis, rows
-        if key not in self._field_writers:
-            self._field_writers[key] = [
-                FieldWriter(self.mailbox, slot, layout, rows, self.device)
-                for layout in self._written[axis]
-            ]
-        return self._field_writers[key]
 
     def pad_slot(self, slot: int) -> None:
         """Fill a slot's rows with pads and say that they are to be read from there."""

@@ -65,7 +65,7 @@ class Inputs:
 
     @property
     def num_tokens(self) -> int:
-        """Rows (T).
+        """Rows (T); an idle batch may leave them out.
 
         Raises:
             InputError: No field per token says how many.
@@ -73,7 +73,8 @@ class Inputs:
         try:
             return self.input_ids.shape[0]  # type: ignore[no-any-return]
         except (AttributeError, IndexError, TypeError):
-            return self._count(*self.counted_by)
+            is_given = any(getattr(self, name) is not None for name in self.counted_by)
+            return self._count(*self.counted_by) if is_given or self.batch_size else 0
 
     @property
     def tokens_per_request(self) -> int:

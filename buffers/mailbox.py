@@ -53,7 +53,8 @@ class Mailbox:
         self.sequence = 0
         """Number of the next replay; its slot is ``sequence % SLOTS``."""
         self.claims = 0
-        """Changes with every claim and commit: who claimed a slot owns it until then."""
+        """Changes with every claim and commit, and when the runner closes: who claimed a slot owns
+        it until then."""
         self._is_alive = is_alive
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
         self._slots = tuple(self._slot_words(index) for index in range(SLOTS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.buffers.admission import admit
+from graphkit.buffers.fields import Axis
 from graphkit.buffers.layout import FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
@@ -39,7 +41,7 @@ class FieldWriter:
     """
 
     __slots__ = (
-        "_device", "_device_index", "_first", "_layout", "_mailbox", "_place", "_row_count",
+        "_device", "_device_index", "_layout", "_mailbox", "_place", "_row_count", "_segments",
         "_slot", "address", "dtype", "name", "quick", "rows", "shape", "size",
     )  # fmt: skip
 
@@ -50,8 +52,10 @@ class FieldWriter:
         self._layout, self._mailbox, self._slot = layout, mailbox, slot
         self._row_count, self._device = row_count, device
         self._device_index = -1 if device.type == "cpu" else device.index
-        self._first = int(Header.SOURCES) + layout.first_segment
         self.dtype, self.size = layout.dtype, row_count * layout.row_bytes
+        first = int(Header.SOURCES) + layout.first_segment
+        self._segments = [(first + i, i * self.size) for i in range(layout.segments)]
+        """The word that names the source of each, and where it begins in a tensor."""
         self._place: torch.Tensor | None = None
         self.rows: NDArray[Any] | None = None
         if not layout.field.on_device:
@@ -102,14 +106,34 @@ class FieldWriter:
 
     def _take_payload(self) -> None:
         """Undo an address that was named in this turn of the slot."""
-        for segment in range(self._layout.segments):
-            self._mailbox.point(self._slot, self._first + segment, FROM_PAYLOAD)
+        for word, _ in self._segments:
+            self._mailbox.point(self._slot, word, FROM_PAYLOAD)
 
     def _point_to(self, tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.data_ptr()
-        for segment in range(self._layout.segments):
-            self._mailbox.point(self._slot, self._first + segment, address + segment * self.size)
+        for word, offset in self._segments:
+            self._mailbox.point(self._slot, word, address + offset)
         return tensor
+
+
+class AxisWriters(dict[tuple[int, int], list[FieldWriter]]):
+    """The writers of all fields of an axis, by slot and rows.
+
+    Made once: pairs of requests and tokens are many, but each count alone comes again.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, axis: Axis, layouts: Sequence[FieldLayout], device: torch.device
+    ) -> None:
+        self.axis = axis
+        self._mailbox, self._layouts, self._device = mailbox, layouts, device
+
+    def __missing__(self, key: tuple[int, int]) -> list[FieldWriter]:
+        slot, rows = key
+        self[key] = [
+            FieldWriter(self._mailbox, slot, layout, rows, self._device) for layout in self._layouts
+        ]
+        return self[key]
 
 
 class BatchWriter:
@@ -119,26 +143,24 @@ class BatchWriter:
         fields: The writer of each field that a batch brings.
     """
 
-    __slots__ = ("_fields", "_plan")
-
     def __init__(self, fields: Sequence[FieldWriter]) -> None:
         self._fields = fields
         self._plan = tuple([field.quick for field in fields])
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, FieldWriter]:
         """The writer of each field, by name."""
         return {field.name: field for field in self._fields}
 
-    @property
+    @cached_property
     def rows(self) -> dict[str, NDArray[Any]]:
         """The place in the slot of each field that numpy can write, by name."""
         return {field.name: field.rows for field in self._fields if field.rows is not None}
 
-    @property
-    def by_address(self) -> set[str]:
+    @cached_property
+    def by_address(self) -> frozenset[str]:
         """Names of the fields that have no place in the slot."""
-        return {field.name for field in self._fields if field.travels_by_address}
+        return frozenset(field.name for field in self._fields if field.travels_by_address)
 
     def write(self, batch: Any) -> list[torch.Tensor]:
         """Write every field; returns what must stay alive until the device has read it.

@@ -80,6 +80,12 @@ class Dispatch:
             return Reason.FIELD_NOT_CAPTURED
         return None
 
+    def check_idle(self, batch: Any) -> None:
+        """Refuse rows of a batch without requests, which would vanish."""
+        if self._buffers.tokens_of(batch):
+            text = self.explain(Reason.WRONG_WIDTH, batch, "")
+            raise InputError(f"{text}.", field="num_tokens")
+
     def _has_captured_width(self, requests: int, tokens: int) -> bool:
         most = requests * self._width
         return requests <= tokens <= most if self._varies else tokens == most
@@ -122,6 +128,7 @@ class Dispatch:
 
     def _admit_all(self, batch: Any) -> None:
         requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
+        self._buffers.check_bound(batch)
         for layout in self._buffers.layouts:
             if layout.name not in self._buffers.bound:
                 rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from graphkit.buffers import SLOTS, Axis, InputBuffers
 from graphkit.graphs import CapturedGraph
 from graphkit.runners.outputs import Output
@@ -15,7 +17,7 @@ class Fit:
         tokens: Live rows; where rows vary, at most so many.
         padded_batch_size: The captured size.
         launch: Replays the captured graph.
-        output: The live rows of the graph's output.
+        output: Makes an output of the graph's live rows, which its caller may change.
         replays: How often it was replayed.
         spared: Rows that those replays had fewer than ``tokens``, added up.
         writer: ``writer(slot)`` writes a batch of this size into a slot.
@@ -38,6 +40,6 @@ class Fit:
         self.tokens = buffers.capacity.rows(Axis.TOKEN, requests)
         self.padded_batch_size = padded_batch_size
         self.launch = graph.replay
-        self.output = output.live(self.requests, self.tokens)
+        self.output = partial(type(output), **output.live(self.requests, self.tokens).tensors())
         self.replays, self.spared = 0, 0
         self.writer = tuple(buffers.writer(slot, requests) for slot in range(SLOTS)).__getitem__

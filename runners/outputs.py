@@ -48,14 +48,16 @@ class Output(ABC):
         """The output of a forward, if it is one.
 
         Raises:
-            OutputError: It is of another type, or a field has too few or too many rows.
+            OutputError: It is of another type, has a field that no graph would give back, or one
+                with too few or too many rows.
         """
-        if not isinstance(output, cls):
+        fields = dataclasses.fields(cls)
+        if not isinstance(output, cls) or len(dataclasses.fields(output)) != len(fields):
             raise OutputError(
                 f"the forward returned a {type(output).__name__}. Return graphkit.{cls.__name__}."
             )
         count = {Axis.REQUEST: requests, Axis.TOKEN: tokens}
-        for field in dataclasses.fields(cls):
+        for field in fields:
             tensor, axis = getattr(output, field.name), field.metadata["axis"]
             if tensor is not None or field.default is not None:
                 check_rows(field.name, tensor, {axis.value: count[axis]})

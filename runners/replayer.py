@@ -22,6 +22,7 @@ class Replayer(Generic[OutputT]):
     """Replays captured graphs for live batches.
 
     Attributes:
+        mailbox: Of the runner's inputs.
         shadow: ``"padded"`` runs the identical padded path without the graph.
         varies: Whether requests may bring fewer rows than captured, so that counts are looked at.
     """
@@ -30,8 +31,9 @@ class Replayer(Generic[OutputT]):
         self.graphs = dict(graphs)
         self.shadow: Literal["padded"] | None = None
         self._parts = parts
-        self._mailbox = parts.buffers.mailbox
-        self._absent, self._before_replay = parts.buffers.absent, parts.plan_on_host
+        self.mailbox = parts.buffers.mailbox
+        self._absent, self._bound = parts.buffers.absent, parts.buffers.bound
+        self._before_replay = parts.plan_on_host
         self.varies = parts.buffers.capacity.varies
         self._final_count: tuple[Counter[int], int] | None = None
         self._fits: dict[tuple[int, int | None], Fit] = {}
@@ -44,13 +46,16 @@ class Replayer(Generic[OutputT]):
         fit = self._fits.get((batch.batch_size, padded_batch_size))
         if fit is None:
             if batch.batch_size == 0:
+                self._parts.dispatch.check_idle(batch)
                 return self.idle()
             fit = self._make_fit(batch.batch_size, padded_batch_size)
         for name in self._absent:  # Dispatch.surplus_field, without the call
             if getattr(batch, name, None) is not None:
                 raise InputError(self._parts.buffers.not_captured(name), field=name)
+        if self._bound:
+            self._parts.buffers.check_bound(batch)
         tokens = self._checked_tokens(batch, fit) if self.varies else fit.tokens
-        slot = self._mailbox.claim()
+        slot = self.mailbox.claim()
         in_flight = self._writer(fit, slot, tokens).write(batch)
         if self._before_replay is not None:
             self._before_replay(batch, fit.padded_batch_size)
@@ -66,14 +71,9 @@ class Replayer(Generic[OutputT]):
         fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
         tokens = fit.tokens if num_tokens is None else num_tokens
         self._check_tokens(fit, tokens)
-        slot = self._mailbox.claim()
+        slot = self.mailbox.claim()
         self._parts.buffers.pad_slot(slot)
         return StagedBatch(self, fit, self._writer(fit, slot, tokens), slot, tokens)
-
-    @property
-    def claim(self) -> int:
-        """Changes as soon as another batch takes a slot, or this runner closes."""
-        return self._mailbox.claims if self.graphs else -1
 
     def check(self, rows: Mapping[str, Any], tokens: int) -> None:
         """Refuse staged rows that contradict each other; ``None`` for those that left the slot."""
@@ -81,7 +81,7 @@ class Replayer(Generic[OutputT]):
 
     def launch(self, fit: Fit, slot: int, tokens: int, in_flight: list[Any]) -> OutputT:
         """Post the written slot and launch. A launch that fails loses nothing but itself."""
-        mailbox = self._mailbox
+        mailbox = self.mailbox
         mailbox.post(slot, fit.requests, tokens)
         if self.shadow is not None:
             return self._launch_padded(fit, tokens, in_flight)
@@ -93,7 +93,7 @@ class Replayer(Generic[OutputT]):
         mailbox.commit(in_flight)
         fit.replays += 1
         fit.spared += fit.tokens - tokens
-        return fit.output  # type: ignore[return-value]
+        return fit.output()  # type: ignore[return-value]
 
     def idle(self) -> OutputT:
         """An output without rows; nothing is launched."""
@@ -114,6 +114,7 @@ class Replayer(Generic[OutputT]):
     def close(self) -> None:
         """Give the graphs back."""
         self._final_count = self.count()
+        self.mailbox.claims += 1  # what was staged is over
         for graph in self.graphs.values():
             graph.close()
         self.graphs, self._fits = {}, {}
@@ -122,7 +123,7 @@ class Replayer(Generic[OutputT]):
         """What the graph does, without it."""
         self._parts.backend.order()
         self._parts.buffers.refresh(fit.padded_batch_size)
-        self._mailbox.commit(in_flight)
+        self.mailbox.commit(in_flight)
         stages = self._parts.step.padded(fit.padded_batch_size)
         output = [stage() for stage in stages][-1].live(fit.requests, tokens)
         fit.replays += 1

@@ -11,12 +11,7 @@ import torch
 from torch import nn
 
 from graphkit.errors import ConfigError, ReplayError, SizeError
-from graphkit.graphs import (
-    Attribution,
-    caller_line,
-    environment,
-    inspect_graph,
-)
+from graphkit.graphs import Attribution, caller_line, environment, inspect_graph
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Decision
@@ -222,6 +217,7 @@ class Runner(Planned[OutputT]):
         """
         if batch.batch_size:
             return self._parts.step.unpadded(batch, without)
+        self._parts.dispatch.check_idle(batch)
         if self.life == "captured":
             return self._captured("fall_back").idle()
         empty: OutputT = self.output_type.empty(self.spec, self.sizes, self.device)

@@ -21,7 +21,8 @@ class StagedBatch(Generic[OutputT]):
     Rows that nobody writes hold pads. A field that travels by address, such as hidden states, is
     assigned: ``staged.hidden_states = tensor``; assigning any other field copies it.
 
-    Life: until its ``replay``, or until another batch of the same runner is replayed.
+    Life: until its ``replay``, or until another batch of the same runner takes the slot. Views
+    that outlive it would write into that batch.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class StagedBatch(Generic[OutputT]):
         facts = self.__dict__
         facts.update(writer.rows)
         facts["_replayer"], facts["_fit"], facts["_fields"] = replayer, fit, writer.fields
-        facts["_slot"], facts["_tokens"], facts["_claim"] = slot, tokens, replayer.claim
-        facts["_due"], facts["_in_flight"] = writer.by_address, []
+        facts["_slot"], facts["_tokens"] = slot, tokens
+        facts["_mailbox"], facts["_claim"] = replayer.mailbox, replayer.mailbox.claims
+        facts["_due"], facts["_in_flight"] = set(writer.by_address), []
 
     def __getattr__(self, name: str) -> Any:
         if name in self._fields:
@@ -46,6 +48,8 @@ class StagedBatch(Generic[OutputT]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._fields:
             raise self._unknown(name)
+        if self._claim != self._mailbox.claims:
+            raise self._over()
         writer = self._fields[name]
         kept = writer.write(value)
         if kept is not None:
@@ -62,21 +66,24 @@ class StagedBatch(Generic[OutputT]):
             InputError: A field that travels by address was not assigned.
             ReplayError: The slot was replayed already, or another batch took it.
         """
+        if self._claim != self._mailbox.claims:
+            raise self._over()
         if self._due:
             missing = min(self._due)
             raise InputError(
                 f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
         replayer = self._replayer
-        if self._claim != replayer.claim:
-            raise ReplayError(
-                "this staged batch is over: its slot was replayed or taken by another batch, or "
-                "the runner was closed. Call stage() again."
-            )
         if replayer.varies:
             replayer.check({name: self.__dict__.get(name) for name in self._fields}, self._tokens)
         output: OutputT = replayer.launch(self._fit, self._slot, self._tokens, self._in_flight)
         return output.clone() if clone else output
+
+    def _over(self) -> ReplayError:
+        return ReplayError(
+            "this staged batch is over: its slot was replayed or taken by another batch, or the "
+            "runner was closed. Call stage() again."
+        )
 
     def _unknown(self, name: str) -> InputError:
         names = ", ".join(self._fields)

@@ -96,7 +96,8 @@ class Step(Generic[OutputT]):
     def _on_device(self, batch: Any, without: Collection[str]) -> Inputs:
         buffers, capacity = self._buffers, self._buffers.capacity
         requests, tokens = batch.batch_size, buffers.tokens_of(batch)
-        width = tokens // requests
+        buffers.check_bound(batch)
+        width = max(tokens // requests, 1)
         if buffers.inputs.width_is_fixed:
             width = capacity.tokens_per_request
         if not capacity.varies:  # then a batch whose rows are no multiple is refused by its shape

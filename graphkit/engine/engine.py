@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 
 from graphkit.config import BufferSizes
 from graphkit.engine.drafter import Drafter
-from graphkit.engine.generations import (
-    Core,
-    Generation,
-    HostInLoop,
-    Overlapped,
-    generation_of,
-)
+from graphkit.engine.generations import Core, HostInLoop, Overlapped, generation_of
 from graphkit.engine.memory import RequestMemory, check_pools
 from graphkit.engine.parts import EngineContext, EngineModel
 from graphkit.engine.prompts import PromptReader
@@ -24,10 +18,9 @@ from graphkit.engine.request import Request, SamplingParams, has_ended
 from graphkit.engine.results import Events
 from graphkit.engine.root import RootDrafter
 from graphkit.engine.stats import EngineStats, Tally
-from graphkit.engine.verifier import Batch, Verifier
+from graphkit.engine.verifier import Batch
 from graphkit.errors import ConfigError, ReplayError
 from graphkit.graphs import Backend, backend_for
-from graphkit.runners import Runner
 from graphkit.spec import SpecConfig
 
 
@@ -75,8 +68,8 @@ class SpeculativeEngine:
     ) -> None:
         self.spec, self.sizes = spec, sizes
         self.generation = generation_of(spec, generation)
-        self._backend = backend_for(device, backend)
-        self.device = self._backend.device
+        backend = backend_for(device, backend)
+        self.device = backend.device
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
         check_pools(pool, spec, sizes)
         future_map = spec.resolved.create_future_map(
@@ -94,59 +87,47 @@ class SpeculativeEngine:
             runner_options={
                 "batch_sizes": None if batch_sizes is None else tuple(batch_sizes),
                 "device": self.device,
-                "backend": self._backend,
+                "backend": backend,
             },
         )
-        drafter = drafter or RootDrafter()
-        drafter.prepare(context)
-        self._generator = torch.Generator(self.device).manual_seed(seed)
-        self._verifier = Verifier(target, context, drafter.max_path, self._generator)
-        self.runners: tuple[Runner[Any], ...] = (self._verifier.runner, *drafter.runners)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        core = Core(target, drafter or RootDrafter(), context, generator)
+        self.runners = core.runners
         """The runner of each mode."""
-        ahead = max(context.verify_width, drafter.slots_needed)
-        slots_ahead = drafter.max_path + ahead
-        self.limit = sizes.max_context_len - slots_ahead
+        # A step may follow the one that ends a request: v2 learns of it one step late.
+        slots_ahead = core.drafter.max_path + core.slots_ahead
+        self.limit = _limit(sizes, slots_ahead)
         """Most tokens of a request's prompt and output together."""
-        if self.limit < 2:
-            raise ConfigError(
-                f"BufferSizes.max_context_len is {sizes.max_context_len}, of which two steps may "
-                f"write {slots_ahead} ahead. Make it larger.",
-                field="max_context_len",
-            )
         self.memory = RequestMemory(pool, kv_pool.size, kv_pool.page_size)
-        self._core = Core(self._verifier, drafter, context)
-        self._steps: Generation = (
-            Overlapped(self._core)
-            if self.generation == "v2"
-            else HostInLoop(self._core, self.memory, ahead)
-        )
-        prompts = PromptReader(
-            self._core, pool.req_to_token, chunked_prefill_size, bos_token_id, self._generator
-        )
+        overlaps = self.generation == "v2"
+        self._steps = Overlapped(core) if overlaps else HostInLoop(core, self.memory)
         self._queue = RequestQueue(
-            prompts,
+            PromptReader(core, pool.req_to_token, chunked_prefill_size, bos_token_id, generator),
             self.memory,
             limit=self.limit,
             slots_ahead=slots_ahead,
             max_running=sizes.max_batch_size,
-            holds_all=self.generation == "v2",
+            holds_all=overlaps,
         )
         self._batch: tuple[list[Request], Batch] | None = None
         self._tally = Tally()
         self._closed = False
 
     def capture(self, progress: Callable[[str], None] = lambda _what: None) -> None:
-        """Capture the graphs of all runners.
+        """Capture the graphs of all runners that have none yet.
 
         Args:
             progress: Told what is done next.
 
         Raises:
-            CaptureError: A forward cannot be captured.
+            CaptureError: A forward cannot be captured. Runners before it keep their graphs, so that
+                another call goes on from there.
+            ReplayError: The engine is closed.
         """
         for runner in self.runners:
-            progress(f"capturing {runner.mode.name}")
-            runner.capture()
+            if runner.life != "captured":
+                progress(f"capturing {runner.mode.name}")
+                runner.capture()
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams | None = None) -> Request:
         """Queue a prompt; it joins the batch as soon as there is room.
@@ -176,16 +157,17 @@ class SpeculativeEngine:
         """Admit what fits, make one step for all that run, let go of what has ended.
 
         Returns:
-            New tokens by request, in order. v2 learns of a step's tokens in the next one.
+            New tokens by request, in order. v2 learns of a step's tokens in the next one. What a
+            step that failed had learned, the next one tells.
         """
-        events = self._queue.admit(self._steps.begin)
+        self._queue.admit(self._steps.begin)
         self._let_go()
         if self._queue.running:
-            events += self._steps.advance(self._queue.running, self._current_batch())
+            self._steps.advance(self._queue.running, self._current_batch())
             self._let_go()
         if not self._queue.running:
-            events += self._steps.drain()
-        return events
+            self._steps.drain()
+        return self._steps.take_events()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -232,3 +214,13 @@ class SpeculativeEngine:
         if self._batch is None or self._batch[0] != running:
             self._batch = list(running), Batch.of(running, self.device)
         return self._batch[1]
+
+
+def _limit(sizes: BufferSizes, slots_ahead: int) -> int:
+    if sizes.max_context_len - slots_ahead < 2:
+        raise ConfigError(
+            f"BufferSizes.max_context_len is {sizes.max_context_len}, of which two steps may write "
+            f"{slots_ahead} ahead. Make it larger.",
+            field="max_context_len",
+        )
+    return sizes.max_context_len - slots_ahead

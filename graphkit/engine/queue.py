@@ -10,7 +10,6 @@ import torch
 from graphkit.engine.memory import RequestMemory
 from graphkit.engine.prompts import PromptReader
 from graphkit.engine.request import Request, SamplingParams
-from graphkit.engine.results import Events
 from graphkit.errors import InputError
 
 
@@ -72,19 +71,17 @@ class RequestQueue:
         """Let them wait."""
         self._waiting += requests
 
-    def admit(self, begin: Callable[[Request, torch.Tensor], Events]) -> Events:
+    def admit(self, begin: Callable[[Request, torch.Tensor], None]) -> None:
         """Read the prompts of waiting requests while there is room.
 
         Args:
             begin: Takes over a request and its first new token.
         """
-        events: Events = []
         while self._waiting and self._has_room_for(self._waiting[0]):
             first_token = self._read(self._waiting[0])
             request = self._waiting.popleft()
             self.running.append(request)
-            events += begin(request, first_token)
-        return events
+            begin(request, first_token)
 
     def let_go(self, is_over: Callable[[Request], bool]) -> list[Request]:
         """Free what such requests hold. Work in flight writes before whoever gets it next."""

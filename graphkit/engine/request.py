@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Real
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
@@ -26,7 +28,8 @@ class SamplingParams:
         max_new_tokens: Most tokens to make.
         temperature: 0 takes the likeliest token; above, tokens follow the target's distribution,
             its logits divided by it.
-        stop_token_ids: Tokens that end the request; the one that did is its last token.
+        stop_token_ids: Tokens that end the request, kept as a frozenset; the one that did is its
+            last token.
 
     Raises:
         ConfigError: A value is out of range.
@@ -34,15 +37,24 @@ class SamplingParams:
 
     max_new_tokens: int = 64
     temperature: float = 0.0
-    stop_token_ids: frozenset[int] = frozenset()
+    stop_token_ids: Collection[int] = frozenset()
 
     def __post_init__(self) -> None:
         require_int("SamplingParams", "max_new_tokens", self.max_new_tokens)
-        if not 0 <= self.temperature < float("inf"):
+        if not _is_temperature(self.temperature):
             raise ConfigError(
-                f"SamplingParams.temperature must be a finite number >= 0, got {self.temperature}.",
+                "SamplingParams.temperature must be a finite number >= 0, got "
+                f"{self.temperature!r}.",
                 field="temperature",
             )
+        try:
+            tokens = frozenset(operator.index(token) for token in self.stop_token_ids)
+        except TypeError as error:
+            raise ConfigError(
+                f"SamplingParams.stop_token_ids must be token ids, got {self.stop_token_ids!r}.",
+                field="stop_token_ids",
+            ) from error
+        object.__setattr__(self, "stop_token_ids", tokens)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -102,6 +114,10 @@ class Request:
         if len(self.output_ids) >= self.sampling.max_new_tokens:
             return FinishReason.LENGTH
         return FinishReason.CONTEXT if self.num_tokens >= self.limit else None
+
+
+def _is_temperature(value: object) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < float("inf")
 
 
 def has_ended(request: Request) -> bool:

@@ -13,7 +13,9 @@ def target_distribution(logits: torch.Tensor, temperatures: torch.Tensor) -> tor
         result: [rows, V] float32.
     """
     is_greedy = (temperatures == 0)[:, None]
-    scaled = logits.float() / torch.where(is_greedy, 1.0, temperatures[:, None])
+    # From the likeliest down: then what a cold temperature sends out of float32 has no weight.
+    behind = logits.float() - logits.amax(-1, keepdim=True).float()
+    scaled = behind / torch.where(is_greedy, 1.0, temperatures[:, None])
     likeliest = torch.zeros_like(scaled).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.where(is_greedy, likeliest, scaled.softmax(-1))
 
@@ -22,7 +24,8 @@ def choose(logits: torch.Tensor, temperature: float, generator: torch.Generator)
     """One token per row, int64 [rows], all at one temperature. Never synchronises."""
     if temperature == 0:
         return logits.argmax(-1)
-    probs = (logits.float() / temperature).softmax(-1)
+    temperatures = logits.new_full(logits.shape[:1], temperature, dtype=torch.float32)
+    probs = target_distribution(logits, temperatures)
     # The largest of p / Exp(1) is a draw from p; multinomial would make the host wait.
     noise = torch.empty_like(probs).exponential_(generator=generator)
     return (probs / noise).argmax(-1)

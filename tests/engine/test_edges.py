@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphkit.engine import FinishReason, SamplingParams
-from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
+from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 from graphkit.spec import SpecFallbackWarning
 
 GENERATIONS = ["v1", "v2"]
@@ -113,6 +113,22 @@ class TestEnds:
         assert {request.finish_reason for request in requests} == {FinishReason.STOP}
         assert requests[-1].accept_length > 2, "paths were accepted whole"
 
+    def test_stop_tokens_may_come_in_any_collection(self, make_engine, task):
+        """Also one that can be read only once."""
+        text = task.expected[2]
+        for tokens in ([text[1]], (text[1],), {text[1]: "end"}, iter([text[1]])):
+            sampling = SamplingParams(stop_token_ids=tokens)
+            assert sampling.stop_token_ids == {text[1]}
+        request = make_engine().generate([task.prompts[2]], sampling)[0]
+        assert request.output_ids == text[: text.index(text[1]) + 1]
+
+    @pytest.mark.parametrize("tokens", [5, None, [[5]]])
+    def test_what_are_no_stop_tokens_is_refused(self, tokens):
+        """At once: found out in the middle of a step, it would take the whole batch with it."""
+        with pytest.raises(ConfigError, match="stop_token_ids must be token ids") as caught:
+            SamplingParams(stop_token_ids=tokens)
+        assert caught.value.field == "stop_token_ids"
+
     @CHAIN_OR_TREE
     @EITHER_WAY
     def test_all_requests_may_end_in_one_step(self, make_engine, task, generation, topk):
@@ -137,6 +153,35 @@ class TestEnds:
         stop = SamplingParams(max_new_tokens=1, stop_token_ids=frozenset({text[0]}))
         engine = make_engine(generation=generation)
         assert engine.generate([task.prompts[2]], stop)[0].finish_reason is FinishReason.STOP
+
+
+class TestCapture:
+    def test_it_may_be_tried_again(self, make_engine, task):
+        """The cause may be gone, as memory that others held; what was captured stays so."""
+        faults = [RuntimeError("no room")]
+
+        def drafter(model):
+            def forward(inputs):
+                if faults:
+                    raise faults.pop()
+                return model.forward(inputs)
+
+            return EagleDrafter(EngineModel(forward, model.attention))
+
+        engine = make_engine(drafter=drafter, batch_sizes=[8])
+        with pytest.raises(CaptureError, match="no room"):
+            engine.capture()
+        engine.capture()
+        assert {runner.life for runner in engine.runners} == {"captured"}
+        requests = engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=6))
+        assert outputs(requests) == [text[:6] for text in task.expected[:8]]
+        assert engine.stats.fallbacks == {}
+
+    def test_a_closed_engine_has_none(self, make_engine):
+        engine = make_engine()
+        engine.close()
+        with pytest.raises(ReplayError, match="closed"):
+            engine.capture()
 
 
 class TestPrompts:

@@ -186,6 +186,28 @@ def test_a_step_that_failed_may_be_made_again(failing, task, generation, at):
     assert [r.output_ids for r in requests] == [text[:10] for text in task.expected[:3]]
 
 
+@pytest.mark.parametrize("at", [TargetVerifyInputs, DraftInputs, DraftExtendInputs])
+@EITHER_WAY
+@pytest.mark.parametrize("fails", ["step", "prompt"])
+def test_every_token_is_told_once_whatever_fails(failing, task, generation, at, fails):
+    """A step may have booked tokens before it failed: the next one tells of them."""
+    engine, target, draft = failing(generation)
+    ten, told = SamplingParams(max_new_tokens=10), {}
+    requests = [engine.submit(p, ten) for p in task.prompts[:2]]
+    for turn in range(99):
+        if turn == 3:
+            (target if at is TargetVerifyInputs else draft).at = at
+            if fails == "prompt":
+                requests += [engine.submit(p, ten) for p in task.prompts[2:4]]
+        try:
+            for request, tokens in engine.step():
+                told.setdefault(request, []).extend(tokens)
+        except RuntimeError:
+            assert turn == 3
+    assert not engine.has_work
+    assert [told[request] for request in requests] == [t[:10] for t in task.expected[: len(told)]]
+
+
 @pytest.mark.parametrize("at", [TargetVerifyInputs, DraftExtendInputs])
 @EITHER_WAY
 def test_a_prompt_that_could_not_be_read_gets_no_wrong_tokens(failing, task, generation, at):

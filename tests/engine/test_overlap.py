@@ -13,8 +13,7 @@ from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.generations import HostInLoop, Overlapped
 from graphkit.engine.results import Results
 from graphkit.errors import ReplayError
-from graphkit.graphs.recorder import _READS_THE_DEVICE
-from graphkit.graphs.refusing import RefusingMode
+from graphkit.graphs.refusing import _READS_THE_DEVICE, RefusingMode
 
 DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "NONE"]
 

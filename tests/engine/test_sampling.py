@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.engine.sampling import choose
+from graphkit.engine.sampling import choose, target_distribution
+from graphkit.errors import ConfigError
 from graphkit.reference import LlamaConfig, LlamaModel
 
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
@@ -149,9 +150,17 @@ def test_a_cold_temperature_is_greedy(make_engine, task, generation):
     assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:4]]
 
 
-@pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf")])
-def test_what_is_no_temperature_is_refused(temperature):
-    from graphkit.errors import ConfigError
+@pytest.mark.parametrize("temperature", [1e-20, 1e-37, 1e-38, 1e-44, 1e-50, 1e-300])
+def test_no_temperature_is_too_cold(temperature, device):
+    """Logits divided by it leave float32, and below 1e-45 it is 0 there."""
+    logits = torch.tensor([[1.0, 30.0, 20.0], [50.0, 4.0, -float("inf")]], device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    assert choose(logits, temperature, generator).tolist() == [1, 0]
+    probs = target_distribution(logits, torch.full((2,), temperature, device=device))
+    assert probs.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
+
+@pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf"), "1", None])
+def test_what_is_no_temperature_is_refused(temperature):
     with pytest.raises(ConfigError, match="temperature must be a finite number >= 0"):
         SamplingParams(temperature=temperature)

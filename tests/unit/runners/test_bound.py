@@ -66,6 +66,43 @@ def test_staged_batches_have_no_rows_of_them(make_bound, expect, assert_same, na
     assert_same(staged.replay(), expect(whole))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_other_rows_of_them_are_refused(make_bound, expect, assert_same, assert_in_step, name):
+    """Nobody would read them."""
+    runner, refill = make_bound(name)
+    batch, whole = refill(3)
+    for way in (runner.replay, runner.run, runner.fall_back):
+        with pytest.raises(InputError, match=rf"'{name}' is bound.*Leave it out") as caught:
+            way(whole)
+        assert caught.value.field == name
+    assert not runner.can_replay(whole)
+    assert runner.stats.fallbacks == {}
+    own = TargetVerifyInputs(**{**vars(batch), name: runner.buffers.live_rows(name, 3)})
+    for way in (runner.replay, runner.run, runner.fall_back):
+        assert_same(way(own), expect(whole))
+    assert runner.can_replay(own)
+    assert_in_step(runner)
+
+
+def test_all_rows_per_request_may_be_bound(make_runner, make_batch, expect, assert_same):
+    """The storage itself then says how many requests there are."""
+    whole = make_batch(4, seed=9)
+    storage = {
+        name: torch.from_numpy(getattr(whole, name).copy()).to(
+            torch.int32 if name == "seq_lens" else torch.int64
+        )
+        for name in PER_REQUEST
+    }
+    runner = make_runner(bound=storage)
+    runner.capture()
+    rows = {"req_pool_indices": storage["req_pool_indices"], "seq_lens": None}
+    batch = TargetVerifyInputs(**{**vars(whole), **rows})
+    for way in (runner.replay, runner.run, runner.fall_back):
+        for name, tensor in storage.items():
+            tensor.copy_(torch.from_numpy(getattr(whole, name)))
+        assert_same(way(batch), expect(whole))
+
+
 def test_all_rows_per_token_may_be_bound(make_runner, make_batch, expect, assert_same):
     whole = make_batch(4, seed=9)
     storage = {name: torch.from_numpy(getattr(whole, name).copy()) for name in NAMES[2:]}

@@ -178,6 +178,18 @@ def test_tokens_that_no_width_explains_are_refused(runner, make_batch, tokens):
         runner.replay(batch)
 
 
+@pytest.mark.parametrize("tokens", [0, 2])
+def test_requests_without_rows_are_refused(runner, make_batch, tokens):
+    """As many as nothing else would explain; an answer without rows would pass for one."""
+    names = ("input_ids", "positions", "out_cache_loc")
+    batch = make_batch(3, **{name: np.zeros(tokens, np.int64) for name in names})
+    assert runner.can_replay(batch).kind is Reason.WRONG_WIDTH
+    for way in (runner.run, runner.fall_back):
+        with pytest.raises(InputError, match=rf"shape \({tokens},\)\. This batch needs \(3,\)"):
+            way(batch)
+    assert runner.stats.fallbacks == {}
+
+
 def test_the_width_of_a_mask_follows_the_batch(make_runner, make_batch, expect, assert_same):
     runner = make_runner(optional=["custom_mask"])
     runner.capture()

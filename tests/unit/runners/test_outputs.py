@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from graphkit import CaptureError, OutputError, VerifyOutput
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class WithScores(VerifyOutput):
+    """A field that no graph of the mode would give back."""
+
+    scores: torch.Tensor | None = None
 
 
 def test_live_rows_are_views_and_clones_are_not():
@@ -17,6 +26,17 @@ def test_live_rows_are_views_and_clones_are_not():
     whole.hidden_states.zero_()
     assert live.hidden_states.eq(0).all()
     assert copy.hidden_states.gt(0).all()
+
+
+@pytest.mark.parametrize("shadow", [None, "padded"])
+def test_callers_own_the_object_that_they_get(runner, make_batch, expect, assert_same, shadow):
+    """Engines write back what they select: ``output.next_token_logits = logits[rows]``."""
+    runner.shadow = shadow
+    for seed in range(3):
+        batch = make_batch(2, seed=seed)
+        output = runner.replay(batch)
+        assert_same(output, expect(batch))
+        output.next_token_logits, output.hidden_states = output.next_token_logits[:1] * 0, None
 
 
 def test_hidden_states_may_be_absent(make_runner, make_batch, model):
@@ -58,10 +78,23 @@ def test_an_output_that_is_an_input_is_read_anew(make_runner, make_batch):
             r"(16|32) rows of hidden_states for (8|16) tokens",
         ),
         (lambda out: VerifyOutput(next_token_logits=None), "next_token_logits"),
+        (
+            lambda out: WithScores(**vars(out)),
+            r"returned a WithScores.*Return graphkit\.VerifyOutput",
+        ),
         (lambda out: VerifyOutput(next_token_logits=[1.0] * 8), "next_token_logits"),
         (lambda out: VerifyOutput(next_token_logits=torch.tensor(1.0)), "next_token_logits"),
     ],
-    ids=["tensor", "nothing", "too few", "too many", "no logits", "a list", "a scalar"],
+    ids=[
+        "tensor",
+        "nothing",
+        "too few",
+        "too many",
+        "no logits",
+        "a field more",
+        "a list",
+        "a scalar",
+    ],
 )
 def test_a_forward_must_return_its_modes_output(make_runner, make_batch, model, wrong, text):
     runner = make_runner(lambda inputs: wrong(model(inputs)))

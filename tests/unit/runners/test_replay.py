@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit import InputError, ReplayError, SizeError
+from graphkit import (
+    Decision,
+    DecodeRunner,
+    InputError,
+    ReplayError,
+    SizeError,
+    TargetVerifyInputs,
+    TargetVerifyRunner,
+)
 from graphkit.buffers import SLOTS
+from graphkit.runners import Reason
 
 OPTIONAL = {
     "custom_mask": np.tril(np.ones((3, 4, 4), bool)),
@@ -119,6 +128,30 @@ def test_a_size_that_does_not_fit(
     assert (no.value.batch_size, no.value.largest) == (requests, 4)
     assert_same(runner.replay(make_batch(2)), expect(make_batch(2)))
     assert_in_step(runner)
+
+
+@pytest.mark.parametrize("cls", [DecodeRunner, TargetVerifyRunner])
+def test_an_idle_batch_may_bring_nothing_else(make_runner, cls):
+    runner, idle = make_runner(cls=cls), TargetVerifyInputs(req_pool_indices=np.zeros(0, int))
+    assert runner.run(idle).next_token_logits.shape == (0, 32)
+    runner.capture()
+    assert runner.can_replay(idle) == Decision(True, "", 0)
+    for way in (runner.replay, runner.run, runner.fall_back):
+        assert way(idle).next_token_logits.shape == (0, 32)
+    assert runner.stats.fallbacks == {}
+
+
+def test_rows_without_a_request_are_refused(make_runner, make_batch):
+    """A scheduler that lost its requests must not see its tokens vanish, too."""
+    runner, batch = make_runner(), make_batch(0, input_ids=np.zeros(4, int))
+    with pytest.raises(InputError, match="4 tokens in 0 requests"):
+        runner.fall_back(batch)
+    runner.capture()
+    assert runner.can_replay(batch).kind is Reason.WRONG_WIDTH
+    for way in (runner.replay, runner.run, runner.fall_back):
+        with pytest.raises(InputError, match="4 tokens in 0 requests") as caught:
+            way(batch)
+        assert caught.value.field == "num_tokens"
 
 
 def test_idle_batches(make_runner, make_batch, model):

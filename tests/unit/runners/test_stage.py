@@ -161,6 +161,27 @@ def test_an_overtaken_batch_is_refused(runner, make_batch, stage, overtake):
         staged.replay()
 
 
+@pytest.mark.parametrize("overtake", ["stage", "replay", "close"])
+def test_an_overtaken_batch_writes_nothing_any_more(
+    make_runner, make_batch, expect, assert_same, stage, overtake
+):
+    """Its slot may be another batch's by now, of the very same rows and addresses."""
+    runner = make_runner(optional=["input_embeds"])
+    runner.capture()
+    old, batch = runner.stage(2), make_batch(2, input_embeds=torch.arange(64.0).view(8, 8))
+    new = stage(runner, batch)
+    new.input_embeds = batch.input_embeds
+    if overtake == "replay":
+        new.replay()
+    elif overtake == "close":
+        runner.close()
+    for name, value in (("seq_lens", np.array([40, 41])), ("input_embeds", torch.ones(8, 8))):
+        with pytest.raises(ReplayError, match=OVER):
+            setattr(old, name, value)
+    if overtake == "stage":
+        assert_same(new.replay(), expect(batch))
+
+
 def test_a_batch_is_replayed_once(runner, make_batch, expect, assert_same, assert_in_step, stage):
     staged = stage(runner, make_batch(2))
     staged.replay()
