@@ -6,12 +6,12 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no usable device.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import graphkit
 from graphkit.cli import audit, capture, diff, doctor, export, generate, inspect, record
 from graphkit.cli.exits import FAILED, exit_code_of
+from graphkit.cli.screen import note
 from graphkit.errors import GraphkitError
 
 COMMANDS = (capture, inspect, audit, diff, export, record, generate, doctor)
@@ -29,20 +29,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
-    except GraphkitError as error:
+    except Exception as error:  # a TARGET's own code may raise anything
         if arguments.verbose:
             raise
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command's own voice
+        note(f"error: {_told(error)}")
         return exit_code_of(error)
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)  # noqa: T201
+        note("error: interrupted")
         return FAILED
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, GraphkitError):
+        return str(error)
+    first_line = str(error).partition("\n")[0].rstrip(".")
+    facts = f"{type(error).__name__}: {first_line}".rstrip(": ")
+    return f"{facts}. graphkit -v shows where it came from."
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="graphkit",
         description="CUDA graphs for every forward mode of speculative decoding.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no usable device.",
     )
     parser.add_argument("--version", action="version", version=f"graphkit {graphkit.__version__}")
     parser.add_argument(

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from graphkit.cli.capturing import REFERENCE, Subject, add_target_options, subject_of
-from graphkit.cli.exits import DONE, FAILED
+from graphkit.cli.exits import DONE, FAILED, UsageError
 from graphkit.cli.files import check_writable, write_whole
 from graphkit.cli.screen import note, progress_on_stderr, show
 from graphkit.records import AuditReport, LockRecord
@@ -28,8 +28,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )  # fmt: skip
     add_target_options(parser)
     parser.add_argument(
-        "--only", type=_names, metavar="baked,pads", help="these audits alone; default: all"
-    )
+        "--only", type=_names, metavar="baked,pads",
+        help="these audits alone, of warmup, baked, pointers, pads, shadow, misses; default: all, "
+        "with --check none",
+    )  # fmt: skip
     locking = parser.add_mutually_exclusive_group()
     locking.add_argument(
         "--lock", type=Path, metavar="F", help="write what the graphs consist of; no audit"
@@ -44,19 +46,31 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it; returns the exit code."""
-    for path in (arguments.out, arguments.lock):
-        if path is not None:
-            check_writable(path)
+    if arguments.lock is not None:
+        _check_alone(arguments)
+        check_writable(arguments.lock)
+        return _write_lock(arguments.lock, subject_of(arguments.target, arguments))
+    if arguments.out is not None:
+        check_writable(arguments.out)
     lock = None if arguments.check is None else LockRecord.load(arguments.check)
     subject = subject_of(arguments.target, arguments)
-    if arguments.lock is not None:
-        return _write_lock(arguments.lock, subject)
     report = _audited(subject, arguments, lock)
     show(report.to_json() if arguments.json else _view(report))
     if arguments.out is not None:
         write_whole(arguments.out, report.to_json())
         note(f"wrote {arguments.out}")
     return FAILED if any(each.severity == "error" for each in report.findings) else DONE
+
+
+def _check_alone(arguments: argparse.Namespace) -> None:
+    """Refuse what a lock would not heed."""
+    of_audits = {"--only": arguments.only, "--out": arguments.out, "--json": arguments.json}
+    for word, value in of_audits.items():
+        if value:
+            raise UsageError(
+                f"--lock audits nothing: {word} says what of an audit to do or to keep. "
+                "Leave it out."
+            )
 
 
 def _audited(
@@ -100,4 +114,7 @@ def _view(report: AuditReport) -> RenderableType:
 
 
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names no audit, such as baked,pads")
+    return names

@@ -16,12 +16,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser(
         "capture",
         help="capture a target's graphs and check every replay",
-        description="Capture every mode and size of a target. For each size, replay live batches "
-        "of every smaller size and compare them with the forward run without a graph.",
+        description="Capture every mode and size of a target. At each size, replay live batches of "
+        "every size that it holds and compare them with the forward run without a graph.",
     )
     parser.add_argument(
         "target", nargs="?", default=REFERENCE, metavar="TARGET",
-        help="package.module:attribute, a CaptureTarget or a factory; default: the reference model",
+        help="package.module:attribute, found from the working directory too: a CaptureTarget or a "
+        "function that makes one, called with device= if it takes that; default: the reference "
+        "model",
     )  # fmt: skip
     add_target_options(parser)
     parser.add_argument("--out", type=Path, metavar="F", help="write the CaptureRecord as JSON")

@@ -38,10 +38,23 @@ class Subject:
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     """Declare the words that say what of a TARGET is captured, and where."""
     parser.add_argument(
-        "--mode", action="append", metavar="M", help="a forward mode; may be given again"
-    )
-    parser.add_argument("--batch-sizes", type=_sizes, metavar="1,2,4", help="sizes to capture")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+        "--mode", action="append", metavar="M",
+        help="DECODE, TARGET_VERIFY, DRAFT, DRAFT_EXTEND, DRAFT_EXTEND_V2 or MULTI_LAYER_EAGLE, "
+        "in small letters too; may be given again; default: all that TARGET has",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-sizes", type=_sizes, metavar="1,2,4",
+        help="sizes to capture; the largest batch that TARGET allows is always among them",
+    )  # fmt: skip
+    add_device_option(parser)
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """Declare the word that says where to run."""
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto",
+        help="default: auto, which is cuda where there is one",
+    )  # fmt: skip
 
 
 def subject_of(target: str, arguments: argparse.Namespace) -> Subject:

@@ -11,7 +11,7 @@ class UsageError(GraphkitError):
     """The words of a command contradict the machine, such as an output that cannot be written."""
 
 
-def exit_code_of(error: GraphkitError) -> int:
+def exit_code_of(error: Exception) -> int:
     """The exit code that an error ends a command with."""
     if isinstance(error, DeviceError):
         return NO_DEVICE

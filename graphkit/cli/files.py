@@ -16,11 +16,17 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder. Name a file.")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: folder {path.parent} does not exist. Make it.")
-    closed = path if path.exists() else path.parent
-    if not os.access(closed, os.W_OK):
-        raise UsageError(f"cannot write {path}: no permission. Choose another --out.")
+    needed = [path] if path.exists() else []
+    if _is_file(path):
+        folder = _without_link(path).parent
+        if not folder.is_dir():
+            raise UsageError(f"cannot write {path}: folder {folder} does not exist. Make it.")
+        needed.append(folder)
+    for place in needed:
+        if not os.access(place, os.W_OK):
+            raise UsageError(
+                f"cannot write {path}: no permission to write {place}. Choose another file."
+            )
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -29,14 +35,29 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         UsageError: The system refuses; nothing is left behind.
     """
-    is_file = path.is_file() or not path.exists()
-    beside = path.with_name(f".{path.name}.{os.getpid()}") if is_file else path
     try:
-        beside.write_text(text, encoding="utf-8")
-        if is_file:
-            beside.replace(path)
+        if _is_file(path):
+            _replace(_without_link(path), text)
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def _replace(file: Path, text: str) -> None:
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(file)
     finally:
-        if is_file:
-            beside.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, or is to become one: neither a pipe nor a device."""
+    return path.is_file() or not path.exists()
+
+
+def _without_link(path: Path) -> Path:
+    """What a link leads to, since a link is not to be replaced: it may be ``/dev/stdout``."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path

@@ -7,9 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+from graphkit.cli.capturing import add_device_option
 from graphkit.cli.exits import DONE, UsageError
+from graphkit.cli.screen import is_terminal
 
-_PROMPT = b"def fibonacci(n):\n"
+_PROMPT = b"def read(self, size=-1):\n"
 _LARGEST_SEED = 2**63 - 1
 
 
@@ -71,7 +73,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="0, the default, takes the likeliest token",
     )  # fmt: skip
     parser.add_argument("--seed", type=_seed, default=0, help="of the draws; default: 0")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device_option(parser)
     parser.add_argument("--eager", action="store_true", help="capture nothing, run without graphs")
     parser.add_argument("--json", action="store_true", help="print the record instead of the text")
 
@@ -82,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from graphkit.cli.live_text import counting, report, streaming
 
     prompts = _prompts(arguments.prompt)
-    is_live = len(prompts) == 1 and sys.stdout.isatty() and not arguments.json
+    is_live = len(prompts) == 1 and is_terminal(sys.stdout) and not arguments.json
     record = complete(arguments, prompts, streaming if is_live else counting)
     report(record, is_json=arguments.json, is_shown=is_live)
     return DONE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from graphkit.cli.capturing import REFERENCE, add_target_options, captured
 from graphkit.cli.exits import DONE, FAILED, UsageError
-from graphkit.cli.screen import note, show
+from graphkit.cli.screen import is_terminal, note, show
 from graphkit.records import CaptureRecord, Graphed, graphed, load_record
 
 
@@ -78,9 +78,8 @@ def _show_screen(record: Graphed, mode: str | None, batch_size: int | None) -> i
 
 def _is_screen() -> bool:
     """Whether there is a terminal on both ends, and one that can do more than print lines."""
-    both = (sys.stdin, sys.stdout)
-    is_terminal = all(stream is not None and stream.isatty() for stream in both)
-    return is_terminal and os.environ.get("TERM") not in ("dumb", "unknown")
+    both = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    return both and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _verdict(record: CaptureRecord) -> int:

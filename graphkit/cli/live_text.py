@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 
-from graphkit.cli.exits import UsageError
-from graphkit.cli.screen import progress_on_stderr
+from graphkit.cli.screen import is_terminal, note, progress_on_stderr, write
 from graphkit.records import Completion, GenerateRecord
 from graphkit.views import generate_view, visible
 
@@ -45,11 +43,11 @@ def streaming(prompts: Sequence[bytes], _most: int) -> Iterator[Follow]:
     decoder = getincrementaldecoder("utf-8")(errors="replace")
     (prompt,) = prompts
     try:
-        _write(_dimmed(prompt.decode(errors="replace")))
-        yield lambda text: _write(visible(decoder.decode(text)))
-        _write(visible(decoder.decode(b"", final=True)))
+        write(_dimmed(prompt.decode(errors="replace")))
+        yield lambda text: write(visible(decoder.decode(text)))
+        write(visible(decoder.decode(b"", final=True)))
     finally:
-        _write("\n")
+        write("\n")
 
 
 def report(record: GenerateRecord, *, is_json: bool, is_shown: bool) -> None:
@@ -61,20 +59,19 @@ def report(record: GenerateRecord, *, is_json: bool, is_shown: bool) -> None:
         is_shown: Whether the text is on the terminal already.
     """
     if is_json:
-        _write(record.to_json())
+        write(record.to_json())
         return
     if not is_shown:
-        _write("\n".join(map(_shown, record.completions)))
-    console = Console(stderr=True)
-    if sys.stdout.isatty():
-        console.print()
-    console.print(generate_view(record))
+        write("\n".join(map(_shown, record.completions)))
+    if is_terminal(sys.stdout):
+        note("")
+    note(generate_view(record))
 
 
 def _shown(completion: Completion) -> str:
     """On a terminal the text behind its prompt, elsewhere the text as it is; ends its line."""
     text = completion.text
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         text = _dimmed(completion.prompt) + visible(text)
     return text if text.endswith("\n") else f"{text}\n"
 
@@ -83,19 +80,3 @@ def _dimmed(prompt: str) -> str:
     console = Console()
     is_plain = console.color_system is None or console.no_color
     return visible(prompt) if is_plain else f"\x1b[2m{visible(prompt)}\x1b[0m"
-
-
-def _write(text: str) -> None:
-    """Write to stdout at once; characters that its encoding lacks are written as escapes.
-
-    Raises:
-        UsageError: The system refuses, as for a closed pipe or a full disk.
-    """
-    encoding = sys.stdout.encoding
-    try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except OSError as error:
-        # What is left in the buffer would be written once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise UsageError(f"cannot write to stdout: {error.strerror}.") from error

@@ -59,16 +59,16 @@ class CaptureTarget:
         forwards: The forward of each mode, as the mode's runner takes it (``RUNNERS``); of
             MULTI_LAYER_EAGLE a sequence, one per step.
         sample_batch: ``sample_batch(mode, batch_size, seed)`` makes a live batch, the same for the
-            same arguments: the mode's inputs with every field that has no default and those of
-            ``optional``, as numpy arrays or tensors, hidden states on the target's device.
+            same arguments: the mode's inputs, numpy arrays or CPU tensors, and hidden states on the
+            target's device. What is missing is refused by name.
         weights: A module, or tensors by name; constant while graphs live.
         state: Tensors that a step of any mode may change, by name: KV pools, counters.
         dynamic: Host-side inputs that must not be baked: name -> (setter, two or more values). What
             is set holds from the next step on, replayed or not.
         attention: The attention backend that forwards read ``inputs.attention`` from. A draft model
             has its own KV pool, hence its own backend.
-        batch_sizes: Sizes to capture unless asked otherwise, the largest always among them; ``None``
-            takes the field's list.
+        batch_sizes: Sizes to capture beside the largest unless asked otherwise; ``None`` takes the
+            field's list.
         optional: Optional fields that batches bring; ``None`` takes what the spec implies, such as
             ``custom_mask`` for trees.
         inputs_type: A subclass of the mode's inputs that declares further fields.

@@ -15,6 +15,7 @@ from graphkit.cli import main
 names = (f"graphkit_tests_cli_{number}" for number in itertools.count())
 
 SOURCE = """
+import dataclasses
 import torch
 from torch import nn
 import graphkit as gk
@@ -53,7 +54,11 @@ def counts(hidden, inputs):
 def interrupted(hidden, inputs):
     raise KeyboardInterrupt
 
+def no_batch(mode, batch_size, seed):
+    raise LookupError("no batch today\\nat all")
+
 right = target(lambda hidden, inputs: hidden + inputs.positions[:, None])
+gives_none = dataclasses.replace(right, sample_batch=no_batch)
 leaks = target(lambda hidden, inputs: hidden + hidden.mean(0))
 leaks_often = target(lambda hidden, inputs: hidden + hidden.mean(0), largest=5)
 bakes = target(counts)

@@ -150,3 +150,19 @@ def test_a_lock_that_is_none_is_refused(run, small, here):
     ended = run("audit", f"{small}:sound", "--check", "no.json")
     assert ended.code == 1
     assert "not a record of graphkit" in ended.error
+
+
+@pytest.mark.parametrize("names", ["", ",", " "])
+def test_a_list_of_no_audits_is_wrong_usage(run, small, names):
+    """Else ``--only "$AUDITS"`` finds nothing wrong where the variable is missing."""
+    ended = run("audit", f"{small}:frozen", "--only", names)
+    assert (ended.code, ended.out) == (2, "")
+    assert "names no audit, such as baked,pads" in ended.err
+
+
+@pytest.mark.parametrize("words", [("--only", "pads"), ("--out", "report.json"), ("--json",)])
+def test_what_a_lock_would_not_heed_is_wrong_usage(run, here, words):
+    ended = run("audit", "no_such_module_here:x", "--lock", "graphs.lock.json", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"--lock audits nothing: {words[0]} says what of an audit" in ended.error
+    assert not list(here.iterdir())

@@ -122,6 +122,17 @@ def test_a_forward_that_cannot_be_captured_fails_on_one_line(run, tiny, here):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["capture", "inspect", "audit"])
+def test_what_a_targets_own_code_raises_is_told_on_one_line(run, tiny, command):
+    ended = run(command, f"{tiny}:gives_none")
+    assert (ended.code, ended.out) == (1, "")
+    assert (
+        ended.error == "error: LookupError: no batch today. graphkit -v shows where it came from."
+    )
+    with pytest.raises(LookupError, match="at all"):
+        run("-v", command, f"{tiny}:gives_none")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

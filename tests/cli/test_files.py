@@ -52,17 +52,36 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(write, here, 
     assert names_in(here) == ["folder.json", "record.json"]
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_closed_place_is_refused_before_the_work(write, here, monkeypatch, exists):
-    """Told by the system's answer, because the superuser may write anywhere."""
-    closed = here / "out.json" if exists else here
-    if exists:
-        closed.write_text("before")
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != closed.resolve())
+@pytest.mark.parametrize(("closed", "before"), [("out.json", "old"), (".", "old"), (".", None)])
+def test_a_closed_place_is_refused_before_the_work(write, here, monkeypatch, closed, before):
+    """Told by the system's answer, because the superuser may write anywhere.
+
+    A file is replaced by another one beside it, so its folder must be open, too.
+    """
+    out, shut = here / "out.json", (here / closed).resolve()
+    if before:
+        out.write_text(before)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != shut)
     ended = write("out.json")
     assert (ended.code, ended.out) == (2, "")
-    assert "cannot write out.json: no permission" in ended.error
-    assert not exists or closed.read_text() == "before"
+    assert f"cannot write out.json: no permission to write {closed}. " in ended.error
+    assert not before or out.read_text() == before
+
+
+def test_a_device_in_a_closed_folder_can_be_written(run, tiny, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != Path("/dev"))
+    ended = run("capture", f"{tiny}:right", "--mode", "decode", "--out", "/dev/null")
+    assert (ended.code, ended.err) == (0, "wrote /dev/null\n")
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(run, saved, here):
+    (here / "folder").mkdir()
+    (here / "out.json").symlink_to("folder/linked.json")
+    for _ in range(2):  # the file that the link leads to is not there at first
+        assert run("export", saved, "--out", "out.json").code == 0
+        assert (here / "out.json").is_symlink()
+        assert names_in(here / "folder") == ["linked.json"]
+        assert CaptureRecord.load("folder/linked.json") == CaptureRecord.load(saved)
 
 
 @pytest.mark.parametrize(("accident", "code"), [(full_disk, 2), (interruption, 1)])

@@ -164,7 +164,7 @@ def test_a_token_that_ends_the_text_is_none_of_it(recorded, speaker):
     [
         (("--prompt", "-"), b"a\n", "a\n"),
         ((), b"a\n", "a\n"),
-        ((), b"", "def fibonacci(n):\n"),
+        ((), b"", "def read(self, size=-1):\n"),
         (("--prompt", "-"), b"", ""),
         ((), b"\xff\xc3", "\ufffd\ufffd"),
         (("--prompt", "b"), b"a", "b"),
@@ -178,7 +178,7 @@ def test_prompts_come_from_words_or_from_stdin(recorded, piped, words, data, pro
 
 def test_without_stdin_and_prompt_there_is_a_prompt(recorded, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    assert recorded(*PLAIN).completions[0].prompt == "def fibonacci(n):\n"
+    assert recorded(*PLAIN).completions[0].prompt == "def read(self, size=-1):\n"
 
 
 def test_the_help_names_every_algorithm(run):

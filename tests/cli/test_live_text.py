@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 
 import pytest
@@ -157,25 +156,6 @@ def test_an_encoding_without_the_character_gets_an_escape(monkeypatch):
     report(RECORD, is_json=False, is_shown=False)
     sys.stdout.seek(0)
     assert sys.stdout.read() == "\\xe9\n\n\x1b]\n"
-
-
-def test_an_output_that_cannot_be_written_is_said_on_one_line(monkeypatch):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    code = (
-        "import sys; from graphkit.cli.live_text import _write; from graphkit.errors import *\n"
-        "try: _write('text')\n"
-        "except GraphkitError as error: sys.exit(str(error))"
-    )
-    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 1
-    assert done.stderr == "cannot write to stdout: No space left on device.\n"
 
 
 def shown(record, width):

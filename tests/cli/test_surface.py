@@ -9,8 +9,10 @@ import sys
 import pytest
 
 import graphkit
+from graphkit.audit import AUDITS
 from graphkit.cli.exits import exit_code_of
 from graphkit.errors import CaptureError, ConfigError, DeviceError, GraphkitError, TargetError
+from graphkit.targets import RUNNERS
 
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 COMMANDS = {
@@ -57,6 +59,14 @@ def test_the_words_of_a_command_are_those_of_the_table(run, command):
     assert (ended.code, ended.err) == (0, "")
     assert words_in(ended.out) == COMMANDS[command] | HELP
     assert ended.out.startswith(f"usage: graphkit {command} ")
+
+
+def test_what_a_word_may_be_is_told_in_full(run):
+    """Written out in the help, which loads neither torch nor the audits."""
+    told = " ".join(run("audit", "--help").out.split())
+    *others, last = (mode.name for mode in RUNNERS)
+    assert f"--mode M {', '.join(others)} or {last}, in small letters too" in told
+    assert f"these audits alone, of {', '.join(AUDITS)}; default" in told
 
 
 def test_version(run):

@@ -21,12 +21,25 @@ def test_an_example_runs(path, capsys):
     assert capsys.readouterr().out
 
 
-def test_the_own_target_is_a_target_for_the_command(monkeypatch, capsys):
+def test_the_chains_are_kept_up_to_their_wrong_token(capsys):
+    runpy.run_path(str(ROOT / "tools" / "examples" / "verify_chain.py"))["main"]()
+    kept = re.findall(r"kept (\[.*\])", capsys.readouterr().out)
+    assert kept == ["[0, 1, 2]", "[0, 1, 2, 3, 0, 1, 2, 3]", "[0]"]
+
+
+@pytest.mark.parametrize("command", ["capture", "audit"])
+def test_the_own_target_is_a_target_for_the_command(command, monkeypatch, capsys):
+    """The audit's warnings, too, would be those of everyone who starts from it."""
     from graphkit.cli import main
 
     monkeypatch.chdir(ROOT)
-    assert main(["capture", "tools.examples.own_target:target", "--device", "cpu"]) == 0
-    assert "own model" in capsys.readouterr().out
+    words = [command, "tools.examples.own_target:target", "--device", "cpu", "--batch-sizes", "4"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "own model on cpu" in said
+    assert {"capture": "36 live batches replayed: each", "audit": "no finding."}[command] in (
+        " ".join(said.split())
+    )
 
 
 def test_the_readme_runs_as_it_stands():

@@ -207,3 +207,41 @@ def test_load_reads_a_file_and_says_which_it_cannot_read(tmp_path):
         with pytest.raises(RecordError, match="cannot read record") as caught:
             CaptureRecord.load(f"{tmp_path}/{name}")
         assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"kind": "capture", "sch', "not a whole record: JSONDecodeError"),
+        (json.dumps(EXAMPLE | {"schema": SCHEMA + 1}), "Upgrade graphkit"),
+        (json.dumps(EXAMPLE | {"target": 5}), "capture.target is 5"),
+        ('{"kind": "photograph", "schema": 1}', "its kind is 'photograph'"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_record, CaptureRecord.load], ids=["any", "capture"])
+def test_a_file_that_is_refused_is_named(tmp_path, text, words, load):
+    """``diff A B`` reads two."""
+    path = tmp_path / "torn.json"
+    path.write_text(text)
+    with pytest.raises(RecordError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert words in str(caught.value)
+
+
+def test_what_came_is_said_on_one_short_line_whatever_it_was():
+    graph = {
+        "name": "g", "backend": "cuda", "environment": EXAMPLE["environment"],
+        "nodes": [{"index": 0, "kind": "", "name": "", "short_name": "",
+                   "attributes": {"two\nlines" * 1000: 3}}],
+    }  # fmt: skip
+    for path, value in ((("schema",), "x" * 10_000), (("kind",), "y\n" * 10_000)):
+        assert len(refused(changed(path, value))) < 200
+    said = refused(json.dumps(EXAMPLE | {"graphs": [graph]}))
+    assert r"nodes[0].attributes['two\nlinestwo\nlines" in said
+    assert len(said) < 200
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)], ids=["large", "small"])
+def test_a_whole_number_that_cannot_be_shown_in_kib_is_refused(number):
+    assert "sizes[0].pool_bytes is " in refused(changed(PATHS[7], number))

@@ -1,64 +1,153 @@
-"""A CaptureTarget around a model of your own.
+"""A CaptureTarget around models of your own: a target and the Eagle head that drafts for it.
+
+Everything that ``graphkit.CaptureTarget`` asks for is here once: forwards, sample batches, weights,
+state, attention, and a host-side setting that no graph may freeze. Each of these takes it:
 
 graphkit capture tools.examples.own_target:target
+graphkit audit tools.examples.own_target:target
+pytest --graphkit tools.examples.own_target:target
 """
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 import graphkit as gk
+from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 
-HIDDEN, VOCAB, WIDTH, REQUESTS = 64, 256, 4, 8
+HIDDEN, HEADS, VOCAB, REQUESTS, CONTEXT = 64, 4, 256, 8, 64
+STEPS, WIDTH = 3, 4  # a chain of three drafts, and the root
+VERIFY, DRAFT = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT
+EXTEND = gk.ForwardMode.DRAFT_EXTEND_V2
+SLOTS = 1 + np.arange(REQUESTS * CONTEXT).reshape(REQUESTS, CONTEXT)  # slot 0 is for pads
 
 
-class Model(nn.Module):
-    """The smallest thing that has logits."""
+class Layer(nn.Module):
+    """Attention over the KV pool of one model: [T, HIDDEN] to [T, HIDDEN]."""
 
-    def __init__(self) -> None:
+    def __init__(self, attention: PagedAttention) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCAB, HIDDEN)
-        self.head = nn.Linear(HIDDEN, VOCAB)
+        self.attention = attention
+        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, hidden: torch.Tensor, inputs: Any) -> torch.Tensor:
+        """Write this step's keys and values, then attend. ``inputs.attention`` says to what."""
+        rows = self.qkv(hidden).view(-1, 3, HEADS, HIDDEN // HEADS).unbind(1)
+        attended = self.attention.attend(0, *rows, inputs.out_cache_loc, inputs.attention)
+        return hidden + self.out(attended.flatten(1))
+
+
+class Target(nn.Module):
+    """Scores every row by its token, its position and what it attends to."""
+
+    def __init__(self, attention: PagedAttention) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        self.layer = Layer(attention)
+        # A tensor, which graphs read at every replay. A Python number would be frozen at capture.
+        self.register_buffer("temperature", torch.ones(()))
+
+    def embedded(self, inputs: gk.Inputs) -> torch.Tensor:
+        """Tokens and positions, [T, HIDDEN]."""
+        return self.embed(inputs.input_ids) + inputs.positions[:, None] / CONTEXT
 
     def forward(self, inputs: gk.TargetVerifyInputs) -> gk.VerifyOutput:
-        """Score every row by its token and position."""
-        hidden = self.embed(inputs.input_ids) + inputs.positions[:, None] / 100
-        return gk.VerifyOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
+        """TARGET_VERIFY. The hidden states are what the head drafts from."""
+        hidden = self.layer(self.embedded(inputs), inputs)
+        return gk.VerifyOutput(
+            next_token_logits=self.head(hidden) / self.temperature, hidden_states=hidden
+        )
 
 
-def sample_batch(_mode: gk.ForwardMode, batch_size: int, seed: int) -> gk.TargetVerifyInputs:
-    """A live batch, the same for the same arguments."""
+class EagleHead(nn.Module):
+    """Predicts the token after the next from a token and the hidden state before it."""
+
+    def __init__(self, target: Target, attention: PagedAttention) -> None:
+        super().__init__()
+        self.target, self.mix, self.layer = target, nn.Linear(2 * HIDDEN, HIDDEN), Layer(attention)
+
+    def forward(self, inputs: gk.DraftInputs | gk.DraftExtendInputs) -> gk.VerifyOutput:
+        """One step of DRAFT, a row per branch; or DRAFT_EXTEND_V2, the rows of the last verify."""
+        both = torch.cat([self.target.embedded(inputs), inputs.hidden_states], dim=-1)
+        hidden = self.layer(self.mix(both), inputs)
+        return gk.VerifyOutput(next_token_logits=self.target.head(hidden), hidden_states=hidden)
+
+
+def sample_batch(device: str, mode: gk.ForwardMode, batch_size: int, seed: int) -> gk.Inputs:
+    """A live batch, the same for the same arguments: numpy, and hidden states on the device."""
     random = np.random.default_rng([seed, batch_size])
-    lengths = random.integers(5, 50, batch_size)
-    return gk.TargetVerifyInputs(
-        req_pool_indices=np.arange(1, batch_size + 1),
-        seq_lens=lengths,
-        input_ids=random.integers(0, VOCAB, batch_size * WIDTH),
-        positions=(lengths[:, None] + np.arange(WIDTH)).ravel(),
-        out_cache_loc=np.arange(1, batch_size * WIDTH + 1),
+    lengths = random.integers(1, CONTEXT - WIDTH, batch_size)
+    places, owner = lengths[:, None] + np.arange(WIDTH), np.arange(batch_size)[:, None]
+    tokens = random.integers(0, VOCAB, places.shape)
+    hidden = torch.from_numpy(random.standard_normal((places.size, HIDDEN), np.float32)).to(device)
+    request = {"req_pool_indices": np.arange(1, batch_size + 1), "seq_lens": lengths}
+    rows = {
+        "input_ids": tokens.ravel(),
+        "positions": places.ravel(),
+        "out_cache_loc": SLOTS[owner, places].ravel(),
+    }
+    if mode is VERIFY:
+        return gk.TargetVerifyInputs(**request, **rows)
+    if mode is EXTEND:  # whose seq_lens include the rows being extended
+        counts = gk.AcceptedCounts.from_tokens(random.integers(1, WIDTH + 1, batch_size))
+        request["seq_lens"] = lengths + WIDTH
+        request["extend_seq_lens"] = np.full(batch_size, WIDTH)
+        return gk.DraftExtendInputs(**request, **rows, **counts.fields(), hidden_states=hidden)
+    return gk.DraftInputs(
+        **request,
+        topk_p=np.ones((batch_size, 1), np.float32),
+        topk_index=tokens[:, :1],
+        hidden_states=hidden[:batch_size],
+        positions=lengths,
+        out_cache_loc=SLOTS[owner, places[:, :STEPS]].ravel(),
     )
+
+
+def attention_over(requests: ReqToTokenPool) -> PagedAttention:
+    """An attention backend with a KV pool of its own, as each model needs one."""
+    device, dim = requests.device, HIDDEN // HEADS
+    pool = MHATokenToKVPool(REQUESTS * CONTEXT, 1, torch.float32, HEADS, dim, 1, device)
+    return (TritonAttention if device.type == "cuda" else SdpaAttention)(requests, pool)
 
 
 def target(device: str = "cpu") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """The factory that commands call, with the device that they run on."""
     torch.manual_seed(0)
-    model = Model().to(device)
+    requests = ReqToTokenPool(REQUESTS, CONTEXT, torch.device(device))
+    requests.req_to_token[1:] = torch.from_numpy(SLOTS)  # row 0 is for pads
+    attention = {"target": attention_over(requests), "head": attention_over(requests)}
+    model = Target(attention["target"])
+    head = EagleHead(model, attention["head"]).to(device)  # the target is a part of it
     return gk.CaptureTarget(
         name="own model",
-        spec=gk.SpecConfig("EAGLE", num_steps=WIDTH - 1, topk=1, num_draft_tokens=WIDTH),
-        sizes=gk.BufferSizes(REQUESTS, 128, HIDDEN, VOCAB, torch.float32),
-        forwards={gk.ForwardMode.TARGET_VERIFY: model},
-        sample_batch=sample_batch,
-        weights=model,
-    )
+        spec=gk.SpecConfig("EAGLE", num_steps=STEPS, topk=1, num_draft_tokens=WIDTH),
+        sizes=gk.BufferSizes(REQUESTS, CONTEXT, HIDDEN, VOCAB, torch.float32),
+        forwards={VERIFY: model, DRAFT: head, EXTEND: head},
+        sample_batch=partial(sample_batch, device),
+        weights=head,
+        state={
+            f"{name} {part}": tensor
+            for name, backend in attention.items()
+            for part, tensor in backend.kv_pool.tensors().items()
+        },
+        dynamic={"temperature": (model.temperature.fill_, [1.0, 0.5])},
+        attention={
+            VERIFY: attention["target"], DRAFT: attention["head"], EXTEND: attention["head"],
+        },
+    )  # fmt: skip
 
 
 def main() -> int:
-    """Capture it, check it, and print the verdict."""
-    record = gk.capture_target(target(), device="cpu")
-    print(f"{record.target}: {len(record.mismatches)} mismatches")
+    """Capture it, check every replay, and print the verdict."""
+    record = gk.capture_target(target(), batch_sizes=[1, 4], device="cpu")
+    modes = ", ".join(mode.mode for mode in record.modes)
+    print(f"{record.target}, {modes}: {len(record.mismatches)} mismatches")
     return 1 if record.mismatches else 0
 
 

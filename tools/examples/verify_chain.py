@@ -1,9 +1,12 @@
 """Verify drafts with a captured graph: what an engine's step does with the runner.
 
-The drafts are the text's own next tokens with a wrong one put in, so it shows what acceptance sees.
+The drafts are what the target itself would write, spoilt at another place in each request, so that
+it shows what acceptance sees.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -13,10 +16,28 @@ from graphkit.reference import reference_target
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 
 
-def accepted_drafts(logits: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """Drafts that the target would have chosen itself, per request: [B, W, V], [B, W] to [B]."""
-    chosen = logits.argmax(-1)[:, :-1]
-    return (chosen == drafts[:, 1:]).long().cumprod(1).sum(1)
+def verify(
+    runner: gk.TargetVerifyRunner, batch: gk.TargetVerifyInputs, drafts: torch.Tensor
+) -> torch.Tensor:
+    """What the target chooses after every row of a batch with these drafts: [B, W] to [B, W]."""
+    output = runner.replay(replace(batch, input_ids=drafts.flatten()))
+    return output.next_token_logits.argmax(-1).view_as(drafts).cpu()
+
+
+def drafts_for(runner: gk.TargetVerifyRunner, batch: gk.TargetVerifyInputs) -> torch.Tensor:
+    """The target's own chain with a wrong token in it, [B, W]; every W-th request has none."""
+    width = runner.tokens_per_request
+    drafts = torch.as_tensor(batch.input_ids).view(-1, width)
+    for node in range(1, width):
+        drafts[:, node] = verify(runner, batch, drafts)[:, node - 1]
+    for request, chain in enumerate(drafts):
+        chain[1 + request % width :] ^= 1
+    return drafts
+
+
+def accepted_drafts(chosen: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    """Drafts that the target would have chosen itself, per request: [B, W], [B, W] to [B]."""
+    return (chosen[:, :-1] == drafts[:, 1:]).long().cumprod(1).sum(1)
 
 
 def main() -> int:
@@ -27,10 +48,8 @@ def main() -> int:
         runner.capture()
         for requests in (3, 8, 1):
             batch = target.sample_batch(VERIFY, requests, requests)
-            logits = runner.replay(batch).next_token_logits.cpu()
-            width = runner.tokens_per_request
-            drafts = torch.as_tensor(batch.input_ids).view(requests, width)
-            kept = accepted_drafts(logits.view(requests, width, -1), drafts)
+            drafts = drafts_for(runner, batch)
+            kept = accepted_drafts(verify(runner, batch, drafts), drafts)
             print(f"{requests} requests at size {runner.table.fit(requests)}: kept {kept.tolist()}")
         print(runner.stats)
     return 0
