@@ -79,7 +79,7 @@ class CaptureCause(Enum):
         "Give the result a static shape: use torch.where or a mask instead of selecting rows."
     )
     UNSUPPORTED_OP = "Replace the operation by one that may run inside a CUDA graph."
-    OTHER = "The error below is the forward's own; mend it, then call capture() again."
+    OTHER = "The error is the forward's own; mend it, then call capture() again."
 
     @property
     def label(self) -> str:
@@ -98,10 +98,8 @@ class CaptureError(GraphkitError, RuntimeError):
     """
 
     def __init__(self, mode: str, batch_size: int, cause: CaptureCause, where: str) -> None:
-        super().__init__(
-            f"cannot capture {mode} at batch size {batch_size}: {cause.label} in {where}. "
-            f"{cause.value}"
-        )
+        what = f"{cause.label} in {where}".rstrip(".")
+        super().__init__(f"cannot capture {mode} at batch size {batch_size}: {what}. {cause.value}")
         self.mode = mode
         self.batch_size = batch_size
         self.cause = cause

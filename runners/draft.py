@@ -107,6 +107,10 @@ class DraftRunner(Runner[DraftOutput]):
             )
         super().__init__(forward, spec=spec, **options)
 
+    def steps_ahead(self) -> int:
+        """Each of its forwards but the first moves every branch on by one."""
+        return max(self.spec.num_steps - 2, 0)
+
     def fields_without_use(self) -> tuple[str, ...]:
         """A standalone draft model is not fed with hidden states."""
         return ("hidden_states",) if self.spec.resolved.is_standalone() else ()

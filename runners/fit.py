@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from graphkit.buffers import SLOTS, Axis, InputBuffers
@@ -40,6 +41,7 @@ class Fit:
         self.tokens = buffers.capacity.rows(Axis.TOKEN, requests)
         self.padded_batch_size = padded_batch_size
         self.launch = graph.replay
-        self.output = partial(type(output), **output.live(self.requests, self.tokens).tensors())
+        rows = output.live(self.requests, self.tokens).tensors()
+        self.output: Callable[[], Output] = partial(type(output), **rows)
         self.replays, self.spared = 0, 0
         self.writer = tuple(buffers.writer(slot, requests) for slot in range(SLOTS)).__getitem__

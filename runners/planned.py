@@ -15,6 +15,7 @@ from graphkit.buffers import InputBuffers, Inputs, capacity_of
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
 from graphkit.graphs import Attribution, Backend, CapturedGraph, SizeTable, backend_for
+from graphkit.graphs.state import checked
 from graphkit.runners.capturing import Capturing
 from graphkit.runners.dispatch import Dispatch
 from graphkit.runners.known_memory import memory_names
@@ -86,7 +87,7 @@ class Planned(Generic[OutputT]):
             bound=bound,
             is_alive=self.backend.is_alive,
         )
-        self._state = dict(state or {})
+        self._state = checked(state or {})
         self._parts: Parts[OutputT] = Parts(
             mode=self.mode,
             output_type=self.output_type,
@@ -146,6 +147,10 @@ class Planned(Generic[OutputT]):
     def width(self) -> int:
         """Rows per request (the field's num_tokens_per_bs)."""
         return self.spec.tokens_per_request(self.mode)
+
+    def steps_ahead(self) -> int:
+        """Positions beyond those of its batch that a step reaches at most."""
+        return 0
 
     @property
     def _attention_mode(self) -> ForwardMode:

@@ -56,7 +56,10 @@ class SizeTable:
 
     def _checked(self, sizes: list[int]) -> list[int]:
         for size in sizes:
-            require_int("SizeTable", "batch_sizes", size)
+            if type(size) is not int or size < 1:
+                raise ConfigError(
+                    f"batch_sizes must hold ints >= 1, got {size!r}.", field="batch_sizes"
+                )
             if size > self.max_batch_size:
                 raise ConfigError(
                     f"batch_sizes holds {size}, but max_batch_size is {self.max_batch_size}. "

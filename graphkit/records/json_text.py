@@ -74,7 +74,8 @@ def _from_file(path: str | Path, read: Callable[[str], _R]) -> _R:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read record {path}: {error}.") from error
+        why = getattr(error, "strerror", None) or error  # without the path once more
+        raise RecordError(f"cannot read record {path}: {why}.") from error
     try:
         return read(text)
     except RecordError as error:

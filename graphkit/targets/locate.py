@@ -24,6 +24,11 @@ def locate(text: str, device: str) -> CaptureTarget:
     module_name, colon, attribute = text.partition(":")
     if not (module_name and colon and attribute):
         raise TargetError(f"TARGET {text!r} is not of the form package.module:attribute.")
+    if "/" in module_name or module_name.endswith(".py"):
+        raise TargetError(
+            f"TARGET {text!r} names a file. Name its module as python imports it from here, "
+            "package.module:attribute."
+        )
     found = _attribute(_module(module_name, text), attribute, text)
     if isinstance(found, CaptureTarget):
         return found

@@ -14,6 +14,7 @@ from graphkit.buffers import Inputs
 from graphkit.config import BufferSizes
 from graphkit.errors import TargetError
 from graphkit.graphs import Backend
+from graphkit.graphs.failures import place_of
 from graphkit.runners import (
     DecodeRunner,
     DraftExtendRunner,
@@ -45,6 +46,9 @@ RUNNERS: dict[ForwardMode, type[Runner[Any]]] = {
 @dataclass(frozen=True, kw_only=True)
 class CaptureTarget:
     """A model, and its draft models if it has any, for the command line and the audits.
+
+    Raises:
+        TargetError: A forward is for something that is no mode with a runner.
 
     Commands take one as ``package.module:attribute``, or a function that makes one, called with
     ``device=`` if it takes that. ``tools/examples/own_target.py`` is a whole one.
@@ -87,13 +91,32 @@ class CaptureTarget:
     optional: Sequence[str] | Mapping[ForwardMode, Sequence[str]] | None = None
     inputs_type: type[Inputs] | Mapping[ForwardMode, type[Inputs]] | None = None
 
+    def __post_init__(self) -> None:
+        for mode in self.forwards:
+            if mode not in RUNNERS:
+                raise TargetError(
+                    f"target {self.name!r} has a forward for {mode!r}. Forwards are a mapping from "
+                    f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
+                )
+
     def batch(self, mode: ForwardMode, batch_size: int, seed: int) -> Any:
         """What ``sample_batch`` makes, if it is of the size that was asked for.
 
         Raises:
-            TargetError: It is not.
+            TargetError: It is not, or ``sample_batch`` raises.
         """
-        batch = self.sample_batch(mode, batch_size, seed)
+        try:
+            batch = self.sample_batch(mode, batch_size, seed)
+        except Exception as error:
+            raise TargetError(
+                f"target {self.name!r}: sample_batch({mode.name}, {batch_size}, {seed}) failed "
+                f"at {place_of(error)}."
+            ) from error
+        if not isinstance(batch, Inputs):
+            raise TargetError(
+                f"target {self.name!r}: sample_batch made a {type(batch).__name__} for "
+                f"{mode.name}. Make graphkit.{RUNNERS[mode].buffers_type.inputs_type.__name__}."
+            )
         if batch.batch_size != batch_size:
             raise TargetError(
                 f"target {self.name!r}: sample_batch made {batch.batch_size} requests where "
@@ -115,14 +138,9 @@ class CaptureTarget:
             TargetError: The target has no forward for the mode.
         """
         if mode not in self.forwards:
-            names = ", ".join(mode.name for mode in self.forwards)
+            names = ", ".join(mode.name for mode in self.forwards) or "none"
             raise TargetError(
                 f"target {self.name!r} has no forward for {mode.name}; it has {names}."
-            )
-        if mode not in RUNNERS:
-            raise TargetError(
-                f"target {self.name!r} has a forward for {mode!r}; forwards are a mapping from "
-                f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
             )
         return RUNNERS[mode](
             self.forwards[mode],

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from graphkit.audit.pads.batches import Requests, largest_number, worst_of
+from graphkit.audit.pads.batches import Fill, Requests, largest_number, worst_of
 from graphkit.audit.pads.cases import Bug
 from graphkit.graphs import preserved
 from graphkit.runners import Runner
@@ -56,7 +56,11 @@ def likely_bug(
     if guilty == "graph":
         return _BAKED
     requests = Requests.of(batch, runner.buffers.layouts, runner.buffers.capacity)
-    for fill in (worst_of(math.nan), lambda layout, _rows: largest_number(layout, runner.sizes)):
+    fills: tuple[Fill, ...] = (
+        worst_of(math.nan),
+        lambda layout, _rows: largest_number(layout, runner.sizes, runner.steps_ahead()),
+    )
+    for fill in fills:
         if _differ(padded, rows(requests.padded(size, fill))):
             return f"{Bug.LEAKING_PAD_ROW.kind}. {Bug.LEAKING_PAD_ROW.value}"
     return _NUMBER_OF_PADS

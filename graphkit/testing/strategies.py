@@ -100,7 +100,8 @@ def _drawn(draw: st.DrawFn, plan: Runner[Any], step: Step, longest: int) -> Any:
     for layout in plan.buffers.layouts:
         value = structure.get(layout.name)
         if value is None:
-            value = _content(draw, layout, rows[layout.field.axis], plan.sizes, random)
+            largest = largest_number(layout, plan.sizes, plan.steps_ahead())
+            value = _content(draw, layout, rows[layout.field.axis], largest, random)
         values[layout.name] = _as_given(layout, value)
     return plan.buffers.inputs(**values)
 
@@ -154,7 +155,7 @@ def _content(
     draw: st.DrawFn,
     layout: FieldLayout,
     rows: int,
-    sizes: BufferSizes,
+    largest: int | None,
     random: np.random.Generator,
 ) -> Any:
     shape, flavour = layout.shape(rows), draw(st.sampled_from(_NUMBERS))
@@ -163,7 +164,6 @@ def _content(
             scale = {"smallest": 0.0, "largest": 1e3}.get(flavour, 1.0)
             return random.standard_normal(shape) * scale
         return 1 - random.random(shape)  # probabilities and temperatures are above 0
-    largest = largest_number(layout, sizes)
     if largest is None:
         return np.full(shape, layout.pad)
     numbers = {"smallest": 0, "largest": largest, "one over and over": random.integers(largest + 1)}

@@ -54,11 +54,12 @@ def counts(hidden, inputs):
 def interrupted(hidden, inputs):
     raise KeyboardInterrupt
 
-def no_batch(mode, batch_size, seed):
+def no_batch(*_):
     raise LookupError("no batch today\\nat all")
 
 right = target(lambda hidden, inputs: hidden + inputs.positions[:, None])
 gives_none = dataclasses.replace(right, sample_batch=no_batch)
+bad_setter = dataclasses.replace(right, dynamic={"scale": (no_batch, [1, 2])})
 leaks = target(lambda hidden, inputs: hidden + hidden.mean(0))
 leaks_often = target(lambda hidden, inputs: hidden + hidden.mean(0), largest=5)
 bakes = target(counts)

@@ -123,14 +123,21 @@ def test_a_forward_that_cannot_be_captured_fails_on_one_line(run, tiny, here):
 
 
 @pytest.mark.parametrize("command", ["capture", "inspect", "audit"])
-def test_what_a_targets_own_code_raises_is_told_on_one_line(run, tiny, command):
+def test_a_target_that_makes_no_batch_is_told_on_one_line(run, tiny, command):
     ended = run(command, f"{tiny}:gives_none")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error.startswith("error: target 'tiny': sample_batch(TARGET_VERIFY, ")
+    assert ended.error.endswith("(LookupError: no batch today).")
+
+
+def test_what_a_targets_own_code_raises_is_told_on_one_line(run, tiny):
+    ended = run("audit", f"{tiny}:bad_setter")
     assert (ended.code, ended.out) == (1, "")
     assert (
         ended.error == "error: LookupError: no batch today. graphkit -v shows where it came from."
     )
     with pytest.raises(LookupError, match="at all"):
-        run("-v", command, f"{tiny}:gives_none")
+        run("-v", "audit", f"{tiny}:bad_setter")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +152,7 @@ def test_what_a_targets_own_code_raises_is_told_on_one_line(run, tiny, command):
             "unknown mode 'verify'; modes are DECODE, TARGET_VERIFY",
         ),
         (("{}:right", "--mode", "idle"), "no forward for IDLE; it has TARGET_VERIFY, DECODE"),
-        (("{}:right", "--batch-sizes", "0"), "batch_sizes must be an int >= 1, got 0"),
+        (("{}:right", "--batch-sizes", "0"), "batch_sizes must hold ints >= 1, got 0"),
         (("{}:right", "--batch-sizes", "-1"), "got -1"),
         (("{}:right", "--batch-sizes", "1,1"), "holds a size twice"),
         (("{}:right", "--batch-sizes", "1,99"), "holds 99, but max_batch_size is 2"),

@@ -122,7 +122,7 @@ def test_code_that_no_argument_tells_is_found_by_halves(captured, live):
     captured[1].in_code = 3.0
     (finding,) = found_by(captured, live)
     assert finding.kind == "graph bug"
-    assert finding.kernel == "scale_kernel"
+    assert finding.kernel == "scale_kernel", finding.text
     assert "Given the same, node" in finding.text
 
 

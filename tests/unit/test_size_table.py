@@ -82,7 +82,7 @@ def test_asked_sizes_are_sorted_and_get_the_largest(given_sizes, sizes):
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        ([1, 0], r"SizeTable.batch_sizes must be an int >= 1, got 0"),
+        ([1, 0], r"batch_sizes must hold ints >= 1, got 0"),
         ([-4], r"got -4"),
         ([1.0], r"got 1\.0"),
         ([True], r"got True"),

@@ -105,10 +105,11 @@ class _Audit:
             yield from self._try(bug, what, self._batch, prepare=mislead, watch=False)
 
     def _fillings(self) -> dict[str, Fill]:
-        sizes, own = self._trials.runner.sizes, self._requests.rows
+        runner, own = self._trials.runner, self._requests.rows
+        ahead = runner.steps_ahead()
         other = self._trials.requests(self._size, which=1).rows
         return {
-            "the largest ids": lambda layout, _rows: largest_number(layout, sizes),
+            "the largest ids": lambda layout, _rows: largest_number(layout, runner.sizes, ahead),
             "copies of row 0": lambda layout, _rows: own[layout.name][:1],
             "rows of another batch": lambda layout, rows: other[layout.name][-len(rows) :],
         }

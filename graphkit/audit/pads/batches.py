@@ -140,11 +140,17 @@ def is_content(layout: FieldLayout) -> bool:
     )
 
 
-def largest_number(layout: FieldLayout, sizes: BufferSizes) -> int | None:
-    """The largest whole number that a field of the library may hold; ``None`` if unknown."""
+def largest_number(layout: FieldLayout, sizes: BufferSizes, steps_ahead: int = 0) -> int | None:
+    """The largest whole number that a field of the library may hold; ``None`` if unknown.
+
+    Args:
+        layout: The field's.
+        sizes: The runner's.
+        steps_ahead: The runner's, see ``Runner.steps_ahead``.
+    """
     if layout.name in TOKEN_IDS:  # a reduced vocabulary of drafts is part of the target's
         return (sizes.draft_vocab_size or sizes.vocab_size) - 1
-    return sizes.max_context_len - 1 if layout.name in _POSITIONS else None
+    return sizes.max_context_len - 1 - steps_ahead if layout.name in _POSITIONS else None
 
 
 def worst_of(value: float) -> Callable[[FieldLayout, torch.Tensor], Any]:

@@ -94,6 +94,36 @@ def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     )
 
 
+def test_a_draft_models_table_of_positions_is_never_left():
+    """A draft step adds its number to positions, so pads stay that far below the last one."""
+    steps, context = 4, 32
+    positions = nn.Embedding(context, HIDDEN)
+
+    def forward(inputs):
+        hidden = positions(inputs.positions)
+        return gk.VerifyOutput(next_token_logits=hidden.repeat(1, 4), hidden_states=hidden)
+
+    def draft_batch(_mode, batch_size, seed):
+        generator = torch.Generator().manual_seed(seed)
+        return gk.DraftInputs(
+            req_pool_indices=1 + torch.arange(batch_size),
+            seq_lens=torch.full((batch_size,), 9, dtype=torch.int32),
+            positions=torch.full((batch_size,), 9),
+            out_cache_loc=1 + torch.arange(batch_size * steps),
+            topk_p=torch.ones(batch_size, 1),
+            topk_index=torch.randint(0, VOCAB, (batch_size, 1), generator=generator),
+            hidden_states=torch.randn(batch_size, HIDDEN, generator=generator),
+        )
+
+    found, _ = audited(
+        None, mode=gk.ForwardMode.DRAFT, batch_sizes=[4],
+        spec=gk.SpecConfig("EAGLE", steps, 1, steps + 1),
+        sizes=gk.BufferSizes(4, context, HIDDEN, VOCAB, torch.float32),
+        forwards={gk.ForwardMode.DRAFT: forward}, sample_batch=draft_batch,
+    )  # fmt: skip
+    assert found == set()
+
+
 def test_rows_that_see_all_others_leak():
     found, ledger = audited(lambda hidden, inputs: hidden + hidden.mean(0))
     assert found == {(LEAK, 4)}

@@ -10,7 +10,7 @@ import torch
 import graphkit as gk
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import Axis, Rows, declare
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, TargetError
 from graphkit.targets import RUNNERS
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
@@ -99,3 +99,38 @@ def test_a_chain_needs_a_forward_per_step(make_target):
     for forwards in (forward, [forward] * 2):
         with pytest.raises(ConfigError, match=r"MultiLayerEagleRunner got \d forwards"):
             make_target(forwards={LAYERS: forwards}).runner(LAYERS, device="cpu")
+
+
+@pytest.mark.parametrize("mode", ["TARGET_VERIFY", gk.ForwardMode.IDLE, 3])
+def test_a_forward_for_what_is_no_mode_with_a_runner_is_refused(make_target, mode):
+    with pytest.raises(TargetError, match=r"has a forward for .*one of DECODE, TARGET_VERIFY"):
+        make_target(forwards={mode: print})
+
+
+def test_what_sample_batch_raises_is_the_targets(make_target):
+    target = make_target(sample_batch=lambda mode, batch_size, seed: [][seed])
+    text = (
+        r"sample_batch\(TARGET_VERIFY, 2, 7\) failed at .*test_target.py:\d+ .*\(IndexError: list "
+    )
+    with pytest.raises(TargetError, match=text) as caught:
+        target.batch(VERIFY, 2, 7)
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_what_sample_batch_makes_must_be_inputs(make_target):
+    target = make_target(sample_batch=lambda *_: None)
+    with pytest.raises(TargetError, match=r"made a NoneType for DRAFT. Make graphkit.DraftInputs"):
+        target.batch(DRAFT, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: 1, "is of type int. Declare tensors"),
+        (lambda: torch.zeros(1).expand(4), "is expanded: its rows share memory"),
+        (lambda: torch.inference_mode()(torch.zeros)(4), "was made under torch.inference_mode"),
+    ],
+)
+def test_state_that_cannot_be_put_back_is_refused(make_target, make, why):
+    with pytest.raises(ConfigError, match=f"state 'cache' {why}"):
+        make_target(state={"cache": make()}).runner(VERIFY, device="cpu")
