@@ -24,8 +24,6 @@ from graphkit.records import Argument, Node
 _SWITCHABLE = ("kernel", "memcpy", "memset")
 _IDLE = ("empty", "event record", "event wait")
 Nodes = Sequence[Node]
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Bytes of one graph, and of the other."""
 Run = tuple[int, int]
 """Where a segment of memory begins, and its bytes."""
 
@@ -43,8 +41,7 @@ def first_other_memory(
 ) -> int | None:
     """Index of the first node from which on two graphs of the same nodes leave other memory.
 
-    Needs five times the device memory of the first one's pool, which is as before afterwards.
-    What two replays of the same graph leave otherwise, as atomic additions may, does not count.
+    Needs as much device memory again as the pool of the first, which is as before afterwards.
 
     Args:
         graphs: ``CudaGraph``, or chains of them.
@@ -66,20 +63,15 @@ def first_other_memory(
             stack.enter_context(_switches(*each)) for each in zip(graphs, nodes, strict=True)
         ]
 
-        def left(count: int) -> list[Pair]:
+        def differ(count: int) -> bool:
             pools.clear()
             for graph, switch in zip(graphs, switches, strict=True):
                 switch.leave(count, always)
                 rerun(graph)
-            return pools.copied()
-
-        def differ(count: int) -> bool:
-            first = left(count)
-            if all(torch.equal(*pair) for pair in first):
-                return False
-            if dtype is not None:
-                return any(is_beyond_rounding(*pair, dtype) for pair in first)
-            return _is_more_than_restless(first, left(count))
+                # Where its last nodes are off, a graph lets what follows in the stream begin before
+                # its last node that is on has ended (driver 580, seen on a busy device).
+                torch.cuda.synchronize(device)
+            return pools.differ(dtype)
 
         return bisected(differ, len(nodes[1]))
 
@@ -180,23 +172,12 @@ class _Pools:
         for each in (each for pair in self._pairs for each in pair):
             each.zero_()
 
-    def copied(self) -> list[Pair]:
-        """What both hold, as far as both go."""
-        return [(one[: len(two)].clone(), two[: len(one)].clone()) for one, two in self._pairs]
-
-
-def _is_more_than_restless(first: Sequence[Pair], again: Sequence[Pair]) -> bool:
-    """Whether more bytes surely differ between two graphs than move between replays of either.
-
-    A sum in changing order takes one of a few values: of bytes that move, at most a sixth seem to
-    differ for sure in two replays of each graph.
-    """
-    sure = restless = 0
-    for (one, two), (one_again, two_again) in zip(first, again, strict=True):
-        moves = (one != one_again) | (two != two_again)
-        restless += int(moves.sum())
-        sure += int(((one != two) & ~moves).sum())
-    return sure > restless
+    def differ(self, dtype: torch.dtype | None) -> bool:
+        """Whether they hold something else, as far as both go; with a dtype, beyond rounding."""
+        pairs = [(one[: len(two)], two[: len(one)]) for one, two in self._pairs]
+        if dtype is not None:
+            return any(is_beyond_rounding(*pair, dtype) for pair in pairs)
+        return not all(torch.equal(*pair) for pair in pairs)
 
 
 def _into_pools(before: Nodes, after: Nodes) -> Iterator[tuple[int, int]]:

@@ -92,7 +92,7 @@ def test_the_node_that_does_something_else_is_found(device, wrong):
     graph, now = Graph(steps), Graph([*steps[:wrong], 100, *steps[wrong + 1 :]])
     device(graph, now)
     assert found((graph, now)) == wrong
-    assert len(graph.runs) <= 2 * (1 + math.ceil(math.log2(NODES)))
+    assert len(graph.runs) <= 1 + math.ceil(math.log2(NODES))
     assert min(graph.runs) >= REFRESHING  # what takes the batch always runs
 
 
@@ -124,31 +124,6 @@ def test_graphs_that_do_the_same_have_no_such_node(device):
     graph, now = Graph([1] * NODES), Graph([1] * NODES)
     device(graph, now)
     now.pool.fill_(77)  # what nobody writes does not count
-    assert found((graph, now)) is None
-
-
-class Restless(Graph):
-    """Node 4 leaves 20 bytes of which each replay leaves some otherwise; node 6 sets 24 more."""
-
-    def run(self):
-        super().run()
-        generator = torch.Generator().manual_seed(len(self.runs) + 1000 * self.steps[6])
-        if self.enabled[4]:
-            self.pool[20:40] = torch.randint(0, 2, (20,), generator=generator, dtype=torch.uint8)
-        if self.enabled[6]:
-            self.pool[40:] = self.steps[6]
-
-
-def test_a_node_that_never_makes_the_same_twice_does_not_hide_the_one_that_is_wrong(device):
-    graph, now = Restless([1] * NODES), Restless([1] * 6 + [5] + [1] * 2)
-    device(graph, now)
-    assert found((graph, now)) == 6
-
-
-def test_a_node_that_never_makes_the_same_twice_is_not_wrong_itself(device):
-    graph, now = Restless([1] * NODES), Restless([1] * NODES)
-    now.runs = [0] * 50  # other random bytes
-    device(graph, now)
     assert found((graph, now)) is None
 
 
