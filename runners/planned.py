@@ -87,8 +87,9 @@ class Planned(Generic[OutputT]):
             bound=bound,
             is_alive=self.backend.is_alive,
         )
-        self._state = checked(state or {})
-        self._parts: Parts[OutputT] = Parts(
+        self.state = checked(state or {})
+        """Tensors that a step changes, by name."""
+        self.parts: Parts[OutputT] = Parts(
             mode=self.mode,
             output_type=self.output_type,
             table=self.table,
@@ -98,6 +99,7 @@ class Planned(Generic[OutputT]):
             dispatch=Dispatch(self.table, self.buffers, self.stays_eager),
             plan_on_host=self._host_plan(),
         )
+        """What captures and replays are made of. The audits make their own of them."""
 
     def implied_fields(self) -> tuple[str, ...]:
         """Optional fields that the settings imply."""
@@ -125,7 +127,7 @@ class Planned(Generic[OutputT]):
         Raises:
             CaptureError: As for ``capture``.
         """
-        capturing = Capturing(self._parts, self._state, attribution, batch_of)
+        capturing = Capturing(self.parts, self.state, attribution, batch_of)
         graphs, _ = capturing.every_size(lambda _size: None)
         try:
             yield graphs
@@ -137,7 +139,7 @@ class Planned(Generic[OutputT]):
         self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, dict[str, torch.Tensor]]:
         """Everything in memory that this runner can name, by kind; see ``graphkit.Pointer``."""
-        return memory_names(self.buffers, self._state, self.attention, weights)
+        return memory_names(self.buffers, self.state, self.attention, weights)
 
     def _make_step(self, forward: Any) -> Step[OutputT]:
         return self.step_type(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -94,6 +96,21 @@ class Replayer(Generic[OutputT]):
         fit.replays += 1
         fit.spared += fit.tokens - tokens
         return fit.output()  # type: ignore[return-value]
+
+    @contextmanager
+    def watched(self, around: Callable[..., OutputT]) -> Iterator[None]:
+        """Have ``around(launch, fit, slot, tokens, in_flight)`` stand for every launch of a block.
+
+        Blocks may be nested. ``launch`` is what it stands for.
+        """
+        outer = vars(self).get("launch")
+        vars(self)["launch"] = partial(around, self.launch)
+        try:
+            yield
+        finally:
+            del vars(self)["launch"]
+            if outer is not None:
+                vars(self)["launch"] = outer
 
     def idle(self) -> OutputT:
         """An output without rows; nothing is launched."""

@@ -81,15 +81,15 @@ class Runner(Planned[OutputT]):
         if self.life != "planned":
             raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
         self._captured_at = caller_line()
-        capturing = Capturing(self._parts, self._state, attribution)
+        capturing = Capturing(self.parts, self.state, attribution)
         if self.stays_eager:
             record = capturing.no_size(self.stays_eager)
         else:
             graphs, record = capturing.every_size(progress or (lambda _size: None))
-            self._replayer = Replayer(self._parts, graphs)
+            self._replayer = Replayer(self.parts, graphs)
             self.life = "captured"
         return CaptureRecord(
-            target=self._parts.step.name,
+            target=self.parts.step.name,
             backend=self.backend.name,
             environment=environment(self.device),
             modes=(record,),
@@ -129,7 +129,7 @@ class Runner(Planned[OutputT]):
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``.
         """
-        output = self._captured("replay").replay(batch, padded_batch_size)
+        output = self.replayer("replay").replay(batch, padded_batch_size)
         return output.clone() if clone else output
 
     def stage(self, batch_size: int, num_tokens: int | None = None) -> StagedBatch[OutputT]:
@@ -144,7 +144,7 @@ class Runner(Planned[OutputT]):
             SizeError: The batch is larger than the largest size, or empty.
             ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """
-        return self._captured("stage").stage(batch_size, num_tokens)
+        return self.replayer("stage").stage(batch_size, num_tokens)
 
     def inspect(
         self,
@@ -168,7 +168,7 @@ class Runner(Planned[OutputT]):
             ReplayError: The runner is not ``captured``.
             SizeError: No graph of that size was captured.
         """
-        graphs = self._captured("inspect").graphs
+        graphs = self.replayer("inspect").graphs
         if batch_size not in graphs:
             raise SizeError(
                 f"no graph of batch size {batch_size}: captured are {list(self.table)}.",
@@ -191,14 +191,14 @@ class Runner(Planned[OutputT]):
             InputError: A field is missing or wrong, so that there is no eager way either.
             ReplayError: The runner is closed.
         """
-        miss = self._parts.dispatch.miss(batch, self.life)
+        miss = self.parts.dispatch.miss(batch, self.life)
         if miss is None:
             return self.replay(batch, clone=clone)
         if not miss.has_eager_way:
-            raise ReplayError(self._parts.dispatch.explain(miss, batch, self.life))
+            raise ReplayError(self.parts.dispatch.explain(miss, batch, self.life))
         output = self.fall_back(batch)
         if batch.batch_size:  # an idle batch asks for nothing, so it misses nothing
-            self._parts.dispatch.fallbacks[miss.value] += 1
+            self.parts.dispatch.fallbacks[miss.value] += 1
         return output
 
     def fall_back(self, batch: Any, *, without: Collection[str] = ()) -> OutputT:
@@ -216,27 +216,27 @@ class Runner(Planned[OutputT]):
             OutputError: The forward returned something else than its mode's output.
         """
         if batch.batch_size:
-            return self._parts.step.unpadded(batch, without)
-        self._parts.dispatch.check_idle(batch)
+            return self.parts.step.unpadded(batch, without)
+        self.parts.dispatch.check_idle(batch)
         if self.life == "captured":
-            return self._captured("fall_back").idle()
+            return self.replayer("fall_back").idle()
         empty: OutputT = self.output_type.empty(self.spec, self.sizes, self.device)
         return empty
 
     def can_replay(self, batch: Any) -> Decision:
         """Whether ``replay`` takes the batch, and if not, why. Launches nothing."""
-        return self._parts.dispatch.decide(batch, self.life)
+        return self.parts.dispatch.decide(batch, self.life)
 
     @property
     def shadow(self) -> Literal["padded"] | None:
         """``"padded"`` makes replays run the identical padded path without the graph."""
-        return self._captured("shadow").shadow
+        return self.replayer("shadow").shadow
 
     @shadow.setter
     def shadow(self, way: Literal["padded"] | None) -> None:
         if way not in ("padded", None):
             raise ConfigError(f"shadow is 'padded' or None, got {way!r}.", field="shadow")
-        self._captured("shadow").shadow = way
+        self.replayer("shadow").shadow = way
 
     @property
     def stats(self) -> ReplayStats:
@@ -245,11 +245,16 @@ class Runner(Planned[OutputT]):
         return ReplayStats(
             replays=by_size.total(),
             padded_rows=padded,
-            fallbacks=dict(self._parts.dispatch.fallbacks),
+            fallbacks=dict(self.parts.dispatch.fallbacks),
             replays_by_size=dict(sorted(by_size.items())),
         )
 
-    def _captured(self, what: str) -> Replayer[OutputT]:
+    def replayer(self, what: str) -> Replayer[OutputT]:
+        """What replays the captured graphs; ``what`` needs it, for the text of an error.
+
+        Raises:
+            ReplayError: The runner is not ``captured``.
+        """
         if self.stays_eager and self.life != "closed":
             raise ReplayError(f"{self.stays_eager}: {what} needs a graph. Use run(batch).")
         if self.life != "captured":

@@ -22,7 +22,7 @@ class Rerun:
     """
 
     def __init__(self, runner: Runner[Any], batch: Any, size: int, moment: Moment) -> None:
-        self._parts = replace(runner._parts, table=SizeTable(size, [size]))
+        self._parts = replace(runner.parts, table=SizeTable(size, [size]))
         self._batch, self._size, self._moment = batch, size, moment
 
     def __call__(self, graph: Any) -> Output:

@@ -113,7 +113,7 @@ def sample_batches(target: CaptureTarget, runner: Runner[Any], size: int) -> Ite
 @contextmanager
 def _watched(runner: Runner[Any]) -> Iterator[tuple[CaptureTarget, Lockstep]]:
     """The runner's forward as a target that is watched without a graph, for the block alone."""
-    step, lockstep, shadow = runner._parts.step, Lockstep(), runner.shadow
+    step, lockstep, shadow = runner.parts.step, Lockstep(), runner.shadow
     forward = step.forward
     target = CaptureTarget(
         name=step.name,

@@ -73,7 +73,7 @@ def first_divergence(
         moment: What every run begins with.
         weights: To name nodes by.
     """
-    graph = runner._captured("a bisection").graphs[size]
+    graph = runner.replayer("a bisection").graphs[size]
     names, rerun = runner.memory_names(weights), Rerun(runner, batch, size, moment)
     is_recorded = runner.backend.name == "recorder"
     moment.put_back()
@@ -189,13 +189,13 @@ def _captured_now(
     runner: Runner[Any], size: int, attribution: Attribution | None
 ) -> Iterator[CapturedGraph]:
     """A graph of that size, captured as the runner's was: after the larger ones, in a new pool."""
-    parts, sizes = runner._parts, [each for each in runner.table if each >= size]
+    parts, sizes = runner.parts, [each for each in runner.table if each >= size]
     if isinstance(parts.backend, CudaBackend):
         aside = CudaBackend(runner.device)
         aside.stream = parts.backend.stream  # libraries keep a workspace for each stream
         parts = replace(parts, backend=aside)
     parts = replace(parts, table=SizeTable(sizes[-1], sizes))
-    graphs, _ = Capturing(parts, runner._state, attribution).every_size(lambda _size: None)
+    graphs, _ = Capturing(parts, runner.state, attribution).every_size(lambda _size: None)
     try:
         yield graphs[size]
     finally:

@@ -7,7 +7,8 @@ is gone. If the padded way is not the bare one, padding is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
@@ -70,7 +71,7 @@ class ShadowWatch:
         self._ways = Ways(runner)
         self._look = Look("shadow", runner.mode.name, 0)
         self._told: set[tuple[str, int, str]] = set()
-        self._turn = 0
+        self._turn, self._exits = 0, ExitStack()
 
     @property
     def findings(self) -> list[Finding]:
@@ -78,23 +79,22 @@ class ShadowWatch:
         return self._look.findings
 
     def __enter__(self) -> Self:
-        self._replayer = self._runner._captured("a shadow watch")
-        self._launch, self._outer = self._replayer.launch, vars(self._replayer).get("launch")
-        vars(self._replayer)["launch"] = self._launched
+        replayer = self._runner.replayer("a shadow watch")
+        self._exits.enter_context(replayer.watched(self._launched))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        del vars(self._replayer)["launch"]
-        if self._outer is not None:  # another watch is around this one
-            vars(self._replayer)["launch"] = self._outer
+        self._exits.close()
 
-    def _launched(self, fit: Fit, slot: int, tokens: int, in_flight: list[Any]) -> Any:
+    def _launched(
+        self, launch: Callable[..., Any], fit: Fit, slot: int, tokens: int, in_flight: list[Any]
+    ) -> Any:
         self._turn += 1
-        if self._turn % self._every or self._replayer.shadow is not None:
-            return self._launch(fit, slot, tokens, in_flight)
+        if self._turn % self._every or self._runner.shadow is not None:
+            return launch(fit, slot, tokens, in_flight)
         batch = self._ways.read(fit, slot, tokens)
         before = self._ways.now()
-        output = self._launch(fit, slot, tokens, in_flight)
+        output = launch(fit, slot, tokens, in_flight)
         replay = Replay(
             fit, batch, before, output.clone().tensors(), self._ways.now(), self._ways.host()
         )

@@ -59,13 +59,13 @@ class Ways:
     """
 
     def __init__(self, runner: Runner[Any]) -> None:
-        self._runner, self._buffers, self._parts = runner, runner.buffers, runner._parts
+        self._runner, self._buffers, self._parts = runner, runner.buffers, runner.parts
         self._lockstep = Lockstep()
 
     def now(self) -> Moment:
         """Declared state and random numbers."""
         runner = self._runner
-        return Moment(runner._state, runner.device, runner.sizes.page_size)
+        return Moment(runner.state, runner.device, runner.sizes.page_size)
 
     def host(self) -> Held:
         """What the forward holds on the host."""

@@ -143,12 +143,12 @@ def test_all_is_as_before_also_after_a_failure(capture):
         return rows + rows.mean(0) * counter.add_(1)
 
     runner, batches = capture(counting, state={"counter": counter})
-    forward = runner._parts.step.forward
+    forward = runner.parts.step.forward
     runner.shadow = "padded"
     complaint(runner, batches)
     assert counter == 0
     assert runner.shadow == "padded"
-    assert runner._parts.step.forward is forward
+    assert runner.parts.step.forward is forward
     assert_replay_equivalent(runner, batches[:1])
     assert runner.shadow == "padded"
     runner.shadow = None

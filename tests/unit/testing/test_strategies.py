@@ -55,7 +55,7 @@ def test_drawn_batches_are_valid(case):
     @few
     @given(batches(mode, spec, SIZES, **options))
     def check(batch):
-        runner._parts.dispatch._admit_all(batch)  # what can_replay does once there are graphs
+        runner.parts.dispatch._admit_all(batch)  # what can_replay does once there are graphs
         rows, slots = batch.req_pool_indices, batch.out_cache_loc
         assert len(set(rows.tolist())) == len(rows) <= SIZES.max_batch_size
         assert len(set(slots.tolist())) == len(slots)

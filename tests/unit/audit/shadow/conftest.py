@@ -121,7 +121,7 @@ def watched():
     """``watched(runner, batches)``: a watch that compared every replay."""
 
     def watch_all(runner, batches, **options):
-        model = runner._parts.step.forward.__closure__[0].cell_contents
+        model = runner.parts.step.forward.__closure__[0].cell_contents
         with ShadowWatch(runner, **({"every": 1, "weights": model} | options)) as watch:
             for batch in batches:
                 runner.replay(batch)

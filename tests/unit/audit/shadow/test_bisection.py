@@ -118,7 +118,7 @@ def test_a_graph_that_lacks_the_last_node(capture, batch_of, target_of, watched,
     model = Longer()
     runner = target_of(model).runner(VERIFY, device="cpu")
     runner.capture()
-    nodes = runner._replayer.graphs[4].num_nodes
+    nodes = runner.replayer("a test").graphs[4].num_nodes
     model.scale = 2.0
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     assert finding.text.endswith(

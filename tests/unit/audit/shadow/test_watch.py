@@ -85,7 +85,7 @@ def test_the_caller_gets_what_the_graph_made(capture, batch_of, scaled):
 def test_the_caller_gets_it_whatever_a_bisection_leaves(capture, monkeypatch, batch_of, scaled):
     runner, model = capture(scaled)
     right = runner.replay(batch_of(3), clone=True).next_token_logits
-    graph = runner._replayer.graphs[4]
+    graph = runner.replayer("a test").graphs[4]
 
     def scribbling(*_):
         graph.output["next_token_logits"].fill_(7)
@@ -119,7 +119,7 @@ def test_a_way_that_fails_before_it_reads_its_batch(capture, monkeypatch, batch_
     runner, _ = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
     with ShadowWatch(runner, every=1) as watch:
-        monkeypatch.setattr(type(runner._parts), "stages", lambda self, size: 1 / 0)
+        monkeypatch.setattr(type(runner.parts), "stages", lambda self, size: 1 / 0)
         for _ in range(6):
             assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
     assert [finding.kind for finding in watch.findings] == [FAILED]
@@ -128,7 +128,7 @@ def test_a_way_that_fails_before_it_reads_its_batch(capture, monkeypatch, batch_
 def test_a_launch_that_fails_leaves_the_runner_usable(capture, batch_of):
     runner, _ = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
-    fit = runner._replayer._fits[3, None]
+    fit = runner.replayer("a test")._fits[3, None]
     launch = fit.launch
     with ShadowWatch(runner, every=1) as watch:
         for turn in range(6):
