@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.graphs.driver import capturing_counter
 from graphkit.graphs.host_memory import fill_stack
+from graphkit.graphs.modes import MODES
 from graphkit.graphs.module_names import ModuleNames
 from graphkit.graphs.places import caller_line
 
@@ -59,8 +60,9 @@ class Attribution:
     """Notes what makes each node while a graph is captured.
 
     A context manager, entered after ``capture_begin`` on the capturing stream and left before
-    ``capture_end``; a runner does so itself. Costs some 40 us of host time per node during the
-    capture (``tools/bench/sight.py``), nothing at replay.
+    ``capture_end``; a runner does so itself. One thread attributes at a time, others wait. Costs
+    some 40 us of host time per node during the capture (``tools/bench/sight.py``), nothing at
+    replay.
 
     Args:
         modules: The model, or its weights by name; modules then have their paths in it. Others are
@@ -94,22 +96,31 @@ class Attribution:
     @contextmanager
     def noting(self, count: Callable[[], int]) -> Iterator[None]:
         """Note what makes nodes, while ``count()`` says how many there are."""
-        self._begin_anew(count)
-        _active.append(self)
+        with MODES, self._hooked():
+            self._begin_anew(count)
+            _active.append(self)
+            try:
+                with _Operations(self):
+                    yield
+                self.note()
+            finally:
+                _active.remove(self)
+                self._count = _none  # may hold what was captured
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        """Hear of every module that runs."""
         hooks = (
             register_module_forward_pre_hook(lambda module, _args: self._enter(module)),
             register_module_forward_hook(lambda module, *_: self._leave(module), always_call=True),
         )
         try:
-            with _Operations(self), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", _COMPILED_UNDER_HOOKS)
                 yield
-            self.note()
         finally:
             for hook in hooks:
                 hook.remove()
-            _active.remove(self)
-            self._count = _none  # may hold what was captured
 
     def is_here(self) -> bool:
         """Whether what runs now is what is being captured: no other thread's, and no compiler's.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.failures import CaptureFailure, is_mask, refusal_of
+from graphkit.graphs.modes import MODES
 from graphkit.graphs.places import caller_place
 
 _READS_THE_DEVICE = {
@@ -25,15 +26,18 @@ _READS_THE_DEVICE = {
 }
 
 
-def as_written() -> AbstractContextManager[object]:
+@contextmanager
+def as_written() -> Iterator[None]:
     """Run compiled functions as they are written, and leave what was compiled of them as it is.
 
     For a block around a ``RefusingMode``: torch cannot compile under one, and having met one, never
     again runs what it had compiled.
     """
-    # Nothing is compiled before this is loaded, which takes a second.
-    is_loaded = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
+    with MODES:
+        # Nothing is compiled before this is loaded, which takes a second.
+        is_loaded = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+            yield
 
 
 class RefusingMode(TorchDispatchMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import warnings
 import weakref
 from contextlib import suppress
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import graphkit as gk
 from graphkit.graphs import Attribution, CaptureFailure, RecorderBackend, Stage, attribution
@@ -154,6 +156,7 @@ def fails(raised):
 def assert_nothing_is_left():
     assert attribution._active == []
     assert [len(hooks) for hooks in HOOKS] == [0, 0]
+    assert not is_in_torch_dispatch_mode(), "torch would never compile again"
 
 
 @pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
@@ -280,18 +283,16 @@ def test_what_another_thread_runs_meanwhile_is_not_in_the_capture():
     assert_nothing_is_left()
 
 
-def test_two_threads_attribute_their_own_captures():
+def test_two_threads_attribute_their_own_captures_one_after_the_other():
     begun, found = threading.Barrier(2), {}
 
     def capture(number):
         def step():
-            begun.wait(10)
             with gk.scope(f"scope {number}"):
-                begun.wait(10)
-                y = Scaled()(X)
-                begun.wait(10)
-            return y
+                time.sleep(0.02)
+                return Scaled()(X)
 
+        begun.wait(10)
         found[number] = told(step)
 
     threads = [threading.Thread(target=capture, args=[number]) for number in range(2)]
@@ -301,6 +302,29 @@ def test_two_threads_attribute_their_own_captures():
         thread.join()
     kinds = {n: {(m, scope) for m, op, scope in noted if op == "mul"} for n, noted in found.items()}
     assert kinds == {n: {("Scaled", f"scope {n}")} for n in range(2)}
+    assert_nothing_is_left()
+
+
+def test_attributions_of_two_threads_never_overlap():
+    """torch's modes would: the first one's end and then the second one's leave one on."""
+    first, second = threading.Event(), threading.Event()
+
+    def attribute(before, begun, wait):
+        assert before.wait(10)
+        with Attribution().noting(lambda: 0):
+            begun.set()
+            wait()
+
+    ready = threading.Event()
+    ready.set()
+    threads = [
+        threading.Thread(target=attribute, args=[ready, first, lambda: second.wait(0.1)]),
+        threading.Thread(target=attribute, args=[first, second, lambda: time.sleep(0.2)]),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert_nothing_is_left()
 
 
