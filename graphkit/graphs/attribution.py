@@ -61,7 +61,7 @@ class Attribution:
 
     A context manager, entered after ``capture_begin`` on the capturing stream and left before
     ``capture_end``; a runner does so itself. One thread attributes at a time, others wait. Costs
-    some 40 us of host time per node during the capture (``tools/bench/sight.py``), nothing at
+    some 50 us of host time per node during the capture (``tools/bench/sight.py``), nothing at
     replay.
 
     Args:
