@@ -8,16 +8,13 @@ time that capturing it takes does, since most audits capture or replay it anew.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 
 import torch
-from measure import Way, host_us
-from rich.console import Console
+from measure import Way, host_us, publish
 
 import graphkit as gk
 from graphkit.audit import audit_target, lock_target
@@ -26,7 +23,6 @@ from graphkit.graphs import environment
 from graphkit.records import AuditReport, BenchReport, Measure
 from graphkit.reference import reference_target
 from graphkit.targets import CaptureTarget
-from graphkit.views import bench_view
 
 DEVICE = torch.device("cuda", 0)
 MODE, SIZE = gk.ForwardMode.TARGET_VERIFY, 8
@@ -95,23 +91,19 @@ def measures(rounds: int) -> Iterator[Measure]:
         yield Measure(name=f"host: {name}", value=value, unit="us")
 
 
+def report(rounds: int) -> BenchReport:
+    """Measure everything."""
+    return BenchReport(
+        name="audits: what trust costs",
+        environment=environment(DEVICE),
+        settings={"mode": MODE.name, "size": SIZE, "rounds": rounds},
+        measures=tuple(measures(rounds)),
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args(argv)
-    with torch.no_grad():
-        report = BenchReport(
-            name="audits: what trust costs",
-            environment=environment(DEVICE),
-            settings={"mode": MODE.name, "size": SIZE, "rounds": options.rounds},
-            measures=tuple(measures(options.rounds)),
-        )
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return 0
+    """The command."""
+    return publish(__doc__ or "", 5, report, argv)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
-"""How the benchmarks measure. Medians, since machines are shared and noisy."""
+"""How the benchmarks measure and publish. Medians, since machines are shared and noisy."""
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
+
+from graphkit.records import BenchReport
+from graphkit.views import bench_view
 
 _CALLS = 300
 
@@ -21,6 +27,29 @@ class Way:
 
     act: Callable[[Any], object]
     prepare: Callable[[], Any] = lambda: None
+
+
+def publish(
+    doc: str, rounds: int, make: Callable[[int], BenchReport], argv: list[str] | None
+) -> int:
+    """Be a benchmark's command: measure without gradients, print, and write to ``--out``.
+
+    Args:
+        doc: The benchmark's docstring, for ``--help``.
+        rounds: How often it measures unless ``--rounds`` says otherwise.
+        make: Measures in so many rounds.
+        argv: Words of the command; ``None`` takes those of the process.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    options = parser.parse_args(argv)
+    with torch.no_grad():
+        report = make(options.rounds)
+    Console(width=120).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return 0
 
 
 def host_us(ways: Mapping[str, Way], rounds: int) -> dict[str, float]:

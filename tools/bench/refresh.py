@@ -9,16 +9,13 @@ does the same job: inputs into place, tail padded where it pads, forward run.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
-from measure import Way, api_calls, host_us, kernel_us
-from rich.console import Console
+from measure import Way, api_calls, host_us, kernel_us, publish
 from rivals import rivals
 from verify_step import (
     CAPTURED,
@@ -37,7 +34,6 @@ import graphkit as gk
 from graphkit.graphs import environment
 from graphkit.records import BenchReport, Measure
 from graphkit.runners import StagedBatch
-from graphkit.views import bench_view
 
 BARE = "bare CUDAGraph.replay() of graphkit's graph"
 STAGED = "graphkit staged.replay()"
@@ -132,30 +128,26 @@ def measures(rounds: int) -> list[Measure]:
     ]  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args(argv)
+def report(rounds: int) -> BenchReport:
+    """Measure everything."""
     torch.manual_seed(0)
-    with torch.no_grad():
-        report = BenchReport(
-            name="refresh: one verify step, 8 host fields and one [T, 4096] bf16 device field",
-            environment=environment(DEVICE),
-            settings={
-                "live": LIVE,
-                "captured": CAPTURED,
-                "tokens per request": WIDTH,
-                "layers": LAYERS,
-                "rounds": options.rounds,
-            },
-            measures=tuple(measures(options.rounds)),
-        )
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return 0
+    return BenchReport(
+        name="refresh: one verify step, 8 host fields and one [T, 4096] bf16 device field",
+        environment=environment(DEVICE),
+        settings={
+            "live": LIVE,
+            "captured": CAPTURED,
+            "tokens per request": WIDTH,
+            "layers": LAYERS,
+            "rounds": rounds,
+        },
+        measures=tuple(measures(rounds)),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command."""
+    return publish(__doc__ or "", 7, report, argv)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,14 @@ graph's kernels: the driver's drawing (``debug_dump``: names and grids), and a p
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 
 import torch
-from measure import Way, host_us
-from rich.console import Console
+from measure import Way, host_us, publish
 from torch.profiler import ProfilerActivity, profile
 
 import graphkit as gk
@@ -28,7 +25,6 @@ from graphkit.records import BenchReport, GraphRecord, Measure, Node
 from graphkit.reference import reference_target
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.views import bench_view
 
 DEVICE = torch.device("cuda", 0)
 MODE, SIZE = gk.ForwardMode.TARGET_VERIFY, 8
@@ -151,23 +147,19 @@ def _mute(node: Node) -> bool:
     return any(argument.kind == "unreadable" for argument in node.arguments)
 
 
+def report(rounds: int) -> BenchReport:
+    """Measure everything."""
+    return BenchReport(
+        name="sight: what looking inside a graph costs",
+        environment=environment(DEVICE),
+        settings={"mode": MODE.name, "size": SIZE, "rounds": rounds},
+        measures=tuple(measures(rounds)),
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args(argv)
-    with torch.no_grad():
-        report = BenchReport(
-            name="sight: what looking inside a graph costs",
-            environment=environment(DEVICE),
-            settings={"mode": MODE.name, "size": SIZE, "rounds": options.rounds},
-            measures=tuple(measures(options.rounds)),
-        )
-    Console(width=120).print(bench_view(report))
-    if options.out:
-        options.out.write_text(report.to_json())
-    return 0
+    """The command."""
+    return publish(__doc__ or "", 15, report, argv)
 
 
 if __name__ == "__main__":
