@@ -60,9 +60,9 @@ class Attribution:
     """Notes what makes each node while a graph is captured.
 
     A context manager, entered after ``capture_begin`` on the capturing stream and left before
-    ``capture_end``; a runner does so itself. One thread attributes at a time, others wait. Costs
-    some 50 us of host time per node during the capture (``tools/bench/sight.py``), nothing at
-    replay.
+    ``capture_end``; a runner does so itself. One thread attributes at a time: captures of others
+    meanwhile have no places. Costs some 50 us of host time per node during the capture
+    (``tools/bench/sight.py``), nothing at replay.
 
     Args:
         modules: The model, or its weights by name; modules then have their paths in it. Others are
@@ -96,16 +96,19 @@ class Attribution:
     @contextmanager
     def noting(self, count: Callable[[], int]) -> Iterator[None]:
         """Note what makes nodes, while ``count()`` says how many there are."""
-        with MODES, self._hooked():
-            self._begin_anew(count)
-            _active.append(self)
-            try:
-                with _Operations(self):
-                    yield
+        self._begin_anew(count)
+        if not MODES.acquire(blocking=False):
+            yield
+            return
+        _active.append(self)
+        try:
+            with self._hooked(), _Operations(self):
+                yield
                 self.note()
-            finally:
-                _active.remove(self)
-                self._count = _none  # may hold what was captured
+        finally:
+            _active.remove(self)
+            self._count = _none  # may hold what was captured
+            MODES.release()
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:

@@ -305,26 +305,28 @@ def test_two_threads_attribute_their_own_captures_one_after_the_other():
     assert_nothing_is_left()
 
 
-def test_attributions_of_two_threads_never_overlap():
-    """torch's modes would: the first one's end and then the second one's leave one on."""
-    first, second = threading.Event(), threading.Event()
+def test_of_two_threads_that_capture_at_once_one_attributes():
+    """torch's modes may not overlap: the first one's end and then the second one's leave one on.
+    Nor may one wait, since captures of two ranks may wait for one another."""
+    both, ended, found = threading.Barrier(2), threading.Event(), {}
 
-    def attribute(before, begun, wait):
-        assert before.wait(10)
-        with Attribution().noting(lambda: 0):
-            begun.set()
-            wait()
+    def attribute(name, is_second):
+        where, count = Attribution(), iter(range(100))
+        with where.noting(lambda: next(count)):
+            both.wait(10)
+            X + 1
+            if is_second:
+                assert ended.wait(10)
+        ended.set()
+        found[name] = {place.op for place in where.places}
 
-    ready = threading.Event()
-    ready.set()
-    threads = [
-        threading.Thread(target=attribute, args=[ready, first, lambda: second.wait(0.1)]),
-        threading.Thread(target=attribute, args=[first, second, lambda: time.sleep(0.2)]),
-    ]
+    threads = [threading.Thread(target=attribute, args=[n, n]) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert sorted(map(len, found.values()))[0] == 0
+    assert any("aten::add.Tensor" in ops for ops in found.values())
     assert_nothing_is_left()
 
 
