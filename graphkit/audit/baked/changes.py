@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from graphkit.audit.baked.recaptures import BatchOf, Recaptures
 from graphkit.errors import TargetError
+from graphkit.graphs.walk.recorded import described
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
@@ -71,7 +71,7 @@ def _declared(
 
 def _shown(value: Any) -> str:
     """A value in one line, without its address: reports are the same from run to run."""
-    return " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
+    return " ".join(described(value).split())
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ import torch
 from graphkit.audit.rerun import Rerun
 from graphkit.audit.snapshot import checksum
 from graphkit.graphs.recorder import RecordedGraph, RecordedOp, as_recorded
+from graphkit.graphs.walk.recorded import tensors_in
 
 _UNSET = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 """Operations whose results hold anything."""
@@ -58,12 +59,4 @@ def written(op: RecordedOp) -> Iterator[torch.Tensor]:
     given = {**dict(zip((each.name for each in declared), op.args, strict=False)), **op.kwargs}
     for each in declared:
         if each.alias_info is not None and each.alias_info.is_write:
-            yield from _tensors(given.get(each.name))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(given.get(each.name))

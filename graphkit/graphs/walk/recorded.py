@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise, repeat
 from typing import Any
@@ -96,10 +97,10 @@ def edges_of(ops: tuple[RecordedOp, ...]) -> Iterator[Edge]:
     wrote: dict[int, int] = {}
     for index, op in enumerate(ops):
         given = list(_given(op))
-        used = [_storage(t) for _, value, _ in given for t in _tensors(value)]
+        used = [_storage(t) for _, value, _ in given for t in tensors_in(value)]
         for source in dict.fromkeys(wrote[s] for s in used if s in wrote):
             yield Edge(source=source, target=index)
-        changed = [t for _, value, is_written in given if is_written for t in _tensors(value)]
+        changed = [t for _, value, is_written in given if is_written for t in tensors_in(value)]
         for tensor in (*changed, *op.results):
             wrote[_storage(tensor)] = index
 
@@ -120,7 +121,7 @@ def _arguments(op: RecordedOp, memory: MemoryMap) -> Iterator[Argument]:
 
 
 def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
-    tensors = list(_tensors(value))
+    tensors = list(tensors_in(value))
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     pointers = tuple(filter(None, (memory.find(tensor.data_ptr()) for tensor in tensors)))
     if isinstance(value, torch.Tensor):
@@ -137,17 +138,23 @@ def _shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
+def described(value: Any) -> str:
+    """A value as Python shows it, but for its address, which is another one in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
 def _brief(value: Any) -> str:
-    text = repr(value)
+    text = described(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an argument is, or that a list in it holds."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)
 
 
 def _storage(tensor: torch.Tensor) -> int:

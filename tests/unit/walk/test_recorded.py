@@ -160,3 +160,12 @@ def test_a_source_keeps_its_writer(give):
         return z.neg()  # 3
 
     assert edges_of(step)[-1] == (1, 3)
+
+
+def test_an_argument_is_told_without_its_address():
+    """A lock of one process must hold in the next one."""
+    generator = torch.Generator()
+    graph = RecorderBackend().capture(lambda: torch.rand(3, generator=generator) + 1)
+    texts = [argument.text for node in gk.inspect_graph(graph).nodes for argument in node.arguments]
+    assert any("Generator" in text for text in texts)
+    assert not any("0x" in text for text in texts)
