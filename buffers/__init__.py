@@ -15,7 +15,7 @@ from graphkit.buffers.fields import Axis, Field, Pad, Rows, declare, fields_of
 from graphkit.buffers.input_buffers import InputBuffers
 from graphkit.buffers.inputs import Inputs, TargetVerifyInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, capacity_of, resolve
-from graphkit.buffers.mailbox import SLOTS, Mailbox
+from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.mode_buffers import (
     DraftExtendInputBuffers,
     DraftInputBuffers,
@@ -25,7 +25,7 @@ from graphkit.buffers.mode_buffers import (
 from graphkit.buffers.writers import BatchWriter, FieldWriter
 
 __all__ = [
-    "SLOTS",
+    "ENTRIES",
     "AcceptedCounts",
     "Axis",
     "BatchWriter",

@@ -51,7 +51,7 @@ def _checked(layout: FieldLayout, tensor: torch.Tensor, device: torch.device) ->
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(
             f"bound field {layout.name!r} is a {type(tensor).__name__}. Bind a tensor.",
-            field="bound",
+            field="bound_fields",
         )
     came = (tuple(tensor.shape), tensor.dtype, tensor.device)
     shape = layout.shape(layout.capacity)
@@ -59,6 +59,6 @@ def _checked(layout: FieldLayout, tensor: torch.Tensor, device: torch.device) ->
         raise ConfigError(
             f"bound field {layout.name!r} is {came[0]} {came[1]} on {came[2]}. "
             f"Bind a contiguous {shape} {layout.dtype} on {device}.",
-            field="bound",
+            field="bound_fields",
         )
     return tensor

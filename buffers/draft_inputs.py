@@ -115,16 +115,16 @@ class DraftExtendInputs(Inputs):
         return _host_field(batch, "num_accepted_tokens")
 
     @classmethod
-    def check(cls, batch: Any, tokens: int, width: int, varies: bool) -> None:
+    def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
         """See ``Inputs.check``: counts and lengths agree with each other and with the rows."""
-        if varies and _plainly_agree(batch, tokens, width):
+        if ragged and _plainly_agree(batch, tokens, width):
             return
         accepted = _host_field(batch, "num_accepted_tokens")
         lengths = _host_field(batch, "extend_seq_lens")
         check_counts(getattr(batch, "num_accepted_drafts", None), accepted)
         _check_range("num_accepted_tokens", accepted, 1, width)
         _check_range("extend_seq_lens", lengths, 0, width)
-        if not varies or accepted is None:
+        if not ragged or accepted is None:
             return
         if int(accepted.sum()) != tokens:
             raise InputError(
@@ -177,9 +177,9 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         return rows
 
     @classmethod
-    def check(cls, batch: Any, tokens: int, width: int, varies: bool) -> None:
+    def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
         """See ``Inputs.check``: each request selects a row of its own."""
-        super().check(batch, tokens, width, varies)
+        super().check(batch, tokens, width, ragged)
         select = _host_field(batch, "select_index")
         if select is None:
             return

@@ -14,7 +14,7 @@ from graphkit.buffers.arena import Arena
 from graphkit.buffers.fields import fields_of
 from graphkit.buffers.inputs import Inputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
-from graphkit.buffers.mailbox import SLOTS, Mailbox
+from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
 from graphkit.errors import ConfigError, InputError
@@ -31,13 +31,14 @@ class InputBuffers:
         capacity: Rows at the largest size.
         device: Where the arena lives.
         inputs_type: A subclass of the mode's inputs that declares further fields.
-        optional: Optional fields to allocate; the others stay ``None`` in every view.
+        optional_fields: Optional fields to allocate; the others stay ``None`` in every view.
         without: Fields that this runner has no use for, treated as optional ones left out.
-        bound: Storage of fields whose live rows another graph writes in place, by name.
+        bound_fields: Storage of fields whose live rows another graph writes in place, by name.
         is_alive: See ``Mailbox``.
 
     Raises:
-        ConfigError: ``optional`` or ``bound`` names no such field, or a bound tensor does not fit.
+        ConfigError: ``optional_fields`` or ``bound_fields`` names an unknown field, or a bound
+            tensor does not fit.
     """
 
     inputs_type: ClassVar[type[Inputs]] = Inputs
@@ -48,35 +49,44 @@ class InputBuffers:
         device: torch.device,
         *,
         inputs_type: type[Inputs] | None = None,
-        optional: Collection[str] = (),
+        optional_fields: Collection[str] = (),
         without: Collection[str] = (),
-        bound: Mapping[str, torch.Tensor] | None = None,
+        bound_fields: Mapping[str, torch.Tensor] | None = None,
         is_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.capacity, self.device = capacity, device
         self.inputs = inputs_type or type(self).inputs_type
         declared = [f for f in fields_of(self.inputs) if f.name not in without]
-        _check_names("optional", optional, [f.name for f in declared if f.optional])
-        _check_names("bound", {} if bound is None else bound, [f.name for f in declared], Mapping)
-        self.bound, self._without = dict(bound or {}), frozenset(without)
-        present = [f for f in declared if not f.optional or f.name in {*optional, *self.bound}]
+        _check_names("optional_fields", optional_fields, [f.name for f in declared if f.optional])
+        _check_names(
+            "bound_fields",
+            {} if bound_fields is None else bound_fields,
+            [f.name for f in declared],
+            Mapping,
+        )
+        self.bound_fields, self._without = dict(bound_fields or {}), frozenset(without)
+        present = [
+            f
+            for f in declared
+            if not f.optional or f.name in {*optional_fields, *self.bound_fields}
+        ]
         self.layouts: tuple[FieldLayout, ...] = resolve(present, capacity)
         self.absent = tuple(f.name for f in fields_of(self.inputs) if f not in present)
         """Fields that were not allocated."""
-        self.arena = Arena(self.layouts, self.bound, device)
+        self.arena = Arena(self.layouts, self.bound_fields, device)
         self.mailbox = Mailbox(self.layouts, device, is_alive)
-        written = [layout for layout in self.layouts if layout.name not in self.bound]
+        written = [layout for layout in self.layouts if layout.name not in self.bound_fields]
         self._writers = [
             AxisWriters(self.mailbox, axis, [x for x in written if x.field.axis is axis], device)
             for axis in dict.fromkeys(layout.field.axis for layout in written)
         ]
         self._blank = self._make_blank()
-        for slot in range(SLOTS):
-            self.pad_slot(slot)
+        for entry in range(ENTRIES):
+            self.pad_entry(entry)
         self._segments = [s for layout in self.layouts for s in self.arena.segments(layout)]
         self._table = refresh_table(self.layouts, self.arena).to(device)
         self._state = torch.zeros(1, dtype=torch.int64, device=device)
-        self._slot = torch.zeros(self.mailbox.slot_words, dtype=torch.int64, device=device)
+        self._entry = torch.zeros(self.mailbox.entry_words, dtype=torch.int64, device=device)
         self._work: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def view(self, batch_size: int) -> Inputs:
@@ -99,14 +109,14 @@ class InputBuffers:
     @cached_property
     def _batch_tells_tokens(self) -> bool:
         """Whether a batch brings a field that tells how many rows it has."""
-        written = {layout.name for layout in self.layouts} - self.bound.keys()
+        written = {layout.name for layout in self.layouts} - self.bound_fields.keys()
         return not written.isdisjoint(self.inputs.counted_by)
 
     def tokens_of(self, batch: Any) -> int:
         """Rows of a batch; as captured, if another graph writes every field that could tell."""
         if self._batch_tells_tokens:
             return int(batch.num_tokens)
-        counts = self.inputs.row_counts(batch) if self.capacity.varies else None
+        counts = self.inputs.row_counts(batch) if self.capacity.ragged else None
         if counts is not None:
             return int(counts.sum())
         return int(batch.batch_size * self.capacity.tokens_per_request)
@@ -117,11 +127,11 @@ class InputBuffers:
             return (
                 f"field {name!r} was not captured: the algorithm has no use for it. Leave it out."
             )
-        return f"field {name!r} was not captured. Pass optional=[{name!r}] to the runner."
+        return f"field {name!r} was not captured. Pass optional_fields=[{name!r}] to the runner."
 
     def check_bound(self, batch: Any) -> None:
         """Refuse rows of a bound field, which nobody would read; its own storage is let through."""
-        for name, storage in self.bound.items():
+        for name, storage in self.bound_fields.items():
             rows = getattr(batch, name, None)
             is_own = isinstance(rows, torch.Tensor) and rows.data_ptr() == storage.data_ptr()
             if rows is not None and not is_own:
@@ -139,7 +149,7 @@ class InputBuffers:
             width: Most rows of a request; as captured if left out.
         """
         most = self.capacity.tokens_per_request if width is None else width
-        self.inputs.check(batch, tokens, most, self.capacity.varies)
+        self.inputs.check(batch, tokens, most, self.capacity.ragged)
 
     def prepare(self, batch_size: int) -> None:
         """Upload what ``refresh`` needs for a size. Before any capture of it."""
@@ -149,15 +159,15 @@ class InputBuffers:
             self._work[batch_size] = fetches.to(self.device), copies.to(self.device)
 
     def refresh(self, batch_size: int) -> None:
-        """Enqueue the refresh op for a captured size; it consumes one mailbox slot when it runs."""
+        """Enqueue the refresh of a captured size. It consumes one mailbox entry when it runs."""
         refresh(
             self._segments,
             self.mailbox.ring,
             self._state,
             self._table,
-            self._slot,
+            self._entry,
             *self._work[batch_size],
-            SLOTS,
+            ENTRIES,
             batch_size,
             batch_size * self.capacity.tokens_per_request,
         )
@@ -169,38 +179,38 @@ class InputBuffers:
             for size, both in self._work.items()
             for name, tensor in zip(("fetches", "copies"), both, strict=True)
         }
-        own = {"sequence": self._state, "table": self._table, "slot": self._slot}
+        own = {"sequence": self._state, "table": self._table, "entry": self._entry}
         return {"ring": self.mailbox.ring, **own, **work}
 
-    def writer(self, slot: int, requests: int, tokens: int | None = None) -> BatchWriter:
-        """What writes a batch of that size into a slot; bound fields are left out."""
+    def writer(self, entry: int, requests: int, tokens: int | None = None) -> BatchWriter:
+        """What writes a batch of that size into an entry; bound fields are left out."""
         fields: list[FieldWriter] = []
         for writers in self._writers:
-            fields += writers[slot, self.capacity.rows(writers.axis, requests, tokens)]
+            fields += writers[entry, self.capacity.rows(writers.axis, requests, tokens)]
         return BatchWriter(fields)
 
-    def pad_slot(self, slot: int) -> None:
-        """Fill a slot's rows with pads and say that they are to be read from there."""
-        self.mailbox.fill(slot, self._blank)
+    def pad_entry(self, entry: int) -> None:
+        """Fill an entry's rows with pads and say that they are to be read from there."""
+        self.mailbox.fill(entry, self._blank)
 
     def post(self, batch: Any) -> None:
-        """Write a batch into the next slot and post it."""
-        slot, tokens = self.mailbox.claim(), self.tokens_of(batch)
-        in_flight = self.writer(slot, batch.batch_size, tokens).write(batch)
-        self.mailbox.post(slot, batch.batch_size, tokens)
+        """Write a batch into the next entry and post it."""
+        entry, tokens = self.mailbox.claim(), self.tokens_of(batch)
+        in_flight = self.writer(entry, batch.batch_size, tokens).write(batch)
+        self.mailbox.post(entry, batch.batch_size, tokens)
         self.mailbox.commit(in_flight)
 
     def post_idle(self) -> None:
-        """Post a slot without live rows: the refresh then writes pads alone."""
-        slot = self.mailbox.claim()
-        self.mailbox.post(slot, 0, 0, 0)
+        """Post an entry without live rows: the refresh then writes pads alone."""
+        entry = self.mailbox.claim()
+        self.mailbox.post(entry, 0, 0, 0)
         self.mailbox.commit()
 
     def _make_blank(self) -> NDArray[np.int64]:
-        """A slot from its sources on, holding nothing but pads."""
-        words = torch.zeros(self.mailbox.slot_words, dtype=torch.int64)
+        """An entry from its sources on, holding nothing but pads."""
+        words = torch.zeros(self.mailbox.entry_words, dtype=torch.int64)
         for layout in self.layouts:
-            source = KEEP if layout.name in self.bound else FROM_PAYLOAD
+            source = KEEP if layout.name in self.bound_fields else FROM_PAYLOAD
             first = Header.SOURCES + layout.first_segment
             words[first : first + layout.segments] = source
             if not layout.field.on_device:

@@ -89,14 +89,14 @@ class Inputs:
         return None
 
     @classmethod
-    def check(cls, batch: Any, tokens: int, width: int, varies: bool) -> None:
+    def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
         """Refuse a batch whose fields contradict each other, as far as the host can see.
 
         Args:
             batch: Live rows, each field as an attribute; bound ones may be missing.
             tokens: How many rows it has.
             width: Most rows of a request.
-            varies: Whether requests may have fewer.
+            ragged: Whether requests may have fewer.
 
         Raises:
             InputError: They do; ``field`` names one.

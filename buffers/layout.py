@@ -1,4 +1,4 @@
-"""Where each field of a runner lies: in the arena, and in a mailbox slot."""
+"""Where each field of a runner lies: in the arena, and in a mailbox entry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Capacity:
         letters: Value of each letter that row shapes use.
         model_dtype: What ``MODEL_DTYPE`` stands for.
         seq_len_fill: What ``Pad.SEQ_LEN`` stands for.
-        varies: Whether a request may have fewer rows than ``tokens_per_request``. The rows of a
+        ragged: Whether a request may have fewer rows than ``tokens_per_request``. The rows of a
             batch are packed then, and a pad request has one.
     """
 
@@ -40,7 +40,7 @@ class Capacity:
     letters: Mapping[str, int]
     model_dtype: torch.dtype
     seq_len_fill: int
-    varies: bool = False
+    ragged: bool = False
 
     def rows(self, axis: Axis, requests: int, tokens: int | None = None) -> int:
         """Rows of an axis in a batch; its tokens are ``requests`` at full width unless given."""
@@ -58,7 +58,7 @@ def capacity_of(
     requests: int,
     tokens_per_request: int,
     seq_len_fill: int = 1,
-    varies: bool = False,
+    ragged: bool = False,
 ) -> Capacity:
     """What a runner's settings say about the size of its buffers."""
     letters = {
@@ -68,7 +68,7 @@ def capacity_of(
         "H": sizes.hidden_size,
         "D": sizes.spec_hidden_size or sizes.hidden_size,
     }
-    return Capacity(requests, tokens_per_request, letters, sizes.dtype, seq_len_fill, varies)
+    return Capacity(requests, tokens_per_request, letters, sizes.dtype, seq_len_fill, ragged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class FieldLayout:
         capacity: Rows at the largest size.
         pad: Value of the tail.
         first_segment: Index of its first segment; it has ``segments`` of them.
-        payload: Byte offset in a slot of its first segment's rows; 0 if only its address travels.
+        payload: Byte offset in an entry of its first segment's rows; 0 if only its address travels.
     """
 
     field: Field
@@ -157,12 +157,12 @@ def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, .
 
 
 def header_bytes(layouts: Sequence[FieldLayout]) -> int:
-    """Bytes of a slot's header and sources."""
+    """Bytes of an entry's header and sources."""
     return (Header.SOURCES + sum(layout.segments for layout in layouts)) * 8
 
 
-def slot_bytes(layouts: Sequence[FieldLayout]) -> int:
-    """Bytes of a mailbox slot: header, sources, payload."""
+def entry_bytes(layouts: Sequence[FieldLayout]) -> int:
+    """Bytes of a mailbox entry: header, sources, payload."""
     ends = [layout.payload + layout.total_bytes for layout in layouts if not layout.field.on_device]
     return _aligned(max([header_bytes(layouts), *ends]))
 
@@ -182,7 +182,7 @@ def _resolve_one(field: Field, capacity: Capacity, segment: int, payload: int) -
             f"Use a number or one of {', '.join(capacity.letters)}.",
             field=field.name,
         )
-    width = 1 if capacity.varies else capacity.tokens_per_request
+    width = 1 if capacity.ragged else capacity.tokens_per_request
     pads = {Pad.SEQ_LEN: capacity.seq_len_fill, Pad.WIDTH: width}
     return FieldLayout(
         field=field,

@@ -2,8 +2,8 @@
 
 What stands where in it: ``graphkit.ops.mailbox_layout``.
 
-The host may write a slot once the device has consumed what stood there: it compares two numbers in
-plain memory, and waits only while every slot is in flight.
+The host may write an entry once the device has consumed its previous content. It compares two
+numbers in plain memory, and waits only while every entry is in flight.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers.layout import FieldLayout, slot_bytes
+from graphkit.buffers.layout import FieldLayout, entry_bytes
 from graphkit.errors import ReplayError
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, RING_WORDS, Header, Ring
 
-SLOTS = 4
+ENTRIES = 4
 # Plain ints: indexing by an enum costs a replay more than writing the word.
 _CONSUMED, _FAULT = int(Ring.CONSUMED), int(Ring.FAULT)
 _SEQUENCE, _REQUESTS, _TOKENS, _ONE = (
@@ -31,7 +31,7 @@ _GIVE_UP_S = 60.0
 
 
 class Mailbox:
-    """A ring of slots in memory that host and device both see.
+    """A ring of entries in memory that host and device both see.
 
     Not for several threads at once.
 
@@ -47,64 +47,64 @@ class Mailbox:
         device: torch.device,
         is_alive: Callable[[], None] = lambda: None,
     ) -> None:
-        self.slot_words = slot_bytes(layouts) // 8
-        size = RING_WORDS + SLOTS * self.slot_words
+        self.entry_words = entry_bytes(layouts) // 8
+        size = RING_WORDS + ENTRIES * self.entry_words
         self.ring = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.sequence = 0
-        """Number of the next replay; its slot is ``sequence % SLOTS``."""
+        """Number of the next replay; its entry is ``sequence % ENTRIES``."""
         self.claims = 0
-        """Changes with every claim and commit, and when the runner closes: who claimed a slot owns
-        it until then."""
+        """Changes with every claim and commit, and when the runner closes. A claimed entry belongs
+        to its claimant until then."""
         self._is_alive = is_alive
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
-        self._slots = tuple(self._slot_words(index) for index in range(SLOTS))
-        bodies = self.ring[RING_WORDS:].view(SLOTS, self.slot_words)[:, Header.SOURCES :]
+        self._entries = tuple(self._entry_words(index) for index in range(ENTRIES))
+        bodies = self.ring[RING_WORDS:].view(ENTRIES, self.entry_words)[:, Header.SOURCES :]
         self._bodies = tuple(body.numpy() for body in bodies)
-        self._pointed: tuple[list[int], ...] = tuple([] for _ in range(SLOTS))
-        self._in_flight: list[Any] = [None] * (SLOTS + 1)
+        self._pointed: tuple[list[int], ...] = tuple([] for _ in range(ENTRIES))
+        self._in_flight: list[Any] = [None] * (ENTRIES + 1)
         self._staging: dict[tuple[int, str], torch.Tensor] = {}
 
-    def slot(self, index: int) -> torch.Tensor:
-        """A slot's words, int64."""
-        return self.ring[RING_WORDS:].view(SLOTS, self.slot_words)[index]
+    def entry(self, index: int) -> torch.Tensor:
+        """An entry's words, int64."""
+        return self.ring[RING_WORDS:].view(ENTRIES, self.entry_words)[index]
 
     def words(self, index: int) -> memoryview:
-        """A slot's words for the host to read and write one by one."""
-        return self._slots[index]
+        """An entry's words for the host to read and write one by one."""
+        return self._entries[index]
 
     def claim(self) -> int:
-        """Index of the slot to write next; waits while the device still has to read it.
+        """Index of the entry to write next; waits while the device still has to read it.
 
         Raises:
-            ReplayError: The device read a slot out of turn, or stopped consuming.
+            ReplayError: The device read an entry out of turn, or stopped consuming.
         """
         sequence = self.sequence
-        if sequence - self._words[_CONSUMED] >= SLOTS:
+        if sequence - self._words[_CONSUMED] >= ENTRIES:
             self._wait(sequence)
         if self._words[_FAULT]:
             raise ReplayError(
-                f"replay {self._words[_FAULT] - 1} read a mailbox slot that was not its own. "
+                f"replay {self._words[_FAULT] - 1} read a mailbox entry that was not its own. "
                 "Two threads or processes drive one runner: give each its own."
             )
         self.claims += 1
-        index = sequence % SLOTS
+        index = sequence % ENTRIES
         if self._pointed[index]:
             self._forget_addresses(index)
         return index
 
     def point(self, index: int, word: int, address: int) -> None:
-        """Name an address as a segment's source, for this turn of the slot alone."""
-        self._slots[index][word] = address
+        """Name an address as a segment's source, for this turn of the entry alone."""
+        self._entries[index][word] = address
         if address != FROM_PAYLOAD:
             self._pointed[index].append(word)
 
     def fill(self, index: int, words: NDArray[np.int64]) -> None:
-        """Write a slot from its sources on."""
+        """Write an entry from its sources on."""
         self._bodies[index][:] = words
 
     def post(self, index: int, requests: int, tokens: int, one: int = 1) -> None:
-        """Write the header of a slot whose rows are in place; ``one`` is 0 if it has no rows."""
-        words = self._slots[index]
+        """Write the header of an entry whose rows are in place; ``one`` is 0 if it has no rows."""
+        words = self._entries[index]
         words[_SEQUENCE] = self.sequence
         words[_REQUESTS] = requests
         words[_TOKENS] = tokens
@@ -113,31 +113,31 @@ class Mailbox:
     def commit(self, in_flight: Any = None) -> None:
         """Count a launch, and keep what it reads alive until the device has read it.
 
-        A slot is consumed when it was fetched; what its addresses point to is read right after.
-        So the last launch whose reads are surely over is the one before that whose slot this is.
+        An entry is consumed when it was fetched; what its addresses point to is read right after.
+        So the last launch whose reads are surely over is the one before that whose entry this is.
         """
-        self._in_flight[self.sequence % (SLOTS + 1)] = in_flight
+        self._in_flight[self.sequence % (ENTRIES + 1)] = in_flight
         self.sequence += 1
         self.claims += 1
 
     def rewind(self) -> None:
-        """Forget slots that nobody consumed. The device must be idle."""
+        """Forget entries that nobody consumed. The device must be idle."""
         self.sequence = self._words[_CONSUMED]
 
     def resume(self) -> None:
-        """Count a launch that failed after its slot was consumed."""
+        """Count a launch that failed after its entry was consumed."""
         self.sequence = max(self.sequence, self._words[_CONSUMED])
         self.claims += 1
 
     def staging(self, layout: FieldLayout) -> torch.Tensor:
-        """Memory that the device can read, for host rows of a field too large for the slot.
+        """Memory that the device can read, for host rows of a field too large for the entry.
 
         Made at its first use; stands as long as what ``commit`` keeps.
 
         Shapes:
             result: ``layout.shape(layout.capacity)``.
         """
-        key = (self.sequence % (SLOTS + 1), layout.name)
+        key = (self.sequence % (ENTRIES + 1), layout.name)
         if key not in self._staging:
             self._staging[key] = torch.empty(
                 layout.shape(layout.capacity), dtype=layout.dtype, pin_memory=self.ring.is_pinned()
@@ -146,22 +146,22 @@ class Mailbox:
 
     def _forget_addresses(self, index: int) -> None:
         for word in self._pointed[index]:
-            self._slots[index][word] = FROM_PAYLOAD
+            self._entries[index][word] = FROM_PAYLOAD
         self._pointed[index].clear()
 
-    def _slot_words(self, index: int) -> memoryview:
-        begin = RING_WORDS + index * self.slot_words
-        return self._words[begin : begin + self.slot_words]
+    def _entry_words(self, index: int) -> memoryview:
+        begin = RING_WORDS + index * self.entry_words
+        return self._words[begin : begin + self.entry_words]
 
     def _wait(self, sequence: int) -> None:
         began, turns = time.monotonic(), 0
-        while sequence - self._words[_CONSUMED] >= SLOTS:
+        while sequence - self._words[_CONSUMED] >= ENTRIES:
             turns += 1
             if turns % _CHECK_EVERY == 0:
                 self._is_alive()
                 if time.monotonic() - began > _GIVE_UP_S:
                     raise ReplayError(
-                        f"the device consumed no mailbox slot for {_GIVE_UP_S:.0f} s. A kernel "
+                        f"the device consumed no mailbox entry for {_GIVE_UP_S:.0f} s. A kernel "
                         "before this replay does not end, or its stream waits for an event."
                     )
             time.sleep(0)
@@ -170,12 +170,12 @@ class Mailbox:
 def host_view(
     mailbox: Mailbox, index: int, layout: FieldLayout, rows: int
 ) -> tuple[torch.Tensor, NDArray[Any] | None]:
-    """The place in a slot for a field's live rows, as a tensor and, if numpy has the dtype, array.
+    """Return views of a field's live rows in an entry: a tensor, and an array if numpy can.
 
     Shapes:
         both: ``layout.shape(rows)``.
     """
     begin, end = layout.payload, layout.payload + layout.total_bytes
-    place = mailbox.slot(index).view(torch.uint8)[begin:end].view(layout.dtype)
+    place = mailbox.entry(index).view(torch.uint8)[begin:end].view(layout.dtype)
     place = layout.head(place.view(layout.shape(layout.capacity)), rows)
     return place, None if layout.dtype is torch.bfloat16 else place.numpy()

@@ -41,7 +41,7 @@ def refresh_copies(
 def refresh_fetches(
     layouts: Sequence[FieldLayout], capacity: Capacity, batch_size: int
 ) -> torch.Tensor:
-    """(first byte, bytes) of the slot's parts that a size needs, [programs, 2] int32 on the CPU."""
+    """Return (first byte, bytes) of the entry's parts that a size needs, [programs, 2] int32."""
     parts = [(0, header_bytes(layouts))]
     for layout in layouts:
         if not layout.field.on_device:

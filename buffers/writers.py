@@ -1,4 +1,4 @@
-"""Writing a batch's live rows into a mailbox slot: the innermost loop of a replay on the host.
+"""Writing a batch's live rows into a mailbox entry: the innermost loop of a replay on the host.
 
 The quick paths compare types, dtypes and shapes by identity and equality and copy at once; all
 else goes through ``admit``, which casts or refuses.
@@ -28,28 +28,46 @@ _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class FieldWriter:
-    """Writes a given number of live rows of one field into one slot.
+    """Writes a given number of live rows of one field into one entry.
 
     Attributes:
         name: The field.
         shape: Its shape with that many rows.
         dtype: Its dtype.
         size: Bytes of one segment with that many rows.
-        rows: The place in the slot as numpy, ``None`` if there is none or numpy lacks the dtype.
+        rows: The place in the entry as numpy, ``None`` if there is none or numpy lacks the dtype.
         address: Where the place begins; 0 if there is none, or none in one piece.
         quick: What ``BatchWriter.write`` needs; unpacking it costs less than looking it up.
     """
 
     __slots__ = (
-        "_device", "_device_index", "_layout", "_mailbox", "_place", "_row_count", "_segments",
-        "_slot", "address", "dtype", "name", "quick", "rows", "shape", "size",
+        "_device",
+        "_device_index",
+        "_entry",
+        "_layout",
+        "_mailbox",
+        "_place",
+        "_row_count",
+        "_segments",
+        "address",
+        "dtype",
+        "name",
+        "quick",
+        "rows",
+        "shape",
+        "size",
     )  # fmt: skip
 
     def __init__(
-        self, mailbox: Mailbox, slot: int, layout: FieldLayout, row_count: int, device: torch.device
+        self,
+        mailbox: Mailbox,
+        entry: int,
+        layout: FieldLayout,
+        row_count: int,
+        device: torch.device,
     ) -> None:
         self.name, self.shape = layout.name, layout.shape(row_count)
-        self._layout, self._mailbox, self._slot = layout, mailbox, slot
+        self._layout, self._mailbox, self._entry = layout, mailbox, entry
         self._row_count, self._device = row_count, device
         self._device_index = -1 if device.type == "cpu" else device.index
         self.dtype, self.size = layout.dtype, row_count * layout.row_bytes
@@ -59,7 +77,7 @@ class FieldWriter:
         self._place: torch.Tensor | None = None
         self.rows: NDArray[Any] | None = None
         if not layout.field.on_device:
-            self._place, self.rows = host_view(mailbox, slot, layout, row_count)
+            self._place, self.rows = host_view(mailbox, entry, layout, row_count)
         # A field of several segments has no single address to copy to.
         single = self._place is not None and layout.segments == 1
         self.address = self._place.data_ptr() if single and self._place is not None else 0
@@ -70,7 +88,7 @@ class FieldWriter:
 
     @property
     def travels_by_address(self) -> bool:
-        """Whether the field has no place in the slot."""
+        """Whether the field has no place in the entry."""
         return self._place is None
 
     def write(self, value: Any) -> torch.Tensor | None:
@@ -105,19 +123,19 @@ class FieldWriter:
         return self._point_to(place)
 
     def _take_payload(self) -> None:
-        """Undo an address that was named in this turn of the slot."""
+        """Undo an address that was named in this turn of the entry."""
         for word, _ in self._segments:
-            self._mailbox.point(self._slot, word, FROM_PAYLOAD)
+            self._mailbox.point(self._entry, word, FROM_PAYLOAD)
 
     def _point_to(self, tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.data_ptr()
         for word, offset in self._segments:
-            self._mailbox.point(self._slot, word, address + offset)
+            self._mailbox.point(self._entry, word, address + offset)
         return tensor
 
 
 class AxisWriters(dict[tuple[int, int], list[FieldWriter]]):
-    """The writers of all fields of an axis, by slot and rows.
+    """The writers of all fields of an axis, by entry and rows.
 
     Made once: pairs of requests and tokens are many, but each count alone comes again.
     """
@@ -129,15 +147,16 @@ class AxisWriters(dict[tuple[int, int], list[FieldWriter]]):
         self._mailbox, self._layouts, self._device = mailbox, layouts, device
 
     def __missing__(self, key: tuple[int, int]) -> list[FieldWriter]:
-        slot, rows = key
+        entry, rows = key
         self[key] = [
-            FieldWriter(self._mailbox, slot, layout, rows, self._device) for layout in self._layouts
+            FieldWriter(self._mailbox, entry, layout, rows, self._device)
+            for layout in self._layouts
         ]
         return self[key]
 
 
 class BatchWriter:
-    """Writes all fields of a batch into one slot. Cheap to make: the fields' writers are made once.
+    """Writes all fields of a batch into one entry. Cheap to make: field writers are made once.
 
     Args:
         fields: The writer of each field that a batch brings.
@@ -154,19 +173,19 @@ class BatchWriter:
 
     @cached_property
     def rows(self) -> dict[str, NDArray[Any]]:
-        """The place in the slot of each field that numpy can write, by name."""
+        """The place in the entry of each field that numpy can write, by name."""
         return {field.name: field.rows for field in self._fields if field.rows is not None}
 
     @cached_property
     def by_address(self) -> frozenset[str]:
-        """Names of the fields that have no place in the slot."""
+        """Names of the fields that have no place in the entry."""
         return frozenset(field.name for field in self._fields if field.travels_by_address)
 
     def write(self, batch: Any) -> list[torch.Tensor]:
         """Write every field; returns what must stay alive until the device has read it.
 
         Raises:
-            InputError: A field cannot be taken. The slot may be written again.
+            InputError: A field cannot be taken. The entry may be written again.
         """
         in_flight = []
         for name, shape, rows, np_dtype, dtype, address, size, write in self._plan:

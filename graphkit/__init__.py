@@ -60,9 +60,9 @@ if TYPE_CHECKING:
         DraftExtendV2Runner,
         DraftOutput,
         DraftRunner,
+        ForwardOutput,
         MultiLayerEagleRunner,
         TargetVerifyRunner,
-        VerifyOutput,
     )
     from graphkit.spec import (
         CustomSpecAlgorithm,
@@ -109,6 +109,7 @@ __all__ = [
     "DraftOutput",
     "DraftRunner",
     "ForwardMode",
+    "ForwardOutput",
     "FutureMap",
     "GraphRecord",
     "GraphkitError",
@@ -133,7 +134,6 @@ __all__ = [
     "TargetVerifyInputBuffers",
     "TargetVerifyInputs",
     "TargetVerifyRunner",
-    "VerifyOutput",
     "capture_target",
     "get_algorithm",
     "inspect_graph",

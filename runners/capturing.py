@@ -70,9 +70,9 @@ class Capturing:
             self._buffers.mailbox.rewind()
         return graphs, self._mode_record(records)
 
-    def no_size(self, stays_eager: str) -> ModeRecord:
+    def no_size(self, eager_reason: str) -> ModeRecord:
         """The record of a runner that captures nothing, and why."""
-        return replace(self._mode_record([]), stays_eager=stays_eager)
+        return replace(self._mode_record([]), eager_reason=eager_reason)
 
     def _one(self, size: int) -> CapturedGraph:
         self._buffers.prepare(size)
@@ -104,7 +104,7 @@ class Capturing:
 
     def _post(self, size: int) -> None:
         """Make a batch of pads, or the one that was asked for, what the first stage will read."""
-        self._buffers.mailbox.rewind()  # a failed run may have left its slot unread
+        self._buffers.mailbox.rewind()  # a failed run may have left its entry unread
         batch = None if self._batch_of is None else self._batch_of(size)
         if batch is None:
             self._buffers.post_idle()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from graphkit.buffers import TargetVerifyInputBuffers
-from graphkit.runners.outputs import VerifyOutput
+from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
 from graphkit.spec import ForwardMode
 
 
-class DecodeRunner(Runner[VerifyOutput]):
+class DecodeRunner(Runner[ForwardOutput]):
     """Plain decoding with the machinery of verify: ``TargetVerifyInputs`` with T = B.
 
     Arguments as in ``Runner``; of ``spec`` only the algorithm's name is read.
@@ -16,4 +16,4 @@ class DecodeRunner(Runner[VerifyOutput]):
 
     mode = ForwardMode.DECODE
     buffers_type = TargetVerifyInputBuffers
-    output_type = VerifyOutput
+    output_type = ForwardOutput

@@ -55,22 +55,22 @@ class Dispatch:
     Args:
         table: Its captured sizes.
         buffers: Its fields.
-        stays_eager: Why no batch ever has a graph, as a sentence; empty if that is not so.
+        eager_reason: Why no batch ever has a graph, as a sentence; empty if that is not so.
     """
 
-    def __init__(self, table: SizeTable, buffers: InputBuffers, stays_eager: str = "") -> None:
-        self._table, self._buffers, self._stays_eager = table, buffers, stays_eager
+    def __init__(self, table: SizeTable, buffers: InputBuffers, eager_reason: str = "") -> None:
+        self._table, self._buffers, self._eager_reason = table, buffers, eager_reason
         self._width = buffers.capacity.tokens_per_request
-        self._varies = buffers.capacity.varies
+        self._ragged = buffers.capacity.ragged
         self.fallbacks: Counter[str] = Counter()
         """Eager runs by reason."""
 
-    def miss(self, batch: Any, life: str) -> Reason | None:
+    def miss(self, batch: Any, status: str) -> Reason | None:
         """Why the batch has no graph, from its sizes alone; ``None`` if it has one."""
-        if self._stays_eager and life != "closed":
+        if self._eager_reason and status != "closed":
             return Reason.UNSUPPORTED_ATTENTION
-        if life != "captured":
-            return Reason.CLOSED if life == "closed" else Reason.NOT_CAPTURED
+        if status != "captured":
+            return Reason.CLOSED if status == "closed" else Reason.NOT_CAPTURED
         requests = batch.batch_size
         if not self._table.fits(requests):
             return Reason.BATCH_TOO_LARGE
@@ -88,7 +88,7 @@ class Dispatch:
 
     def _has_captured_width(self, requests: int, tokens: int) -> bool:
         most = requests * self._width
-        return requests <= tokens <= most if self._varies else tokens == most
+        return requests <= tokens <= most if self._ragged else tokens == most
 
     def surplus_field(self, batch: Any) -> str | None:
         """An optional field that the batch brings although the graph does not read it."""
@@ -97,28 +97,28 @@ class Dispatch:
                 return name
         return None
 
-    def explain(self, miss: Reason, batch: Any, life: str) -> str:
+    def explain(self, miss: Reason, batch: Any, status: str) -> str:
         """The reason as a sentence with what came and what was captured."""
         requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
         if miss is Reason.BATCH_TOO_LARGE:
             return f"batch of {requests} requests; the largest captured is {self._table.largest}"
         if miss is Reason.WRONG_WIDTH:
-            width = f"1 to {self._width}" if self._varies else self._width
+            width = f"1 to {self._width}" if self._ragged else self._width
             return (
                 f"{tokens} tokens in {requests} requests; captured are {width} tokens per request"
             )
         if miss is Reason.UNSUPPORTED_ATTENTION:
-            return self._stays_eager
+            return self._eager_reason
         if miss is Reason.FIELD_NOT_CAPTURED:
             return self._buffers.not_captured(str(self.surplus_field(batch)))
-        return f"runner is {life}, not captured"
+        return f"runner is {status}, not captured"
 
-    def decide(self, batch: Any, life: str) -> Decision:
+    def decide(self, batch: Any, status: str) -> Decision:
         """The whole answer, every field looked at."""
         try:
-            miss = self.miss(batch, life)
+            miss = self.miss(batch, status)
             if miss is not None:
-                return Decision(False, self.explain(miss, batch, life), None, miss)
+                return Decision(False, self.explain(miss, batch, status), None, miss)
             if batch.batch_size == 0:
                 return Decision(True, "", 0)
             self._admit_all(batch)
@@ -130,7 +130,7 @@ class Dispatch:
         requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
         self._buffers.check_bound(batch)
         for layout in self._buffers.layouts:
-            if layout.name not in self._buffers.bound:
+            if layout.name not in self._buffers.bound_fields:
                 rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)
                 admit(layout, getattr(batch, layout.name, None), rows, self._buffers.device)
         self._buffers.check(batch, tokens)

@@ -77,7 +77,7 @@ class DraftRunner(Runner[DraftOutput]):
 
     ``forward`` is one draft step: it gets ``DraftInputs`` with ``input_ids``, ``positions``,
     ``out_cache_loc`` and ``hidden_states`` of that step, a row per branch, and returns a
-    ``VerifyOutput`` (or ``DraftExtendOutput``) with a row for each; hidden states may be left out
+    ``ForwardOutput`` (or ``DraftExtendOutput``) with a row for each; hidden states may be left out
     by algorithms that need none. ``inputs.seq_lens`` stays the committed length at every step.
     Arguments as in ``Runner``.
 

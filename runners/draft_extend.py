@@ -62,7 +62,7 @@ class DraftExtendRunner(_DraftExtend):
     """v1: ``num_accepted_tokens`` rows per request, packed, in a bucket of S + 1 per request.
 
     Rows that no request owns are pads, also in a batch that fills its captured size. ``forward``
-    returns a ``VerifyOutput`` or ``DraftExtendOutput`` with a row per token, or, if it selects by
+    returns a ``ForwardOutput`` or ``DraftExtendOutput`` with a row per token, or, if it selects by
     ``inputs.last_rows()`` itself, per request. The output has one row per request, with its top-k.
     Arguments as in ``Runner``.
     """
@@ -70,13 +70,13 @@ class DraftExtendRunner(_DraftExtend):
     mode = ForwardMode.DRAFT_EXTEND
     output_type = LastRowOutput
     step_type = DraftExtendStep
-    varies = True
+    ragged = True
 
 
 class DraftExtendV2Runner(_DraftExtend):
     """v2: W rows per request at a uniform stride; logits and hidden states of all of them.
 
-    ``forward`` returns a ``VerifyOutput`` or ``DraftExtendOutput`` with a row per token. An
+    ``forward`` returns a ``ForwardOutput`` or ``DraftExtendOutput`` with a row per token. An
     attention backend that does not support the mode in graphs is no error: ``capture`` then makes
     none, and every batch falls back with that reason counted. Arguments as in ``Runner``.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from graphkit.buffers import SLOTS, Axis, InputBuffers
+from graphkit.buffers import ENTRIES, Axis, InputBuffers
 from graphkit.graphs import CapturedGraph
 from graphkit.runners.outputs import Output
 
@@ -21,7 +21,7 @@ class Fit:
         output: Makes an output of the graph's live rows, which its caller may change.
         replays: How often it was replayed.
         spared: Rows that those replays had fewer than ``tokens``, added up.
-        writer: ``writer(slot)`` writes a batch of this size into a slot.
+        writer: ``writer(entry)`` writes a batch of this size into an entry.
     """
 
     __slots__ = (
@@ -44,4 +44,4 @@ class Fit:
         rows = output.live(self.requests, self.tokens).tensors()
         self.output: Callable[[], Output] = partial(type(output), **rows)
         self.replays, self.spared = 0, 0
-        self.writer = tuple(buffers.writer(slot, requests) for slot in range(SLOTS)).__getitem__
+        self.writer = tuple(buffers.writer(entry, requests) for entry in range(ENTRIES)).__getitem__

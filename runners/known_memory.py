@@ -25,7 +25,7 @@ def buffer_records(buffers: InputBuffers) -> Iterator[BufferRecord]:
             pad=float(layout.pad),
             address=tensor.data_ptr(),
             size=tensor.numel() * tensor.element_size(),
-            is_bound=layout.name in buffers.bound,
+            is_bound=layout.name in buffers.bound_fields,
             meaning=layout.field.meaning,
         )
 

@@ -124,7 +124,7 @@ class MultiLayerEagleRunner(Runner[LayersOutput]):
 
     Args:
         forward: One forward per layer. Each gets ``MultiLayerDraftExtendInputs`` whose
-            ``input_ids`` and ``hidden_states`` are its own window, and returns a ``VerifyOutput``
+            ``input_ids`` and ``hidden_states`` are its own window, and returns a ``ForwardOutput``
             or ``DraftExtendOutput``: hidden states of every row (the next layer reads them), logits
             of every row or, pruned by ``select_index``, of every request.
         one_graph: Whether the chain is one graph per size; otherwise each layer has its own. The

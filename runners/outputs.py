@@ -74,7 +74,7 @@ class Output(ABC):
 
 
 @dataclass(kw_only=True, eq=False)
-class VerifyOutput(Output):
+class ForwardOutput(Output):
     """What a TARGET_VERIFY or DECODE forward returns; forwards of draft models may return it too.
 
     Shapes:

@@ -41,7 +41,7 @@ class Planned(Generic[OutputT]):
     buffers_type: ClassVar[type[InputBuffers]]
     output_type: ClassVar[type[Any]]
     step_type: ClassVar[type[Step[Any]]] = Step
-    varies: ClassVar[bool] = False
+    ragged: ClassVar[bool] = False
     """Whether a request may have fewer rows than ``tokens_per_request``."""
     may_stay_eager: ClassVar[bool] = False
     """Whether an attention backend without support makes batches fall back instead of an error."""
@@ -57,10 +57,10 @@ class Planned(Generic[OutputT]):
         backend: Backend | None = None,
         attention: AttentionBackend | None = None,
         multiple_of: int = 1,
-        optional: Collection[str] | None = None,
+        optional_fields: Collection[str] | None = None,
         inputs_type: type[Inputs] | None = None,
-        bound: Mapping[str, torch.Tensor] | None = None,
-        state: Mapping[str, torch.Tensor] | None = None,
+        bound_fields: Mapping[str, torch.Tensor] | None = None,
+        mutable_state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         if inputs_type is not None:
             _check_inputs_type(inputs_type, self.buffers_type.inputs_type)
@@ -69,7 +69,7 @@ class Planned(Generic[OutputT]):
         self.backend = backend_for(device, backend)
         self.device = self.backend.device
         self.tokens_per_request = self.width()
-        self.stays_eager = "" if attention is None else self._adopt(attention)
+        self.eager_reason = "" if attention is None else self._adopt(attention)
         """Why no batch has a graph, as a sentence; empty if that is not so."""
         self.buffers = self.buffers_type(
             capacity_of(
@@ -78,16 +78,16 @@ class Planned(Generic[OutputT]):
                 requests=self.table.largest,
                 tokens_per_request=self.tokens_per_request,
                 seq_len_fill=1 if attention is None else attention.seq_len_fill_value,
-                varies=self.varies,
+                ragged=self.ragged,
             ),
             self.device,
             inputs_type=inputs_type,
-            optional=self.implied_fields() if optional is None else optional,
+            optional_fields=self.implied_fields() if optional_fields is None else optional_fields,
             without=self.fields_without_use(),
-            bound=bound,
+            bound_fields=bound_fields,
             is_alive=self.backend.is_alive,
         )
-        self.state = checked(state or {})
+        self.mutable_state = checked(mutable_state or {})
         """Tensors that a step changes, by name."""
         self.parts: Parts[OutputT] = Parts(
             mode=self.mode,
@@ -96,7 +96,7 @@ class Planned(Generic[OutputT]):
             backend=self.backend,
             buffers=self.buffers,
             step=self._make_step(forward),
-            dispatch=Dispatch(self.table, self.buffers, self.stays_eager),
+            dispatch=Dispatch(self.table, self.buffers, self.eager_reason),
             plan_on_host=self._host_plan(),
         )
         """What captures and replays are made of. The audits make their own of them."""
@@ -127,7 +127,7 @@ class Planned(Generic[OutputT]):
         Raises:
             CaptureError: As for ``capture``.
         """
-        capturing = Capturing(self.parts, self.state, attribution, batch_of)
+        capturing = Capturing(self.parts, self.mutable_state, attribution, batch_of)
         graphs, _ = capturing.every_size(lambda _size: None)
         try:
             yield graphs
@@ -139,7 +139,7 @@ class Planned(Generic[OutputT]):
         self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, dict[str, torch.Tensor]]:
         """Everything in memory that this runner can name, by kind; see ``graphkit.Pointer``."""
-        return memory_names(self.buffers, self.state, self.attention, weights)
+        return memory_names(self.buffers, self.mutable_state, self.attention, weights)
 
     def _make_step(self, forward: Any) -> Step[OutputT]:
         return self.step_type(

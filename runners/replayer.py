@@ -26,7 +26,7 @@ class Replayer(Generic[OutputT]):
     Attributes:
         mailbox: Of the runner's inputs.
         shadow: ``"padded"`` runs the identical padded path without the graph.
-        varies: Whether requests may bring fewer rows than captured, so that counts are looked at.
+        ragged: Whether requests may bring fewer rows than captured, so that counts are looked at.
     """
 
     def __init__(self, parts: Parts[OutputT], graphs: Mapping[int, CapturedGraph]) -> None:
@@ -34,9 +34,9 @@ class Replayer(Generic[OutputT]):
         self.shadow: Literal["padded"] | None = None
         self._parts = parts
         self.mailbox = parts.buffers.mailbox
-        self._absent, self._bound = parts.buffers.absent, parts.buffers.bound
+        self._absent, self._bound = parts.buffers.absent, parts.buffers.bound_fields
         self._before_replay = parts.plan_on_host
-        self.varies = parts.buffers.capacity.varies
+        self.ragged = parts.buffers.capacity.ragged
         self._final_count: tuple[Counter[int], int] | None = None
         self._fits: dict[tuple[int, int | None], Fit] = {}
         # Made now, so that the first replay of a size is no slower than the others.
@@ -56,12 +56,12 @@ class Replayer(Generic[OutputT]):
                 raise InputError(self._parts.buffers.not_captured(name), field=name)
         if self._bound:
             self._parts.buffers.check_bound(batch)
-        tokens = self._checked_tokens(batch, fit) if self.varies else fit.tokens
-        slot = self.mailbox.claim()
-        in_flight = self._writer(fit, slot, tokens).write(batch)
+        tokens = self._checked_tokens(batch, fit) if self.ragged else fit.tokens
+        entry = self.mailbox.claim()
+        in_flight = self._writer(fit, entry, tokens).write(batch)
         if self._before_replay is not None:
             self._before_replay(batch, fit.padded_batch_size)
-        return self.launch(fit, slot, tokens, in_flight)
+        return self.launch(fit, entry, tokens, in_flight)
 
     def stage(self, batch_size: int, num_tokens: int | None) -> StagedBatch[OutputT]:
         """See ``Runner.stage``."""
@@ -73,18 +73,18 @@ class Replayer(Generic[OutputT]):
         fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
         tokens = fit.tokens if num_tokens is None else num_tokens
         self._check_tokens(fit, tokens)
-        slot = self.mailbox.claim()
-        self._parts.buffers.pad_slot(slot)
-        return StagedBatch(self, fit, self._writer(fit, slot, tokens), slot, tokens)
+        entry = self.mailbox.claim()
+        self._parts.buffers.pad_entry(entry)
+        return StagedBatch(self, fit, self._writer(fit, entry, tokens), entry, tokens)
 
     def check(self, rows: Mapping[str, Any], tokens: int) -> None:
-        """Refuse staged rows that contradict each other; ``None`` for those that left the slot."""
+        """Refuse staged rows that contradict each other; ``None`` for those that left the entry."""
         self._parts.buffers.check(SimpleNamespace(**rows), tokens)
 
-    def launch(self, fit: Fit, slot: int, tokens: int, in_flight: list[Any]) -> OutputT:
-        """Post the written slot and launch. A launch that fails loses nothing but itself."""
+    def launch(self, fit: Fit, entry: int, tokens: int, in_flight: list[Any]) -> OutputT:
+        """Post the written entry and launch. A launch that fails loses nothing but itself."""
         mailbox = self.mailbox
-        mailbox.post(slot, fit.requests, tokens)
+        mailbox.post(entry, fit.requests, tokens)
         if self.shadow is not None:
             return self._launch_padded(fit, tokens, in_flight)
         try:
@@ -99,7 +99,7 @@ class Replayer(Generic[OutputT]):
 
     @contextmanager
     def watched(self, around: Callable[..., OutputT]) -> Iterator[None]:
-        """Have ``around(launch, fit, slot, tokens, in_flight)`` stand for every launch of a block.
+        """Have ``around(launch, fit, entry, tokens, in_flight)`` stand for every launch of a block.
 
         Blocks may be nested. ``launch`` is what it stands for.
         """
@@ -147,11 +147,11 @@ class Replayer(Generic[OutputT]):
         fit.spared += fit.tokens - tokens
         return output
 
-    def _writer(self, fit: Fit, slot: int, tokens: int) -> BatchWriter:
+    def _writer(self, fit: Fit, entry: int, tokens: int) -> BatchWriter:
         """Kept at full width; pairs of requests and tokens are too many to keep."""
         if tokens == fit.tokens:
-            return fit.writer(slot)
-        return self._parts.buffers.writer(slot, fit.requests, tokens)
+            return fit.writer(entry)
+        return self._parts.buffers.writer(entry, fit.requests, tokens)
 
     def _checked_tokens(self, batch: Any, fit: Fit) -> int:
         """The batch's rows. Its counts say whose they are, so wrong ones would go unseen.
@@ -165,9 +165,9 @@ class Replayer(Generic[OutputT]):
         return tokens
 
     def _check_tokens(self, fit: Fit, tokens: int) -> None:
-        least = fit.requests if self.varies else fit.tokens
+        least = fit.requests if self.ragged else fit.tokens
         if not least <= tokens <= fit.tokens:
-            width = f"{'1 to ' if self.varies else ''}{fit.tokens // fit.requests}"
+            width = f"{'1 to ' if self.ragged else ''}{fit.tokens // fit.requests}"
             raise InputError(
                 f"{tokens} tokens in {fit.requests} requests; captured are {width} tokens per "
                 "request.",

@@ -26,7 +26,7 @@ OutputT = TypeVar("OutputT", bound=Output)
 class Runner(Planned[OutputT]):
     """Captures a forward once per batch size and replays it for live batches.
 
-    A replay writes one mailbox slot and launches one graph; the graph's first node refreshes the
+    A replay writes one mailbox entry and launches one graph; the graph's first node refreshes the
     inputs and pads them.
 
     Life: ``planned`` -> ``capture()`` -> ``captured`` -> ``close()`` -> ``closed``. A context
@@ -43,17 +43,18 @@ class Runner(Planned[OutputT]):
         backend: A backend to share or to keep apart; ``None`` takes the device's.
         attention: Makes ``inputs.attention``; ``None`` if the forward brings its own.
         multiple_of: Captured sizes are multiples of it.
-        optional: Optional fields that every batch will bring; ``None`` takes what ``spec`` implies.
+        optional_fields: Optional fields that every batch brings; ``None`` takes what ``spec``
+            implies.
         inputs_type: A subclass of the mode's inputs that declares further fields.
-        bound: Storage of fields that another graph writes in place; batches leave them out.
-        state: Tensors that a step changes; capturing leaves them as they were.
+        bound_fields: Storage of fields that another graph writes in place; batches leave them out.
+        mutable_state: Tensors that a step changes; capturing leaves them as they were.
 
     Raises:
         ConfigError: A setting contradicts another one, or the device.
         DeviceError: There is no such device.
     """
 
-    life: Literal["planned", "captured", "closed"] = "planned"
+    status: Literal["planned", "captured", "closed"] = "planned"
     _replayer: Replayer[OutputT] | None = None
     _captured_at = ""
 
@@ -78,16 +79,16 @@ class Runner(Planned[OutputT]):
                 still ``planned`` and may capture again.
             ReplayError: The runner is not ``planned``.
         """
-        if self.life != "planned":
-            raise ReplayError(f"runner is {self.life}: capture() needs planned. Make a new one.")
+        if self.status != "planned":
+            raise ReplayError(f"runner is {self.status}: capture() needs planned. Make a new one.")
         self._captured_at = caller_line()
-        capturing = Capturing(self.parts, self.state, attribution)
-        if self.stays_eager:
-            record = capturing.no_size(self.stays_eager)
+        capturing = Capturing(self.parts, self.mutable_state, attribution)
+        if self.eager_reason:
+            record = capturing.no_size(self.eager_reason)
         else:
             graphs, record = capturing.every_size(progress or (lambda _size: None))
             self._replayer = Replayer(self.parts, graphs)
-            self.life = "captured"
+            self.status = "captured"
         return CaptureRecord(
             target=self.parts.step.name,
             backend=self.backend.name,
@@ -99,7 +100,7 @@ class Runner(Planned[OutputT]):
         """Give all graphs back. May be called again; outputs must not be used any more."""
         if self._replayer is not None:
             self._replayer.close()
-        self.life = "closed"
+        self.status = "closed"
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +114,7 @@ class Runner(Planned[OutputT]):
         """Replay the graph of the smallest size that holds the batch.
 
         Enqueues on the current stream; neither synchronises nor allocates device memory. Waits
-        only while as many replays as the mailbox has slots are in flight.
+        only while as many replays as the mailbox has entries are in flight.
 
         Args:
             batch: The mode's inputs with live rows: device tensors, CPU tensors or numpy arrays.
@@ -133,7 +134,7 @@ class Runner(Planned[OutputT]):
         return output.clone() if clone else output
 
     def stage(self, batch_size: int, num_tokens: int | None = None) -> StagedBatch[OutputT]:
-        """The next mailbox slot, for the scheduler to write into directly.
+        """The next mailbox entry, for the scheduler to write into directly.
 
         Args:
             batch_size: Live requests.
@@ -155,8 +156,8 @@ class Runner(Planned[OutputT]):
     ) -> GraphRecord:
         """Look into the graph of a captured size; see ``graphkit.inspect_graph``.
 
-        Pointers are named by input field, by what ``state`` and the attention backend hold, and by
-        ``weights``.
+        Pointers are named by input field, by ``mutable_state``, by the attributes of the attention
+        backend, and by ``weights``.
 
         Args:
             batch_size: A captured size.
@@ -191,11 +192,11 @@ class Runner(Planned[OutputT]):
             InputError: A field is missing or wrong, so that there is no eager way either.
             ReplayError: The runner is closed.
         """
-        miss = self.parts.dispatch.miss(batch, self.life)
+        miss = self.parts.dispatch.miss(batch, self.status)
         if miss is None:
             return self.replay(batch, clone=clone)
         if not miss.has_eager_way:
-            raise ReplayError(self.parts.dispatch.explain(miss, batch, self.life))
+            raise ReplayError(self.parts.dispatch.explain(miss, batch, self.status))
         output = self.fall_back(batch)
         if batch.batch_size:  # an idle batch asks for nothing, so it misses nothing
             self.parts.dispatch.fallbacks[miss.value] += 1
@@ -218,14 +219,14 @@ class Runner(Planned[OutputT]):
         if batch.batch_size:
             return self.parts.step.unpadded(batch, without)
         self.parts.dispatch.check_idle(batch)
-        if self.life == "captured":
+        if self.status == "captured":
             return self.replayer("fall_back").idle()
         empty: OutputT = self.output_type.empty(self.spec, self.sizes, self.device)
         return empty
 
     def can_replay(self, batch: Any) -> Decision:
         """Whether ``replay`` takes the batch, and if not, why. Launches nothing."""
-        return self.parts.dispatch.decide(batch, self.life)
+        return self.parts.dispatch.decide(batch, self.status)
 
     @property
     def shadow(self) -> Literal["padded"] | None:
@@ -255,10 +256,10 @@ class Runner(Planned[OutputT]):
         Raises:
             ReplayError: The runner is not ``captured``.
         """
-        if self.stays_eager and self.life != "closed":
-            raise ReplayError(f"{self.stays_eager}: {what} needs a graph. Use run(batch).")
-        if self.life != "captured":
-            remedy = "Call capture() first." if self.life == "planned" else "Make a new one."
-            raise ReplayError(f"runner is {self.life}: {what} needs captured. {remedy}")
+        if self.eager_reason and self.status != "closed":
+            raise ReplayError(f"{self.eager_reason}: {what} needs a graph. Use run(batch).")
+        if self.status != "captured":
+            remedy = "Call capture() first." if self.status == "planned" else "Make a new one."
+            raise ReplayError(f"runner is {self.status}: {what} needs captured. {remedy}")
         assert self._replayer is not None, "a captured runner has a replayer"
         return self._replayer

@@ -1,4 +1,4 @@
-"""A mailbox slot that the scheduler writes into directly."""
+"""A mailbox entry that the scheduler writes into directly."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ OutputT = TypeVar("OutputT", bound=Output)
 
 
 class StagedBatch(Generic[OutputT]):
-    """The next slot, with its live rows as numpy views: ``staged.seq_lens[:] = lens``.
+    """The next entry, with its live rows as numpy views: ``staged.seq_lens[:] = lens``.
 
     Rows that nobody writes hold pads. A field that travels by address, such as hidden states, is
     assigned: ``staged.hidden_states = tensor``; assigning any other field copies it.
 
-    Life: until its ``replay``, or until another batch of the same runner takes the slot. Views
+    Life: until its ``replay``, or until another batch of the same runner takes the entry. Views
     that outlive it would write into that batch.
     """
 
     def __init__(
-        self, replayer: Replayer[OutputT], fit: Fit, writer: BatchWriter, slot: int, tokens: int
+        self, replayer: Replayer[OutputT], fit: Fit, writer: BatchWriter, entry: int, tokens: int
     ) -> None:
         # Written past __setattr__, which is for fields; a field's rows are then found at once.
         facts = self.__dict__
         facts.update(writer.rows)
         facts["_replayer"], facts["_fit"], facts["_fields"] = replayer, fit, writer.fields
-        facts["_slot"], facts["_tokens"] = slot, tokens
+        facts["_entry"], facts["_tokens"] = entry, tokens
         facts["_mailbox"], facts["_claim"] = replayer.mailbox, replayer.mailbox.claims
         facts["_due"], facts["_in_flight"] = set(writer.by_address), []
 
@@ -54,7 +54,7 @@ class StagedBatch(Generic[OutputT]):
         kept = writer.write(value)
         if kept is not None:
             self._in_flight.append(kept)
-            self.__dict__.pop(name, None)  # rows in the slot would not be read any more
+            self.__dict__.pop(name, None)  # rows in the entry would not be read any more
         elif writer.rows is not None:
             self.__dict__[name] = writer.rows
         self._due.discard(name)
@@ -64,7 +64,7 @@ class StagedBatch(Generic[OutputT]):
 
         Raises:
             InputError: A field that travels by address was not assigned.
-            ReplayError: The slot was replayed already, or another batch took it.
+            ReplayError: The entry was replayed already, or another batch took it.
         """
         if self._claim != self._mailbox.claims:
             raise self._over()
@@ -74,14 +74,14 @@ class StagedBatch(Generic[OutputT]):
                 f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
         replayer = self._replayer
-        if replayer.varies:
+        if replayer.ragged:
             replayer.check({name: self.__dict__.get(name) for name in self._fields}, self._tokens)
-        output: OutputT = replayer.launch(self._fit, self._slot, self._tokens, self._in_flight)
+        output: OutputT = replayer.launch(self._fit, self._entry, self._tokens, self._in_flight)
         return output.clone() if clone else output
 
     def _over(self) -> ReplayError:
         return ReplayError(
-            "this staged batch is over: its slot was replayed or taken by another batch, or the "
+            "this staged batch is over: its entry was replayed or taken by another batch, or the "
             "runner was closed. Call stage() again."
         )
 

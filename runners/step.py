@@ -62,7 +62,7 @@ class Step(Generic[OutputT]):
     def padded(self, size: int) -> tuple[Callable[[], OutputT], ...]:
         """The stages on the buffers as they stand, at a captured size."""
         inputs = self._buffers.view(size)
-        if self._buffers.capacity.varies:
+        if self._buffers.capacity.ragged:
             inputs.width = self._buffers.capacity.tokens_per_request
         return self._without_gradients(self.stages(inputs))
 
@@ -100,14 +100,14 @@ class Step(Generic[OutputT]):
         width = max(tokens // requests, 1)
         if buffers.inputs.width_is_fixed:
             width = capacity.tokens_per_request
-        if not capacity.varies:  # then a batch whose rows are no multiple is refused by its shape
+        if not capacity.ragged:  # then a batch whose rows are no multiple is refused by its shape
             tokens = requests * width
         letters = {**capacity.letters, "W": width}
         live = replace(capacity, requests=requests, letters=letters)
         values = {}
         for field in fields_of(buffers.inputs):
             value = getattr(batch, field.name, None)
-            if field.name in buffers.bound:
+            if field.name in buffers.bound_fields:
                 value = buffers.live_rows(field.name, requests, tokens)
             if value is not None or field.name not in (*buffers.absent, *without):
                 values[field] = value
@@ -116,10 +116,10 @@ class Step(Generic[OutputT]):
             count = capacity.rows(layout.field.axis, requests, tokens)
             value = admit(layout, values[layout.field], count, buffers.device)
             rows[layout.name] = value.to(buffers.device)
-        most = self._most_rows(batch, requests, tokens) if capacity.varies else width
+        most = self._most_rows(batch, requests, tokens) if capacity.ragged else width
         buffers.check(batch, tokens, width=most)
         inputs = buffers.inputs(**rows)
-        if capacity.varies:
+        if capacity.ragged:
             inputs.width = most
         return inputs
 
@@ -147,7 +147,7 @@ def rows_of(output: Any, allowed: dict[str, int]) -> tuple[torch.Tensor, torch.T
     """The logits and hidden states that a draft model's forward returned.
 
     Args:
-        output: A ``VerifyOutput`` or a ``DraftExtendOutput``.
+        output: A ``ForwardOutput`` or a ``DraftExtendOutput``.
         allowed: See ``check_rows``.
 
     Raises:
@@ -156,7 +156,7 @@ def rows_of(output: Any, allowed: dict[str, int]) -> tuple[torch.Tensor, torch.T
     logits = getattr(output, "next_token_logits", None)
     if not isinstance(output, Output) or logits is None:
         raise OutputError(
-            f"the forward returned a {type(output).__name__}. Return graphkit.VerifyOutput or "
+            f"the forward returned a {type(output).__name__}. Return graphkit.ForwardOutput or "
             "graphkit.DraftExtendOutput."
         )
     check_rows("next_token_logits", logits, allowed)

@@ -6,12 +6,12 @@ from typing import Any
 
 from graphkit.buffers import TargetVerifyInputBuffers
 from graphkit.errors import ConfigError
-from graphkit.runners.outputs import VerifyOutput
+from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
 from graphkit.spec import ForwardMode, SpecConfig
 
 
-class TargetVerifyRunner(Runner[VerifyOutput]):
+class TargetVerifyRunner(Runner[ForwardOutput]):
     """Verifies a chain (topk 1) or a tree (topk > 1, with ``custom_mask``) per request.
 
     Rows per request are what the algorithm's ``get_num_tokens_per_bs_for_target_verify`` says.
@@ -23,7 +23,7 @@ class TargetVerifyRunner(Runner[VerifyOutput]):
 
     mode = ForwardMode.TARGET_VERIFY
     buffers_type = TargetVerifyInputBuffers
-    output_type = VerifyOutput
+    output_type = ForwardOutput
 
     def __init__(self, forward: Any, *, spec: SpecConfig, **options: Any) -> None:
         if spec.is_draft_worker and not spec.resolved.supports_target_verify_for_draft():

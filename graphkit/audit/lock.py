@@ -25,7 +25,7 @@ _MOST_WORDS = 6
 
 def graphs_to_lock(target: CaptureTarget, runner: Runner[Any]) -> list[GraphRecord]:
     """The graphs of a captured runner without what a second capture makes otherwise."""
-    if runner.stays_eager:
+    if runner.eager_reason:
         return []
     names = runner.memory_names(target.weights)
     attribution = Attribution(target.weights, unset=OTHER_UNSET)

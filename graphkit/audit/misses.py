@@ -58,7 +58,7 @@ def audit_misses(
 
 def _look_at_batches(target: CaptureTarget, runner: Runner[Any], look: Look) -> None:
     """Bring a batch of every live size to a planned runner."""
-    dispatch = Dispatch(runner.table, runner.buffers, runner.stays_eager)
+    dispatch = Dispatch(runner.table, runner.buffers, runner.eager_reason)
     decisions: dict[int, Decision] = {}
     for live in range(1, _most_running(runner) + 1):
         try:
@@ -68,7 +68,7 @@ def _look_at_batches(target: CaptureTarget, runner: Runner[Any], look: Look) -> 
         decisions[live] = dispatch.decide(batch, "captured")
     _tell_misses(decisions, look)
     look.text = f"{len(decisions)} live sizes, {sum(map(bool, decisions.values()))} with a graph"
-    if decisions and not runner.stays_eager:
+    if decisions and not runner.eager_reason:
         _tell_unused(runner.table, list(decisions), look)
         _tell_waste(runner.table, list(decisions), look)
 

@@ -144,9 +144,9 @@ def _audit_runner(
     target: CaptureTarget, runner: Runner[Any], ledger: Ledger, chosen: Collection[str]
 ) -> None:
     for name, audit in BEFORE_CAPTURE.items():
-        if name in chosen and not runner.stays_eager:
+        if name in chosen and not runner.eager_reason:
             audit(target, runner, ledger)
     runner.capture(attribution=Attribution(target.weights))
     for name, audit in AFTER_CAPTURE.items():
-        if name in chosen and not runner.stays_eager:
+        if name in chosen and not runner.eager_reason:
             audit(target, runner, ledger)

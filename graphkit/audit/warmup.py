@@ -55,7 +55,7 @@ class _Captures:
         self._target, self._runner = target, runner
         forward = target.forwards[runner.mode]
         self._roots = {_class_of(forward): forward}
-        self._tensors = {**(target.state or {}), **tensors_of(target.weights)}
+        self._tensors = {**(target.mutable_state or {}), **tensors_of(target.weights)}
         self.before = self._snapshot()
 
     def changes(self) -> list[Change]:

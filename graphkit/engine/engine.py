@@ -125,7 +125,7 @@ class SpeculativeEngine:
             ReplayError: The engine is closed.
         """
         for runner in self.runners:
-            if runner.life != "captured":
+            if runner.status != "captured":
                 progress(f"capturing {runner.mode.name}")
                 runner.capture()
 

@@ -22,7 +22,7 @@ class EngineModel:
     Attributes:
         forward: Takes the inputs of every mode that the engine runs it in (``TargetVerifyInputs``
             for a target, ``DraftInputs`` and ``DraftExtendInputs`` for a draft model) and returns
-            a ``VerifyOutput``. A sequence of them for a chain of draft layers.
+            a ``ForwardOutput``. A sequence of them for a chain of draft layers.
         attention: The backend that the forward attends with, over the model's own KV pool. All
             models of an engine share one ``ReqToTokenPool``.
     """

@@ -19,7 +19,7 @@ from graphkit.ops import (
     tree_speculative_sampling_target_only,
     verify_tree_greedy,
 )
-from graphkit.runners import DecodeRunner, Runner, TargetVerifyRunner, VerifyOutput
+from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Verifier:
         self._max_path, self._generator = max_path, generator
         self._is_tree = context.spec.topk > 1
         kind = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
-        self.runner: Runner[VerifyOutput] = kind(
+        self.runner: Runner[ForwardOutput] = kind(
             model.forward,
             spec=context.spec,
             sizes=context.sizes,
@@ -83,7 +83,7 @@ class Verifier:
         start: int,
         input_ids: torch.Tensor,
         out_cache_loc: torch.Tensor,
-    ) -> VerifyOutput:
+    ) -> ForwardOutput:
         """Read a chunk of one request's prompt, of any length.
 
         Shapes:

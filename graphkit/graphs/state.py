@@ -19,7 +19,7 @@ def checked(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, tensor in state.items():
         problem = _problem(tensor)
         if problem:
-            raise ConfigError(f"state {name!r} {problem}", field="state")
+            raise ConfigError(f"mutable_state {name!r} {problem}", field="mutable_state")
     return dict(state)
 
 

@@ -2,8 +2,8 @@
 
 The mailbox is one int64 tensor in memory that host and device both see::
 
-    [ consumed, fault, 6 unused | slot 0 | slot 1 | ... ]
-    slot = [ sequence, requests, tokens, 1 | one source per segment | payload bytes ]
+    [ consumed, fault, 6 unused | entry 0 | entry 1 | ... ]
+    entry = [ sequence, requests, tokens, 1 | one source per segment | payload bytes ]
 
 A *segment* is a run of rows that lie one after the other: a field has one, unless a dimension
 stands before its rows (mrope_positions [3, T] has three). Its source word says where the live rows
@@ -15,11 +15,11 @@ from __future__ import annotations
 from enum import IntEnum
 
 RING_WORDS = 8
-"""Words before slot 0: one cache line, so that polling does not touch a slot."""
+"""Words before entry 0: one cache line, so that polling does not touch an entry."""
 CHUNK_BYTES = 4096
 """Bytes that one program of a CUDA kernel copies."""
 FROM_PAYLOAD = 0
-"""Source word: the rows stand in the slot."""
+"""Source word: the rows stand in the entry."""
 KEEP = -1
 """Source word: another graph has written the rows in place already."""
 
@@ -32,7 +32,7 @@ class Ring(IntEnum):
 
 
 class Header(IntEnum):
-    """Words at the head of a slot. The middle three count live rows, one per axis."""
+    """Words at the head of an entry. The middle three count live rows, one per axis."""
 
     SEQUENCE = 0
     REQUESTS = 1

@@ -1,7 +1,7 @@
 """The refresh: first node of every captured graph.
 
-It reads the mailbox slot whose turn it is, copies every field's live rows into place, writes the
-pad value into the tail, and publishes that the slot was consumed. Layout: ``mailbox_layout``.
+It reads the mailbox entry whose turn it is, copies every field's live rows into place, writes the
+pad value into the tail, and publishes that the entry was consumed. Layout: ``mailbox_layout``.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, RING_WORDS, Column, 
 
 
 @torch.library.custom_op(
-    "graphkit::refresh", mutates_args=("segments", "mailbox", "state", "slot"), device_types="cpu"
+    "graphkit::refresh", mutates_args=("segments", "mailbox", "state", "entry"), device_types="cpu"
 )
 def refresh(
     segments: Sequence[torch.Tensor],
     mailbox: torch.Tensor,
     state: torch.Tensor,
     table: torch.Tensor,
-    slot: torch.Tensor,  # noqa: ARG001 - for the CUDA kernels, like the next two
+    entry: torch.Tensor,  # noqa: ARG001 - for the CUDA kernels, like the next two
     fetches: torch.Tensor,  # noqa: ARG001
     copies: torch.Tensor,  # noqa: ARG001
-    slots: int,
+    entries: int,
     batch_size: int,
     num_tokens: int,
 ) -> None:
@@ -38,26 +38,26 @@ def refresh(
         mailbox: The ring; pinned if the device is CUDA.
         state: The next sequence number, on the device.
         table: A row of ``Column`` per segment, on the device.
-        slot: Where the device keeps its copy of the slot.
-        fetches: (first byte, bytes) of the slot's parts that this size needs, on the device.
+        entry: Where the device keeps its copy of the entry.
+        fetches: (first byte, bytes) of the entry's parts that this size needs, on the device.
         copies: (segment, chunk) for everything that this size fills, on the device.
-        slots: Slots in the ring.
+        entries: Entries in the ring.
         batch_size: Captured requests.
         num_tokens: Captured tokens.
 
     Shapes:
         segments[i]: [capacity, ...] contiguous.
-        mailbox: [RING_WORDS + slots * words] int64.
-        state: [1] int64. table: [len(segments), len(Column)] int64. slot: [words] int64.
+        mailbox: [RING_WORDS + entries * words] int64.
+        state: [1] int64. table: [len(segments), len(Column)] int64. entry: [words] int64.
         fetches, copies: [programs, 2] int32.
     """
     sequence = int(state)
-    posted = mailbox[RING_WORDS:].view(slots, -1)[sequence % slots]
+    posted = mailbox[RING_WORDS:].view(entries, -1)[sequence % entries]
     padded = {Header.REQUESTS: batch_size, Header.TOKENS: num_tokens, Header.ONE: 1}
     for i, (rows, facts) in enumerate(zip(segments, table.tolist(), strict=True)):
         live, source = int(posted[facts[Column.AXIS]]), int(posted[Header.SOURCES + i])
         end = padded[Header(facts[Column.AXIS])] * facts[Column.ROW_BYTES]
-        size = min(live * facts[Column.ROW_BYTES], end)  # the slot may be another replay's
+        size = min(live * facts[Column.ROW_BYTES], end)  # the entry may be another replay's
         if source != KEEP and size:
             payload = posted.data_ptr() + facts[Column.PAYLOAD]
             _bytes(rows)[:size] = _read(payload if source == FROM_PAYLOAD else source, size)
@@ -74,17 +74,19 @@ def _(
     mailbox: torch.Tensor,
     state: torch.Tensor,
     table: torch.Tensor,
-    slot: torch.Tensor,
+    entry: torch.Tensor,
     fetches: torch.Tensor,
     copies: torch.Tensor,
-    slots: int,
+    entries: int,
     batch_size: int,
     num_tokens: int,
 ) -> None:
     from graphkit.ops.kernels.refresh import launch_refresh
 
     with torch.cuda.device(state.device):  # triton launches on the current one
-        launch_refresh(mailbox, state, table, slot, fetches, copies, slots, batch_size, num_tokens)
+        launch_refresh(
+            mailbox, state, table, entry, fetches, copies, entries, batch_size, num_tokens
+        )
 
 
 @refresh.register_fake

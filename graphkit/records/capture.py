@@ -94,7 +94,7 @@ class ModeRecord:
             the graph.
         input_bytes: Bytes of the input arena.
         sizes: Ascending; none if the mode stays eager.
-        stays_eager: Why, as a sentence; empty if it does not.
+        eager_reason: Why, as a sentence; empty if it does not.
         buffers: The inputs' fields, in the order of their declaration.
         stats: What was replayed and what fell back until the record was made.
     """
@@ -104,7 +104,7 @@ class ModeRecord:
     host_planned: bool
     input_bytes: int
     sizes: tuple[SizeRecord, ...]
-    stays_eager: str = ""
+    eager_reason: str = ""
     buffers: tuple[BufferRecord, ...] = ()
     stats: ReplayStats | None = None
 

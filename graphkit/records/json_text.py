@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from graphkit.errors import RecordError
 from graphkit.records.json_readers import ODD, MisfitError, fields_of, reader_of, shown
 
-SCHEMA = 1
+SCHEMA = 2
 """Counts changes that an older reader could misread."""
 
 _KINDS: dict[str, type[Record]] = {}
@@ -100,6 +100,15 @@ def _body(text: str) -> dict[str, Any]:
     return body
 
 
+def _upgraded(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a body of schema 1 with the field names of schema 2."""
+    if body["schema"] == 1 and isinstance(body.get("modes"), list):
+        for mode in body["modes"]:
+            if isinstance(mode, dict) and "stays_eager" in mode:
+                mode["eager_reason"] = mode.pop("stays_eager")
+    return body
+
+
 def _read(cls: type[Record], body: dict[str, Any]) -> Any:
     schema = body.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
@@ -108,7 +117,7 @@ def _read(cls: type[Record], body: dict[str, Any]) -> Any:
             "Upgrade graphkit."
         )
     try:
-        return reader_of(cls)(body)
+        return reader_of(cls)(_upgraded(body))
     except MisfitError as misfit:
         where = "".join([cls.KIND, *reversed(misfit.where)])
         raise RecordError(f"not a whole record: {where} is {misfit.what}.") from None

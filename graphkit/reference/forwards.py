@@ -16,7 +16,7 @@ from graphkit.reference.eagle import EagleHead
 from graphkit.reference.layers import Attend
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
-from graphkit.runners import VerifyOutput
+from graphkit.runners import ForwardOutput
 
 
 class VerifyForward:
@@ -30,7 +30,7 @@ class VerifyForward:
     def __init__(self, model: LlamaModel, attention: PagedAttention) -> None:
         self._model, self._attention = model, attention
 
-    def __call__(self, inputs: TargetVerifyInputs) -> VerifyOutput:
+    def __call__(self, inputs: TargetVerifyInputs) -> ForwardOutput:
         """Score every row."""
         hidden = self._model(
             inputs.input_ids,
@@ -38,7 +38,7 @@ class VerifyForward:
             _attend(self._attention, inputs),
             input_embeds=inputs.input_embeds,
         )
-        return VerifyOutput(next_token_logits=self._model.logits(hidden), hidden_states=hidden)
+        return ForwardOutput(next_token_logits=self._model.logits(hidden), hidden_states=hidden)
 
 
 class EagleForward:
@@ -52,7 +52,7 @@ class EagleForward:
     def __init__(self, head: EagleHead, attention: PagedAttention) -> None:
         self._head, self._attention = head, attention
 
-    def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> VerifyOutput:
+    def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
         """Predict from every row, or from each request's last one where rows vary."""
         hidden = self._head(
             inputs.input_ids,
@@ -61,7 +61,7 @@ class EagleForward:
             _attend(self._attention, inputs),
         )
         hidden = _last_of_varying(inputs, hidden)
-        return VerifyOutput(next_token_logits=self._head.logits(hidden), hidden_states=hidden)
+        return ForwardOutput(next_token_logits=self._head.logits(hidden), hidden_states=hidden)
 
 
 class MTPForward:
@@ -76,7 +76,7 @@ class MTPForward:
     def __init__(self, head: MTPHead, layer: int, attention: PagedAttention) -> None:
         self._head, self._layer, self._attention = head, layer, attention
 
-    def __call__(self, inputs: MultiLayerDraftExtendInputs) -> VerifyOutput:
+    def __call__(self, inputs: MultiLayerDraftExtendInputs) -> ForwardOutput:
         """Predict from each request's selected row; hidden states of every row."""
         hidden = self._head(
             self._layer,
@@ -87,7 +87,7 @@ class MTPForward:
         )
         chosen = hidden.index_select(0, inputs.select_index)
         logits = self._head.logits(self._layer, chosen)
-        return VerifyOutput(next_token_logits=logits, hidden_states=hidden)
+        return ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 
 
 class StandaloneForward:
@@ -101,12 +101,12 @@ class StandaloneForward:
     def __init__(self, model: LlamaModel, attention: PagedAttention) -> None:
         self._model, self._attention = model, attention
 
-    def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> VerifyOutput:
+    def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
         """Predict from every row, or from each request's last one where rows vary."""
         attend = _attend(self._attention, inputs)
         hidden = self._model(inputs.input_ids, inputs.positions, attend)
         hidden = _last_of_varying(inputs, hidden)
-        return VerifyOutput(next_token_logits=self._model.logits(hidden))
+        return ForwardOutput(next_token_logits=self._model.logits(hidden))
 
 
 def _attend(attention: PagedAttention, inputs: Inputs) -> Attend:

@@ -123,7 +123,7 @@ def model_target(
         forwards={mode: part.forward for part in parts for mode in part.modes},
         sample_batch=SampleBatches(requests),
         weights=_named({part.name: tensors_of(part.model) for part in parts}),
-        state=_named({part.name: part.attention.kv_pool.tensors() for part in parts}),
+        mutable_state=_named({part.name: part.attention.kv_pool.tensors() for part in parts}),
         attention={mode: part.attention for part in parts for mode in part.modes},
         batch_sizes=None if is_cuda or max_batch_size else (1, 2, 4, 8),
     )

@@ -100,7 +100,7 @@ class SizeCheck:
     def looked_into(self) -> GraphRecord:
         """What is inside the graph, and what its nodes cost for a full batch."""
         batch = self.target.batch(self.runner.mode, self.size, _SEED + self.size)
-        with preserved(self.target.state or {}):
+        with preserved(self.target.mutable_state or {}):
             return self.runner.inspect(
                 self.size,
                 weights=self.target.weights,
@@ -108,7 +108,7 @@ class SizeCheck:
             )
 
     def _run(self, way: Callable[[], Output]) -> Tensors:
-        with preserved(self.target.state or {}):
+        with preserved(self.target.mutable_state or {}):
             return way().clone().tensors()
 
     def _met(self, meetings: Sequence[Meeting]) -> Mismatch | None:
@@ -140,7 +140,7 @@ class SizeCheck:
     def _time(self, way: Callable[[], Output]) -> float:
         """Median microseconds until the results are there."""
         repeats = 20 if self.runner.device.type == "cuda" else 3
-        with preserved(self.target.state or {}):
+        with preserved(self.target.mutable_state or {}):
             return median(self._once(way) for _ in range(repeats))
 
     def _once(self, way: Callable[[], Output]) -> float:

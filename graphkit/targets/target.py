@@ -53,8 +53,8 @@ class CaptureTarget:
     Commands take one as ``package.module:attribute``, or a function that makes one, called with
     ``device=`` if it takes that. ``tools/examples/own_target.py`` is a whole one.
 
-    ``attention``, ``optional`` and ``inputs_type`` hold for all modes, or are mappings from mode to
-    what holds there; a mode that the mapping lacks has none.
+    ``attention``, ``optional_fields`` and ``inputs_type`` apply to all modes, or are mappings from
+    a mode to its value; a mode that is not in the mapping has none.
 
     Attributes:
         name: Shown to people.
@@ -66,15 +66,15 @@ class CaptureTarget:
             same arguments: the mode's inputs, numpy arrays or CPU tensors, and hidden states on the
             target's device. What is missing is refused by name.
         weights: A module, or tensors by name; constant while graphs live.
-        state: Tensors that a step of any mode may change, by name: KV pools, counters.
-        dynamic: Host-side inputs that must not be baked: name -> (setter, two or more values). What
-            is set holds from the next step on, replayed or not.
+        mutable_state: Tensors that a step of any mode may change, by name: KV pools, counters.
+        host_values: Host-side values that a graph must not freeze: name -> (setter, two or more
+            values). A value that is set applies from the next step on, replayed or not.
         attention: The attention backend that forwards read ``inputs.attention`` from. A draft model
             has its own KV pool, hence its own backend.
         batch_sizes: Sizes to capture beside the largest unless asked otherwise; ``None`` takes the
             field's list.
-        optional: Optional fields that batches bring; ``None`` takes what the spec implies, such as
-            ``custom_mask`` for trees.
+        optional_fields: Optional fields that batches bring; ``None`` takes what the spec implies,
+            such as ``custom_mask`` for trees.
         inputs_type: A subclass of the mode's inputs that declares further fields.
     """
 
@@ -84,11 +84,13 @@ class CaptureTarget:
     forwards: Mapping[ForwardMode, Forward | Sequence[Forward]]
     sample_batch: Callable[[ForwardMode, int, int], Any]
     weights: nn.Module | Mapping[str, torch.Tensor] | None = None
-    state: Mapping[str, torch.Tensor] | None = None
-    dynamic: Mapping[str, tuple[Callable[[Any], None], Sequence[Any]]] = field(default_factory=dict)
+    mutable_state: Mapping[str, torch.Tensor] | None = None
+    host_values: Mapping[str, tuple[Callable[[Any], None], Sequence[Any]]] = field(
+        default_factory=dict
+    )
     attention: AttentionBackend | Mapping[ForwardMode, AttentionBackend] | None = None
     batch_sizes: Sequence[int] | None = None
-    optional: Sequence[str] | Mapping[ForwardMode, Sequence[str]] | None = None
+    optional_fields: Sequence[str] | Mapping[ForwardMode, Sequence[str]] | None = None
     inputs_type: type[Inputs] | Mapping[ForwardMode, type[Inputs]] | None = None
 
     def __post_init__(self) -> None:
@@ -150,9 +152,9 @@ class CaptureTarget:
             device=device,
             backend=backend,
             attention=_of_mode(self.attention, mode),
-            optional=_of_mode(self.optional, mode),
+            optional_fields=_of_mode(self.optional_fields, mode),
             inputs_type=_of_mode(self.inputs_type, mode),
-            state=self.state,
+            mutable_state=self.mutable_state,
         )
 
 

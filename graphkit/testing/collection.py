@@ -60,8 +60,8 @@ class ModeCollector(pytest.Collector):
         """Capture."""
         wanted = {item.of for item in self._items() if item.parent is self}
         self.captured = CapturedMode(self._target, self._mode, self._device, wanted)
-        if self.captured.stays_eager:
-            pytest.skip(self.captured.stays_eager)
+        if self.captured.eager_reason:
+            pytest.skip(self.captured.eager_reason)
 
     def teardown(self) -> None:
         """Give the graphs back."""

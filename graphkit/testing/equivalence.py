@@ -52,8 +52,8 @@ def assert_replay_equivalent(
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not value >= 0:
             raise ConfigError(f"{name} must be a number of at least 0, got {value!r}.", field=name)
-    if runner.life != "captured":
-        why = runner.stays_eager or f"runner is {runner.life}"
+    if runner.status != "captured":
+        why = runner.eager_reason or f"runner is {runner.status}"
         raise ReplayError(f"{why}: there is no replay to compare. Capture the runner first.")
     given = iter(batches)
     first = next(given, None)
@@ -97,7 +97,7 @@ def assert_target_equivalent(
     for mode in modes or target.forwards:
         with target.runner(mode, batch_sizes=batch_sizes, device=device) as runner:
             runner.capture()
-            for size in () if runner.stays_eager else runner.table:
+            for size in () if runner.eager_reason else runner.table:
                 batches = sample_batches(target, runner, size)
                 assert_replay_equivalent(
                     runner, batches, rtol=rtol, atol=atol, padded_batch_size=size
@@ -121,7 +121,7 @@ def _watched(runner: Runner[Any]) -> Iterator[tuple[CaptureTarget, Lockstep]]:
         sizes=runner.sizes,
         forwards={runner.mode: forward},
         sample_batch=lambda *_: None,
-        state=runner.memory_names()["state"],
+        mutable_state=runner.memory_names()["state"],
     )
     step.forward = lockstep.watched(forward)
     try:
@@ -143,7 +143,7 @@ def _size_of(runner: Runner[Any], batch: Any, size: int | None) -> int:
 def _text(runner: Runner[Any], batch: Any, check: SizeCheck) -> str:
     mismatch: Mismatch = check.mismatches[0]
     guilty = "padding" if mismatch.kind == PADDING_LEAKS else "graph"
-    likely = likely_bug(runner, check.target.state or {}, batch, check.size, guilty)
+    likely = likely_bug(runner, check.target.mutable_state or {}, batch, check.size, guilty)
     live = mismatch.batch_size
     return (
         f"{mismatch.mode}: the replay of {live} live request{'s' if live > 1 else ''} at captured "

@@ -29,7 +29,7 @@ class CapturedMode:
         wanted: Properties that will be asked for; some must be looked at before the capture.
 
     Attributes:
-        stays_eager: Why there are no graphs; empty if there are.
+        eager_reason: Why there are no graphs; empty if there are.
 
     Raises:
         CaptureError: The forward cannot be captured.
@@ -41,8 +41,8 @@ class CapturedMode:
         self._target = target
         self._runner = target.runner(mode, device=device)
         self._audited: dict[str, Callable[[], Collection[Finding]]] = {}
-        self.stays_eager = self._runner.stays_eager
-        for name in () if self.stays_eager else BEFORE_CAPTURE:
+        self.eager_reason = self._runner.eager_reason
+        for name in () if self.eager_reason else BEFORE_CAPTURE:
             if name in wanted:
                 self._audit(name)
         self._runner.capture(attribution=Attribution(target.weights))

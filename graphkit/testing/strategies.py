@@ -115,7 +115,7 @@ def _sampled(draw: st.DrawFn, target: CaptureTarget, mode: ForwardMode) -> Any:
         target.sizes,
         requests=batch.batch_size,
         tokens_per_request=target.spec.tokens_per_request(mode),
-        varies=kind.varies,
+        ragged=kind.ragged,
     )
     layouts = resolve(fields_of(type(batch)), capacity)
     order = draw(st.permutations(range(batch.batch_size)))

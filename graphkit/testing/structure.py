@@ -58,10 +58,10 @@ class Step:
                 chains.
         """
         width = self.capacity.tokens_per_request
-        counts_B = accepted_B if self.capacity.varies else np.full_like(accepted_B, width)
+        counts_B = accepted_B if self.capacity.ragged else np.full_like(accepted_B, width)
         place_BX = committed_B[:, None] + np.arange(self.ahead)
         slot_BX, is_row_BX = self.slots[rows_B[:, None], place_BX], np.ones_like(place_BX, bool)
-        if self.capacity.varies:
+        if self.capacity.ragged:
             is_row_BX = np.arange(width) < counts_B[:, None]
         depth_BW = np.tile(np.arange(width), (len(rows_B), 1))
         fields: dict[str, NDArray[np.generic]] = {}

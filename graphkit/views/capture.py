@@ -30,8 +30,8 @@ def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
     )
     for mode in record.modes:
         yield _mode_table(record, mode)
-        if mode.stays_eager:
-            yield Text(f"stays eager: {mode.stays_eager}", style="yellow")
+        if mode.eager_reason:
+            yield Text(f"stays eager: {mode.eager_reason}", style="yellow")
     yield from _verdict(record)
 
 

@@ -55,8 +55,8 @@ def _figures(mode: ModeRecord, size: SizeRecord) -> Iterator[str]:
 
 def mode_lines(mode: ModeRecord) -> Iterator[Text]:
     """What ran without a graph and why, and the rows that were computed for nobody."""
-    if mode.stays_eager:
-        yield Text(plain(f"{mode.mode} stays eager: {mode.stays_eager}"), style="yellow")
+    if mode.eager_reason:
+        yield Text(plain(f"{mode.mode} stays eager: {mode.eager_reason}"), style="yellow")
     if mode.stats is None:
         return
     yield Text(plain(f"{mode.mode}: {mode.stats.padded_rows:,} padded rows"))

@@ -37,7 +37,7 @@ def sample_batch(mode, batch_size, seed):
 
 def target(mix, name="tiny", largest=2):
     def forward(inputs):
-        return gk.VerifyOutput(next_token_logits=head(mix(embedding(inputs.input_ids), inputs)))
+        return gk.ForwardOutput(next_token_logits=head(mix(embedding(inputs.input_ids), inputs)))
     return gk.CaptureTarget(
         name=name, spec=gk.SpecConfig("EAGLE", 3, 1, 4),
         sizes=gk.BufferSizes(largest, 64, 8, 32, torch.float32),
@@ -59,7 +59,7 @@ def no_batch(*_):
 
 right = target(lambda hidden, inputs: hidden + inputs.positions[:, None])
 gives_none = dataclasses.replace(right, sample_batch=no_batch)
-bad_setter = dataclasses.replace(right, dynamic={"scale": (no_batch, [1, 2])})
+bad_setter = dataclasses.replace(right, host_values={"scale": (no_batch, [1, 2])})
 leaks = target(lambda hidden, inputs: hidden + hidden.mean(0))
 leaks_often = target(lambda hidden, inputs: hidden + hidden.mean(0), largest=5)
 bakes = target(counts)

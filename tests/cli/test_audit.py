@@ -38,13 +38,13 @@ def target(forward, **facts):
         name="small",
         spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4),
         sizes=gk.BufferSizes(2, 128, 16, 32, torch.float32),
-        forwards={MODE: lambda i: gk.VerifyOutput(next_token_logits=forward(i))},
+        forwards={MODE: lambda i: gk.ForwardOutput(next_token_logits=forward(i))},
         sample_batch=sample_batch, weights=model, **facts)
 
 sound = target(score)
 frozen = target(
     lambda i: score(i) * settings["scale"],
-    dynamic={"scale": (lambda value: settings.update(scale=value), [2.0, 3.0])})
+    host_values={"scale": (lambda value: settings.update(scale=value), [2.0, 3.0])})
 unread = target(lambda i: model(i.input_ids))
 def changes(i):
     return score(i).relu() if settings["scale"] == 2.0 else score(i).sigmoid()

@@ -8,7 +8,7 @@ import torch
 
 from graphkit.attention import PagedAttention
 from graphkit.reference import LlamaModel, VerifyForward
-from graphkit.runners import VerifyOutput
+from graphkit.runners import ForwardOutput
 
 
 def label_of(tokens: torch.Tensor, positions: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -33,11 +33,11 @@ def misled(logits: torch.Tensor, label: torch.Tensor, topk: int) -> torch.Tensor
 class LabellingForward(VerifyForward):
     """The target, but its hidden states are labels."""
 
-    def __call__(self, inputs: Any) -> VerifyOutput:
+    def __call__(self, inputs: Any) -> ForwardOutput:
         output = super().__call__(inputs)
         assert output.hidden_states is not None, "the target makes some"
         label = label_of(inputs.input_ids, inputs.positions, output.hidden_states)
-        return VerifyOutput(next_token_logits=output.next_token_logits, hidden_states=label)
+        return ForwardOutput(next_token_logits=output.next_token_logits, hidden_states=label)
 
 
 class ErringForward:
@@ -55,7 +55,7 @@ class ErringForward:
         self._model, self._attention, self._topk = model, attention, topk
         self._first_layer = layer * model.config.num_hidden_layers
 
-    def __call__(self, inputs: Any) -> VerifyOutput:
+    def __call__(self, inputs: Any) -> ForwardOutput:
         def attend(layer: int, *qkv: torch.Tensor) -> torch.Tensor:
             layer += self._first_layer
             return self._attention.attend(layer, *qkv, inputs.out_cache_loc, inputs.attention)
@@ -64,8 +64,8 @@ class ErringForward:
         logits, fed = self._model.logits(hidden), inputs.hidden_states
         if fed is None:
             label = label_of(inputs.input_ids, inputs.positions, hidden)
-            return VerifyOutput(next_token_logits=misled(logits, label, self._topk))
-        return VerifyOutput(
+            return ForwardOutput(next_token_logits=misled(logits, label, self._topk))
+        return ForwardOutput(
             next_token_logits=misled(logits, fed, self._topk),
             hidden_states=label_of(inputs.input_ids, fed[:, 1] + 1, hidden),
         )

@@ -172,7 +172,7 @@ class TestCapture:
         with pytest.raises(CaptureError, match="no room"):
             engine.capture()
         engine.capture()
-        assert {runner.life for runner in engine.runners} == {"captured"}
+        assert {runner.status for runner in engine.runners} == {"captured"}
         requests = engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=6))
         assert outputs(requests) == [text[:6] for text in task.expected[:8]]
         assert engine.stats.fallbacks == {}

@@ -39,7 +39,7 @@ def test_a_shrinking_sequence_leaves_no_stale_rows(capture):
 
 
 def test_back_to_back_replays_do_not_wait_for_one_another(capture, assert_same):
-    """More in flight than the mailbox has slots, each with another size."""
+    """More in flight than the mailbox has entries, each with another size."""
     captured = capture([8, 32])
     batches = [captured.batch(live, live) for live in (32, 1, 9, 8, 31, 2, 17, 5)]
     wanted = [captured.replay(batch) for batch in batches]
@@ -52,10 +52,10 @@ def test_nan_in_the_dummy_slot_does_not_reach_live_rows(capture, assert_same):
     captured = capture([8])
     batch = captured.batch(3, 1)
     clean = captured.replay(batch)
-    for tensor in captured.target.state.values():
+    for tensor in captured.target.mutable_state.values():
         tensor[0] = torch.nan
     again = captured.replay(batch)
-    for tensor in captured.target.state.values():
+    for tensor in captured.target.mutable_state.values():
         tensor[0] = 0
     assert_same(clean, again)
 
@@ -63,19 +63,19 @@ def test_nan_in_the_dummy_slot_does_not_reach_live_rows(capture, assert_same):
 def test_a_replay_writes_its_own_slots_and_the_dummy_alone(capture, device):
     captured = capture([32])
     batch = captured.batch(2, 1)
-    before = {name: tensor.clone() for name, tensor in captured.target.state.items()}
-    for tensor in captured.target.state.values():
+    before = {name: tensor.clone() for name, tensor in captured.target.mutable_state.items()}
+    for tensor in captured.target.mutable_state.values():
         tensor.add_(1)
-    raised = {name: tensor.clone() for name, tensor in captured.target.state.items()}
+    raised = {name: tensor.clone() for name, tensor in captured.target.mutable_state.items()}
     captured.replay(batch)
     own = torch.as_tensor(batch.out_cache_loc, device=device)
     own = torch.cat([own, own.new_zeros(1)])
     changed = {
         int(slot)
-        for name, tensor in captured.target.state.items()
+        for name, tensor in captured.target.mutable_state.items()
         for slot in (tensor != raised[name]).flatten(1).any(1).nonzero()
     }
-    for name, tensor in captured.target.state.items():
+    for name, tensor in captured.target.mutable_state.items():
         tensor.copy_(before[name])
     assert changed
     assert changed <= set(own.tolist())

@@ -30,7 +30,7 @@ def forward(inputs):
     rows = rows + inputs.positions[:, None] / 64 + inputs.out_cache_loc[:, None] / 999
     if getattr(inputs, "hidden_states", None) is not None:
         rows = rows + inputs.hidden_states.sum(1, keepdim=True)
-    return gk.VerifyOutput(next_token_logits=rows, hidden_states=rows[:, :4].contiguous())
+    return gk.ForwardOutput(next_token_logits=rows, hidden_states=rows[:, :4].contiguous())
 
 
 ODD = st.sampled_from([

@@ -1,4 +1,4 @@
-"""Claims, posts, commits, staged slots and replays in any order, right and wrong ones.
+"""Claims, posts, commits, staged entries and replays in any order, right and wrong ones.
 
 As long as callers keep to the runner's own verbs, every replay gives its own batch's rows. Whoever
 handles the mailbox by hand may bring host and device out of step; that may end in a ReplayError,
@@ -26,7 +26,7 @@ def forward(inputs):
     request = 3 * inputs.req_pool_indices + 5 * inputs.seq_lens
     rows = inputs.input_ids + 7 * inputs.positions + 11 * inputs.out_cache_loc
     rows = rows + request.repeat_interleave(WIDTH, output_size=inputs.num_tokens)
-    return gk.VerifyOutput(next_token_logits=rows[:, None].double())
+    return gk.ForwardOutput(next_token_logits=rows[:, None].double())
 
 
 def batch_of(live, seed):
@@ -114,7 +114,7 @@ class Callers(RuleBasedStateMachine):
     @precondition(lambda self: self.staged)
     @rule(data=st.data(), by_field=st.booleans())
     def write(self, data, by_field):
-        """Into a slot that may be another's by now: then it must not show in its replays."""
+        """Into an entry that may be another's by now: then it must not show in its replays."""
         entry = data.draw(st.sampled_from(self.staged))
         staged, batch, _ = entry
         if self.is_over(staged):

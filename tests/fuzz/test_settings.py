@@ -67,9 +67,10 @@ SIZES = spoilt(
 RUNNER = spoilt(
     batch_sizes=st.none() | st.just([1]),
     multiple_of=st.integers(1, 3),
-    optional=st.none() | st.just([]),
+    optional_fields=st.none() | st.just([]),
     device=st.just("cpu"),
-    bound=st.none() | st.dictionaries(st.sampled_from(["seq_lens", "?", 3]), ODD, max_size=1),
+    bound_fields=st.none()
+    | st.dictionaries(st.sampled_from(["seq_lens", "?", 3]), ODD, max_size=1),
     inputs_type=st.none(),
 )
 

@@ -21,12 +21,14 @@ def weight() -> torch.Tensor:
 
 
 @pytest.fixture
-def forward(weight: torch.Tensor) -> Callable[[gk.TargetVerifyInputs], gk.VerifyOutput]:
+def forward(weight: torch.Tensor) -> Callable[[gk.TargetVerifyInputs], gk.ForwardOutput]:
     """Hidden states that say exactly which rows were read."""
 
-    def step(inputs: gk.TargetVerifyInputs) -> gk.VerifyOutput:
+    def step(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         hidden = inputs.input_embeds + inputs.positions[:, None] + inputs.input_ids[:, None]
-        return gk.VerifyOutput(next_token_logits=(hidden @ weight)[:, :VOCAB], hidden_states=hidden)
+        return gk.ForwardOutput(
+            next_token_logits=(hidden @ weight)[:, :VOCAB], hidden_states=hidden
+        )
 
     return step
 
@@ -42,7 +44,7 @@ def make_runner(forward: Callable) -> Callable[..., gk.TargetVerifyRunner]:
             spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=WIDTH),
             sizes=gk.BufferSizes(LARGEST, 128, HIDDEN, VOCAB, torch.float32),
             batch_sizes=options.pop("batch_sizes", [2, 4, 16]),
-            optional=["input_embeds"],
+            optional_fields=["input_embeds"],
             backend=options.pop("backend", None) or gk.CudaBackend(),
             **options,
         )

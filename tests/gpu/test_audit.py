@@ -44,7 +44,7 @@ def target_of(forward, model, **facts):
         name="tiny",
         spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4),
         sizes=gk.BufferSizes(4, 128, 64, 64, torch.float32),
-        forwards={MODE: lambda i: gk.VerifyOutput(next_token_logits=forward(i))},
+        forwards={MODE: lambda i: gk.ForwardOutput(next_token_logits=forward(i))},
         sample_batch=sample,
         weights=model,
         **facts,
@@ -82,7 +82,7 @@ def test_a_scalar_in_a_kernels_struct_is_found(model, values):
     target = target_of(
         lambda i: model(i.input_ids) / settings["temperature"],
         model,
-        dynamic={"temperature": (lambda v: settings.update(temperature=v), values)},
+        host_values={"temperature": (lambda v: settings.update(temperature=v), values)},
     )
     report = audit_target(target, only=["baked"], device="cuda")
     assert report.findings
@@ -115,7 +115,7 @@ def test_a_scale_inside_of_a_library_kernel_is_found():
         )
 
     target = target_of(
-        forward, model, dynamic={"scale": (lambda v: settings.update(scale=v), (0.125, 0.25))}
+        forward, model, host_values={"scale": (lambda v: settings.update(scale=v), (0.125, 0.25))}
     )
     report = audit_target(target, only=["baked"], device="cuda")
     assert any("scale" in finding.text for finding in report.findings)

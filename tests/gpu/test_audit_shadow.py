@@ -47,7 +47,7 @@ class Model(nn.Module):
             hidden, scaled, hidden.numel(), SCALE=self.in_code
         )
         hidden = self.after(scaled)
-        return gk.VerifyOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
+        return gk.ForwardOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
 
 
 def batch_of(requests, seed=0):

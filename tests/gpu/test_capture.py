@@ -45,7 +45,7 @@ def test_a_failure_is_classified_and_leaves_no_trace(
     assert "test_capture.py" in error.where
     assert "\n" not in str(error)
 
-    assert runner.life == "planned"
+    assert runner.status == "planned"
     assert gc.isenabled()
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -90,14 +90,14 @@ def test_declared_state_is_as_before(make_runner, forward):
         counter.add_(1)
         return forward(inputs)
 
-    make_runner(step, state={"counter": counter}).capture()
+    make_runner(step, mutable_state={"counter": counter}).capture()
     assert counter.item() == 0
 
 
 def test_random_numbers_advance_as_in_eager(make_runner, make_batch):
     def step(inputs):
         noise = torch.rand(inputs.num_tokens, 8, device="cuda")
-        return gk.VerifyOutput(next_token_logits=noise)
+        return gk.ForwardOutput(next_token_logits=noise)
 
     runner = make_runner(step, batch_sizes=[16])
     runner.capture()
@@ -115,7 +115,7 @@ def test_autocast_and_inference_mode(make_runner, make_batch, weight):
     def step(inputs):
         with torch.autocast("cuda", torch.bfloat16):
             logits = inputs.input_embeds @ weight
-        return gk.VerifyOutput(next_token_logits=logits)
+        return gk.ForwardOutput(next_token_logits=logits)
 
     runner = make_runner(step)
     with torch.inference_mode():

@@ -43,7 +43,7 @@ def test_smaller_sizes_reuse_the_memory_of_the_largest():
         hidden = inputs.input_embeds
         for _ in range(4):
             hidden = torch.relu(hidden @ weight)
-        return gk.VerifyOutput(next_token_logits=hidden.repeat(1, 8), hidden_states=hidden)
+        return gk.ForwardOutput(next_token_logits=hidden.repeat(1, 8), hidden_states=hidden)
 
     weight = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
 
@@ -53,7 +53,7 @@ def test_smaller_sizes_reuse_the_memory_of_the_largest():
             spec=gk.SpecConfig("EAGLE", num_steps=7, topk=1, num_draft_tokens=8),
             sizes=gk.BufferSizes(256, 128, 1024, 8192, torch.bfloat16),
             batch_sizes=sizes,
-            optional=["input_embeds"],
+            optional_fields=["input_embeds"],
             backend=gk.CudaBackend(),
         )
         with runner:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.buffers import SLOTS
+from graphkit.buffers import ENTRIES
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +22,7 @@ def test_replays_faster_than_the_gpu_consumes_lose_nothing(make_runner, make_bat
         assert torch.equal(hidden, expected(requests, turn)), f"replay {turn}"
 
 
-def test_the_host_waits_while_every_slot_is_in_flight(make_runner, make_batch):
+def test_the_host_waits_while_every_entry_is_in_flight(make_runner, make_batch):
     runner = make_runner()
     runner.capture()
     batch = make_batch(3, 1)
@@ -30,11 +30,11 @@ def test_the_host_waits_while_every_slot_is_in_flight(make_runner, make_batch):
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
     waited = runner.buffers.mailbox
-    for _ in range(SLOTS):
+    for _ in range(ENTRIES):
         runner.replay(batch)
-    assert waited.sequence - int(waited.ring[0]) == SLOTS, "the device should not have begun"
+    assert waited.sequence - int(waited.ring[0]) == ENTRIES, "the device should not have begun"
     runner.replay(batch)
-    assert waited.sequence - int(waited.ring[0]) <= SLOTS
+    assert waited.sequence - int(waited.ring[0]) <= ENTRIES
 
 
 def test_two_streams_are_ordered(make_runner, make_batch, expected):

@@ -179,7 +179,8 @@ def test_a_chain_of_layers_is_one_record():
     mode = gk.ForwardMode.MULTI_LAYER_EAGLE
     with gk.MultiLayerEagleRunner(
         target.forwards[mode], spec=target.spec, sizes=target.sizes, batch_sizes=[4],
-        device="cuda", attention=target.attention[mode], one_graph=False, state=target.state,
+        device="cuda", attention=target.attention[mode], one_graph=False,
+        mutable_state=target.mutable_state,
     ) as runner:  # fmt: skip
         runner.capture(attribution=gk.Attribution(target.weights))
         batch = target.batch(mode, 4, 1)

@@ -54,7 +54,7 @@ def spoilt(record, text):
     )
     stats = replace(record.modes[0].stats, fallbacks={text: 1})
     buffers = tuple(replace(b, field=text, meaning=text) for b in record.modes[0].buffers[:1])
-    modes = (replace(record.modes[0], stays_eager=text, stats=stats, buffers=buffers),)
+    modes = (replace(record.modes[0], eager_reason=text, stats=stats, buffers=buffers),)
     return replace(record, target=text, graphs=graphs, modes=modes)
 
 

@@ -65,7 +65,7 @@ def test_the_overview_counts_padding_and_fallbacks_by_mode_and_gives_the_reasons
 
 
 def test_the_overview_says_what_stays_eager_and_what_was_wrong(capture):
-    eager = replace(capture.modes[0], sizes=(), stays_eager="the backend plans on the host")
+    eager = replace(capture.modes[0], sizes=(), eager_reason="the backend plans on the host")
     wrong = Mismatch(field="logits", row=0, request=0, expected=1.0, got=2.0)
     page = Reader(first_pages(replace(capture, modes=(eager,), mismatches=(wrong,)))[0])
     assert page.rows["TARGET_VERIFY"].note.startswith("stays eager: the backend plans on the host")

@@ -73,16 +73,16 @@ def host_arrays() -> dict[str, np.ndarray]:
 def graphkit_runner(model: Model, sizes: list[int] | None) -> gk.TargetVerifyRunner:
     """Our runner over the same forward; makes attention metadata as well, which no rival does."""
 
-    def forward(inputs: StepInputs) -> gk.VerifyOutput:
+    def forward(inputs: StepInputs) -> gk.ForwardOutput:
         logits, hidden = model(inputs.input_embeds, *(getattr(inputs, n) for n in HOST_FIELDS))
-        return gk.VerifyOutput(next_token_logits=logits, hidden_states=hidden)
+        return gk.ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 
     runner = gk.TargetVerifyRunner(
         forward,
         spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=WIDTH),
         sizes=gk.BufferSizes(CAPTURED, CONTEXT, HIDDEN, VOCAB, torch.bfloat16),
         batch_sizes=sizes,
-        optional=["input_embeds"],
+        optional_fields=["input_embeds"],
         inputs_type=StepInputs,
         backend=gk.CudaBackend(DEVICE),
         attention=TritonAttention(

@@ -57,10 +57,10 @@ class Target(nn.Module):
         """Tokens and positions, [T, HIDDEN]."""
         return self.embed(inputs.input_ids) + inputs.positions[:, None] / CONTEXT
 
-    def forward(self, inputs: gk.TargetVerifyInputs) -> gk.VerifyOutput:
+    def forward(self, inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         """TARGET_VERIFY. The hidden states are what the head drafts from."""
         hidden = self.layer(self.embedded(inputs), inputs)
-        return gk.VerifyOutput(
+        return gk.ForwardOutput(
             next_token_logits=self.head(hidden) / self.temperature, hidden_states=hidden
         )
 
@@ -72,11 +72,11 @@ class EagleHead(nn.Module):
         super().__init__()
         self.target, self.mix, self.layer = target, nn.Linear(2 * HIDDEN, HIDDEN), Layer(attention)
 
-    def forward(self, inputs: gk.DraftInputs | gk.DraftExtendInputs) -> gk.VerifyOutput:
+    def forward(self, inputs: gk.DraftInputs | gk.DraftExtendInputs) -> gk.ForwardOutput:
         """One step of DRAFT, a row per branch; or DRAFT_EXTEND_V2, the rows of the last verify."""
         both = torch.cat([self.target.embedded(inputs), inputs.hidden_states], dim=-1)
         hidden = self.layer(self.mix(both), inputs)
-        return gk.VerifyOutput(next_token_logits=self.target.head(hidden), hidden_states=hidden)
+        return gk.ForwardOutput(next_token_logits=self.target.head(hidden), hidden_states=hidden)
 
 
 def sample_batch(device: str, mode: gk.ForwardMode, batch_size: int, seed: int) -> gk.Inputs:
@@ -131,12 +131,12 @@ def target(device: str = "cpu") -> gk.CaptureTarget:
         forwards={VERIFY: model, DRAFT: head, EXTEND: head},
         sample_batch=partial(sample_batch, device),
         weights=head,
-        state={
+        mutable_state={
             f"{name} {part}": tensor
             for name, backend in attention.items()
             for part, tensor in backend.kv_pool.tensors().items()
         },
-        dynamic={"temperature": (model.temperature.fill_, [1.0, 0.5])},
+        host_values={"temperature": (model.temperature.fill_, [1.0, 0.5])},
         attention={
             VERIFY: attention["target"], DRAFT: attention["head"], EXTEND: attention["head"],
         },

@@ -78,12 +78,12 @@ def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTar
     table = 1 + torch.arange(slots).view(REQUESTS, CONTEXT)
     requests.req_to_token[1:] = table
 
-    def forward(inputs: gk.TargetVerifyInputs) -> gk.VerifyOutput:
+    def forward(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         logits = model(
             input_ids=inputs.input_ids[None], position_ids=inputs.positions[None],
             use_cache=False, inputs=inputs, backend=backend,
         ).logits  # fmt: skip
-        return gk.VerifyOutput(next_token_logits=logits[0])
+        return gk.ForwardOutput(next_token_logits=logits[0])
 
     return gk.CaptureTarget(
         name=type(model).__name__,
@@ -92,7 +92,7 @@ def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTar
         forwards={gk.ForwardMode.TARGET_VERIFY: forward},
         sample_batch=Samples(table, config.vocab_size),
         weights=model,
-        state=pool.tensors(),
+        mutable_state=pool.tensors(),
         attention=backend,
     )
 

@@ -37,7 +37,7 @@ def begin(target: CaptureTarget) -> None:
     Raises:
         TargetError: Something in ``dynamic`` has fewer than two values.
     """
-    for name, (setter, values) in target.dynamic.items():
+    for name, (setter, values) in target.host_values.items():
         if len(values) < 2:
             raise TargetError(
                 f"target {target.name!r}: dynamic {name!r} has {len(values)} values, so there is "
@@ -54,7 +54,7 @@ def changes_of(
     if runner.table.largest > 1:
         few = recaptures.batch_of(1, live=1)
         yield Change("live requests", "all", "1", lambda: few, _nothing)
-    for name, (setter, values) in target.dynamic.items():
+    for name, (setter, values) in target.host_values.items():
         for value in values[1:]:
             yield _declared(name, setter, values[0], value, recaptures)
 

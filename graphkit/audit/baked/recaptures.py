@@ -73,7 +73,7 @@ class Recaptures:
 
     def __init__(self, target: CaptureTarget, runner: Runner[Any]) -> None:
         self._target, self._runner = target, runner
-        self._state = target.state or {}
+        self._state = target.mutable_state or {}
         self._names = runner.memory_names(target.weights)
         self._kept: Graphs = {}
 

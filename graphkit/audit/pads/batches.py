@@ -91,7 +91,7 @@ class Requests:
 
     def _pads(self, number: int) -> Requests:
         capacity = self.capacity
-        counts = torch.full((number,), 1 if capacity.varies else capacity.tokens_per_request)
+        counts = torch.full((number,), 1 if capacity.ragged else capacity.tokens_per_request)
         tokens = int(counts.sum())
         rows = {
             each.name: torch.full(
@@ -168,7 +168,7 @@ def _counts(
     inputs: type[Inputs], rows: Mapping[str, torch.Tensor], capacity: Capacity, requests: int
 ) -> torch.Tensor:
     found = None
-    if capacity.varies:
+    if capacity.ragged:
         found = inputs.row_counts(SimpleNamespace(**{k: each.cpu() for k, each in rows.items()}))
     if found is None:
         return torch.full((requests,), capacity.tokens_per_request)

@@ -38,7 +38,7 @@ class Trials:
         self._random = _random_states(runner.device)
         self.draws = False
         whole = self.batch(runner.table.largest)
-        self.state = WatchedState(target.state or {}, target.sizes.page_size, whole)
+        self.state = WatchedState(target.mutable_state or {}, target.sizes.page_size, whole)
 
     def __enter__(self) -> Self:
         self.runner.shadow = None
@@ -71,7 +71,7 @@ class Trials:
         self.runner.replay(batch, padded_batch_size=size)
         buffers = self.runner.buffers
         for name, rows in buffers.arena.tensors.items():
-            if rows.is_floating_point() and name not in buffers.bound:
+            if rows.is_floating_point() and name not in buffers.bound_fields:
                 rows.fill_(torch.nan)
 
     def run(

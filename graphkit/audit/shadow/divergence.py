@@ -195,7 +195,7 @@ def _captured_now(
         aside.stream = parts.backend.stream  # libraries keep a workspace for each stream
         parts = replace(parts, backend=aside)
     parts = replace(parts, table=SizeTable(sizes[-1], sizes))
-    graphs, _ = Capturing(parts, runner.state, attribution).every_size(lambda _size: None)
+    graphs, _ = Capturing(parts, runner.mutable_state, attribution).every_size(lambda _size: None)
     try:
         yield graphs[size]
     finally:

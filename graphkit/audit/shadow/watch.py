@@ -87,14 +87,14 @@ class ShadowWatch:
         self._exits.close()
 
     def _launched(
-        self, launch: Callable[..., Any], fit: Fit, slot: int, tokens: int, in_flight: list[Any]
+        self, launch: Callable[..., Any], fit: Fit, entry: int, tokens: int, in_flight: list[Any]
     ) -> Any:
         self._turn += 1
         if self._turn % self._every or self._runner.shadow is not None:
-            return launch(fit, slot, tokens, in_flight)
-        batch = self._ways.read(fit, slot, tokens)
+            return launch(fit, entry, tokens, in_flight)
+        batch = self._ways.read(fit, entry, tokens)
         before = self._ways.now()
-        output = launch(fit, slot, tokens, in_flight)
+        output = launch(fit, entry, tokens, in_flight)
         replay = Replay(
             fit, batch, before, output.clone().tensors(), self._ways.now(), self._ways.host()
         )
@@ -216,7 +216,7 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> 
     for size in runner.table:
         with ledger.look("shadow", runner.mode.name, size) as look:
             watch = ShadowWatch(runner, every=1, weights=target.weights, bisect=True)
-            with preserved(target.state or {}), watch:
+            with preserved(target.mutable_state or {}), watch:
                 lives = _lives(min(size, runner.table.max_batch_size))
                 for live in lives:
                     batch = target.batch(runner.mode, live, _SEED + live)

@@ -65,22 +65,22 @@ class Ways:
     def now(self) -> Moment:
         """Declared state and random numbers."""
         runner = self._runner
-        return Moment(runner.state, runner.device, runner.sizes.page_size)
+        return Moment(runner.mutable_state, runner.device, runner.sizes.page_size)
 
     def host(self) -> Held:
         """What the forward holds on the host."""
         return Held({self._parts.step.name: self._parts.step.forward})
 
-    def read(self, fit: Fit, slot: int, tokens: int) -> Any:
-        """The batch that stands in a written slot, which stays to be read by the graph."""
+    def read(self, fit: Fit, entry: int, tokens: int) -> Any:
+        """The batch that stands in a written entry, which stays to be read by the graph."""
         buffers, mailbox = self._buffers, self._buffers.mailbox
-        mailbox.post(slot, fit.requests, tokens)
+        mailbox.post(entry, fit.requests, tokens)
         self._parts.backend.order()
         buffers.refresh(fit.padded_batch_size)
         rows: dict[str, Any] = {
             layout.name: buffers.live_rows(layout.name, fit.requests, tokens).clone()
             for layout in buffers.layouts
-            if layout.name not in buffers.bound
+            if layout.name not in buffers.bound_fields
         }
         buffers.machinery()["sequence"].sub_(1)
         self.wait()

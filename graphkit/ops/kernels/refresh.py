@@ -1,6 +1,6 @@
 """The refresh for CUDA. Contract: ``graphkit.ops.refresh``; layout: ``mailbox_layout``.
 
-Two kernels, since the slot lies in host memory: a few programs fetch it over the bus once, then as
+Two kernels, since the entry lies in host memory: a few programs fetch it over the bus once, then as
 many as it takes copy and pad. Small reads over the bus hardly overlap, so a single kernel whose
 every program reads the header for itself takes longer with every program.
 """
@@ -38,14 +38,14 @@ _CHUNK = tl.constexpr(CHUNK_BYTES)
 
 
 # Sizes differ from graph to graph: specialised on, they would compile these kernels anew for each.
-@triton.jit(do_not_specialize=["slots", "slot_words"])
-def fetch_kernel(mailbox, state, slot, fetches, slots, slot_words):
-    """Copy the posted slot to the device, one program per entry of ``fetches``."""
-    posted = mailbox + _RING_WORDS + (tl.load(state) % slots) * slot_words
+@triton.jit(do_not_specialize=["entries", "entry_words"])
+def fetch_kernel(mailbox, state, entry, fetches, entries, entry_words):
+    """Copy the posted entry to the device, one program per row of ``fetches``."""
+    posted = mailbox + _RING_WORDS + (tl.load(state) % entries) * entry_words
     first = tl.load(fetches + tl.program_id(0) * 2) // 8
     words = tl.load(fetches + tl.program_id(0) * 2 + 1) // 8
     at = tl.arange(0, _CHUNK // 8)
-    tl.store(slot + first + at, tl.load(posted + first + at, mask=at < words), mask=at < words)
+    tl.store(entry + first + at, tl.load(posted + first + at, mask=at < words), mask=at < words)
 
 
 @triton.jit
@@ -63,14 +63,14 @@ def _copy(
 
 
 @triton.jit(do_not_specialize=["batch_size", "num_tokens"])
-def copy_kernel(mailbox, state, table, slot, copies, batch_size, num_tokens):
-    """Fill segments from the device's copy of the slot, one program per entry of ``copies``.
+def copy_kernel(mailbox, state, table, entry, copies, batch_size, num_tokens):
+    """Fill segments from the device's copy of the entry, one program per row of ``copies``.
 
-    Program 0 also gives the slot back to the host: the fetch before this kernel has read it.
+    Program 0 also gives the entry back to the host: the fetch before this kernel has read it.
     """
     if tl.program_id(0) == 0:
         sequence = tl.load(state)
-        if tl.load(slot + _SEQUENCE) != sequence:
+        if tl.load(entry + _SEQUENCE) != sequence:
             tl.store(mailbox + _FAULT, sequence + 1)
         tl.store(state, sequence + 1)
         tl.store(mailbox + _CONSUMED, sequence + 1)
@@ -82,13 +82,13 @@ def copy_kernel(mailbox, state, table, slot, copies, batch_size, num_tokens):
     row_bytes = tl.load(facts + _ROW_BYTES)
     target = tl.load(facts + _ADDRESS)
     pad = tl.load(facts + _PAD)
-    named = tl.load(slot + _SOURCES + segment)
-    payload = slot.to(tl.int64) + tl.load(facts + _PAYLOAD)
+    named = tl.load(entry + _SOURCES + segment)
+    payload = entry.to(tl.int64) + tl.load(facts + _PAYLOAD)
     source = tl.where(named == _FROM_PAYLOAD, payload, named)
     keep = (named == _KEEP).to(tl.int32)
 
     rows = tl.where(axis == _REQUESTS, batch_size, tl.where(axis == _TOKENS, num_tokens, 1))
-    live = tl.load(slot + axis) * row_bytes
+    live = tl.load(entry + axis) * row_bytes
     end = rows * row_bytes
     ragged = (source * (1 - keep)) | target | live | end
     if ragged % 16 == 0:
@@ -106,14 +106,14 @@ def launch_refresh(
     mailbox: torch.Tensor,
     state: torch.Tensor,
     table: torch.Tensor,
-    slot: torch.Tensor,
+    entry: torch.Tensor,
     fetches: torch.Tensor,
     copies: torch.Tensor,
-    slots: int,
+    entries: int,
     batch_size: int,
     num_tokens: int,
 ) -> None:
     """Launch on the current stream; arguments as in ``graphkit.ops.refresh.refresh``."""
-    slot_words = (mailbox.numel() - RING_WORDS) // slots
-    fetch_kernel[(fetches.shape[0],)](mailbox, state, slot, fetches, slots, slot_words)
-    copy_kernel[(copies.shape[0],)](mailbox, state, table, slot, copies, batch_size, num_tokens)
+    entry_words = (mailbox.numel() - RING_WORDS) // entries
+    fetch_kernel[(fetches.shape[0],)](mailbox, state, entry, fetches, entries, entry_words)
+    copy_kernel[(copies.shape[0],)](mailbox, state, table, entry, copies, batch_size, num_tokens)

@@ -67,15 +67,15 @@ def _mode(mode: ModeRecord, record: CaptureRecord, found: Sequence[Family]) -> I
             stats.replays if stats else None, stats.padded_rows if stats else None, fallbacks,
         ),
         note="; ".join(_remarks(mode)),
-        tone="warning" if mode.stays_eager or fallbacks else "",
+        tone="warning" if mode.eager_reason or fallbacks else "",
         inside=partial(_sizes, mode, record, found) if mode.sizes else None,
         links={"buffers": buffers_link(record.modes, mode.mode)},
     )  # fmt: skip
 
 
 def _remarks(mode: ModeRecord) -> Iterator[str]:
-    if mode.stays_eager:
-        yield f"stays eager: {mode.stays_eager}"
+    if mode.eager_reason:
+        yield f"stays eager: {mode.eager_reason}"
     if mode.stats is None:
         yield "replays were not counted"
         return

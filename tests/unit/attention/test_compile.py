@@ -33,8 +33,8 @@ def _compile(kernel, pointers, constants, stages=3):
 
 
 @pytest.mark.parametrize("one", [False, True], ids=["many", "ones"])
-@pytest.mark.parametrize("varies", [False, True], ids=["uniform", "varying"])
-def test_metadata(one, varies):
+@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "varying"])
+def test_metadata(one, ragged):
     """Triton turns an argument of 1 into a constant, which takes other paths."""
     pointers = {"req_pool_indices": "*i64"} | dict.fromkeys(
         (
@@ -49,8 +49,8 @@ def test_metadata(one, varies):
         "*i32",
     )
     ones = dict.fromkeys(("requests", "rows", "max_pages", "row_blocks", "appended"), 1)
-    blocks = {"PAGE_SIZE": 4, "VARIES": varies, "BLOCK_B": 16, "BLOCK_P": 256}
-    blocks |= {} if varies else {"extend_lens": None}
+    blocks = {"PAGE_SIZE": 4, "VARIES": ragged, "BLOCK_B": 16, "BLOCK_P": 256}
+    blocks |= {} if ragged else {"extend_lens": None}
     _compile(paged_metadata_kernel, pointers, blocks | (ones if one else {}))
 
 

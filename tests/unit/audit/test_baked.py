@@ -40,10 +40,10 @@ def audited(forward, model=None, **dynamic):
         name="tiny",
         spec=SPEC,
         sizes=SIZES,
-        forwards={MODE: lambda i: gk.VerifyOutput(next_token_logits=forward(i))},
+        forwards={MODE: lambda i: gk.ForwardOutput(next_token_logits=forward(i))},
         sample_batch=sample,
         weights=model,
-        dynamic=dynamic,
+        host_values=dynamic,
     )
     ledger = Ledger()
     with target.runner(MODE, batch_sizes=[2, 4], device="cpu") as runner:

@@ -31,7 +31,7 @@ class Tiny(nn.Module):
 
     def forward(self, inputs):
         hidden = self.embedding(inputs.input_ids) + inputs.positions[:, None] / 64
-        return gk.VerifyOutput(next_token_logits=self.head(self.mix(hidden, inputs)))
+        return gk.ForwardOutput(next_token_logits=self.head(self.mix(hidden, inputs)))
 
 
 def sample_batch(mode, batch_size, seed):
@@ -101,7 +101,7 @@ def test_a_draft_models_table_of_positions_is_never_left():
 
     def forward(inputs):
         hidden = positions(inputs.positions)
-        return gk.VerifyOutput(next_token_logits=hidden.repeat(1, 4), hidden_states=hidden)
+        return gk.ForwardOutput(next_token_logits=hidden.repeat(1, 4), hidden_states=hidden)
 
     def draft_batch(_mode, batch_size, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -145,7 +145,7 @@ def test_a_verdict_that_a_leak_turns_is_told():
         following = inputs.input_ids.view(-1, WIDTH).roll(-1, 1).flatten()
         logits = nn.functional.embedding(following, torch.eye(VOCAB))
         spoilt = (inputs.input_ids == VOCAB - 1).any() * 9.0
-        return gk.VerifyOutput(next_token_logits=logits + spoilt * torch.eye(VOCAB)[0])
+        return gk.ForwardOutput(next_token_logits=logits + spoilt * torch.eye(VOCAB)[0])
 
     def never_largest(mode, batch_size, seed):
         batch = sample_batch(mode, batch_size, seed)
@@ -165,7 +165,7 @@ def test_masking_by_multiplication_lets_the_dummy_slot_leak():
         cache.index_copy_(0, inputs.out_cache_loc, hidden)
         return hidden + 0 * cache[0]
 
-    found, ledger = audited(mix, batch_sizes=(1, 4), state={"cache": cache})
+    found, ledger = audited(mix, batch_sizes=(1, 4), mutable_state={"cache": cache})
     assert found == {(LEAK, 1), (LEAK, 4)}
     assert "nan in pad rows and dummy slots" in ledger.findings[0].text
     assert ledger.findings[0].after == "nan"
@@ -176,7 +176,7 @@ def test_a_request_table_whose_dummy_row_matters_leaks():
     table[1:] = torch.arange(1, 9)[:, None]
     found, ledger = audited(
         lambda hidden, inputs: hidden + table[inputs.req_pool_indices].float().mean(),
-        state={"table": table},
+        mutable_state={"table": table},
     )
     assert found == {(LEAK, 4)}
     assert "other slots in the dummy's row" in ledger.findings[0].text
@@ -197,7 +197,7 @@ def test_a_pad_row_that_writes_a_slot_of_its_own_is_found(shape, page_size):
         cache.index_copy_(0, slots, hidden)
         return hidden
 
-    found, ledger = audited(mix, state={"pool": pool}, page_size=page_size)
+    found, ledger = audited(mix, mutable_state={"pool": pool}, page_size=page_size)
     assert found == {(STRAY, 4)}
     (finding,) = ledger.findings
     assert (finding.field, finding.row, finding.request) == ("pool", SLOTS - 1, None)
@@ -223,7 +223,7 @@ def test_writes_to_own_slots_are_right_in_any_layout_and_dtype(dtype):
         return mix(hidden, inputs) + counter
 
     state = {"cache": cache, "counter": counter, "by_request": by_request}
-    found, _ = audited(counting, state=state)
+    found, _ = audited(counting, mutable_state=state)
     assert found == set()
     assert counter == 0
     assert (cache.float() == 1).all()
@@ -251,7 +251,7 @@ class PlansLiveRowsAlone(AttentionBackend):
 def test_stale_slots_of_a_larger_batch_are_written_to():
     cache, plan = torch.zeros(SLOTS, HIDDEN), PlansLiveRowsAlone()
     mix = storing(cache, lambda inputs: plan.slots[: inputs.num_tokens])
-    found, ledger = audited(mix, state={"cache": cache}, attention=plan)
+    found, ledger = audited(mix, mutable_state={"cache": cache}, attention=plan)
     assert (STRAY, 4) in found
     (finding,) = (each for each in ledger.findings if each.kind == STRAY)
     assert "and a batch of 4 requests just before, a replay changes row" in finding.text
@@ -319,7 +319,7 @@ def test_the_runner_is_left_as_it_was():
         sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
         forwards={VERIFY: Tiny(storing(cache))},
         sample_batch=sample_batch,
-        state={"cache": cache},
+        mutable_state={"cache": cache},
         batch_sizes=[4],
     )
     with target.runner(VERIFY, device="cpu") as runner:

@@ -162,7 +162,7 @@ def test_what_is_content():
 
 
 def test_the_largest_numbers():
-    buffers, _ = parts(VERIFY, 1, optional=["mrope_positions"])
+    buffers, _ = parts(VERIFY, 1, optional_fields=["mrope_positions"])
     largest = {layout.name: largest_number(layout, SIZES) for layout in buffers.layouts}
     assert largest == {
         "req_pool_indices": None, "seq_lens": None, "input_ids": 19, "positions": 31,
@@ -180,7 +180,7 @@ def test_a_field_in_three_segments_and_one_of_no_row():
         [("sharpness", object, declare(Axis.NONE, torch.float32, "of all", row=(2,)))],
         bases=(gk.TargetVerifyInputs,), kw_only=True, eq=False,
     )  # fmt: skip
-    buffers, drawn = parts(VERIFY, 1, optional=["mrope_positions"], inputs_type=inputs_type)
+    buffers, drawn = parts(VERIFY, 1, optional_fields=["mrope_positions"], inputs_type=inputs_type)
 
     @FEW
     @given(drawn)

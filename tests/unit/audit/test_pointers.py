@@ -34,7 +34,7 @@ def audited(forward, **declared):
         name="tiny",
         spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4),
         sizes=gk.BufferSizes(2, 128, 16, 32, torch.float32),
-        forwards={MODE: lambda i: gk.VerifyOutput(next_token_logits=forward(i))},
+        forwards={MODE: lambda i: gk.ForwardOutput(next_token_logits=forward(i))},
         sample_batch=sample,
         **declared,
     )

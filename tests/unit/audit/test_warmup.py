@@ -44,7 +44,7 @@ class Tiny(nn.Module):
 
     def forward(self, inputs):
         self.step(self, inputs)
-        return gk.VerifyOutput(next_token_logits=self.head(self.embedding(inputs.input_ids)))
+        return gk.ForwardOutput(next_token_logits=self.head(self.embedding(inputs.input_ids)))
 
 
 def sample_batch(mode, batch_size, seed):
@@ -150,7 +150,7 @@ def test_a_buffer_that_nobody_declared():
 
 def test_declared_state_may_change():
     model = Tiny(lambda model, inputs: model.seen.add_(1))
-    assert audited(model, weights=model, state={"seen": model.seen})[0] == []
+    assert audited(model, weights=model, mutable_state={"seen": model.seen})[0] == []
 
 
 def test_a_weight_that_is_written():
@@ -255,7 +255,7 @@ def test_a_generator_of_its_own():
 
 
 def plain(inputs):
-    return gk.VerifyOutput(next_token_logits=torch.zeros(inputs.num_tokens, VOCAB))
+    return gk.ForwardOutput(next_token_logits=torch.zeros(inputs.num_tokens, VOCAB))
 
 
 def test_what_a_function_closes_over():
@@ -333,7 +333,7 @@ def test_methods_and_partial_functions():
 
 def test_attention_backends_and_pools_mind_their_own_state(models):
     """A capture writes slot 0 of a pool, also of one that nobody declared."""
-    target = replace(model_target(models[0], name="one", max_batch_size=2), state=None)
+    target = replace(model_target(models[0], name="one", max_batch_size=2), mutable_state=None)
     ledger = Ledger()
     with target.runner(VERIFY, device="cpu") as runner:
         audit_warmup(target, runner, ledger)

@@ -86,19 +86,19 @@ class Case:
             for layout in resolve(fields_of(inputs_type), capacity)
             if self.parts[layout.name].source == "bound"
         }
-        self.buffers = InputBuffers(capacity, CPU, inputs_type=inputs_type, bound=self.bound)
+        self.buffers = InputBuffers(capacity, CPU, inputs_type=inputs_type, bound_fields=self.bound)
         self.turns = 0
 
     def turn(self, live, padded):
         """Post a batch, refresh, and look at every row of every field."""
         before, given, kept = self._scramble(), {}, []
-        slot = self.buffers.mailbox.claim()
+        entry = self.buffers.mailbox.claim()
         for i, layout in enumerate(self.buffers.layouts):
             if layout.name not in self.bound:
                 rows = _random(self._shape(layout, live), layout.dtype, 7 * self.turns + i)
                 given[layout.name] = self._misaligned(rows, self.parts[layout.name].offset)
-                kept.append(self._write(layout, slot, given[layout.name]))
-        self.buffers.mailbox.post(slot, live, live * self.buffers.capacity.tokens_per_request)
+                kept.append(self._write(layout, entry, given[layout.name]))
+        self.buffers.mailbox.post(entry, live, live * self.buffers.capacity.tokens_per_request)
         self.buffers.prepare(padded)
         self.buffers.refresh(padded)
         self.buffers.mailbox.commit(kept)
@@ -119,14 +119,14 @@ class Case:
     def _shape(self, layout, requests):
         return layout.shape(self.buffers.capacity.rows(layout.field.axis, requests))
 
-    def _write(self, layout, slot, rows):
+    def _write(self, layout, entry, rows):
         mailbox = self.buffers.mailbox
         if self.parts[layout.name].source != "address":
-            return FieldWriter(mailbox, slot, layout, rows.shape[layout.dim], CPU).write(rows)
+            return FieldWriter(mailbox, entry, layout, rows.shape[layout.dim], CPU).write(rows)
         step = rows.numel() // layout.segments * rows.dtype.itemsize
         for i in range(layout.segments):
             word = Header.SOURCES + layout.first_segment + i
-            mailbox.point(slot, word, rows.data_ptr() + i * step)
+            mailbox.point(entry, word, rows.data_ptr() + i * step)
         return rows
 
     @staticmethod
@@ -209,9 +209,9 @@ def pass_on():
     """``pass_on(buffers, batch, padded)``: one replay's worth of buffer work; gives the view."""
 
     def pass_on(buffers, given, padded):
-        slot = buffers.mailbox.claim()
-        kept = buffers.writer(slot, given.batch_size).write(given)
-        buffers.mailbox.post(slot, given.batch_size, given.batch_size * 4)
+        entry = buffers.mailbox.claim()
+        kept = buffers.writer(entry, given.batch_size).write(given)
+        buffers.mailbox.post(entry, given.batch_size, given.batch_size * 4)
         buffers.mailbox.commit(kept)
         buffers.prepare(padded)
         buffers.refresh(padded)

@@ -114,7 +114,7 @@ def test_the_width_that_all_addresses_allow(
 
 
 @pytest.mark.parametrize("other", [-1, 4])
-def test_a_slot_out_of_turn_is_a_fault(make_case, make_part, other):
+def test_a_entry_out_of_turn_is_a_fault(make_case, make_part, other):
     case = make_case([make_part(Axis.REQUEST, torch.int32)], requests=2, width=1)
     case.turn(1, 2)
     buffers, mailbox = case.buffers, case.buffers.mailbox

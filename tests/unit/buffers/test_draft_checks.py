@@ -30,7 +30,7 @@ def extend(tokens, drafts=None, rows=None, cls=DraftExtendInputs, width=4, **ove
 
 @pytest.mark.parametrize("on", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
 @pytest.mark.parametrize(
-    ("batch", "varies", "text"),
+    ("batch", "ragged", "text"),
     [
         (extend([2, 3], drafts=[2, 3]), True, "drafts \\+ 1"),
         (extend([2, 3], drafts=[1, 1]), False, "drafts \\+ 1"),
@@ -41,16 +41,16 @@ def extend(tokens, drafts=None, rows=None, cls=DraftExtendInputs, width=4, **ove
         (extend([0, 3], drafts=[-1, 2]), True, "drafts \\+ 1"),
     ],
 )
-def test_counts_that_contradict(batch, varies, text, on):
+def test_counts_that_contradict(batch, ragged, text, on):
     for name in ("num_accepted_drafts", "num_accepted_tokens"):
         batch = dataclasses.replace(batch, **{name: on(np.asarray(getattr(batch, name)))})
     with pytest.raises(InputError, match=text) as caught:
-        DraftExtendInputs.check(batch, batch.num_tokens, 4, varies)
+        DraftExtendInputs.check(batch, batch.num_tokens, 4, ragged)
     assert caught.value.field == "num_accepted_tokens"
 
 
 @pytest.mark.parametrize(
-    ("batch", "varies"),
+    ("batch", "ragged"),
     [
         (extend([1]), True),
         (extend([4, 1, 3]), True),
@@ -61,12 +61,12 @@ def test_counts_that_contradict(batch, varies, text, on):
         (extend([2, 2], num_accepted_tokens=torch.empty(2, device="meta")), True),
     ],
 )
-def test_counts_that_agree_or_cannot_be_seen(batch, varies):
-    DraftExtendInputs.check(batch, batch.num_tokens, 4, varies)
+def test_counts_that_agree_or_cannot_be_seen(batch, ragged):
+    DraftExtendInputs.check(batch, batch.num_tokens, 4, ragged)
 
 
 @pytest.mark.parametrize(
-    ("batch", "varies", "field"),
+    ("batch", "ragged", "field"),
     [
         (extend([2, 3], extend_seq_lens=np.array([3, 2])), True, "extend_seq_lens"),
         (extend([2, 3], rows=4, extend_seq_lens=np.array([5, 3])), False, "extend_seq_lens"),
@@ -75,10 +75,10 @@ def test_counts_that_agree_or_cannot_be_seen(batch, varies):
         (extend([9, 3], num_accepted_drafts=None), True, "num_accepted_tokens"),
     ],
 )
-def test_what_else_the_host_can_see(batch, varies, field):
+def test_what_else_the_host_can_see(batch, ragged, field):
     """Lengths that reach into the next request's rows; lists; one count bound, the other wrong."""
     with pytest.raises(InputError) as caught:
-        DraftExtendInputs.check(batch, batch.num_tokens, 4, varies)
+        DraftExtendInputs.check(batch, batch.num_tokens, 4, ragged)
     assert caught.value.field == field
 
 

@@ -59,8 +59,8 @@ def make_mode(make_capacity):
     """``make_mode(mode, **options)``: its buffers for 4 requests, optional fields included."""
 
     def make(mode, **options):
-        buffers, width, varies, table = MODES[mode]
-        capacity = dataclasses.replace(make_capacity(4, width, fill=FILL), varies=varies)
+        buffers, width, ragged, table = MODES[mode]
+        capacity = dataclasses.replace(make_capacity(4, width, fill=FILL), ragged=ragged)
         optional = [name for name in OPTIONAL if name in table]
         return buffers(capacity, CPU, **{"optional": optional, **options})
 
@@ -83,7 +83,7 @@ def test_fields_shapes_and_pads(make_mode, mode):
 
 
 def test_optional_fields_and_those_of_large_rows(make_mode, mode):
-    buffers = make_mode(mode, optional=[])
+    buffers = make_mode(mode, optional_fields=[])
     present = MODES[mode][3].keys() - OPTIONAL
     assert {layout.name for layout in buffers.layouts} == present
     assert set(buffers.absent) == MODES[mode][3].keys() - present
@@ -95,13 +95,13 @@ def refreshed(buffers, requests, tokens, padded):
     """Poisons the arena, then refreshes; gives what was written, by field."""
     for tensor in buffers.arena.tensors.values():
         tensor.fill_(POISON)
-    slot, written, kept = buffers.mailbox.claim(), {}, []
-    writer = buffers.writer(slot, requests, tokens)
+    entry, written, kept = buffers.mailbox.claim(), {}, []
+    writer = buffers.writer(entry, requests, tokens)
     for number, (name, field) in enumerate(writer.fields.items()):
         count = int(np.prod(field.shape))
         written[name] = (torch.arange(count) + number).view(field.shape).to(field.dtype)
         kept.append(field.write(written[name]))
-    buffers.mailbox.post(slot, requests, tokens)
+    buffers.mailbox.post(entry, requests, tokens)
     buffers.prepare(padded)
     buffers.refresh(padded)
     buffers.mailbox.commit(kept)
@@ -115,8 +115,8 @@ def test_a_refresh_writes_rows_then_pads_and_touches_nothing_behind(make_mode, d
     mode = data.draw(st.sampled_from(list(MODES)))
     padded = data.draw(st.integers(1, 4))
     requests = data.draw(st.integers(1, padded))
-    _, width, varies, table = MODES[mode]
-    tokens = data.draw(st.integers(requests, requests * width)) if varies else requests * width
+    _, width, ragged, table = MODES[mode]
+    tokens = data.draw(st.integers(requests, requests * width)) if ragged else requests * width
     buffers = make_mode(mode)
     written = refreshed(buffers, requests, tokens, padded)
     for layout in buffers.layouts:
@@ -149,14 +149,14 @@ def test_a_batch_of_draft_says_its_size():
 
 def test_slots_of_all_steps_are_no_rows(make_mode):
     """B * K * S of them: with positions bound, nothing else per token is left to count."""
-    buffers = make_mode("draft", bound={"positions": torch.zeros(8, dtype=I64)})
+    buffers = make_mode("draft", bound_fields={"positions": torch.zeros(8, dtype=I64)})
     batch = DraftInputs(req_pool_indices=np.ones(3), out_cache_loc=np.ones(18))
     assert buffers.tokens_of(batch) == 6
 
 
 def test_with_all_rows_bound_a_draft_batch_has_the_captured_ones(make_mode):
     storage = {"positions": torch.zeros(8, dtype=I64), "out_cache_loc": torch.zeros(24, dtype=I64)}
-    buffers = make_mode("draft", bound=storage)
+    buffers = make_mode("draft", bound_fields=storage)
     assert buffers.tokens_of(DraftInputs(req_pool_indices=np.ones(3))) == 6
 
 

@@ -69,10 +69,10 @@ def test_what_every_mode_has_comes_first_and_attention_is_no_field():
 
 @pytest.mark.parametrize("fill", [1, 7])
 def test_pads_in_memory(make_capacity, fill):
-    """Indices pad to the dummy row and slot; a pad request sees at least one key."""
+    """Indices pad to the dummy row and entry; a pad request sees at least one key."""
     optional = ["custom_mask", "input_embeds", "mrope_positions"]
     buffers = TargetVerifyInputBuffers(
-        make_capacity(fill=fill), torch.device("cpu"), optional=optional
+        make_capacity(fill=fill), torch.device("cpu"), optional_fields=optional
     )
     view = buffers.view(4)
     for name in TABLE:
@@ -129,9 +129,9 @@ def test_own_fields_are_refreshed_and_padded(own, make_capacity):
     tokens = ("input_ids", "positions", "out_cache_loc")
     shared = {name: np.ones(4, np.int64) for name in tokens}
     shared |= {name: np.ones(1, np.int64) for name in ("req_pool_indices", "seq_lens")}
-    slot = buffers.mailbox.claim()
-    kept = buffers.writer(slot, 1).write(own(**shared, **rows))
-    buffers.mailbox.post(slot, 1, 4)
+    entry = buffers.mailbox.claim()
+    kept = buffers.writer(entry, 1).write(own(**shared, **rows))
+    buffers.mailbox.post(entry, 1, 4)
     buffers.mailbox.commit(kept)
     buffers.prepare(2)
     buffers.refresh(2)

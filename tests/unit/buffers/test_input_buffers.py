@@ -21,7 +21,7 @@ OPTIONAL = ("custom_mask", "input_embeds", "mrope_positions")
 
 
 def test_views_alias_one_arena_at_fixed_addresses(make_buffers, pass_on, make_batch):
-    buffers = make_buffers(optional=OPTIONAL)
+    buffers = make_buffers(optional_fields=OPTIONAL)
     large, small = buffers.view(4), buffers.view(2)
     for name in (*NAMES, *OPTIONAL):
         assert getattr(small, name).data_ptr() == getattr(large, name).data_ptr(), name
@@ -35,7 +35,7 @@ def test_views_alias_one_arena_at_fixed_addresses(make_buffers, pass_on, make_ba
 
 
 def test_fields_do_not_overlap_and_are_aligned(make_buffers):
-    buffers = make_buffers(optional=OPTIONAL)
+    buffers = make_buffers(optional_fields=OPTIONAL)
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
         for tensor in buffers.arena.tensors.values()
@@ -46,7 +46,7 @@ def test_fields_do_not_overlap_and_are_aligned(make_buffers):
 
 
 def test_optional_fields_that_nobody_asked_for_are_not_there(make_buffers):
-    buffers = make_buffers(optional=["custom_mask"])
+    buffers = make_buffers(optional_fields=["custom_mask"])
     assert buffers.absent == ("input_embeds", "mrope_positions")
     view = buffers.view(3)
     assert view.input_embeds is None
@@ -80,12 +80,12 @@ def test_names_that_do_not_exist(make_buffers, options, field, text):
 )
 def test_bound_storage_must_fit(make_buffers, misfit):
     with pytest.raises(ConfigError, match=r"'positions'.*contiguous \(16,\) torch.int64 on cpu"):
-        make_buffers(bound={"positions": misfit})
+        make_buffers(bound_fields={"positions": misfit})
 
 
 def test_a_bound_field_keeps_its_live_rows_and_gets_a_tail(make_buffers, pass_on, make_batch):
     storage = torch.arange(100, 116)
-    buffers = make_buffers(bound={"positions": storage})
+    buffers = make_buffers(bound_fields={"positions": storage})
     assert buffers.view(2).positions.data_ptr() == storage.data_ptr()
     view = pass_on(buffers, make_batch(1, positions=None), 3)
     assert view.positions.tolist() == [100, 101, 102, 103] + [0] * 8
@@ -97,14 +97,14 @@ def test_a_bound_field_keeps_its_live_rows_and_gets_a_tail(make_buffers, pass_on
 
 def test_a_bound_optional_field_is_there(make_buffers):
     mask = torch.ones(4, 4, 4, dtype=torch.bool)
-    buffers = make_buffers(bound={"custom_mask": mask})
+    buffers = make_buffers(bound_fields={"custom_mask": mask})
     assert buffers.view(4).custom_mask.data_ptr() == mask.data_ptr()
     assert "custom_mask" not in buffers.absent
 
 
 def test_every_field_may_be_bound(make_buffers):
     names = {name: torch.ones_like(t) for name, t in make_buffers().arena.tensors.items()}
-    buffers = make_buffers(bound=names)
+    buffers = make_buffers(bound_fields=names)
     assert buffers.arena.nbytes == 0
     buffers.prepare(2)
     buffers.post_idle()
@@ -113,9 +113,9 @@ def test_every_field_may_be_bound(make_buffers):
 
 
 def test_an_idle_post_brings_pads_alone(make_buffers, pass_on, make_batch):
-    buffers = make_buffers(optional=OPTIONAL)
+    buffers = make_buffers(optional_fields=OPTIONAL)
     more = {"input_embeds": np.ones((12, 8)), "custom_mask": np.zeros((3, 4, 4))}
-    for _ in range(5):  # every slot has held something else
+    for _ in range(5):  # every entry has held something else
         pass_on(buffers, make_batch(3, **more, mrope_positions=np.ones((3, 12))), 4)
     buffers.post_idle()
     buffers.refresh(4)
@@ -124,7 +124,7 @@ def test_an_idle_post_brings_pads_alone(make_buffers, pass_on, make_batch):
         assert getattr(buffers.view(4), name).eq(pad).all(), name
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["in the slot", "by address"])
+@pytest.mark.parametrize("on_device", [False, True], ids=["in the entry", "by address"])
 @pytest.mark.parametrize("turns", [0, 5], ids=["first", "later"])
 def test_an_idle_post_pads_what_has_one_row_for_all(
     make_buffers, pass_on, make_batch, make_inputs, on_device, turns

@@ -1,4 +1,4 @@
-"""Where fields lie in a mailbox slot, for any set of them."""
+"""Where fields lie in a mailbox entry, for any set of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from graphkit import BufferSizes, SpecConfig
 from graphkit.buffers import Axis, Capacity, Field, Pad, TargetVerifyInputs, capacity_of, resolve
 from graphkit.buffers.fields import MODEL_DTYPE, fields_of
-from graphkit.buffers.layout import header_bytes, slot_bytes
+from graphkit.buffers.layout import entry_bytes, header_bytes
 
 LETTERS = {"W": 3, "K": 2, "S": 4, "H": 16, "D": 48}
 DTYPES = (torch.bool, torch.int16, torch.int32, torch.int64, torch.bfloat16, MODEL_DTYPE)
@@ -42,7 +42,7 @@ a_capacity = st.builds(
     letters=st.just(LETTERS),
     model_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seq_len_fill=st.integers(1, 9),
-    varies=st.booleans(),
+    ragged=st.booleans(),
 )
 
 
@@ -57,14 +57,14 @@ def test_payloads_meet_neither_each_other_nor_the_header(fields, capacity):
     spans += [(x.payload, x.payload + x.total_bytes) for x in layouts if not x.field.on_device]
     for (_, end), (begin, _) in pairwise(spans):
         assert end <= begin
-    assert spans[-1][1] <= slot_bytes(layouts)
-    assert slot_bytes(layouts) - spans[-1][1] < 128
+    assert spans[-1][1] <= entry_bytes(layouts)
+    assert entry_bytes(layouts) - spans[-1][1] < 128
 
 
 @given(some_fields, a_capacity)
-def test_payloads_and_slots_are_aligned(fields, capacity):
+def test_payloads_and_entries_are_aligned(fields, capacity):
     layouts = resolve(fields, capacity)
-    assert slot_bytes(layouts) % 128 == 0
+    assert entry_bytes(layouts) % 128 == 0
     for layout in layouts:
         assert layout.payload % 128 == 0
         assert (layout.payload == 0) == layout.field.on_device
@@ -103,7 +103,7 @@ def test_a_layout_knows_its_rows(fields, capacity):
 
 @given(a_field, a_capacity)
 def test_pads_that_only_the_runner_knows(field, capacity):
-    width = 1 if capacity.varies else capacity.tokens_per_request
+    width = 1 if capacity.ragged else capacity.tokens_per_request
     known = {Pad.SEQ_LEN: capacity.seq_len_fill, Pad.WIDTH: width}
     (layout,) = resolve([field], capacity)
     assert layout.pad == known.get(field.pad, field.pad)
@@ -127,7 +127,7 @@ def test_what_the_settings_say_of_the_letters(fed, letter):
     assert (capacity.model_dtype, capacity.seq_len_fill) == (torch.bfloat16, 3)
 
 
-def test_a_verify_slot_by_hand(make_capacity):
+def test_a_verify_entry_by_hand(make_capacity):
     """Ten segments; five small fields of 128 bytes or less, then mask and mrope positions."""
     layouts = resolve(fields_of(TargetVerifyInputs), make_capacity())
     payloads = {x.name: (x.first_segment, x.payload, x.total_bytes) for x in layouts}
@@ -142,10 +142,10 @@ def test_a_verify_slot_by_hand(make_capacity):
         "mrope_positions": (7, 896, 384),
     }
     assert header_bytes(layouts) == 14 * 8
-    assert slot_bytes(layouts) == 1280
+    assert entry_bytes(layouts) == 1280
 
 
 def test_a_runner_without_payload_still_has_a_header(make_capacity):
     (field,) = [f for f in fields_of(TargetVerifyInputs) if f.name == "input_embeds"]
     layouts = resolve([field], make_capacity())
-    assert slot_bytes(layouts) == 128
+    assert entry_bytes(layouts) == 128

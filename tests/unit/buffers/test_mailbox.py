@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from graphkit.buffers import SLOTS, FieldWriter, Mailbox
+from graphkit.buffers import ENTRIES, FieldWriter, Mailbox
 from graphkit.buffers import mailbox as module
 from graphkit.errors import ReplayError
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
@@ -38,23 +38,23 @@ def consume(mailbox, upto):
 
 
 def test_turns_go_round(mailbox):
-    slots = []
+    entries = []
     for turn in range(10):
-        slots.append(launch(mailbox))
-        header = mailbox.slot(slots[-1])[: Header.SOURCES].tolist()
-        assert header == [turn, 2, 8, 1] == list(mailbox.words(slots[-1])[: Header.SOURCES])
+        entries.append(launch(mailbox))
+        header = mailbox.entry(entries[-1])[: Header.SOURCES].tolist()
+        assert header == [turn, 2, 8, 1] == list(mailbox.words(entries[-1])[: Header.SOURCES])
         consume(mailbox, turn + 1)
-    assert slots == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert entries == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
     assert mailbox.sequence == 10
 
 
-def test_a_slot_that_was_not_committed_is_claimed_again(mailbox):
+def test_a_entry_that_was_not_committed_is_claimed_again(mailbox):
     launch(mailbox)
     assert mailbox.claim() == mailbox.claim() == launch(mailbox) == 1
 
 
-def test_claim_waits_until_its_slot_was_consumed(mailbox):
-    for _ in range(SLOTS):
+def test_claim_waits_until_its_entry_was_consumed(mailbox):
+    for _ in range(ENTRIES):
         launch(mailbox)
     before, claimed = mailbox.ring.clone(), []
     waiting = threading.Thread(target=lambda: claimed.append(launch(mailbox)), daemon=True)
@@ -65,8 +65,8 @@ def test_claim_waits_until_its_slot_was_consumed(mailbox):
     consume(mailbox, 1)
     waiting.join(10)
     assert claimed == [0]
-    assert mailbox.words(0)[Header.SEQUENCE] == SLOTS
-    assert torch.equal(mailbox.slot(1), before[8:].view(SLOTS, -1)[1])
+    assert mailbox.words(0)[Header.SEQUENCE] == ENTRIES
+    assert torch.equal(mailbox.entry(1), before[8:].view(ENTRIES, -1)[1])
 
 
 def test_a_dead_device_ends_the_wait(verify_layouts):
@@ -78,7 +78,7 @@ def test_a_dead_device_ends_the_wait(verify_layouts):
         consume(mailbox, 2)
 
     mailbox = Mailbox(tuple(verify_layouts.values()), CPU, is_alive)
-    for _ in range(SLOTS):
+    for _ in range(ENTRIES):
         launch(mailbox)
     assert len(deaths) == 2, "asked without waiting"
     with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -88,11 +88,11 @@ def test_a_dead_device_ends_the_wait(verify_layouts):
 
 def test_the_wait_has_an_end(mailbox, monkeypatch):
     monkeypatch.setattr(module, "_GIVE_UP_S", 0.02)
-    for _ in range(SLOTS):
+    for _ in range(ENTRIES):
         launch(mailbox)
-    with pytest.raises(ReplayError, match="consumed no mailbox slot for 0 s"):
+    with pytest.raises(ReplayError, match="consumed no mailbox entry for 0 s"):
         mailbox.claim()
-    assert mailbox.sequence == SLOTS
+    assert mailbox.sequence == ENTRIES
     consume(mailbox, 1)
     assert mailbox.claim() == 0
 
@@ -105,7 +105,7 @@ def test_a_fault_is_told_with_its_replay(mailbox):
 
 def test_addresses_hold_for_one_turn(mailbox):
     word = Header.SOURCES + 1
-    for turn in range(SLOTS):
+    for turn in range(ENTRIES):
         mailbox.point(mailbox.claim(), word, 4096 + turn)
         mailbox.point(mailbox.claim(), word + 5, 8192 + turn)  # the first claim came to nothing
         assert mailbox.words(turn)[word] == FROM_PAYLOAD
@@ -113,12 +113,12 @@ def test_addresses_hold_for_one_turn(mailbox):
         mailbox.commit()
     consume(mailbox, 2)
     assert mailbox.claim() == 0
-    assert [mailbox.words(i)[word + 5] for i in range(SLOTS)] == [FROM_PAYLOAD, 8193, 8194, 8195]
+    assert [mailbox.words(i)[word + 5] for i in range(ENTRIES)] == [FROM_PAYLOAD, 8193, 8194, 8195]
 
 
-@pytest.mark.parametrize("lag", range(SLOTS))
+@pytest.mark.parametrize("lag", range(ENTRIES))
 def test_what_a_launch_reads_lives_until_the_next_one_began(mailbox, lag):
-    """A slot is consumed before its addresses were read, so the next one tells that they were."""
+    """An entry is consumed before its addresses were read, so the next one tells that they were."""
     refs = []
     for turn in range(12):
         consume(mailbox, max(turn - lag, 0))
@@ -129,7 +129,7 @@ def test_what_a_launch_reads_lives_until_the_next_one_began(mailbox, lag):
         alive = [n for n, ref in enumerate(refs) if ref() is not None]
         consumed = int(mailbox.ring[0])
         assert set(range(max(consumed - 1, 0), turn + 1)) <= set(alive)
-        assert alive == list(range(max(turn - SLOTS, 0), turn + 1))
+        assert alive == list(range(max(turn - ENTRIES, 0), turn + 1))
 
 
 def test_rewind_forgets_what_nobody_consumed(mailbox):
@@ -143,7 +143,7 @@ def test_rewind_forgets_what_nobody_consumed(mailbox):
 
 
 def staged_rows(mailbox, layout, rows):
-    """Hand host rows over as to a GPU; gives the address that the slot names."""
+    """Hand host rows over as to a GPU; gives the address that the entry names."""
     index = mailbox.claim()
     kept = FieldWriter(mailbox, index, layout, rows.shape[0], torch.device("cuda", 0)).write(rows)
     address = mailbox.words(index)[Header.SOURCES + layout.first_segment]
@@ -165,7 +165,7 @@ def test_staged_rows_stand_until_the_next_launch_began(mailbox, verify_layouts):
     """Turn 4 may be written once slot 0 is consumed; its address may still be read then."""
     addresses = []
     for turn in range(12):
-        consume(mailbox, max(turn - SLOTS + 1, 0))
+        consume(mailbox, max(turn - ENTRIES + 1, 0))
         addresses.append(staged_rows(mailbox, verify_layouts["input_embeds"], torch.ones(4, 8)))
         unread = addresses[max(int(mailbox.ring[0]) - 1, 0) :]
         assert len(set(unread)) == len(unread), f"turn {turn} overwrites rows in flight"

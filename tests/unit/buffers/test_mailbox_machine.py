@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from graphkit.buffers import SLOTS, Axis, InputBuffers, declare, mailbox
+from graphkit.buffers import ENTRIES, Axis, InputBuffers, declare, mailbox
 from graphkit.errors import InputError
 
 CPU = torch.device("cpu")
@@ -56,21 +56,21 @@ class Ring(RuleBasedStateMachine):
     def post(self, live, spare):
         """With four in flight, claim waits, and the device goes on meanwhile."""
         rows = self.batch(live)
-        slot = self.buffers.mailbox.claim()
-        kept = self.buffers.writer(slot, live).write(self.inputs_type(**rows))
+        entry = self.buffers.mailbox.claim()
+        kept = self.buffers.writer(entry, live).write(self.inputs_type(**rows))
         expected = {name: tensor.clone() for name, tensor in rows.items()}
         refs = [weakref.ref(tensor) for tensor in kept]
         assert len(refs) == 1
-        self.buffers.mailbox.post(slot, live, live * 2)
+        self.buffers.mailbox.post(entry, live, live * 2)
         self.buffers.mailbox.commit(kept)
         self.queue.append((min(live + spare, 4), expected, refs))
 
     @rule(live=st.integers(1, 4), at=st.sampled_from("abc"))
     def post_nonsense(self, live, at):
         rows = self.batch(live) | {at: torch.zeros(9)}
-        slot = self.buffers.mailbox.claim()
+        entry = self.buffers.mailbox.claim()
         with pytest.raises(InputError):
-            self.buffers.writer(slot, live).write(self.inputs_type(**rows))
+            self.buffers.writer(entry, live).write(self.inputs_type(**rows))
 
     @rule()
     def post_idle(self):
@@ -91,13 +91,13 @@ class Ring(RuleBasedStateMachine):
     def in_step(self):
         done, fault = self.buffers.mailbox.ring[:2].tolist()
         assert fault == 0
-        assert self.buffers.mailbox.sequence - done == len(self.queue) <= SLOTS
+        assert self.buffers.mailbox.sequence - done == len(self.queue) <= ENTRIES
 
 
 def test_every_batch_is_seen_once_in_order_and_intact(make_capacity, make_inputs, monkeypatch):
     monkeypatch.setattr(mailbox, "_CHECK_EVERY", 1)  # wait less
     inputs_type = make_inputs(
-        a=declare(Axis.REQUEST, torch.int64, "from the slot"),
+        a=declare(Axis.REQUEST, torch.int64, "from the entry"),
         b=declare(Axis.REQUEST, torch.int32, "the same, in two segments", lead=2),
         c=declare(Axis.TOKEN, torch.float32, "by address", row=(3,), on_device=True),
     )

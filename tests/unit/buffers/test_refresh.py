@@ -15,9 +15,9 @@ DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
-SLOTS, WORDS = 4, 32
+ENTRIES, WORDS = 4, 32
 PAYLOAD = 10 * 8
-"""First byte of the hand-made payload in a slot of WORDS words."""
+"""First byte of the hand-made payload in an entry of WORDS words."""
 
 
 @st.composite
@@ -55,10 +55,10 @@ def test_a_field_larger_than_a_chunk(make_case, make_part):
 
 
 def by_hand(sequence=0):
-    """Arguments for two segments: int32 per request from the slot, int64 per token in place."""
+    """Arguments for two segments: int32 per request from the entry, int64 per token in place."""
     segments = [torch.full((4,), -7, dtype=torch.int32), torch.full((8,), -7)]
-    mailbox = torch.zeros(RING_WORDS + SLOTS * WORDS, dtype=torch.int64)
-    posted = mailbox[RING_WORDS:].view(SLOTS, WORDS)[sequence % SLOTS]
+    mailbox = torch.zeros(RING_WORDS + ENTRIES * WORDS, dtype=torch.int64)
+    posted = mailbox[RING_WORDS:].view(ENTRIES, WORDS)[sequence % ENTRIES]
     posted[:6] = torch.tensor([sequence, 2, 4, 1, 0, KEEP])
     posted.view(torch.uint8)[PAYLOAD : PAYLOAD + 8].view(torch.int32).copy_(torch.tensor([11, 12]))
     pads = [5 + (5 << 32), 9]
@@ -70,8 +70,8 @@ def by_hand(sequence=0):
     )
     fetches = torch.tensor([[0, 48], [PAYLOAD, 16]], dtype=torch.int32)
     copies = torch.tensor([[0, 0], [1, 0]], dtype=torch.int32)
-    state, slot = torch.tensor([sequence]), torch.zeros(WORDS, dtype=torch.int64)
-    return [segments, mailbox, state, table, slot, fetches, copies, SLOTS, 3, 6]
+    state, entry = torch.tensor([sequence]), torch.zeros(WORDS, dtype=torch.int64)
+    return [segments, mailbox, state, table, entry, fetches, copies, ENTRIES, 3, 6]
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 3, 4, 41])
@@ -88,10 +88,10 @@ def test_the_layout_that_the_module_documents(sequence):
 
 
 @pytest.mark.parametrize("other", [-1, 1, 4])
-def test_a_slot_out_of_turn_is_a_fault_and_still_consumed(other):
+def test_a_entry_out_of_turn_is_a_fault_and_still_consumed(other):
     args = by_hand(sequence=9)
     mailbox, state = args[1:3]
-    mailbox[RING_WORDS:].view(SLOTS, WORDS)[9 % SLOTS, 0] = 9 + other
+    mailbox[RING_WORDS:].view(ENTRIES, WORDS)[9 % ENTRIES, 0] = 9 + other
     refresh(*args)
     assert mailbox[:2].tolist() == [10, 10]
     assert state.tolist() == [10]
@@ -100,9 +100,11 @@ def test_a_slot_out_of_turn_is_a_fault_and_still_consumed(other):
 def test_a_fault_stays_until_somebody_looks():
     args = by_hand(sequence=9)
     mailbox = args[1]
-    mailbox[RING_WORDS:].view(SLOTS, WORDS)[9 % SLOTS, 0] = 8
+    mailbox[RING_WORDS:].view(ENTRIES, WORDS)[9 % ENTRIES, 0] = 8
     refresh(*args)
-    mailbox[RING_WORDS:].view(SLOTS, WORDS)[10 % SLOTS, :6] = torch.tensor([10, 0, 0, 1, 0, KEEP])
+    mailbox[RING_WORDS:].view(ENTRIES, WORDS)[10 % ENTRIES, :6] = torch.tensor(
+        [10, 0, 0, 1, 0, KEEP]
+    )
     refresh(*args)
     assert mailbox[:2].tolist() == [11, 10]
 

@@ -1,4 +1,4 @@
-"""Batches on their way into a slot: what is written, what travels by address, what is refused."""
+"""Batches on their way into an entry: what is written, what travels by address, what is refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from graphkit.ops.mailbox_layout import Header
 CPU = torch.device("cpu")
 
 
-def test_host_rows_too_large_for_the_slot_travel_by_address(make_buffers, pass_on, make_batch):
-    buffers = make_buffers(optional=["input_embeds"])
+def test_host_rows_too_large_for_the_entry_travel_by_address(make_buffers, pass_on, make_batch):
+    buffers = make_buffers(optional_fields=["input_embeds"])
     rows = torch.randn(8, 8)
     view = pass_on(buffers, make_batch(2, input_embeds=rows.double().numpy()), 3)
     assert torch.equal(view.input_embeds[:8], rows)
@@ -32,13 +32,13 @@ def test_host_rows_too_large_for_the_slot_travel_by_address(make_buffers, pass_o
 def test_host_rows_take_the_place_of_an_address(make_buffers, make_batch, rows):
     """A staged field may be assigned twice, the first time from the device."""
     buffers = make_buffers()
-    slot = buffers.mailbox.claim()
-    kept = buffers.writer(slot, 1).write(make_batch(1))
+    entry = buffers.mailbox.claim()
+    kept = buffers.writer(entry, 1).write(make_batch(1))
     (layout,) = [x for x in buffers.layouts if x.name == "positions"]
     elsewhere = torch.full((4,), 77)
-    buffers.mailbox.point(slot, Header.SOURCES + layout.first_segment, elsewhere.data_ptr())
-    FieldWriter(buffers.mailbox, slot, layout, 4, CPU).write(rows)
-    buffers.mailbox.post(slot, 1, 4)
+    buffers.mailbox.point(entry, Header.SOURCES + layout.first_segment, elsewhere.data_ptr())
+    FieldWriter(buffers.mailbox, entry, layout, 4, CPU).write(rows)
+    buffers.mailbox.post(entry, 1, 4)
     buffers.mailbox.commit([*kept, elsewhere])
     buffers.prepare(1)
     buffers.refresh(1)
@@ -56,7 +56,7 @@ def test_host_rows_take_the_place_of_an_address(make_buffers, make_batch, rows):
     ids=["meta", "meta by address", "sparse", "sparse by address"],
 )
 def test_a_tensor_without_rows_in_memory_is_refused(make_buffers, pass_on, make_batch, name, value):
-    buffers = make_buffers(optional=["input_embeds"])
+    buffers = make_buffers(optional_fields=["input_embeds"])
     batch = make_batch(1, **{"input_embeds": np.ones((4, 8)), name: value})
     with pytest.raises(InputError, match=f"'{name}'"):
         pass_on(buffers, batch, 1)

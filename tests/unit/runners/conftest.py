@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit import BufferSizes, SpecConfig, TargetVerifyInputs, TargetVerifyRunner, VerifyOutput
+from graphkit import BufferSizes, ForwardOutput, SpecConfig, TargetVerifyInputs, TargetVerifyRunner
 from graphkit.buffers import mailbox
 
 VOCAB, HIDDEN, WIDTH = 32, 8, 4
@@ -47,7 +47,9 @@ class Model:
         hidden = torch.nn.functional.embedding(inputs.input_ids, self.embed) + tokens[:, None]
         if inputs.input_embeds is not None:
             hidden = hidden + inputs.input_embeds
-        return VerifyOutput(next_token_logits=hidden @ self.head * self.scale, hidden_states=hidden)
+        return ForwardOutput(
+            next_token_logits=hidden @ self.head * self.scale, hidden_states=hidden
+        )
 
 
 def _batch(requests, width=WIDTH, *, seed=0, kind="numpy", cls=TargetVerifyInputs, **over):

@@ -150,7 +150,7 @@ def test_the_host_plans_before_each_warm_up_and_capture(make_attending):
     attention.error = RuntimeError("no room for a plan")
     with pytest.raises(RuntimeError, match="no room"):
         runner.capture()
-    assert runner.life == "planned"
+    assert runner.status == "planned"
     attention.error = None
     runner.capture()
     planned = [(batch.batch_size, padded) for _, batch, padded in attention.planned]

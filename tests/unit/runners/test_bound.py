@@ -21,7 +21,7 @@ def make_bound(make_runner, make_batch):
     def make(name):
         source = torch.from_numpy(getattr(make_batch(4, seed=9), name))
         storage = torch.zeros_like(source)
-        runner = make_runner(bound={name: storage})
+        runner = make_runner(bound_fields={name: storage})
         runner.capture()
 
         def refill(requests):
@@ -93,7 +93,7 @@ def test_all_rows_per_request_may_be_bound(make_runner, make_batch, expect, asse
         )
         for name in PER_REQUEST
     }
-    runner = make_runner(bound=storage)
+    runner = make_runner(bound_fields=storage)
     runner.capture()
     rows = {"req_pool_indices": storage["req_pool_indices"], "seq_lens": None}
     batch = TargetVerifyInputs(**{**vars(whole), **rows})
@@ -106,7 +106,7 @@ def test_all_rows_per_request_may_be_bound(make_runner, make_batch, expect, asse
 def test_all_rows_per_token_may_be_bound(make_runner, make_batch, expect, assert_same):
     whole = make_batch(4, seed=9)
     storage = {name: torch.from_numpy(getattr(whole, name).copy()) for name in NAMES[2:]}
-    runner = make_runner(bound=storage)
+    runner = make_runner(bound_fields=storage)
     runner.capture()
     batch = TargetVerifyInputs(**{**vars(whole), **dict.fromkeys(storage)})
     for way in (runner.replay, runner.run, runner.fall_back):
@@ -119,4 +119,4 @@ def test_all_rows_per_token_may_be_bound(make_runner, make_batch, expect, assert
 
 def test_a_misfit_is_refused(make_runner):
     with pytest.raises(ConfigError, match="bound field 'positions'"):
-        make_runner(bound={"positions": torch.zeros(3)})
+        make_runner(bound_fields={"positions": torch.zeros(3)})

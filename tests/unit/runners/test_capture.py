@@ -49,14 +49,14 @@ def test_a_failed_capture_leaves_no_trace(
             fail_at_two(inputs, how)
         return model(inputs)
 
-    runner, batch, done = make_runner(forward, state={"steps": steps}), make_batch(2), []
+    runner, batch, done = make_runner(forward, mutable_state={"steps": steps}), make_batch(2), []
     random_state = torch.random.get_rng_state()
     with pytest.raises(CaptureError, match="TARGET_VERIFY at batch size 2") as caught:
         runner.capture(progress=done.append)
     assert (caught.value.mode, caught.value.batch_size) == ("TARGET_VERIFY", 2)
     assert caught.value.cause is cause
     assert [size.batch_size for size in done] == [4]
-    assert runner.life == "planned"
+    assert runner.status == "planned"
     assert steps.item() == 0
     assert torch.equal(torch.random.get_rng_state(), random_state)
     assert_in_step(runner)
@@ -78,7 +78,7 @@ def test_a_callers_own_error_leaves_no_trace_either(make_runner, assert_in_step)
     runner = make_runner()
     with pytest.raises(ZeroDivisionError):
         runner.capture(progress=lambda size: 1 / 0)
-    assert runner.life == "planned"
+    assert runner.status == "planned"
     assert_in_step(runner)
     runner.capture()
 

@@ -191,7 +191,7 @@ def test_requests_without_rows_are_refused(runner, make_batch, tokens):
 
 
 def test_the_width_of_a_mask_follows_the_batch(make_runner, make_batch, expect, assert_same):
-    runner = make_runner(optional=["custom_mask"])
+    runner = make_runner(optional_fields=["custom_mask"])
     runner.capture()
     batch = make_batch(2, 3, custom_mask=np.ones((2, 3, 3), bool))
     assert_same(runner.run(batch), expect(batch))

@@ -24,7 +24,7 @@ def test_planned_refuses(make_runner, make_batch, verb):
     runner = make_runner()
     with pytest.raises(ReplayError, match=r"is planned.*Call capture\(\) first"):
         NEEDS_A_GRAPH[verb](runner, make_batch(2))
-    assert runner.life == "planned"
+    assert runner.status == "planned"
 
 
 def test_planned_runs_eagerly_and_says_why(make_runner, make_batch, expect, assert_same):
@@ -39,7 +39,7 @@ def test_planned_runs_eagerly_and_says_why(make_runner, make_batch, expect, asse
 
 def test_captured_takes_every_verb_but_capture(runner, make_batch, expect, assert_same):
     batch = make_batch(3)
-    assert runner.life == "captured"
+    assert runner.status == "captured"
     assert runner.can_replay(batch)
     assert runner.shadow is None
     for way in (runner.replay, runner.run, runner.fall_back):
@@ -61,7 +61,7 @@ def test_closed_runs_nothing_but_still_answers(runner, make_batch, expect, asser
     runner.replay(batch)
     runner.close()
     runner.close()
-    assert runner.life == "closed"
+    assert runner.status == "closed"
     with pytest.raises(ReplayError, match="closed"):
         runner.run(batch)
     with pytest.raises(ReplayError, match="is closed"):
@@ -83,7 +83,7 @@ def test_a_planned_runner_may_be_closed(make_runner):
 def test_leaving_the_context_closes(make_runner):
     with make_runner() as runner:
         runner.capture()
-    assert runner.life == "closed"
+    assert runner.status == "closed"
     runner = make_runner()
 
     def stumble():
@@ -93,7 +93,7 @@ def test_leaving_the_context_closes(make_runner):
 
     with pytest.raises(KeyError):
         stumble()
-    assert runner.life == "closed"
+    assert runner.status == "closed"
 
 
 def test_closing_gives_memory_back(make_runner, model):

@@ -112,9 +112,9 @@ def test_a_tree_implies_its_mask(make_runner, make_batch, expect, assert_same):
 
 def test_a_chain_has_no_mask_unless_asked(make_runner):
     assert make_runner().buffers.view(1).custom_mask is None
-    assert make_runner(optional=["custom_mask"]).buffers.view(1).custom_mask is not None
+    assert make_runner(optional_fields=["custom_mask"]).buffers.view(1).custom_mask is not None
     tree = SpecConfig("EAGLE", 3, 2, 6)
-    assert make_runner(spec=tree, optional=[]).buffers.view(1).custom_mask is None
+    assert make_runner(spec=tree, optional_fields=[]).buffers.view(1).custom_mask is None
 
 
 @pytest.mark.parametrize("cls", [DecodeRunner, TargetVerifyRunner])

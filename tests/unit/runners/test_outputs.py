@@ -7,18 +7,18 @@ import dataclasses
 import pytest
 import torch
 
-from graphkit import CaptureError, OutputError, VerifyOutput
+from graphkit import CaptureError, ForwardOutput, OutputError
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class WithScores(VerifyOutput):
+class WithScores(ForwardOutput):
     """A field that no graph of the mode would give back."""
 
     scores: torch.Tensor | None = None
 
 
 def test_live_rows_are_views_and_clones_are_not():
-    whole = VerifyOutput(next_token_logits=torch.rand(8, 5), hidden_states=torch.rand(8, 3))
+    whole = ForwardOutput(next_token_logits=torch.rand(8, 5), hidden_states=torch.rand(8, 3))
     live = whole.live(1, 4)
     assert live.next_token_logits.shape == (4, 5)
     assert live.hidden_states.data_ptr() == whole.hidden_states.data_ptr()
@@ -41,7 +41,7 @@ def test_callers_own_the_object_that_they_get(runner, make_batch, expect, assert
 
 def test_hidden_states_may_be_absent(make_runner, make_batch, model):
     runner = make_runner(
-        lambda inputs: VerifyOutput(next_token_logits=model(inputs).next_token_logits)
+        lambda inputs: ForwardOutput(next_token_logits=model(inputs).next_token_logits)
     )
     runner.capture()
     for way in (runner.replay, runner.fall_back):
@@ -53,7 +53,7 @@ def test_hidden_states_may_be_absent(make_runner, make_batch, model):
 
 def test_an_output_that_is_an_input_is_read_anew(make_runner, make_batch):
     """A view of the arena has no operation of its own to record."""
-    runner = make_runner(lambda i: VerifyOutput(next_token_logits=i.positions.view(-1, 1)))
+    runner = make_runner(lambda i: ForwardOutput(next_token_logits=i.positions.view(-1, 1)))
     runner.capture()
     for seed in range(3):
         batch = make_batch(2, seed=seed)
@@ -64,26 +64,26 @@ def test_an_output_that_is_an_input_is_read_anew(make_runner, make_batch):
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (lambda out: out.next_token_logits, r"returned a Tensor.*Return graphkit\.VerifyOutput"),
-        (lambda out: None, r"returned a NoneType.*Return graphkit\.VerifyOutput"),
+        (lambda out: out.next_token_logits, r"returned a Tensor.*Return graphkit\.ForwardOutput"),
+        (lambda out: None, r"returned a NoneType.*Return graphkit\.ForwardOutput"),
         (
-            lambda out: VerifyOutput(next_token_logits=out.next_token_logits[1:]),
+            lambda out: ForwardOutput(next_token_logits=out.next_token_logits[1:]),
             r"rows of next_token_logits for (8|16) tokens",
         ),
         (
-            lambda out: VerifyOutput(
+            lambda out: ForwardOutput(
                 next_token_logits=out.next_token_logits,
                 hidden_states=out.hidden_states.repeat(2, 1),
             ),
             r"(16|32) rows of hidden_states for (8|16) tokens",
         ),
-        (lambda out: VerifyOutput(next_token_logits=None), "next_token_logits"),
+        (lambda out: ForwardOutput(next_token_logits=None), "next_token_logits"),
         (
             lambda out: WithScores(**vars(out)),
-            r"returned a WithScores.*Return graphkit\.VerifyOutput",
+            r"returned a WithScores.*Return graphkit\.ForwardOutput",
         ),
-        (lambda out: VerifyOutput(next_token_logits=[1.0] * 8), "next_token_logits"),
-        (lambda out: VerifyOutput(next_token_logits=torch.tensor(1.0)), "next_token_logits"),
+        (lambda out: ForwardOutput(next_token_logits=[1.0] * 8), "next_token_logits"),
+        (lambda out: ForwardOutput(next_token_logits=torch.tensor(1.0)), "next_token_logits"),
     ],
     ids=[
         "tensor",
@@ -105,4 +105,4 @@ def test_a_forward_must_return_its_modes_output(make_runner, make_batch, model, 
     assert runner.stats.fallbacks == {}
     with pytest.raises(CaptureError, match=f"OutputError: .*{text}"):
         runner.capture()
-    assert runner.life == "planned"
+    assert runner.status == "planned"

@@ -17,7 +17,7 @@ from graphkit import (
     TargetVerifyInputs,
     TargetVerifyRunner,
 )
-from graphkit.buffers import SLOTS
+from graphkit.buffers import ENTRIES
 from graphkit.runners import Reason
 
 OPTIONAL = {
@@ -68,7 +68,7 @@ def test_host_values_are_cast(runner, make_batch, expect, assert_same, over):
 
 @pytest.mark.parametrize("names", [[name] for name in OPTIONAL] + [list(OPTIONAL)])
 def test_optional_fields(make_runner, make_batch, expect, assert_same, names):
-    runner = make_runner(optional=names)
+    runner = make_runner(optional_fields=names)
     runner.capture()
     fields = {name: OPTIONAL[name] for name in names}
     for turn in range(6):
@@ -96,7 +96,7 @@ def test_rows_by_address_live_until_the_device_has_read_them(
     make_runner, make_batch, expect, assert_same, shadow
 ):
     """The caller may drop them at once; they go when a later replay shows that nobody reads."""
-    runner = make_runner(optional=["input_embeds"])
+    runner = make_runner(optional_fields=["input_embeds"])
     runner.capture()
     runner.shadow = shadow
     refs = []
@@ -107,7 +107,7 @@ def test_rows_by_address_live_until_the_device_has_read_them(
         assert_same(runner.replay(batch), expect(batch))
         del rows, batch
         alive = [n for n, ref in enumerate(refs) if ref() is not None]
-        assert alive == list(range(max(seed - SLOTS, 0), seed + 1))
+        assert alive == list(range(max(seed - ENTRIES, 0), seed + 1))
 
 
 @pytest.mark.parametrize("padded", [2, 4])

@@ -101,7 +101,9 @@ def test_idle_batches_run_nothing(runner, make_batch, model):
 
 def test_state_goes_on_from_shadow_to_graph(make_runner, make_batch, model):
     steps = torch.zeros(1)
-    runner = make_runner(lambda inputs: (steps.add_(1), model(inputs))[1], state={"steps": steps})
+    runner = make_runner(
+        lambda inputs: (steps.add_(1), model(inputs))[1], mutable_state={"steps": steps}
+    )
     runner.capture()
     for way in ("padded", None, "padded", None):
         runner.shadow = way

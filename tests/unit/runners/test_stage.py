@@ -83,7 +83,7 @@ def test_assigning_copies_and_casts(runner, make_batch, expect, assert_same, kin
 
 
 def test_a_field_by_address_must_be_assigned(make_runner, make_batch, expect, assert_same, stage):
-    runner = make_runner(optional=["input_embeds"])
+    runner = make_runner(optional_fields=["input_embeds"])
     runner.capture()
     rows = torch.arange(64.0).view(8, 8)
     batch = make_batch(2, input_embeds=rows)
@@ -166,7 +166,7 @@ def test_an_overtaken_batch_writes_nothing_any_more(
     make_runner, make_batch, expect, assert_same, stage, overtake
 ):
     """Its slot may be another batch's by now, of the very same rows and addresses."""
-    runner = make_runner(optional=["input_embeds"])
+    runner = make_runner(optional_fields=["input_embeds"])
     runner.capture()
     old, batch = runner.stage(2), make_batch(2, input_embeds=torch.arange(64.0).view(8, 8))
     new = stage(runner, batch)

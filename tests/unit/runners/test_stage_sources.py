@@ -27,7 +27,7 @@ def runner():
             inputs.hidden.float()
             * inputs.scales.float().repeat_interleave(WIDTH, output_size=inputs.num_tokens)[:, None]
         )
-        return gk.VerifyOutput(next_token_logits=logits)
+        return gk.ForwardOutput(next_token_logits=logits)
 
     made = gk.TargetVerifyRunner(
         forward,

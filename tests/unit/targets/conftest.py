@@ -96,7 +96,7 @@ class Tiny(nn.Module):
         if getattr(inputs, "hidden_states", None) is not None:
             hidden = hidden + inputs.hidden_states / 2
         hidden = self.mix(hidden, inputs)
-        return gk.VerifyOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
+        return gk.ForwardOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
 
 
 def _right(hidden, inputs):

@@ -139,7 +139,7 @@ def test_declared_state_is_put_back_around_every_run(make_target):
         return cache[inputs.out_cache_loc] + counter
 
     state = {"counter": counter, "cache": cache}
-    assert gk.capture_target(make_target(step, state=state), device="cpu").mismatches == ()
+    assert gk.capture_target(make_target(step, mutable_state=state), device="cpu").mismatches == ()
     assert torch.equal(counter, before[0])
     assert torch.equal(cache, before[1])
     undeclared = gk.capture_target(make_target(step), device="cpu")
@@ -154,7 +154,7 @@ def test_state_is_put_back_when_a_forward_fails(make_target):
         return hidden[: int(counter)] if inputs.num_tokens == 4 else hidden
 
     with pytest.raises(gk.GraphkitError):
-        gk.capture_target(make_target(step, state={"counter": counter}), device="cpu")
+        gk.capture_target(make_target(step, mutable_state={"counter": counter}), device="cpu")
     assert counter.item() == 0
 
 

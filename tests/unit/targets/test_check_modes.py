@@ -117,7 +117,7 @@ def test_near_ties_are_no_leak(make_target, mode, topk, dtype):
     def tied(inputs):
         logits = torch.zeros(inputs.num_tokens, 32, dtype=dtype)
         logits[:, inputs.batch_size :: 7] += torch.finfo(dtype).eps
-        return gk.VerifyOutput(next_token_logits=logits, hidden_states=logits[:, :8].clone())
+        return gk.ForwardOutput(next_token_logits=logits, hidden_states=logits[:, :8].clone())
 
     forward = [tied] * 3 if mode is LAYERS else tied
     target = make_target(forwards={mode: forward}, topk=topk, dtype=dtype)
@@ -189,7 +189,7 @@ def test_a_graph_bug_names_the_request_of_its_row(make_target):
 def test_fields_that_no_run_has_are_left_out(make_target, mode):
     def without_hidden_states(inputs):
         output = target.forwards[EXTEND](inputs)
-        return gk.VerifyOutput(next_token_logits=output.next_token_logits)
+        return gk.ForwardOutput(next_token_logits=output.next_token_logits)
 
     target = make_target(modes=[EXTEND])
     forwards = {mode: without_hidden_states}
@@ -221,7 +221,7 @@ def test_declared_state_is_put_back_around_every_run(make_target, mode):
         counter.add_(1)
         return hidden.roll(1, -1) * counter
 
-    target = make_target(step, modes=[mode], state={"counter": counter})
+    target = make_target(step, modes=[mode], mutable_state={"counter": counter})
     assert gk.capture_target(target, device="cpu").mismatches == ()
     assert counter.item() == 3
 

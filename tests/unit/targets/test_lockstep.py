@@ -13,7 +13,7 @@ VERIFY, LAYERS = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.MULTI_LAYER_EAGLE
 
 
 def constant(value, rows=2, **fields):
-    return gk.VerifyOutput(next_token_logits=torch.full((rows, 3), value), **fields)
+    return gk.ForwardOutput(next_token_logits=torch.full((rows, 3), value), **fields)
 
 
 class Script:

@@ -111,10 +111,12 @@ def test_a_topk_that_leaves_no_room_is_refused(models):
 
 
 def test_parts_have_pools_of_their_own(target):
-    parts = {name.split(".")[0] for name in target.state}
+    parts = {name.split(".")[0] for name in target.mutable_state}
     assert parts == {"target", "draft", "mtp"} == {name.split(".")[0] for name in target.weights}
-    assert {f"mtp.key.{layer}" for layer in range(STEPS)} < target.state.keys()
-    assert len({tensor.data_ptr() for tensor in target.state.values()}) == len(target.state)
+    assert {f"mtp.key.{layer}" for layer in range(STEPS)} < target.mutable_state.keys()
+    assert len({tensor.data_ptr() for tensor in target.mutable_state.values()}) == len(
+        target.mutable_state
+    )
     backends = {id(backend) for backend in target.attention.values()}
     assert len(backends) == 3
     assert target.attention[DRAFT] is target.attention[EXTEND] is target.attention[EXTEND_V2]

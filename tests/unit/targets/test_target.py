@@ -67,7 +67,7 @@ def test_every_mode_may_have_an_attention_backend_of_its_own(make_target):
 
 def test_optional_fields_may_be_those_of_a_mode(make_target):
     optional = {VERIFY: ["input_embeds"], LAYERS: ["temperatures"], DECODE: []}
-    target = make_target(modes=RUNNERS, topk=2, optional=optional)
+    target = make_target(modes=RUNNERS, topk=2, optional_fields=optional)
 
     def fields(mode):
         return {layout.name for layout in target.runner(mode, device="cpu").buffers.layouts}
@@ -81,11 +81,11 @@ def test_optional_fields_may_be_those_of_a_mode(make_target):
 
 
 def test_an_optional_field_for_all_modes_must_be_one_of_all(make_target):
-    target = make_target(modes=[VERIFY, DRAFT], optional=["mrope_positions"])
+    target = make_target(modes=[VERIFY, DRAFT], optional_fields=["mrope_positions"])
     for mode in (VERIFY, DRAFT):
         assert target.runner(mode, device="cpu").buffers.view(1).mrope_positions is not None
     with pytest.raises(ConfigError, match="optional names 'custom_mask'"):
-        make_target(modes=[DRAFT], optional=["custom_mask"]).runner(DRAFT, device="cpu")
+        make_target(modes=[DRAFT], optional_fields=["custom_mask"]).runner(DRAFT, device="cpu")
 
 
 def test_further_fields_may_be_those_of_a_mode(make_target):
@@ -133,4 +133,4 @@ def test_what_sample_batch_makes_must_be_inputs(make_target):
 )
 def test_state_that_cannot_be_put_back_is_refused(make_target, make, why):
     with pytest.raises(ConfigError, match=f"state 'cache' {why}"):
-        make_target(state={"cache": make()}).runner(VERIFY, device="cpu")
+        make_target(mutable_state={"cache": make()}).runner(VERIFY, device="cpu")

@@ -19,7 +19,7 @@ import graphkit as gk
 def target_of(mix, modes=("TARGET_VERIFY",), **facts):
     def forward(inputs):
         rows = torch.nn.functional.embedding(inputs.input_ids, torch.eye({VOCAB}))
-        return gk.VerifyOutput(next_token_logits=mix(rows + inputs.positions[:, None] / 64))
+        return gk.ForwardOutput(next_token_logits=mix(rows + inputs.positions[:, None] / 64))
 
     def sample_batch(mode, batch_size, seed):
         generator = torch.Generator().manual_seed(seed)

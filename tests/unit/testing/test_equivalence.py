@@ -142,7 +142,7 @@ def test_all_is_as_before_also_after_a_failure(capture):
     def counting(rows):
         return rows + rows.mean(0) * counter.add_(1)
 
-    runner, batches = capture(counting, state={"counter": counter})
+    runner, batches = capture(counting, mutable_state={"counter": counter})
     forward = runner.parts.step.forward
     runner.shadow = "padded"
     complaint(runner, batches)
@@ -229,7 +229,7 @@ def test_a_target_is_captured_in_every_mode_and_closed(target_of, monkeypatch):
     )
     assert_target_equivalent(target_of(right, modes=("TARGET_VERIFY", "DECODE")), device="cpu")
     assert [runner.mode.name for runner in made] == ["TARGET_VERIFY", "DECODE"]
-    assert {runner.life for runner in made} == {"closed"}
+    assert {runner.status for runner in made} == {"closed"}
     assert [dict(runner.stats.replays_by_size) for runner in made] == [{1: 2, 3: 6}] * 2
     with pytest.raises(AssertionError, match="DECODE: the replay of 1 live request at captured"):
         assert_target_equivalent(
@@ -237,7 +237,7 @@ def test_a_target_is_captured_in_every_mode_and_closed(target_of, monkeypatch):
             modes=[gk.ForwardMode.DECODE], device="cpu", batch_sizes=[2],
         )  # fmt: skip
     assert isinstance(made[-1], Runner)
-    assert made[-1].life == "closed"
+    assert made[-1].status == "closed"
 
 
 def test_a_failure_reads_well(capture):

@@ -86,12 +86,12 @@ def test_modes_are_captured_when_wanted_and_once_and_are_closed(run_target, monk
     modes = ("TARGET_VERIFY", "DECODE")
     result = run_target(RIGHT, "-k", "DECODE and (pads or equivalence)", modes=modes)
     assert result.parseoutcomes()["passed"] == 4
-    assert [(runner.mode.name, runner.life) for runner in made] == [("DECODE", "closed")]
+    assert [(runner.mode.name, runner.status) for runner in made] == [("DECODE", "closed")]
     made.clear()
     run_target(RIGHT, "--collect-only", modes=modes)
     assert made == []
     run_target(LEAK, "-x", "-k", "equivalence", modes=modes)
-    assert [(runner.mode.name, runner.life) for runner in made] == [("TARGET_VERIFY", "closed")]
+    assert [(runner.mode.name, runner.status) for runner in made] == [("TARGET_VERIFY", "closed")]
 
 
 def test_a_forward_that_cannot_be_captured_is_an_error_of_each_test(run_target, monkeypatch):

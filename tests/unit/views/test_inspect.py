@@ -123,7 +123,7 @@ def test_a_capture_without_nodes_says_so(capture, text):
 
 
 def test_a_mode_that_stays_eager_says_why(capture, text):
-    eager = dataclasses.replace(capture.modes[1], sizes=(), stays_eager="it reads the host.")
+    eager = dataclasses.replace(capture.modes[1], sizes=(), eager_reason="it reads the host.")
     shown = text(inspect_view(dataclasses.replace(capture, modes=(eager,), graphs=())))
     assert "DRAFT stays eager: it reads the host." in shown
 

@@ -30,8 +30,8 @@ def runner(target):
         yield runner
 
 
-def state_names(runner, attention, state=None):
-    return memory_names(runner.buffers, state or {}, attention, None)["state"]
+def state_names(runner, attention, mutable_state=None):
+    return memory_names(runner.buffers, mutable_state or {}, attention, None)["state"]
 
 
 def test_what_an_attention_backend_holds_is_called_by_its_attributes(runner):
@@ -66,7 +66,7 @@ def test_inputs_weights_and_the_mailbox_have_names(runner):
         "weight", "bias", "running_mean", "running_var", "num_batches_tracked",
     }  # fmt: skip
     assert {"input_ids", "seq_lens"} <= set(names["input"])
-    assert {"ring", "sequence", "slot"} <= set(names["mailbox"])
+    assert {"ring", "sequence", "entry"} <= set(names["mailbox"])
 
 
 def test_every_field_of_the_inputs_is_a_buffer_record(runner):
@@ -89,7 +89,7 @@ def test_storage_of_another_graph_is_bound(target):
     ids = torch.zeros(SIZE, dtype=torch.int64)
     runner = gk.DecodeRunner(
         lambda inputs: None, spec=target.spec, sizes=target.sizes, batch_sizes=[SIZE],
-        device="cpu", bound={"input_ids": ids},
+        device="cpu", bound_fields={"input_ids": ids},
     )  # fmt: skip
     records = {record.field: record for record in buffer_records(runner.buffers)}
     assert [name for name, record in records.items() if record.is_bound] == ["input_ids"]
@@ -173,7 +173,9 @@ def test_looking_puts_the_state_back(target):
         calls.add_(1)
         return target.forwards[DECODE](inputs)
 
-    counting = replace(target, forwards={DECODE: counted}, state={**target.state, "calls": calls})
+    counting = replace(
+        target, forwards={DECODE: counted}, mutable_state={**target.mutable_state, "calls": calls}
+    )
     record = gk.capture_target(counting, device="cpu", batch_sizes=[SIZE], inspect=True)
     assert record.graphs[0].timing.replays == 3
     assert calls.item() == 0

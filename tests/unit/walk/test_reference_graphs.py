@@ -99,7 +99,7 @@ def test_a_chain_of_graphs_is_one_record(target):
     for one_graph in (True, False):
         with gk.MultiLayerEagleRunner(
             target.forwards[mode], spec=target.spec, sizes=target.sizes, batch_sizes=[SIZE],
-            device="cpu", attention=target.attention[mode], state=target.state,
+            device="cpu", attention=target.attention[mode], mutable_state=target.mutable_state,
             one_graph=one_graph,
         ) as runner:  # fmt: skip
             runner.capture(attribution=gk.Attribution(target.weights))
@@ -128,7 +128,7 @@ def test_scopes_of_the_users_stand_in_the_record(target):
 
     runner = gk.DecodeRunner(
         scoped, spec=target.spec, sizes=target.sizes, batch_sizes=[SIZE], device="cpu",
-        attention=target.attention[mode], state=target.state,
+        attention=target.attention[mode], mutable_state=target.mutable_state,
     )  # fmt: skip
     runner.capture(attribution=gk.Attribution(target.weights))
     nodes = runner.inspect(SIZE).nodes

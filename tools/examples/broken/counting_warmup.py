@@ -22,7 +22,7 @@ class Broken(Model):
         super().__init__()
         self.steps = 0
 
-    def forward(self, inputs: gk.TargetVerifyInputs) -> gk.VerifyOutput:
+    def forward(self, inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         """Score the drafted tokens."""
         self.steps += 1
         return super().forward(inputs)

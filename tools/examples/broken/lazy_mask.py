@@ -22,7 +22,7 @@ class Broken(Model):
         super().__init__()
         self.masks: dict[int, torch.Tensor] = {}
 
-    def forward(self, inputs: gk.TargetVerifyInputs) -> gk.VerifyOutput:
+    def forward(self, inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         """Score the drafted tokens."""
         size = inputs.num_tokens
         if size not in self.masks:

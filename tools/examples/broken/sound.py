@@ -39,11 +39,11 @@ class Model(nn.Module):
         """Change it for the steps to come."""
         self.temperature.fill_(value)
 
-    def forward(self, inputs: gk.TargetVerifyInputs) -> gk.VerifyOutput:
+    def forward(self, inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         """Score the drafted tokens."""
         hidden = self.norm(self.embed(inputs.input_ids) + self.place(inputs) + self.past(inputs))
         self.cache.index_copy_(0, inputs.out_cache_loc, hidden)
-        return gk.VerifyOutput(next_token_logits=self.scores(hidden), hidden_states=hidden)
+        return gk.ForwardOutput(next_token_logits=self.scores(hidden), hidden_states=hidden)
 
     def place(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
         """What the position of each row adds, [T, 1]."""
@@ -84,8 +84,8 @@ def target_of(model: Model, name: str, device: str) -> gk.CaptureTarget:
         forwards={gk.ForwardMode.TARGET_VERIFY: model},
         sample_batch=sample_batch,
         weights=model,
-        state=model.state(),
-        dynamic={"temperature": (model.set_temperature, [1.0, 0.5])},
+        mutable_state=model.state(),
+        host_values={"temperature": (model.set_temperature, [1.0, 0.5])},
         batch_sizes=[2, 4, REQUESTS],
     )
 

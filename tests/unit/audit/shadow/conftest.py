@@ -30,7 +30,7 @@ class Tiny(nn.Module):
         self.steps += 1
         hidden = self.embedding(inputs.input_ids) + inputs.positions[:, None] / 64
         hidden = self.mix(self, hidden, inputs)
-        return gk.VerifyOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
+        return gk.ForwardOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
 
 
 @pytest.fixture

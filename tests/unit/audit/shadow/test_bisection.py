@@ -163,7 +163,7 @@ def test_a_chain_of_graphs_is_bisected_as_one(models, capture):
     forwards = [target.forwards[LAYERS][0], scaled_layer, target.forwards[LAYERS][2]]
     with gk.MultiLayerEagleRunner(
         forwards, spec=target.spec, sizes=target.sizes, batch_sizes=[2], device="cpu",
-        attention=target.attention[LAYERS], one_graph=False, state=target.state,
+        attention=target.attention[LAYERS], one_graph=False, mutable_state=target.mutable_state,
     ) as runner:  # fmt: skip
         runner.capture()
         calls["scale"] = 0.5

@@ -35,7 +35,7 @@ def test_near_ties_are_no_padding_bug(capture):
     def tied(inputs):
         logits = torch.zeros(inputs.num_tokens, VOCAB)
         logits[:, inputs.batch_size :: 7] += torch.finfo(torch.float32).eps
-        return gk.VerifyOutput(next_token_logits=logits, hidden_states=logits[:, :HIDDEN].clone())
+        return gk.ForwardOutput(next_token_logits=logits, hidden_states=logits[:, :HIDDEN].clone())
 
     with gk.DraftRunner(
         tied, spec=gk.SpecConfig("EAGLE", 3, 1, 4), batch_sizes=[4], device="cpu",

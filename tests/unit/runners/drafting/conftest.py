@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit import BufferSizes, SpecConfig, VerifyOutput
+from graphkit import BufferSizes, ForwardOutput, SpecConfig
 from graphkit.buffers import DraftInputs
 from graphkit.runners import DraftRunner
 
@@ -66,9 +66,9 @@ class DraftModel:
         if inputs.mrope_positions is not None:
             mix = mix + inputs.mrope_positions.sum(0)
         if inputs.hidden_states is None:
-            return VerifyOutput(next_token_logits=logits_of(mix))
+            return ForwardOutput(next_token_logits=logits_of(mix))
         made = hidden_of(inputs.hidden_states, mix)
-        return VerifyOutput(
+        return ForwardOutput(
             next_token_logits=logits_of(mix + made.sum(1).long()), hidden_states=made
         )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit import VerifyOutput
+from graphkit import ForwardOutput
 from graphkit.ops import build_tree
 
 SHAPES = [
@@ -106,7 +106,7 @@ def test_equal_probabilities_leave_one_tree(draft_case):
     case = draft_case(4, 3, 14)
 
     def forward(inputs):
-        return VerifyOutput(
+        return ForwardOutput(
             next_token_logits=torch.zeros(inputs.num_tokens, 31) + 0 * inputs.input_ids[:, None],
             hidden_states=torch.zeros(inputs.num_tokens, 8),
         )

@@ -10,10 +10,10 @@ from graphkit import (
     CaptureError,
     ConfigError,
     CustomSpecAlgorithm,
+    ForwardOutput,
     InputError,
     OutputError,
     SpecConfig,
-    VerifyOutput,
 )
 from graphkit.ops import build_tree
 from graphkit.runners import DraftOutput, DraftRunner, Reason
@@ -125,7 +125,7 @@ def test_the_advice_about_a_field_without_use_can_be_followed(draft_case):
     with pytest.raises(InputError) as caught:
         case.runner().replay(case.batch(3, hidden_states=torch.zeros(3, 8)))
     if "optional=['hidden_states']" in str(caught.value):
-        case.runner(optional=["hidden_states"])
+        case.runner(optional_fields=["hidden_states"])
 
 
 @pytest.mark.parametrize("names", [["positions"], ["positions", "out_cache_loc"]])
@@ -134,7 +134,7 @@ def test_rows_per_token_may_be_bound(draft_case, names, way):
     case = draft_case(*TREE)
     whole = case.batch(4, seed=9)
     storage = {name: torch.from_numpy(getattr(whole, name)).clone() for name in names}
-    runner = case.runner(bound=storage)
+    runner = case.runner(bound_fields=storage)
     for name, rows in storage.items():
         rows.copy_(torch.from_numpy(getattr(whole, name)))
     given = case.batch(4, seed=9, **dict.fromkeys(names))
@@ -146,17 +146,17 @@ def test_rows_per_token_may_be_bound(draft_case, names, way):
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (lambda out: out.next_token_logits, r"returned a Tensor.*Return graphkit\.VerifyOutput"),
+        (lambda out: out.next_token_logits, r"returned a Tensor.*Return graphkit\.ForwardOutput"),
         (
             lambda out: DraftOutput(parent_list=None, top_scores_index=None, draft_tokens=None),
             "returned a DraftOutput",
         ),
         (
-            lambda out: VerifyOutput(next_token_logits=out.next_token_logits[1:]),
+            lambda out: ForwardOutput(next_token_logits=out.next_token_logits[1:]),
             "rows of next_token_logits for (6|8) tokens",
         ),
         (
-            lambda out: VerifyOutput(
+            lambda out: ForwardOutput(
                 next_token_logits=out.next_token_logits, hidden_states=out.hidden_states[::2]
             ),
             "rows of hidden_states for (6|8) tokens",
@@ -171,4 +171,4 @@ def test_a_step_must_return_a_row_per_branch(draft_case, wrong, text):
         runner.fall_back(case.batch(3))
     with pytest.raises(CaptureError, match=f"OutputError: .*{text}"):
         runner.capture()
-    assert runner.life == "planned"
+    assert runner.status == "planned"

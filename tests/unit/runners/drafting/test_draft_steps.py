@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit import AttentionBackend, VerifyOutput
+from graphkit import AttentionBackend, ForwardOutput
 from graphkit.buffers import Axis, DraftInputs
 from graphkit.runners import DraftExtendOutput
 
@@ -101,7 +101,7 @@ def test_the_pool_holds_what_the_branches_wrote(draft_case):
 
 def test_mrope_positions_move_on_with_the_steps(draft_case):
     case = draft_case(3, 2, 6)
-    runner = case.runner(optional=["mrope_positions"])
+    runner = case.runner(optional_fields=["mrope_positions"])
     planes = np.arange(18).reshape(3, 6)
     batch = case.batch(3, mrope_positions=planes)
     expected = runner.fall_back(batch)
@@ -150,7 +150,7 @@ def test_metadata_is_made_for_each_step(draft_case, topk):
     case.check(runner.replay(batch), batch)
 
 
-@pytest.mark.parametrize("output", [VerifyOutput, DraftExtendOutput])
+@pytest.mark.parametrize("output", [ForwardOutput, DraftExtendOutput])
 def test_a_forward_may_return_either_output(draft_case, output):
     case = draft_case(3, 2, 6)
     runner = case.runner(lambda inputs: output(**case.model(inputs).tensors()))

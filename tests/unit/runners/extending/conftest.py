@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit import BufferSizes, SpecConfig, VerifyOutput
+from graphkit import BufferSizes, ForwardOutput, SpecConfig
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, MultiLayerDraftExtendInputs
 
 VOCAB, HIDDEN, MODULUS, MAX_REQUESTS = 31, 4, 64, 4
@@ -63,7 +63,7 @@ class ExtendModel:
             given = inputs.hidden_states.unflatten(1, (-1, HIDDEN)).sum(1)
             hidden = (2 * given + mix[:, None] + torch.arange(HIDDEN)) % MODULUS
             mix = mix + hidden.sum(1).long()
-        return VerifyOutput(
+        return ForwardOutput(
             next_token_logits=self._rows(inputs, logits_of(mix), self.logits),
             hidden_states=None if hidden is None else self._rows(inputs, hidden, self.hidden),
         )

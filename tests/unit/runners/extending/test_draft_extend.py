@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkit import OutputError, ReplayError
-from graphkit.buffers import SLOTS, FieldWriter
+from graphkit.buffers import ENTRIES, FieldWriter
 from graphkit.runners import DraftExtendOutput, DraftExtendRunner
 
 COUNTS = [[4, 4, 4, 4], [1], [2, 3, 1, 4], [1, 1, 1, 1], [4], [3, 1], [1, 4, 2], [2, 2]]
@@ -93,7 +93,7 @@ def test_what_is_kept_does_not_grow_with_every_number_of_tokens(extend_case, mak
     for requests in range(1, 17):
         for tokens in range(requests, 4 * requests + 1, 2):
             runner.stage(requests, tokens)
-    assert writers() - before < 64 * SLOTS * len(runner.buffers.layouts)
+    assert writers() - before < 64 * ENTRIES * len(runner.buffers.layouts)
 
 
 @settings(deadline=None, max_examples=25, derandomize=True)

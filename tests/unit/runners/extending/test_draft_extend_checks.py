@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit import InputError, OutputError, SizeError, VerifyOutput
+from graphkit import ForwardOutput, InputError, OutputError, SizeError
 from graphkit.buffers import AcceptedCounts
 from graphkit.runners import DraftExtendRunner, Reason
 
@@ -185,7 +185,7 @@ def test_rows_may_be_bound(case, make_model, names, way):
     """Another graph writes them in place; the batch has the counts, which tell how many."""
     whole = case.batch([2, 3, 1, 4], seed=9)
     storage = {name: torch.zeros(16, dtype=torch.int64) for name in names}
-    runner = case.runner(DraftExtendRunner, make_model(), bound=storage)
+    runner = case.runner(DraftExtendRunner, make_model(), bound_fields=storage)
     for name, rows in storage.items():
         rows[: whole.num_tokens] = torch.from_numpy(getattr(whole, name))
     given = case.batch(whole.num_accepted_tokens, seed=9, **dict.fromkeys(names))
@@ -200,7 +200,7 @@ def test_a_forward_returns_rows_of_tokens_or_requests(case, make_model, rows):
 
     def forward(inputs):
         out = model(inputs)
-        return VerifyOutput(next_token_logits=out.next_token_logits[:rows].clone())
+        return ForwardOutput(next_token_logits=out.next_token_logits[:rows].clone())
 
     runner = case.runner(DraftExtendRunner, forward, capture=False)
     with pytest.raises(

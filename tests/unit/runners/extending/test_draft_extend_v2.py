@@ -123,7 +123,7 @@ def test_counts_may_be_bound(extend_case, make_model, names, way):
     """As in the overlapped step, where another graph counts what was accepted."""
     case = extend_case()
     storage = {name: torch.zeros(4, dtype=torch.int32) for name in names}
-    runner = case.runner(DraftExtendV2Runner, make_model(), bound=storage)
+    runner = case.runner(DraftExtendV2Runner, make_model(), bound_fields=storage)
     whole = case.batch([2, 6, 1, 4], width=6)
     for name, rows in storage.items():
         rows.copy_(torch.from_numpy(getattr(whole, name)))

@@ -169,7 +169,7 @@ def test_a_chain_leaves_its_inputs_as_it_found_them(chain, poison):
 
 
 def test_pads_of_the_buffers(chain, poison):
-    case, _, runner = chain(front=2, optional=["temperatures"])
+    case, _, runner = chain(front=2, optional_fields=["temperatures"])
     assert runner.tokens_per_request == 8
     poison(runner)
     batch = windows(case, [3, 1], front=2, temperatures=np.full(2, 0.5, np.float32))
@@ -200,7 +200,7 @@ def test_front_tokens_widen_the_windows(chain, check, front, one_graph):
 @pytest.mark.parametrize("topk", [1, 2])
 def test_temperatures_divide_before_top_k(chain, check, topk):
     settings = ("EAGLE", 3, topk, 4)
-    case, _, runner = chain(settings, optional=["temperatures"])
+    case, _, runner = chain(settings, optional_fields=["temperatures"])
     heat = np.array([0.5, 1.0, 4.0], np.float32)
     batch = windows(case, [4, 1, 2], temperatures=heat)
     for way in (runner.replay, runner.fall_back):

@@ -13,10 +13,10 @@ from graphkit import (
     CaptureCause,
     CaptureError,
     ConfigError,
+    ForwardOutput,
     InputError,
     OutputError,
     RecorderBackend,
-    VerifyOutput,
 )
 from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.runners import MultiLayerEagleRunner, Reason
@@ -100,7 +100,7 @@ def test_a_layer_that_forgets_hidden_states_is_refused(
         runner.fall_back(batch)
     with pytest.raises(CaptureError, match=text):
         runner.capture()
-    assert runner.life == "planned"
+    assert runner.status == "planned"
 
 
 @pytest.mark.parametrize("one_graph", [True, False])
@@ -118,7 +118,7 @@ def test_nobody_reads_those_of_the_last_layer(case, make_model, batch, one_graph
 def test_rows_that_nobody_asked_for(case, layers, batch, rows):
     def forward(inputs):
         logits = layers[1](inputs).next_token_logits
-        return VerifyOutput(next_token_logits=logits[:1].repeat(rows, 1))
+        return ForwardOutput(next_token_logits=logits[:1].repeat(rows, 1))
 
     runner = case.runner(MultiLayerEagleRunner, [layers[0], forward, layers[2]], capture=False)
     with pytest.raises(
@@ -164,7 +164,8 @@ def test_a_layer_that_fails_leaves_no_trace(case, layers, batch, assert_in_step,
     chain[at] = forward
     backend = Noting()
     runner = case.runner(
-        MultiLayerEagleRunner, chain, one_graph=False, backend=backend, state={"steps": steps},
+        MultiLayerEagleRunner, chain, one_graph=False, backend=backend,
+        mutable_state={"steps": steps},
         capture=False,
     )  # fmt: skip
     with pytest.raises(CaptureError, match="MULTI_LAYER_EAGLE") as caught:
@@ -173,7 +174,7 @@ def test_a_layer_that_fails_leaves_no_trace(case, layers, batch, assert_in_step,
     assert caught.value.batch_size == (4 if when == "first size" else 1)
     assert len(backend.made) == (0 if when == "first size" else 6) + at
     assert all(graph.ops == () for graph in backend.made)
-    assert (runner.life, steps.item()) == ("planned", 0)
+    assert (runner.status, steps.item()) == ("planned", 0)
     assert_in_step(runner)
     failing[0] = False
     runner.capture()

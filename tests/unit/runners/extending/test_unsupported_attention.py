@@ -61,7 +61,7 @@ def test_capture_makes_no_graph(v2):
     record = v2.capture(progress=sizes.append)
     assert (record.modes[0].sizes, sizes) == ((), [])
     assert (record.modes[0].mode, record.modes[0].tokens_per_request) == ("DRAFT_EXTEND_V2", 6)
-    assert v2.life == "planned"
+    assert v2.status == "planned"
     assert [asked[0] for asked in v2.attention.asked] == ["init"], "eager batches need it, too"
 
 
