@@ -129,8 +129,8 @@ def test_any_runner_is_planned_or_refused(many):
 @pytest.mark.parametrize(
     "spoilt",
     [
-        {"device": None}, {"device": 2**63}, {"device": b""}, {"optional": True},
-        {"optional": "custom_mask"}, {"bound": True}, {"bound": {"seq_lens": None}},
+        {"device": None}, {"device": 2**63}, {"device": b""}, {"optional_fields": True},
+        {"optional_fields": "custom_mask"}, {"bound_fields": True}, {"bound": {"seq_lens": None}},
         {"inputs_type": True}, {"inputs_type": gk.DraftInputs}, {"multiple_of": 2**31},
     ],
     ids=str,

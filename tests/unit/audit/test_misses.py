@@ -101,7 +101,7 @@ def test_a_field_that_was_not_captured():
     )  # fmt: skip
     assert finding.text == (
         "batches of 2 to 3, 7 requests have no graph: field 'custom_mask' was not captured. Pass "
-        "optional=['custom_mask'] to the runner."
+        "optional_fields=['custom_mask'] to the runner."
     )
     assert "optional" in finding.advice
 

@@ -82,7 +82,7 @@ def test_memory_that_nobody_declared_is_found_with_its_reader(model):
     assert "Declare it" in finding.advice
 
 
-@pytest.mark.parametrize("name", ["state", "weights"])
+@pytest.mark.parametrize("name", ["mutable_state", "weights"])
 def test_declaring_it_is_enough(model, name):
     mask = torch.ones(32)
     declared = {"weights": dict(model.named_parameters(prefix="model"))}

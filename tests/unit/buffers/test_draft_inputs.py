@@ -62,7 +62,7 @@ def make_mode(make_capacity):
         buffers, width, ragged, table = MODES[mode]
         capacity = dataclasses.replace(make_capacity(4, width, fill=FILL), ragged=ragged)
         optional = [name for name in OPTIONAL if name in table]
-        return buffers(capacity, CPU, **{"optional": optional, **options})
+        return buffers(capacity, CPU, **{"optional_fields": optional, **options})
 
     return make
 

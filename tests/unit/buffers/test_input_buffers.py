@@ -57,9 +57,9 @@ def test_optional_fields_that_nobody_asked_for_are_not_there(make_buffers):
 @pytest.mark.parametrize(
     ("options", "field", "text"),
     [
-        ({"optional": ["mask"]}, "optional", "'mask'.*custom_mask, input_embeds, mrope_positions"),
-        ({"optional": ["seq_lens"]}, "optional", "'seq_lens'"),
-        ({"bound": {"ids": torch.zeros(1)}}, "bound", "'ids'.*input_ids"),
+        ({"optional_fields": ["mask"]}, "optional_fields", "'mask'.*custom_mask, input_embeds, mrope_positions"),
+        ({"optional_fields": ["seq_lens"]}, "optional_fields", "'seq_lens'"),
+        ({"bound_fields": {"ids": torch.zeros(1)}}, "bound_fields", "'ids'.*input_ids"),
     ],
 )
 def test_names_that_do_not_exist(make_buffers, options, field, text):

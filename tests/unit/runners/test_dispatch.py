@@ -71,7 +71,7 @@ TEXTS = {
     Reason.BATCH_TOO_LARGE: "batch of 6 requests; the largest captured is 4",
     Reason.WRONG_WIDTH: "6 tokens in 3 requests; captured are 4 tokens per request",
     Reason.FIELD_NOT_CAPTURED: "field 'mrope_positions' was not captured. Pass "
-    "optional=['mrope_positions'] to the runner.",
+    "optional_fields=['mrope_positions'] to the runner.",
     Reason.UNSUPPORTED_ATTENTION: "attention backend Unwilling does not support "
     "TARGET_VERIFY graphs",
     Reason.BAD_FIELD: "field 'seq_lens' has shape (5,). This batch needs (3,).",

@@ -138,7 +138,7 @@ def test_the_fields_list_of_sizes_is_the_default(make_runner):
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"optional": ["seq_lens"]}, "optional"),
+        ({"optional_fields": ["seq_lens"]}, "optional_fields"),
         ({"batch_sizes": [5]}, "batch_sizes"),
         ({"batch_sizes": [2, 2]}, "batch_sizes"),
         ({"multiple_of": 0}, "multiple_of"),

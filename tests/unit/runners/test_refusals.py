@@ -63,7 +63,7 @@ def test_a_batch_without_a_declared_field_is_refused_by_name(make_runner, make_b
 
 
 def test_a_field_that_was_not_captured_is_refused(runner, make_batch):
-    with pytest.raises(InputError, match=r"'mrope_positions'.*optional=\['mrope_positions'\]"):
+    with pytest.raises(InputError, match=r"'mrope_positions'.*optional_fields=\['mrope_positions'\]"):
         runner.replay(make_batch(3, mrope_positions=np.zeros((3, 12), int)))
 
 

@@ -84,7 +84,7 @@ def test_an_optional_field_for_all_modes_must_be_one_of_all(make_target):
     target = make_target(modes=[VERIFY, DRAFT], optional_fields=["mrope_positions"])
     for mode in (VERIFY, DRAFT):
         assert target.runner(mode, device="cpu").buffers.view(1).mrope_positions is not None
-    with pytest.raises(ConfigError, match="optional names 'custom_mask'"):
+    with pytest.raises(ConfigError, match="optional_fields names 'custom_mask'"):
         make_target(modes=[DRAFT], optional_fields=["custom_mask"]).runner(DRAFT, device="cpu")
 
 

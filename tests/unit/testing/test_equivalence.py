@@ -50,12 +50,12 @@ def complaint(runner, batches, **options):
 
 @pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
 def test_real_models_are_right_in_every_mode(real_target, mode):
-    before = {name: tensor.clone() for name, tensor in real_target.state.items()}
+    before = {name: tensor.clone() for name, tensor in real_target.mutable_state.items()}
     with real_target.runner(mode, batch_sizes=[3], device="cpu") as runner:
         runner.capture()
         assert_replay_equivalent(runner, (real_target.batch(mode, n, n) for n in (1, 2, 3)))
         assert runner.stats.replays == 6
-    for name, tensor in real_target.state.items():
+    for name, tensor in real_target.mutable_state.items():
         assert torch.equal(tensor, before[name])
 
 

@@ -40,8 +40,8 @@ CASES = {
     **{f"{mode.value}-{topk}": (mode, spec_of(topk), {}) for mode in RUNNERS for topk in (1, 2)},
     "front tokens": (LAYERS, spec_of(1), {"num_front_tokens": 2}),
     "standalone": (DRAFT, spec_of(2, "STANDALONE"), {}),
-    "mrope": (VERIFY, spec_of(1), {"optional": ["mrope_positions", "input_embeds"]}),
-    "temperatures": (LAYERS, spec_of(1), {"optional": ["temperatures"]}),
+    "mrope": (VERIFY, spec_of(1), {"optional_fields": ["mrope_positions", "input_embeds"]}),
+    "temperatures": (LAYERS, spec_of(1), {"optional_fields": ["temperatures"]}),
 }
 
 

@@ -91,7 +91,7 @@ def target_of(batch_of):
             "forwards": {VERIFY: model},
             "sample_batch": lambda mode, batch_size, seed: batch_of(batch_size, seed),
             "weights": model,
-            "state": {"cache": model.cache},
+            "mutable_state": {"cache": model.cache},
             "batch_sizes": [1, 4],
         }
         return gk.CaptureTarget(**{**facts, **changes})

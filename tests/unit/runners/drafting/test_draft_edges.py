@@ -124,7 +124,7 @@ def test_the_advice_about_a_field_without_use_can_be_followed(draft_case):
     case = draft_case(*TREE, "STANDALONE")
     with pytest.raises(InputError) as caught:
         case.runner().replay(case.batch(3, hidden_states=torch.zeros(3, 8)))
-    if "optional=['hidden_states']" in str(caught.value):
+    if "optional_fields=['hidden_states']" in str(caught.value):
         case.runner(optional_fields=["hidden_states"])
 
 

@@ -245,7 +245,7 @@ def test_temperatures_must_be_asked_for(case, layers):
     over = {"cls": MultiLayerDraftExtendInputs, "temperatures": np.ones(2, np.float32)}
     hot = case.batch([3, 1], width=6, **over)
     assert runner.can_replay(hot).kind is Reason.FIELD_NOT_CAPTURED
-    with pytest.raises(InputError, match=r"'temperatures'.*optional=\['temperatures'\]"):
+    with pytest.raises(InputError, match=r"'temperatures'.*optional_fields=\['temperatures'\]"):
         runner.replay(hot)
 
 
