@@ -1,14 +1,14 @@
 """Is what a graph replays what was meant? Each audit looks for one way in which it is not."""
 
-from graphkit.audit.ledger import Ledger, Look
+from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.lock import fingerprint
 from graphkit.audit.report import AUDITS, audit_target, lock_target
 from graphkit.audit.shadow import ShadowWatch
 
 __all__ = [
     "AUDITS",
-    "Ledger",
-    "Look",
+    "AuditLog",
+    "Check",
     "ShadowWatch",
     "audit_target",
     "fingerprint",

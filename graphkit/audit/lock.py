@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphkit.audit.ledger import Ledger
-from graphkit.graphs import OTHER_UNSET, Attribution, inspect_graph
+from graphkit.audit.audit_log import AuditLog
+from graphkit.graphs import UNSET_MARKER, Attribution, inspect_graph
 from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer
 from graphkit.records.diff import diff_graphs
 from graphkit.runners import Runner
@@ -28,7 +28,7 @@ def graphs_to_lock(target: CaptureTarget, runner: Runner[Any]) -> list[GraphReco
     if runner.eager_reason:
         return []
     names = runner.memory_names(target.weights)
-    attribution = Attribution(target.weights, unset=OTHER_UNSET)
+    attribution = Attribution(target.weights, stack_fill=UNSET_MARKER)
     with runner.captured_aside(attribution=attribution) as again:
         others = {size: inspect_graph(graph, names=names) for size, graph in again.items()}
     return [
@@ -54,25 +54,27 @@ def fingerprint(graph: GraphRecord) -> str:
     return hashlib.blake2b(plain.to_json().encode(), digest_size=8).hexdigest()
 
 
-def check_lock(lock: LockRecord, now: LockRecord, ledger: Ledger) -> None:
+def check_lock(lock: LockRecord, now: LockRecord, log: AuditLog) -> None:
     """Say in words what changed since a lock was made."""
     before = {graph.name: graph for graph in lock.graphs}
     for graph in now.graphs:
-        with ledger.look("lock", graph.mode, graph.batch_size) as look:
+        with log.check("lock", graph.mode, graph.batch_size) as check:
             locked = before.pop(graph.name, None)
             if locked is None:
-                look.text = "not in the lock file"
-                look.found("graph is new", f"{graph.name} is not in the lock file.", advice=_ADVICE)
+                check.text = "not in the lock file"
+                check.report(
+                    "graph is new", f"{graph.name} is not in the lock file.", advice=_ADVICE
+                )
             elif lock.fingerprints.get(graph.name) == now.fingerprints[graph.name]:
-                look.text = f"as locked: {now.fingerprints[graph.name]}"
+                check.text = f"as locked: {now.fingerprints[graph.name]}"
             else:
                 words = diff_graphs(locked, graph).words
-                look.text = f"changed: {now.fingerprints[graph.name]}"
-                look.found("graph changed", _sentence(graph.name, words), advice=_ADVICE)
+                check.text = f"changed: {now.fingerprints[graph.name]}"
+                check.report("graph changed", _sentence(graph.name, words), advice=_ADVICE)
     for name, graph in before.items():
-        with ledger.look("lock", graph.mode, graph.batch_size) as look:
-            look.text = "not captured any more"
-            look.found("graph is gone", f"{name} was not captured any more.", advice=_ADVICE)
+        with log.check("lock", graph.mode, graph.batch_size) as check:
+            check.text = "not captured any more"
+            check.report("graph is gone", f"{name} was not captured any more.", advice=_ADVICE)
 
 
 def _settled(graph: GraphRecord, other: GraphRecord) -> GraphRecord:

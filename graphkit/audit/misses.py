@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphkit.audit.ledger import Ledger, Look
+from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
 from graphkit.runners import Decision, Reason, Runner
@@ -31,16 +31,16 @@ _ADVICE = {
 
 def audit_misses(
     target: CaptureTarget,
-    ledger: Ledger,
+    log: AuditLog,
     *,
     modes: Sequence[ForwardMode] | None = None,
     device: str = "auto",
 ) -> None:
-    """Look for batches without a graph and graphs without a batch, at the target's own sizes.
+    """Check for batches without a graph and graphs without a batch, at the target's own sizes.
 
     Args:
         target: Its sample batches stand for what the scheduler brings.
-        ledger: Takes what is found.
+        log: Takes what is found.
         modes: ``None`` takes all that the target has, and looks for those that it lacks.
         device: ``auto``, ``cpu`` or ``cuda``.
 
@@ -49,14 +49,14 @@ def audit_misses(
     """
     for mode in target.forwards if modes is None else modes:
         runner = target.runner(mode, device=device)
-        with ledger.look("misses", mode.name) as look, runner:
-            _look_at_batches(target, runner, look)
+        with log.check("misses", mode.name) as check, runner:
+            _look_at_batches(target, runner, check)
     if modes is None:
-        with ledger.look("misses") as look:
-            _look_for_modes(target, look)
+        with log.check("misses") as check:
+            _look_for_modes(target, check)
 
 
-def _look_at_batches(target: CaptureTarget, runner: Runner[Any], look: Look) -> None:
+def _look_at_batches(target: CaptureTarget, runner: Runner[Any], check: Check) -> None:
     """Bring a batch of every live size to a planned runner."""
     dispatch = Dispatch(runner.table, runner.buffers, runner.eager_reason)
     decisions: dict[int, Decision] = {}
@@ -66,11 +66,11 @@ def _look_at_batches(target: CaptureTarget, runner: Runner[Any], look: Look) -> 
         except TargetError:  # the scheduler brings none of that size
             continue
         decisions[live] = dispatch.decide(batch, "captured")
-    _tell_misses(decisions, look)
-    look.text = f"{len(decisions)} live sizes, {sum(map(bool, decisions.values()))} with a graph"
+    _tell_misses(decisions, check)
+    check.text = f"{len(decisions)} live sizes, {sum(map(bool, decisions.values()))} with a graph"
     if decisions and not runner.eager_reason:
-        _tell_unused(runner.table, list(decisions), look)
-        _tell_waste(runner.table, list(decisions), look)
+        _tell_unused(runner.table, list(decisions), check)
+        _tell_waste(runner.table, list(decisions), check)
 
 
 def _most_running(runner: Runner[Any]) -> int:
@@ -79,7 +79,7 @@ def _most_running(runner: Runner[Any]) -> int:
     return min(runner.table.max_batch_size, getattr(pool, "size", runner.table.max_batch_size))
 
 
-def _tell_misses(decisions: dict[int, Decision], look: Look) -> None:
+def _tell_misses(decisions: dict[int, Decision], check: Check) -> None:
     alike: dict[tuple[Reason | None, str], list[int]] = {}
     for live, decision in decisions.items():
         if not decision:
@@ -87,7 +87,7 @@ def _tell_misses(decisions: dict[int, Decision], look: Look) -> None:
             alike.setdefault((decision.kind, reason), []).append(live)
     for (kind, _), lives in alike.items():
         assert kind is not None, "a batch that is not replayed has a reason"
-        look.found(
+        check.report(
             "batch falls back" if kind.has_eager_way else "batch is refused",
             f"batches of {spans(lives)} requests have no graph: "
             f"{decisions[lives[0]].reason.rstrip('.')}.",
@@ -96,11 +96,11 @@ def _tell_misses(decisions: dict[int, Decision], look: Look) -> None:
         )
 
 
-def _tell_unused(table: SizeTable, lives: Sequence[int], look: Look) -> None:
+def _tell_unused(table: SizeTable, lives: Sequence[int], check: Check) -> None:
     reached = {table.fit(live) for live in lives}
     for size in table:
         if size not in reached:
-            look.found(
+            check.report(
                 "unreachable size",
                 f"no batch runs at size {size}: there are batches of {spans(lives)} requests, and "
                 f"they run at {', '.join(map(str, sorted(reached)))}.",
@@ -111,16 +111,16 @@ def _tell_unused(table: SizeTable, lives: Sequence[int], look: Look) -> None:
             )
 
 
-def _tell_waste(table: SizeTable, lives: Sequence[int], look: Look) -> None:
+def _tell_waste(table: SizeTable, lives: Sequence[int], check: Check) -> None:
     """Pads, if every live size is as likely as any other."""
     worst = max(lives, key=lambda live: 1 - live / table.fit(live))
     share, at_worst = _waste(table, lives), 1 - worst / table.fit(worst)
     text = f"{share:.0%} of all rows are pads, {at_worst:.0%} at worst ({worst} live at size "
     text += f"{table.fit(worst)})"
-    look.text += f"; {text}" if share else "; no pads"
+    check.text += f"; {text}" if share else "; no pads"
     if share > _MOST_WASTE:
         more, best = min((_waste(table, lives, size), size) for size in lives)
-        look.found(
+        check.report(
             "padding waste",
             f"{text}.",
             severity="warning",
@@ -134,19 +134,19 @@ def _waste(table: SizeTable, lives: Sequence[int], extra: int = 0) -> float:
     return 1 - sum(lives) / sum(padded)
 
 
-def _look_for_modes(target: CaptureTarget, look: Look) -> None:
+def _look_for_modes(target: CaptureTarget, check: Check) -> None:
     """Modes that the algorithm dispatches although the target has no forward for them."""
     for modes in _dispatched(target.spec):
         if not any(mode in target.forwards for mode in modes):
             names = " or ".join(mode.name for mode in modes)
-            look.found(
+            check.report(
                 "mode without a graph",
                 f"{_name_of(target.spec)} runs {names}, for which the target has no forward: it "
                 "will run without a graph.",
                 severity="warning",
                 advice="Give the target that forward, unless another target has it.",
             )
-    look.text = f"the modes of {_name_of(target.spec)}"
+    check.text = f"the modes of {_name_of(target.spec)}"
 
 
 def _dispatched(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.rows import Named, Way, dummies, named_by, ways_of
+from graphkit.audit.row_axes import RowAxis, RowsByKind, reserved_rows, row_axes, rows_of_batch
 
 
 class Moment:
@@ -37,12 +37,12 @@ class Moment:
 
     def changed(self, batch: Any) -> list[str]:
         """Names of the state that a batch left otherwise, rows of nobody's aside."""
-        named = named_by(batch, self._page_size)
+        named = rows_of_batch(batch, self._page_size)
         return [name for name, now in self._state.items() if self._is_changed(name, now, named)]
 
-    def _is_changed(self, name: str, now: torch.Tensor, named: Named) -> bool:
-        saved, nobodys = self._saved[name], dummies(self._page_size)
+    def _is_changed(self, name: str, now: torch.Tensor, named: RowsByKind) -> bool:
+        saved, nobodys = self._saved[name], reserved_rows(self._page_size)
         if torch.equal(now, saved):
             return False
-        ways = ways_of(now, self._page_size, named) or (Way("places", 0),)
-        return all(bool(way.strays(now, saved, nobodys).any()) for way in ways)
+        ways = row_axes(now, self._page_size, named) or (RowAxis("batch", 0),)
+        return all(bool(way.stray_rows(now, saved, nobodys).any()) for way in ways)

@@ -5,7 +5,7 @@ pool. What is left over was either freed, so that a replay reads what somebody e
 is memory that nobody declared, which a replay reads as it was when it was captured. A declared
 input that no node reads is the same mistake seen from the other side: a replay ignores it.
 
-Not left over is memory that no tensor holds: a library keeps it for its own work, see ``alive``.
+Not left over is memory that no tensor holds: a library keeps it for its own work, see ``live``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from graphkit.audit.alive import TensorsAlive
-from graphkit.audit.ledger import Ledger, Look
-from graphkit.audit.leftovers import may_be_left_over
+from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.unset_bytes import may_be_unset
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage
 from graphkit.records import Argument, GraphRecord, Node, Pointer
@@ -34,57 +34,57 @@ _FREED = (
 _DEAD = "Read it in the forward instead of a copy made elsewhere, or capture without the field."
 
 
-def audit_pointers(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> None:
-    """Look at what every graph of a runner points to. Cheap enough to do again before serving.
+def audit_pointers(target: CaptureTarget, runner: Runner[Any], log: AuditLog) -> None:
+    """Check at what every graph of a runner points to. Cheap enough to do again before serving.
 
     Args:
         target: Says what is declared.
         runner: One of the target's, captured.
-        ledger: Takes what is found.
+        log: Takes what is found.
     """
-    alive = TensorsAlive()
+    live = LiveTensors()
     for size in runner.table:
-        with ledger.look("pointers", runner.mode.name, size) as look:
+        with log.check("pointers", runner.mode.name, size) as check:
             record = runner.inspect(size, weights=target.weights)
-            judge_pointers(record, look, alive)
-            _judge_inputs(record, runner, look)
+            judge_pointers(record, check, live)
+            _judge_inputs(record, runner, check)
 
 
-def judge_pointers(record: GraphRecord, look: Look, alive: TensorsAlive) -> None:
+def judge_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None:
     """Write down what a graph points to and should not."""
     counts: Counter[str] = Counter()
     told: set[int] = set()
     for node, argument, pointer in _pointers(record):
-        memory = _memory(argument, pointer, alive)
-        is_sure = not may_be_left_over(node, argument, pointer.offset)
+        memory = _memory(argument, pointer, live)
+        is_sure = not may_be_unset(node, argument, pointer.offset)
         if is_sure:
             counts[memory] += 1
         # Attribution clears the stack before each operation: what is left over is its own then.
         is_meant = is_sure or bool(node.op)
         if memory in _STRAY and is_meant and pointer.address not in told:
             told.add(pointer.address)
-            _found(look, node, argument, pointer, "error" if is_sure else "warning")
-    _judge_unreadable(record, look)
+            _found(check, node, argument, pointer, "error" if is_sure else "warning")
+    _judge_unreadable(record, check)
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
-    look.text = f"{counts.total()} addresses: {kinds}" if kinds else "no address"
+    check.text = f"{counts.total()} addresses: {kinds}" if kinds else "no address"
 
 
-def _memory(argument: Argument, pointer: Pointer, alive: TensorsAlive) -> str:
+def _memory(argument: Argument, pointer: Pointer, live: LiveTensors) -> str:
     """The kind of memory; some that nobody declared is nobody's."""
     if pointer.memory != "external":
         return pointer.memory
-    if not alive.hold(pointer.address):
+    if not live.contain(pointer.address):
         return "workspace"
     # The recorder's 0-dim tensor that nobody else holds is Python's number, as in rows[:, 3] = 0.5.
     is_scalar = argument.kind == "tensor" and argument.text.partition(" at ")[0].endswith(" []")
-    is_number = is_scalar and not alive.hold_beside_recordings(pointer.address)
+    is_number = is_scalar and not live.contain_unrecorded(pointer.address)
     return "number" if is_number else "external"
 
 
-def _judge_unreadable(record: GraphRecord, look: Look) -> None:
+def _judge_unreadable(record: GraphRecord, check: Check) -> None:
     for node in record.nodes:
         if any(argument.kind == "unreadable" for argument in node.arguments):
-            look.found("unreadable argument", "the driver does not give an argument.", node=node)
+            check.report("unreadable argument", "the driver does not give an argument.", node=node)
 
 
 def _pointers(record: GraphRecord) -> Iterator[tuple[Node, Argument, Pointer]]:
@@ -94,10 +94,10 @@ def _pointers(record: GraphRecord) -> Iterator[tuple[Node, Argument, Pointer]]:
                 yield node, argument, pointer
 
 
-def _found(look: Look, node: Node, argument: Argument, pointer: Pointer, severity: str) -> None:
+def _found(check: Check, node: Node, argument: Argument, pointer: Pointer, severity: str) -> None:
     where = f"node {node.index} ({node.short_name})"
     freed = pointer.memory == "freed"
-    look.found(
+    check.report(
         "freed memory" if freed else "undeclared memory",
         f"{where} points to {_what(pointer)}" + (", which was freed." if freed else "."),
         node=node,
@@ -114,7 +114,7 @@ def _what(pointer: Pointer) -> str:
     return f"{block} that nobody declared" if pointer.memory != "freed" else block
 
 
-def _judge_inputs(record: GraphRecord, runner: Runner[Any], look: Look) -> None:
+def _judge_inputs(record: GraphRecord, runner: Runner[Any], check: Check) -> None:
     """A field that batches must bring and no node reads."""
     read = {
         pointer.name.partition("+")[0]
@@ -124,7 +124,7 @@ def _judge_inputs(record: GraphRecord, runner: Runner[Any], look: Look) -> None:
     for field in fields_of(runner.buffers.inputs):
         is_captured = field.name not in runner.buffers.absent
         if is_captured and not field.may_go_unread and field.name not in read:
-            look.found(
+            check.report(
                 "dead input",
                 f"no node reads the input {field.name!r}: a replay ignores it.",
                 advice=_DEAD,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.baked import audit_baked
-from graphkit.audit.ledger import Ledger
 from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
 from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
@@ -21,7 +21,7 @@ from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 
-RunnerAudit = Callable[[CaptureTarget, Runner[Any], Ledger], None]
+RunnerAudit = Callable[[CaptureTarget, Runner[Any], AuditLog], None]
 
 # The first capture of all is the one that leaves most behind.
 BEFORE_CAPTURE: dict[str, RunnerAudit] = {"warmup": audit_warmup, "baked": audit_baked}
@@ -66,7 +66,7 @@ def audit_target(
         TargetError: The target lacks a mode.
     """
     chosen = _chosen(only)
-    ledger = Ledger()
+    log = AuditLog()
     all_modes = list(dict.fromkeys(modes or target.forwards))
     if not all_modes:
         raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
@@ -77,20 +77,20 @@ def audit_target(
         progress(done, len(all_modes), f"auditing {mode.name}")
         sizes = batch_sizes or few_sizes(target)
         with target.runner(mode, batch_sizes=sizes, device=device) as runner:
-            _audit_runner(target, runner, ledger, chosen)
+            _audit_runner(target, runner, log, chosen)
             graphs += graphs_to_lock(target, runner) if lock is not None else []
     if "misses" in chosen:
-        audit_misses(target, ledger, modes=modes, device=device)
+        audit_misses(target, log, modes=modes, device=device)
     progress(len(all_modes), len(all_modes), "audited")
     if lock is not None:
         asked_for = {mode.name for mode in all_modes} if modes else None
-        check_lock(_part_of(lock, asked_for), lock_of(target.name, graphs, here), ledger)
+        check_lock(_part_of(lock, asked_for), lock_of(target.name, graphs, here), log)
     return AuditReport(
         target=target.name,
         backend=backend.name,
         environment=here,
-        checks=tuple(ledger.checks),
-        findings=tuple(ledger.findings),
+        checks=tuple(log.checks),
+        findings=tuple(log.findings),
     )
 
 
@@ -141,12 +141,12 @@ def _chosen(only: Collection[str] | None) -> Collection[str]:
 
 
 def _audit_runner(
-    target: CaptureTarget, runner: Runner[Any], ledger: Ledger, chosen: Collection[str]
+    target: CaptureTarget, runner: Runner[Any], log: AuditLog, chosen: Collection[str]
 ) -> None:
     for name, audit in BEFORE_CAPTURE.items():
         if name in chosen and not runner.eager_reason:
-            audit(target, runner, ledger)
+            audit(target, runner, log)
     runner.capture(attribution=Attribution(target.weights))
     for name, audit in AFTER_CAPTURE.items():
         if name in chosen and not runner.eager_reason:
-            audit(target, runner, ledger)
+            audit(target, runner, log)

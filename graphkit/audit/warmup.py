@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from graphkit.audit.ledger import Ledger, Look
-from graphkit.audit.snapshot import NOTHING, Change, Snapshot
+from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.object_snapshot import ABSENT, ObjectChange, ObjectSnapshot
 from graphkit.graphs import CapturedGraph, inspect_graph, tensors_of
 from graphkit.runners import Runner
 from graphkit.runners.step import name_of
@@ -23,8 +23,8 @@ _BUILD = "Make it from the inputs in every forward, or keep nothing in it that d
 _GROW = "Make it large enough before capturing, and write it in place."
 
 
-def audit_warmup(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> None:
-    """Look for what capturing a runner's graphs changes.
+def audit_warmup(target: CaptureTarget, runner: Runner[Any], log: AuditLog) -> None:
+    """Check for what capturing a runner's graphs changes.
 
     What the forward holds on the host is as before afterwards.
 
@@ -32,9 +32,9 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> 
         target: The target. If its forward has run before, caches that it builds once are there
             already, and go unseen.
         runner: One of the target's; nothing may be replayed meanwhile.
-        ledger: Takes what is found.
+        log: Takes what is found.
     """
-    with ledger.look("warmup", runner.mode.name) as look:
+    with log.check("warmup", runner.mode.name) as check:
         captures = _Captures(target, runner)
         try:
             changes = captures.changes()
@@ -42,10 +42,10 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> 
         finally:
             captures.before.put_back()
         changes = [change for change in changes if change.name not in constant]
-        _tell(look, changes)
+        _tell(check, changes)
         caches = f"; {len(constant)} caches hold the same for any batch" if constant else ""
         count = len(captures.before.images)
-        look.text = f"{count} things before and after a capture: {len(changes)} changed{caches}"
+        check.text = f"{count} things before and after a capture: {len(changes)} changed{caches}"
 
 
 class _Captures:
@@ -58,14 +58,14 @@ class _Captures:
         self._tensors = {**(target.mutable_state or {}), **tensors_of(target.weights)}
         self.before = self._snapshot()
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ObjectChange]:
         """What a capture on pads changes, but for what its graphs make anew at every replay."""
         with self._runner.captured_aside() as graphs:
             changes = list(self.before.changes(self._snapshot()))
             made = _made_by(graphs) if changes else set()
         return [change for change in changes if change.after.address not in made]
 
-    def constant(self, built: Sequence[Change]) -> set[str]:
+    def constant(self, built: Sequence[ObjectChange]) -> set[str]:
         """Names of those caches that a capture on live batches builds just so."""
         if not built:
             return set()
@@ -75,11 +75,11 @@ class _Captures:
         return {
             each.name
             for each in built
-            if again.get(each.name, NOTHING).content == each.after.content
+            if again.get(each.name, ABSENT).content == each.after.content
         }
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self._roots, self._tensors)
+    def _snapshot(self) -> ObjectSnapshot:
+        return ObjectSnapshot(self._roots, self._tensors)
 
     def _batch(self, size: int) -> Any:
         live = min(size, self._target.sizes.max_batch_size)
@@ -99,14 +99,14 @@ def _class_of(forward: Any) -> str:
     return name_of(first).rpartition(".")[2]
 
 
-def _tell(look: Look, changes: Iterable[Change]) -> None:
+def _tell(check: Check, changes: Iterable[ObjectChange]) -> None:
     for change in changes:
         kind, text, advice = _told(change)
         before, after = change.before.text, change.after.text
-        look.found(kind, text, advice=advice, before=before, after=after)
+        check.report(kind, text, advice=advice, before=before, after=after)
 
 
-def _told(change: Change) -> tuple[str, str, str]:
+def _told(change: ObjectChange) -> tuple[str, str, str]:
     """Kind, sentence and advice."""
     name, before, after = change.name, change.before.text, change.after.text
     if change.is_built:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from graphkit.audit.pads.batches import Fill, Requests, largest_number, worst_of
-from graphkit.audit.pads.cases import Bug
+from graphkit.audit.pads.batch_variants import Fill, Requests, largest_number, worst_of
+from graphkit.audit.pads.bugs import Bug
 from graphkit.graphs import preserved
 from graphkit.runners import Runner
 from graphkit.targets.compare import Tensors, first_difference

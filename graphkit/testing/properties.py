@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from graphkit.audit.ledger import Ledger
+from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.report import AFTER_CAPTURE, BEFORE_CAPTURE
 from graphkit.errors import GraphkitError
 from graphkit.graphs import Attribution
@@ -70,13 +70,13 @@ class CapturedMode:
 
     def _audit(self, name: str) -> None:
         """Run an audit of all sizes, once; what it raises is for those who ask for it."""
-        ledger = Ledger()
+        log = AuditLog()
         try:
-            _AUDITS[name](self._target, self._runner, ledger)
+            _AUDITS[name](self._target, self._runner, log)
         except GraphkitError as error:
             self._audited[name] = _raising(error)
         else:
-            self._audited[name] = lambda: ledger.findings
+            self._audited[name] = lambda: log.findings
 
 
 def _raising(error: GraphkitError) -> Callable[[], Collection[Finding]]:

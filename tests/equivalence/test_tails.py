@@ -2,7 +2,7 @@
 
 import torch
 
-from graphkit.audit.pads.batches import Requests
+from graphkit.audit.pads.batch_variants import Requests
 
 
 def test_poisoned_buffers_change_nothing(capture, assert_same):

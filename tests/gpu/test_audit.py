@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import Ledger, audit_target, lock_target
+from graphkit.audit import AuditLog, audit_target, lock_target
 from graphkit.audit.pointers import audit_pointers
 from graphkit.reference import reference_target
 from graphkit.testing import assert_target_equivalent
@@ -128,11 +128,11 @@ def test_a_freed_weight_is_found_in_the_descriptor_that_points_to_it():
     runner = target.runner(MODE, batch_sizes=[4], device="cuda")
     with runner:
         runner.capture(attribution=gk.Attribution())
-        before = Ledger()
+        before = AuditLog()
         audit_pointers(target, runner, before)
         model[1].weight = nn.Parameter(torch.zeros(64, 2048, device="cuda", dtype=torch.bfloat16))
         gc.collect()
-        after = Ledger()
+        after = AuditLog()
         audit_pointers(target, runner, after)
     assert "freed memory" not in {finding.kind for finding in before.findings}
     freed = [finding for finding in after.findings if finding.kind == "freed memory"]

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import Ledger
+from graphkit.audit import AuditLog
 from graphkit.audit.shadow import ShadowWatch, audit_shadow
 from graphkit.reference import reference_target
 from graphkit.targets import RUNNERS
@@ -87,12 +87,12 @@ def found_by(captured, live=2, **options):
 
 @pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
 def test_the_reference_target_has_no_finding_in_any_mode(mode):
-    target, ledger = reference_target("cuda", max_batch_size=LARGEST), Ledger()
+    target, log = reference_target("cuda", max_batch_size=LARGEST), AuditLog()
     with target.runner(mode, batch_sizes=[1, LARGEST], device="cuda") as runner:
         runner.capture()
-        audit_shadow(target, runner, ledger)
-    assert ledger.findings == []
-    assert len(ledger.checks) == 2
+        audit_shadow(target, runner, log)
+    assert log.findings == []
+    assert len(log.checks) == 2
 
 
 def test_sound_replays_have_no_finding(captured):

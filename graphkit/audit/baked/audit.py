@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.audit.baked.changes import begin, changes_of
-from graphkit.audit.baked.confirmed import what_changes
+from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.baked.confirmed_differences import what_changes
+from graphkit.audit.baked.host_changes import begin, changes_of
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.audit.baked.words import counted, tell
-from graphkit.audit.ledger import Ledger, Look
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
 
-def audit_baked(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> None:
-    """Look for host values that a runner's graphs froze.
+def audit_baked(target: CaptureTarget, runner: Runner[Any], log: AuditLog) -> None:
+    """Check for host values that a runner's graphs froze.
 
     Args:
         target: Says what may change: its sample batches, and ``dynamic``.
         runner: One of the target's, planned or captured; nothing may be replayed meanwhile.
-        ledger: Takes what is found.
+        log: Takes what is found.
 
     Raises:
         CaptureError: The forward cannot be captured.
@@ -34,31 +34,31 @@ def audit_baked(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> N
     begin(target)
     recaptures = Recaptures(target, runner)
     with recaptures.kept():
-        with ledger.look("baked", runner.mode.name) as look:
-            baseline = _certified(recaptures, look)
+        with log.check("baked", runner.mode.name) as check:
+            baseline = _certified(recaptures, check)
         for change in changes_of(target, runner, recaptures):
-            with ledger.look("baked", runner.mode.name) as look:
+            with log.check("baked", runner.mode.name) as check:
                 found = what_changes(recaptures, baseline, change)
                 for size, each in found.items():
-                    tell(look, change, each, size, baseline.nodes[size])
-                look.text = f"changed {change.name}: {counted(found, baseline)}"
+                    tell(check, change, each, size, baseline.nodes[size])
+                check.text = f"changed {change.name}: {counted(found, baseline)}"
 
 
-def _certified(recaptures: Recaptures, look: Look) -> Baseline:
+def _certified(recaptures: Recaptures, check: Check) -> Baseline:
     """Capture twice with everything equal, and say where the two differ."""
     baseline, again = recaptures.baseline()
     found = baseline.differences(baseline.images, again)
-    look.text = f"captured again: {counted(found, baseline)}"
+    check.text = f"captured again: {counted(found, baseline)}"
     if any(baseline.unset.values()):
-        look.text += "; bytes that torch leaves unset are passed over"
+        check.text += "; bytes that torch leaves unset are passed over"
     for size, each in found.items():
         if each:
-            look.found(
+            check.report(
                 "capture is not deterministic",
                 f"two captures with everything equal differ in {len(each)} places, first in "
                 f"node {each[0].node}: {each[0].what} {each[0].before} and {each[0].after}.",
                 batch_size=size,
-                advice="Look for random numbers, time, or counters that the forward reads on "
+                advice="Check for random numbers, time, or counters that the forward reads on "
                 "the host.",
                 before=each[0].before,
                 after=each[0].after,

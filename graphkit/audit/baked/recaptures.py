@@ -15,24 +15,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from graphkit.audit.moment import Moment
+from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.rerun import Rerun
-from graphkit.audit.rows import Named, named_by, without_dummies
-from graphkit.audit.snapshot import checksum
-from graphkit.graphs import OTHER_UNSET, Attribution, CapturedGraph, collector_off
-from graphkit.graphs.walk.image_differences import (
-    Difference,
-    Unset,
-    differences,
+from graphkit.audit.row_axes import RowsByKind, rows_of_batch, without_reserved_rows
+from graphkit.graphs import UNSET_MARKER, Attribution, CapturedGraph, gc_paused
+from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
+from graphkit.graphs.walk.capture_differences import (
+    CaptureDifference,
+    UnsetBytes,
+    capture_differences,
     differing_bytes,
     filled_bytes,
 )
-from graphkit.graphs.walk.images import NodeImage, image_of
 from graphkit.graphs.walk.inspect import inspect_graph
 from graphkit.records import Node
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
-Images = Mapping[int, Sequence[NodeImage]]
+Images = Mapping[int, Sequence[CanonicalNode]]
 """The image of each captured size."""
 Graphs = Mapping[int, CapturedGraph]
 Verdict = Literal["different", "restless", "alike"]
@@ -53,12 +53,12 @@ class Baseline:
 
     images: Images
     nodes: Mapping[int, Sequence[Node]]
-    unset: Mapping[int, Unset]
+    unset: Mapping[int, UnsetBytes]
 
-    def differences(self, before: Images, after: Images) -> dict[int, list[Difference]]:
+    def differences(self, before: Images, after: Images) -> dict[int, list[CaptureDifference]]:
         """Where graphs differ in bytes that mean something."""
         return {
-            size: list(differences(image, after[size], self.unset[size]))
+            size: list(capture_differences(image, after[size], self.unset[size]))
             for size, image in before.items()
         }
 
@@ -84,7 +84,7 @@ class Recaptures:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Keep a first capture for a block."""
-        with collector_off(), self.captured(self.batch_of(seed=1)) as self._kept:
+        with gc_paused(), self.captured(self.batch_of(seed=1)) as self._kept:
             yield
         self._kept = {}
 
@@ -107,7 +107,7 @@ class Recaptures:
         with self.captured(plain) as graphs:
             again = self._images(graphs)
             differ = first != again and self.verdict(graphs) == "different"
-        other = self.images(plain, OTHER_UNSET)
+        other = self.images(plain, UNSET_MARKER)
         unset = {
             size: filled_bytes(image, other[size])
             if differ
@@ -119,7 +119,7 @@ class Recaptures:
     @contextmanager
     def captured(self, batch_of: BatchOf, unset: int = 0) -> Iterator[Graphs]:
         """The graphs of every size for a block, captured as for ``images``."""
-        attribution = Attribution(self._target.weights, unset=unset)
+        attribution = Attribution(self._target.weights, stack_fill=unset)
         with self._runner.captured_aside(batch_of, attribution=attribution) as graphs:
             yield graphs
 
@@ -134,7 +134,7 @@ class Recaptures:
         return next((one for one in _VERDICTS if one in each), "alike")
 
     def _images(self, graphs: Graphs) -> Images:
-        return {size: image_of(graphs[size], self._names) for size in sorted(graphs)}
+        return {size: canonical_nodes(graphs[size], self._names) for size in sorted(graphs)}
 
     def _nodes(self, graph: CapturedGraph) -> Sequence[Node]:
         return inspect_graph(graph, names=self._names).nodes
@@ -142,7 +142,7 @@ class Recaptures:
     def _verdict(self, size: int, graph: CapturedGraph, moment: Moment) -> Verdict:
         batch = self.batch_of(seed=1)(size)
         rerun = Rerun(self._runner, batch, size, moment)
-        named = named_by(batch, self._runner.sizes.page_size)
+        named = rows_of_batch(batch, self._runner.sizes.page_size)
         kept, other = (
             [self._left(rerun, each, named) for _ in range(2)] for each in (self._kept[size], graph)
         )
@@ -150,8 +150,8 @@ class Recaptures:
             return "restless"
         return "alike" if kept[0] == other[0] else "different"
 
-    def _left(self, rerun: Rerun, graph: CapturedGraph, named: Named) -> list[int]:
+    def _left(self, rerun: Rerun, graph: CapturedGraph, named: RowsByKind) -> list[int]:
         """What a replay makes and leaves in declared state, without the dummy's rows, as sums."""
         made, page_size = rerun(graph).tensors().values(), self._runner.sizes.page_size
-        state = (without_dummies(each, page_size, named) for each in self._state.values())
+        state = (without_reserved_rows(each, page_size, named) for each in self._state.values())
         return [checksum(tensor) for tensor in (*made, *state)]

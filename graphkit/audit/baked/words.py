@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphkit.audit.baked.changes import Change
-from graphkit.audit.baked.confirmed import Found
+from graphkit.audit.audit_log import Check
+from graphkit.audit.baked.confirmed_differences import Found
+from graphkit.audit.baked.host_changes import HostChange
 from graphkit.audit.baked.recaptures import Baseline
-from graphkit.audit.ledger import Look
-from graphkit.graphs.walk.image_differences import Difference
+from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.records import Node
 
 
@@ -20,10 +20,14 @@ def counted(found: Found, baseline: Baseline) -> str:
 
 
 def tell(
-    look: Look, change: Change, found: Sequence[Difference], size: int, nodes: Sequence[Node]
+    check: Check,
+    change: HostChange,
+    found: Sequence[CaptureDifference],
+    size: int,
+    nodes: Sequence[Node],
 ) -> None:
     """One finding for what is the same in many nodes: a baked value often stands in every layer."""
-    alike: dict[Any, list[Difference]] = {}
+    alike: dict[Any, list[CaptureDifference]] = {}
     for each in _before_another_way(found):
         kernel = nodes[each.node].short_name if each.node < len(nodes) else ""
         facts = each.what, each.argument, each.offset, each.before, each.after
@@ -31,7 +35,7 @@ def tell(
     for (kernel, *_), places in alike.items():
         first = places[0]
         more = f", and the same in {len(places) - 1} more nodes" if len(places) > 1 else ""
-        look.found(
+        check.report(
             "baked value",
             f"{change.name} is baked into node {first.node}{f' ({kernel})' if kernel else ''}: "
             f"{_place(first)} is {first.before} at {change.before} and {first.after} at "
@@ -47,7 +51,7 @@ def tell(
         )
 
 
-def _before_another_way(found: Sequence[Difference]) -> Iterator[Difference]:
+def _before_another_way(found: Sequence[CaptureDifference]) -> Iterator[CaptureDifference]:
     """Differences up to the first node that is another one, if their numbers differ.
 
     Behind a node that only one capture has, nodes of different places are compared.
@@ -59,7 +63,7 @@ def _before_another_way(found: Sequence[Difference]) -> Iterator[Difference]:
             return
 
 
-def _place(difference: Difference) -> str:
+def _place(difference: CaptureDifference) -> str:
     if difference.argument is None:
         return difference.what
     offset = f" at byte {difference.offset}" if difference.offset else ""

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.ledger import Ledger
-from graphkit.audit.pads.acceptance import accepted_drafts
-from graphkit.audit.pads.batches import Fill, largest_number, worst_of
-from graphkit.audit.pads.cases import Bug, Case, tell
+from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.pads.batch_variants import Fill, largest_number, worst_of
+from graphkit.audit.pads.bugs import Bug, Case, tell
+from graphkit.audit.pads.greedy_acceptance import accepted_drafts
 from graphkit.audit.pads.trials import Tensors, Trials
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
@@ -29,7 +29,7 @@ _ALL_UP_TO = 8
 """Sizes for which every live batch size is tried."""
 
 
-def audit_pads(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> None:
+def audit_pads(target: CaptureTarget, runner: Runner[Any], log: AuditLog) -> None:
     """Replay live batches of every captured size with pads, leftovers and places varied.
 
     State, random numbers and shadow mode are put back. Holds a copy of the target's ``state``
@@ -38,7 +38,7 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> No
     Args:
         target: Makes the batches, and says what is state.
         runner: One of the target's, captured.
-        ledger: Takes what is found: one finding per size and class of bug.
+        log: Takes what is found: one finding per size and class of bug.
 
     Raises:
         ReplayError: The runner is not captured.
@@ -46,10 +46,10 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> No
     with Trials(target, runner) as trials:
         smaller = 0
         for size in runner.table:
-            with ledger.look("pads", runner.mode.name, size) as look:
+            with log.check("pads", runner.mode.name, size) as check:
                 before, lives = trials.count, live_sizes(size, smaller)
-                tell(look, [case for live in lives for case in _Audit(trials, size, live).cases()])
-                look.text = (
+                tell(check, [case for live in lives for case in _Audit(trials, size, live).cases()])
+                check.text = (
                     f"{trials.count - before} replays with {_listed(lives)} live requests: other "
                     "pads, leftovers, order, and sizes before"
                 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.rows import Named, Way, dummies, named_by, ways_of
+from graphkit.audit.row_axes import RowAxis, RowsByKind, reserved_rows, row_axes, rows_of_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class WatchedState:
 
     def __init__(self, state: Mapping[str, torch.Tensor], page_size: int, whole: Any) -> None:
         self._page_size = page_size
-        named = named_by(whole, page_size)
+        named = rows_of_batch(whole, page_size)
         self._last_request = max(named["requests"])
         self._watched = [
-            _Watched(name, tensor, ways_of(tensor, page_size, named))
+            _Watched(name, tensor, row_axes(tensor, page_size, named))
             for name, tensor in _apart(state)
         ]
-        self._pools: list[tuple[_Watched, Way]] = []
+        self._pools: list[tuple[_Watched, RowAxis]] = []
         self._tables: list[_Watched] = []
 
     def restore(self) -> None:
@@ -57,7 +57,7 @@ class WatchedState:
         A pool was written at the batch's slots. A table of whole numbers with a row per request was
         only read.
         """
-        each_named = named_by(batch, self._page_size), dummies(self._page_size)
+        each_named = rows_of_batch(batch, self._page_size), reserved_rows(self._page_size)
         for each in self._watched:
             pool = next((way for way in each.ways if each.was_written(way, *each_named)), None)
             if pool is not None:
@@ -70,7 +70,7 @@ class WatchedState:
         """Fill the dummy slots of KV pools; whole numbers there are left alone."""
         for each, way in self._pools:
             if each.tensor.is_floating_point():
-                dummy = each.tensor.narrow(way.dim, 0, way.dummies(self._page_size))
+                dummy = each.tensor.narrow(way.dim, 0, way.reserved_count(self._page_size))
                 # fill_ refuses what a dtype lacks, such as an infinity of eight bits.
                 dummy.copy_(torch.tensor(value))
 
@@ -79,7 +79,7 @@ class WatchedState:
 
         Returns whether there is such a table and such a request.
         """
-        requests = named_by(batch, self._page_size)["requests"]
+        requests = rows_of_batch(batch, self._page_size)["requests"]
         others = [row for row in range(1, self._last_request + 1) if row not in requests]
         for each in self._tables if others else ():
             each.tensor[0] = each.tensor[others[-1]]
@@ -87,7 +87,7 @@ class WatchedState:
 
     def stray_write(self, batch: Any) -> Write | None:
         """The first row that changed although the batch does not name it."""
-        named = named_by(batch, self._page_size)
+        named = rows_of_batch(batch, self._page_size)
         judged = [each for each in self._watched if each.ways]
         # The likeliest way explains almost everything, so the device is waited for once.
         found = [each.strays(each.ways[0], named).any() for each in judged]
@@ -102,28 +102,28 @@ class WatchedState:
 class _Watched:
     """One tensor, its copy, and what its rows may stand for."""
 
-    def __init__(self, name: str, tensor: torch.Tensor, ways: tuple[Way, ...]) -> None:
+    def __init__(self, name: str, tensor: torch.Tensor, ways: tuple[RowAxis, ...]) -> None:
         self.name, self.tensor, self.saved, self.ways = name, tensor, tensor.clone(), ways
 
-    def prefer(self, way: Way) -> None:
+    def prefer(self, way: RowAxis) -> None:
         """Take a way first, since it was seen to be right."""
         self.ways = (way, *(other for other in self.ways if other != way))
 
-    def strays(self, way: Way, named: Named) -> torch.Tensor:
+    def strays(self, way: RowAxis, named: RowsByKind) -> torch.Tensor:
         """Rows that changed and are not named, bool [rows]."""
-        return way.strays(self.tensor, self.saved, named)
+        return way.stray_rows(self.tensor, self.saved, named)
 
-    def write(self, named: Named) -> Write | None:
+    def write(self, named: RowsByKind) -> Write | None:
         """The first stray row by the way that explains most of them, if none explains all."""
         strays = [(way, self.strays(way, named).nonzero().flatten().tolist()) for way in self.ways]
         way, rows = min(strays, key=lambda each: len(each[1]))
         return Write(self.name, rows[0], *self._values(way, rows[0])) if rows else None
 
-    def was_written(self, way: Way, named: Named, nobodys: Named) -> bool:
+    def was_written(self, way: RowAxis, named: RowsByKind, nobodys: RowsByKind) -> bool:
         """Whether slots that were named changed, or their pages, and nothing else."""
         if way.kind not in ("slots", "pages"):
             return False
-        rows = {*way.changed(self.tensor, self.saved).nonzero().flatten().tolist()}
+        rows = {*way.changed_rows(self.tensor, self.saved).nonzero().flatten().tolist()}
         return rows <= {*named[way.kind]} and not rows <= {*nobodys[way.kind]}
 
     def is_table(self, last_request: int) -> bool:
@@ -132,7 +132,7 @@ class _Watched:
         is_whole = tensor.dtype in (torch.int32, torch.int64) and tensor.ndim == 2
         return is_whole and len(tensor) > last_request and torch.equal(tensor, self.saved)
 
-    def _values(self, way: Way, row: int) -> tuple[str, str]:
+    def _values(self, way: RowAxis, row: int) -> tuple[str, str]:
         """What the first changed number of a row was, and is."""
         both = [way.rows(tensor)[:, row].flatten() for tensor in (self.saved, self.tensor)]
         bits = [numbers.view(torch.uint8).view(len(numbers), -1) for numbers in both]

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from graphkit.audit.pads.batches import Requests
+from graphkit.audit.pads.batch_variants import Requests
 from graphkit.audit.pads.state import WatchedState
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget

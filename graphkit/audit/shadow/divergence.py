@@ -19,16 +19,20 @@ from graphkit.audit.rerun import Rerun
 from graphkit.audit.shadow.op_steps import first_other_result
 from graphkit.audit.shadow.prefixes import Incomparable, first_other_memory
 from graphkit.graphs import (
-    OTHER_UNSET,
+    UNSET_MARKER,
     Attribution,
     CapturedGraph,
     CudaBackend,
     SizeTable,
     inspect_graph,
 )
-from graphkit.graphs.walk import Names
-from graphkit.graphs.walk.image_differences import Difference, differences, differing_bytes
-from graphkit.graphs.walk.images import NodeImage, image_of
+from graphkit.graphs.walk import NamedTensors
+from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
+from graphkit.graphs.walk.capture_differences import (
+    CaptureDifference,
+    capture_differences,
+    differing_bytes,
+)
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
 from graphkit.runners.capturing import Capturing
@@ -37,7 +41,7 @@ from graphkit.targets.compare import first_difference, tolerance
 _ALIKE = (
     "A capture made now replays alike: the step itself does something else when it is captured."
 )
-Image = Sequence[NodeImage]
+Image = Sequence[CanonicalNode]
 Place = tuple[int, str]
 """Index of a node, and what is different there, as a sentence."""
 
@@ -80,7 +84,7 @@ def first_divergence(
     others = () if is_recorded else _others(runner, size, names)
     with _captured_now(runner, size, Attribution(weights)) as now:
         before, after = (inspect_graph(each, names=names).nodes for each in (graph, now))
-        given = list(_given(image_of(graph, names), [image_of(now, names), *others]))
+        given = list(_given(canonical_nodes(graph, names), [canonical_nodes(now, names), *others]))
         told = _first_told(given, before, after)
         if is_recorded:
             return _earlier(told, first_other_result(graph, now, rerun), after)
@@ -124,7 +128,7 @@ def _earlier(told: Place | None, found: int | None, nodes: Sequence[Node]) -> Di
 
 
 def _first_told(
-    found: Iterable[Difference], before: Sequence[Node], after: Sequence[Node]
+    found: Iterable[CaptureDifference], before: Sequence[Node], after: Sequence[Node]
 ) -> Place | None:
     """The first node that is another one, or is given something else."""
     for each in found:
@@ -147,7 +151,7 @@ def _first_told(
     return None
 
 
-def _lead(node: Node, difference: Difference) -> Pointer | None:
+def _lead(node: Node, difference: CaptureDifference) -> Pointer | None:
     """The address of which a differing word of an argument is a part."""
     if difference.argument is None or difference.offset is None:
         return None
@@ -155,32 +159,32 @@ def _lead(node: Node, difference: Difference) -> Pointer | None:
     return next((p for p in pointers if p.offset <= difference.offset < p.offset + 8), None)
 
 
-def _what(node: Node, difference: Difference) -> str:
+def _what(node: Node, difference: CaptureDifference) -> str:
     if difference.argument is None:
         return difference.what
     name = f"argument {difference.argument} {node.arguments[difference.argument].name}".rstrip()
     return f"{name} at byte {difference.offset}" if difference.offset else name
 
 
-def _given(graph: Image, now: Sequence[Image]) -> Iterator[Difference]:
+def _given(graph: Image, now: Sequence[Image]) -> Iterator[CaptureDifference]:
     """Where a graph is not as captures made now are, every one of them.
 
     They are of the same, so bytes in which they differ from each other mean nothing.
     """
     unset = differing_bytes(*now)
-    first, *others = (list(differences(graph, each, unset)) for each in now)
+    first, *others = (list(capture_differences(graph, each, unset)) for each in now)
     places = [{(each.node, each.argument, each.offset) for each in other} for other in others]
     for each in first:
         if all((each.node, each.argument, each.offset) in other for other in places):
             yield each
 
 
-def _others(runner: Runner[Any], size: int, names: Names) -> Sequence[Image]:
+def _others(runner: Runner[Any], size: int, names: NamedTensors) -> Sequence[Image]:
     """Captures whose unset bytes hold other things; one of them as most graphs are captured."""
     images = []
-    for attribution in (None, Attribution(), Attribution(unset=OTHER_UNSET)):
+    for attribution in (None, Attribution(), Attribution(stack_fill=UNSET_MARKER)):
         with _captured_now(runner, size, attribution) as now:
-            images.append(image_of(now, names))
+            images.append(canonical_nodes(now, names))
     return images
 
 

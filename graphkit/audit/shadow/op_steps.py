@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.rerun import Rerun
-from graphkit.audit.snapshot import checksum
-from graphkit.graphs.recorder import RecordedGraph, RecordedOp, as_recorded
-from graphkit.graphs.walk.recorded import tensors_in
+from graphkit.graphs.recorder import RecordedGraph, RecordedOp, replay_context
+from graphkit.graphs.walk.recorder_walk import tensors_in
 
 _UNSET = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 """Operations whose results hold anything."""
@@ -45,7 +45,7 @@ class _Stepwise:
 
     def replay(self) -> None:
         """See ``RecordedGraph.replay``."""
-        with as_recorded():
+        with replay_context():
             for op in self._ops:
                 op.run()
                 self.made.append([checksum(tensor) for tensor in written(op)])

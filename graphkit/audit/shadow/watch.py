@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from graphkit.audit.ledger import Ledger, Look
+from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
 from graphkit.audit.shadow.ways import Replay, Ways
 from graphkit.config import require_int
@@ -69,14 +69,14 @@ class ShadowWatch:
         self.compared = 0
         self._runner, self._every, self._weights, self._bisect = runner, every, weights, bisect
         self._ways = Ways(runner)
-        self._look = Look("shadow", runner.mode.name, 0)
+        self._check = Check("shadow", runner.mode.name, 0)
         self._told: set[tuple[str, int, str]] = set()
         self._turn, self._exits = 0, ExitStack()
 
     @property
     def findings(self) -> list[Finding]:
         """What was found so far; of each size, kind and field the first."""
-        return self._look.findings
+        return self._check.findings
 
     def __enter__(self) -> Self:
         replayer = self._runner.replayer("a shadow watch")
@@ -106,7 +106,7 @@ class ShadowWatch:
             self._found("shadow failed", replay, "", text, _FAILED, severity="warning")
         finally:
             replay.after.put_back()
-            replay.host.put_back()
+            replay.host.restore()
             _write(output.tensors(), replay.got)
         return output
 
@@ -182,7 +182,7 @@ class ShadowWatch:
             found = self._bisected(replay)
             text, facts["node"] = f"{text} {found.text}", found.node
         text = f"with {_counted(replay.fit.requests)} {text}"
-        self._look.found(kind, text, batch_size=size, field=field, advice=advice, **facts)
+        self._check.report(kind, text, batch_size=size, field=field, advice=advice, **facts)
 
     def _bisected(self, replay: Replay) -> Divergence:
         replay.rewind()
@@ -205,24 +205,24 @@ def _write(output: Tensors, rows: Tensors) -> None:
             tensor.copy_(rows[name])
 
 
-def audit_shadow(target: CaptureTarget, runner: Runner[Any], ledger: Ledger) -> None:
+def audit_shadow(target: CaptureTarget, runner: Runner[Any], log: AuditLog) -> None:
     """Compare replays of sample batches with their other ways; see ``ShadowWatch``.
 
     Args:
         target: Makes the batches.
         runner: One of the target's, captured.
-        ledger: Takes what is found.
+        log: Takes what is found.
     """
     for size in runner.table:
-        with ledger.look("shadow", runner.mode.name, size) as look:
+        with log.check("shadow", runner.mode.name, size) as check:
             watch = ShadowWatch(runner, every=1, weights=target.weights, bisect=True)
             with preserved(target.mutable_state or {}), watch:
                 lives = _lives(min(size, runner.table.max_batch_size))
                 for live in lives:
                     batch = target.batch(runner.mode, live, _SEED + live)
                     runner.replay(batch, padded_batch_size=size)
-            look.findings += watch.findings
-            look.text = (
+            check.findings += watch.findings
+            check.text = (
                 f"compared with the padded and the unpadded step: {', '.join(map(str, lives))} live"
             )
 

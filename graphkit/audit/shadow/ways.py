@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.moment import Moment
-from graphkit.audit.reach import Held
+from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.ops.mailbox_layout import Ring
 from graphkit.records import Mismatch
 from graphkit.runners import Output, Runner
@@ -40,12 +40,12 @@ class Replay:
     before: Moment
     got: Tensors
     after: Moment
-    host: Held
+    host: ReachableObjects
 
     def rewind(self) -> None:
         """Let everything be as before it."""
         self.before.put_back()
-        self.host.put_back()
+        self.host.restore()
 
     def difference(self, expected: Tensors, got: Tensors, allowed: float = 0.0) -> Mismatch | None:
         """The first live row that differs by more than what is allowed."""
@@ -67,22 +67,22 @@ class Ways:
         runner = self._runner
         return Moment(runner.mutable_state, runner.device, runner.sizes.page_size)
 
-    def host(self) -> Held:
+    def host(self) -> ReachableObjects:
         """What the forward holds on the host."""
-        return Held({self._parts.step.name: self._parts.step.forward})
+        return ReachableObjects({self._parts.step.name: self._parts.step.forward})
 
     def read(self, fit: Fit, entry: int, tokens: int) -> Any:
         """The batch that stands in a written entry, which stays to be read by the graph."""
         buffers, mailbox = self._buffers, self._buffers.mailbox
         mailbox.post(entry, fit.requests, tokens)
-        self._parts.backend.order()
+        self._parts.backend.wait_for_replays()
         buffers.refresh(fit.padded_batch_size)
         rows: dict[str, Any] = {
             layout.name: buffers.live_rows(layout.name, fit.requests, tokens).clone()
             for layout in buffers.layouts
             if layout.name not in buffers.bound_fields
         }
-        buffers.machinery()["sequence"].sub_(1)
+        buffers.refresh_tensors()["sequence"].sub_(1)
         self.wait()
         mailbox.ring[Ring.CONSUMED] -= 1
         return buffers.inputs(**rows)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import Ledger
+from graphkit.audit import AuditLog
 from graphkit.audit.baked import audit_baked
 
 SPEC = gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4)
@@ -35,7 +35,7 @@ def sample(_mode, batch_size, seed):
 
 
 def audited(forward, model=None, **dynamic):
-    """The ledger of an audit of a forward that makes logits [T, 32]."""
+    """The log of an audit of a forward that makes logits [T, 32]."""
     target = gk.CaptureTarget(
         name="tiny",
         spec=SPEC,
@@ -45,10 +45,10 @@ def audited(forward, model=None, **dynamic):
         weights=model,
         host_values=dynamic,
     )
-    ledger = Ledger()
+    log = AuditLog()
     with target.runner(MODE, batch_sizes=[2, 4], device="cpu") as runner:
-        audit_baked(target, runner, ledger)
-    return ledger
+        audit_baked(target, runner, log)
+    return log
 
 
 @pytest.fixture
@@ -67,24 +67,24 @@ def setter(settings, name):
 
 
 def test_a_sound_forward_has_a_certificate_and_no_finding(model):
-    ledger = audited(lambda i: model(i.input_ids) + i.positions[:, None], model)
-    assert not ledger.findings
-    texts = [check.text for check in ledger.checks]
+    log = audited(lambda i: model(i.input_ids) + i.positions[:, None], model)
+    assert not log.findings
+    texts = [check.text for check in log.checks]
     assert texts[0].startswith("captured again: 0 differences")
     assert [text.split(":")[0] for text in texts[1:]] == [
         "changed batch contents", "changed live requests",
     ]  # fmt: skip
-    assert all(check.mode == "TARGET_VERIFY" for check in ledger.checks)
+    assert all(check.mode == "TARGET_VERIFY" for check in log.checks)
 
 
 def test_a_scalar_is_found_with_its_place_and_both_values(model, settings):
-    ledger = audited(
+    log = audited(
         lambda i: model(i.input_ids) / settings.temperature,
         model,
         temperature=(setter(settings, "temperature"), [0.5, 0.25]),
     )
-    assert [finding.batch_size for finding in ledger.findings] == [2, 4]
-    finding = ledger.findings[0]
+    assert [finding.batch_size for finding in log.findings] == [2, 4]
+    finding = log.findings[0]
     assert (finding.kind, finding.audit, finding.severity) == ("baked value", "baked", "error")
     assert (finding.kernel, finding.argument) == ("div", 1)
     assert (finding.before, finding.after) == ("0.5", "0.25")
@@ -95,24 +95,24 @@ def test_a_scalar_is_found_with_its_place_and_both_values(model, settings):
 
 
 def test_one_thing_is_changed_at_a_time(model, settings):
-    ledger = audited(
+    log = audited(
         lambda i: model(i.input_ids) / settings.temperature,
         model,
         temperature=(setter(settings, "temperature"), [0.5, 0.25]),
         steps=(setter(settings, "steps"), [2, 3]),
     )
-    counts = {check.text.split(":")[0]: check.findings for check in ledger.checks}
+    counts = {check.text.split(":")[0]: check.findings for check in log.checks}
     assert counts["changed temperature"] == 2
     assert counts["changed steps"] == 0
 
 
 def test_every_further_value_is_tried(model, settings):
-    ledger = audited(
+    log = audited(
         lambda i: model(i.input_ids) / max(settings.steps, 3),
         model,
         steps=(setter(settings, "steps"), [2, 3, 4]),
     )
-    assert [finding.after for finding in ledger.findings] == ["4", "4"]
+    assert [finding.after for finding in log.findings] == ["4", "4"]
 
 
 def test_a_branch_shows_as_another_kernel(model, settings):
@@ -120,8 +120,8 @@ def test_a_branch_shows_as_another_kernel(model, settings):
         logits = model(i.input_ids)
         return logits.relu() if settings.is_greedy else logits.sigmoid()
 
-    ledger = audited(forward, model, greedy=(setter(settings, "is_greedy"), [True, False]))
-    assert {(f.before, f.after) for f in ledger.findings} == {("relu", "sigmoid")}
+    log = audited(forward, model, greedy=(setter(settings, "is_greedy"), [True, False]))
+    assert {(f.before, f.after) for f in log.findings} == {("relu", "sigmoid")}
 
 
 def test_a_loop_shows_as_another_number_of_nodes(model, settings):
@@ -131,9 +131,9 @@ def test_a_loop_shows_as_another_number_of_nodes(model, settings):
             logits = logits + 1
         return logits
 
-    ledger = audited(forward, model, steps=(setter(settings, "steps"), [2, 3]))
-    assert all("number of nodes" in finding.text for finding in ledger.findings)
-    assert len(ledger.findings) == 2
+    log = audited(forward, model, steps=(setter(settings, "steps"), [2, 3]))
+    assert all("number of nodes" in finding.text for finding in log.findings)
+    assert len(log.findings) == 2
 
 
 def test_nodes_behind_one_that_only_one_capture_has_are_not_told(model, settings):
@@ -141,8 +141,8 @@ def test_nodes_behind_one_that_only_one_capture_has_are_not_told(model, settings
         logits = model(i.input_ids)
         return (logits.relu() if settings.is_greedy else logits).exp().neg()
 
-    ledger = audited(forward, model, greedy=(setter(settings, "is_greedy"), [True, False]))
-    assert [(f.before, f.after) for f in ledger.findings] == [("relu", "exp")] * 2
+    log = audited(forward, model, greedy=(setter(settings, "is_greedy"), [True, False]))
+    assert [(f.before, f.after) for f in log.findings] == [("relu", "exp")] * 2
 
 
 @pytest.mark.parametrize("values", [[], [0.5]])
@@ -157,10 +157,10 @@ def test_values_are_told_without_their_addresses(model, settings):
 
     values = [Settings(), Settings()]
     values[1].steps = 3
-    ledger = audited(forward, model, settings=(setter(settings, "temperature"), values))
-    assert "is 2 at <" in ledger.findings[0].text
-    assert "object> and 3 at <" in ledger.findings[0].text
-    assert "0x" not in ledger.findings[0].text
+    log = audited(forward, model, settings=(setter(settings, "temperature"), values))
+    assert "is 2 at <" in log.findings[0].text
+    assert "object> and 3 at <" in log.findings[0].text
+    assert "0x" not in log.findings[0].text
 
 
 def test_the_same_value_in_many_nodes_is_one_finding(model, settings):
@@ -170,32 +170,32 @@ def test_the_same_value_in_many_nodes_is_one_finding(model, settings):
             logits = logits * settings.temperature
         return logits
 
-    ledger = audited(forward, model, temperature=(setter(settings, "temperature"), [0.5, 0.25]))
-    assert len(ledger.findings) == 2
-    assert "the same in 2 more nodes" in ledger.findings[0].text
+    log = audited(forward, model, temperature=(setter(settings, "temperature"), [0.5, 0.25]))
+    assert len(log.findings) == 2
+    assert "the same in 2 more nodes" in log.findings[0].text
 
 
 def test_a_tensor_that_is_rewritten_in_place_is_not_frozen(model):
     scale = torch.full((1,), 0.5)
-    ledger = audited(lambda i: model(i.input_ids) * scale, model, scale=(scale.fill_, [0.5, 0.25]))
-    assert not ledger.findings
+    log = audited(lambda i: model(i.input_ids) * scale, model, scale=(scale.fill_, [0.5, 0.25]))
+    assert not log.findings
 
 
 def test_a_constant_made_on_the_host_is_found_by_its_content(model, settings):
-    ledger = audited(
+    log = audited(
         lambda i: model(i.input_ids) * torch.tensor([settings.temperature]),
         model,
         temperature=(setter(settings, "temperature"), [0.5, 0.25]),
     )
-    assert len(ledger.findings) == 2
+    assert len(log.findings) == 2
 
 
 def test_a_capture_that_depends_on_a_counter_is_not_deterministic(model):
     counter = itertools.count()
-    ledger = audited(lambda i: model(i.input_ids) * next(counter), model)
-    kinds = {finding.kind for finding in ledger.findings}
+    log = audited(lambda i: model(i.input_ids) * next(counter), model)
+    kinds = {finding.kind for finding in log.findings}
     assert "capture is not deterministic" in kinds
-    assert ledger.checks[0].findings == 2
+    assert log.checks[0].findings == 2
 
 
 def test_what_was_changed_is_taken_back_when_a_capture_fails(model, settings):

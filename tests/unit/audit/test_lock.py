@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from graphkit.audit import Ledger, fingerprint
+from graphkit.audit import AuditLog, fingerprint
 from graphkit.audit.lock import check_lock, lock_of
 from graphkit.records import (
     Argument,
@@ -53,9 +53,9 @@ def changed(graph, index=0, **facts):
 
 
 def checked(before, *now):
-    ledger = Ledger()
-    check_lock(lock_of("t", before, HERE), lock_of("t", now, HERE), ledger)
-    return ledger
+    log = AuditLog()
+    check_lock(lock_of("t", before, HERE), lock_of("t", now, HERE), log)
+    return log
 
 
 TIMING = Timing(

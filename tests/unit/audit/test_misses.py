@@ -11,7 +11,7 @@ import torch
 
 import graphkit as gk
 from graphkit.attention import AttentionBackend
-from graphkit.audit import Ledger
+from graphkit.audit import AuditLog
 from graphkit.audit.misses import audit_misses, spans
 from graphkit.reference import reference_target
 from graphkit.targets import RUNNERS
@@ -57,22 +57,20 @@ def audited(sample_batch=lambda mode, batch_size, seed: batch_of(batch_size), **
         "sample_batch": sample_batch,
         "batch_sizes": [1, 2, 4, 8],
     }
-    ledger = Ledger()
-    audit_misses(gk.CaptureTarget(**{**facts, **changes}), ledger, device="cpu")
-    found = ledger.findings
-    return Found(
-        [f for f in found if f.mode], [f for f in found if not f.mode], ledger.checks[0].text
-    )
+    log = AuditLog()
+    audit_misses(gk.CaptureTarget(**{**facts, **changes}), log, device="cpu")
+    found = log.findings
+    return Found([f for f in found if f.mode], [f for f in found if not f.mode], log.checks[0].text)
 
 
 @pytest.mark.parametrize("topk", [1, 2])
 def test_the_reference_target_has_no_finding(topk):
-    ledger = Ledger()
-    audit_misses(reference_target("cpu", topk=topk), ledger, device="cpu")
-    assert ledger.findings == []
-    assert [check.mode for check in ledger.checks[:-1]] != []
-    assert {check.mode for check in ledger.checks} == {"", *(mode.name for mode in RUNNERS)}
-    for check in ledger.checks[:-1]:
+    log = AuditLog()
+    audit_misses(reference_target("cpu", topk=topk), log, device="cpu")
+    assert log.findings == []
+    assert [check.mode for check in log.checks[:-1]] != []
+    assert {check.mode for check in log.checks} == {"", *(mode.name for mode in RUNNERS)}
+    for check in log.checks[:-1]:
         assert check.text == (
             "8 live sizes, 8 with a graph; 16% of all rows are pads, 38% at worst "
             "(5 live at size 8)"
@@ -85,9 +83,9 @@ def test_a_sound_target_has_no_finding():
 
 
 def test_only_the_modes_that_were_asked_for():
-    target, ledger = reference_target("cpu", max_batch_size=1), Ledger()
-    audit_misses(target, ledger, modes=[DECODE], device="cpu")
-    assert [check.mode for check in ledger.checks] == ["DECODE"]
+    target, log = reference_target("cpu", max_batch_size=1), AuditLog()
+    audit_misses(target, log, modes=[DECODE], device="cpu")
+    assert [check.mode for check in log.checks] == ["DECODE"]
 
 
 def test_a_field_that_was_not_captured():
@@ -139,12 +137,12 @@ def test_an_attention_backend_without_graphs():
 
     target = reference_target("cpu", max_batch_size=2)
     target = replace(target, attention=WithoutGraphs(), forwards={EXTEND_V2: never})
-    ledger = Ledger()
-    audit_misses(target, ledger, modes=[EXTEND_V2], device="cpu")
-    (finding,) = ledger.findings
+    log = AuditLog()
+    audit_misses(target, log, modes=[EXTEND_V2], device="cpu")
+    (finding,) = log.findings
     assert (finding.kind, finding.severity) == ("batch falls back", "warning")
     assert "WithoutGraphs does not support DRAFT_EXTEND_V2 graphs" in finding.text
-    assert ledger.checks[0].text == "2 live sizes, 0 with a graph"
+    assert log.checks[0].text == "2 live sizes, 0 with a graph"
 
 
 def test_sizes_beyond_what_is_ever_sampled():
@@ -167,9 +165,9 @@ def test_sizes_beyond_the_request_pool():
         batch_sizes=[1, 2, 4],
         sample_batch=lambda mode, batch_size, seed: batch_of(batch_size),
     )
-    ledger = Ledger()
-    audit_misses(target, ledger, modes=[VERIFY], device="cpu")
-    assert [(f.kind, f.batch_size) for f in ledger.findings] == [
+    log = AuditLog()
+    audit_misses(target, log, modes=[VERIFY], device="cpu")
+    assert [(f.kind, f.batch_size) for f in log.findings] == [
         ("unreachable size", 4), ("unreachable size", 6),
     ]  # fmt: skip
 
@@ -227,12 +225,12 @@ def test_sizes_that_double_are_no_waste():
     ],
 )
 def test_modes_that_the_algorithm_would_dispatch(spec, forwards, missing):
-    target, ledger = reference_target("cpu", max_batch_size=1), Ledger()
+    target, log = reference_target("cpu", max_batch_size=1), AuditLog()
     target = replace(target, spec=spec, forwards=dict.fromkeys(forwards, [never] * 3))
     target = replace(target, batch_sizes=[1], attention=None)
     with warnings.catch_warnings(action="error"):
-        audit_misses(target, ledger, device="cpu")
-    found = [f for f in ledger.findings if not f.mode]
+        audit_misses(target, log, device="cpu")
+    found = [f for f in log.findings if not f.mode]
     assert [f.text.split(" runs ")[1].split(",")[0] for f in found] == missing
     assert {(f.kind, f.severity) for f in found} <= {("mode without a graph", "warning")}
 

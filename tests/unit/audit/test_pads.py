@@ -8,7 +8,7 @@ from torch import nn
 
 import graphkit as gk
 from graphkit.attention import AttentionBackend
-from graphkit.audit import Ledger
+from graphkit.audit import AuditLog
 from graphkit.audit.pads import audit_pads, live_sizes
 from graphkit.reference.target import model_target
 from graphkit.targets import RUNNERS
@@ -48,7 +48,7 @@ def sample_batch(mode, batch_size, seed):
 
 
 def audited(mix, *, mode=VERIFY, batch_sizes=(1, 4), page_size=1, **changes):
-    """What the audit finds in a model: class of bug and size, and the ledger."""
+    """What the audit finds in a model: class of bug and size, and the log."""
     facts = {
         "name": "tiny",
         "spec": gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
@@ -58,11 +58,11 @@ def audited(mix, *, mode=VERIFY, batch_sizes=(1, 4), page_size=1, **changes):
         "batch_sizes": list(batch_sizes),
     }
     target = gk.CaptureTarget(**{**facts, **changes})
-    ledger = Ledger()
+    log = AuditLog()
     with target.runner(mode, device="cpu") as runner:
         runner.capture()
-        audit_pads(target, runner, ledger)
-    return {(each.kind, each.batch_size) for each in ledger.findings}, ledger
+        audit_pads(target, runner, log)
+    return {(each.kind, each.batch_size) for each in log.findings}, log
 
 
 def as_it_is(hidden, inputs):
@@ -83,13 +83,13 @@ def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
 @pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=3)
-    ledger = Ledger()
+    log = AuditLog()
     with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
         runner.capture()
-        audit_pads(target, runner, ledger)
-    assert ledger.findings == []
-    assert [(check.batch_size, check.findings) for check in ledger.checks] == [(1, 0), (3, 0)]
-    assert ledger.checks[1].text.endswith(
+        audit_pads(target, runner, log)
+    assert log.findings == []
+    assert [(check.batch_size, check.findings) for check in log.checks] == [(1, 0), (3, 0)]
+    assert log.checks[1].text.endswith(
         "replays with 1 to 3 live requests: other pads, leftovers, order, and sizes before"
     )
 
@@ -125,9 +125,9 @@ def test_a_draft_models_table_of_positions_is_never_left():
 
 
 def test_rows_that_see_all_others_leak():
-    found, ledger = audited(lambda hidden, inputs: hidden + hidden.mean(0))
+    found, log = audited(lambda hidden, inputs: hidden + hidden.mean(0))
     assert found == {(LEAK, 4)}
-    (finding,) = ledger.findings
+    (finding,) = log.findings
     assert (finding.field, finding.row, finding.request) == ("next_token_logits", 0, 0)
     assert (finding.audit, finding.mode, finding.severity) == ("pads", "TARGET_VERIFY", "error")
     assert finding.text.startswith(
@@ -152,9 +152,9 @@ def test_a_verdict_that_a_leak_turns_is_told():
         batch.input_ids = batch.input_ids.clamp(1, VOCAB - 2)
         return batch
 
-    found, ledger = audited(None, forwards={VERIFY: forward}, sample_batch=never_largest)
+    found, log = audited(None, forwards={VERIFY: forward}, sample_batch=never_largest)
     assert found == {(LEAK, 4)}
-    assert "Request 0 then accepts 0 drafts instead of 3." in ledger.findings[0].text
+    assert "Request 0 then accepts 0 drafts instead of 3." in log.findings[0].text
 
 
 def test_masking_by_multiplication_lets_the_dummy_slot_leak():
@@ -165,21 +165,21 @@ def test_masking_by_multiplication_lets_the_dummy_slot_leak():
         cache.index_copy_(0, inputs.out_cache_loc, hidden)
         return hidden + 0 * cache[0]
 
-    found, ledger = audited(mix, batch_sizes=(1, 4), mutable_state={"cache": cache})
+    found, log = audited(mix, batch_sizes=(1, 4), mutable_state={"cache": cache})
     assert found == {(LEAK, 1), (LEAK, 4)}
-    assert "nan in pad rows and dummy slots" in ledger.findings[0].text
-    assert ledger.findings[0].after == "nan"
+    assert "nan in pad rows and dummy slots" in log.findings[0].text
+    assert log.findings[0].after == "nan"
 
 
 def test_a_request_table_whose_dummy_row_matters_leaks():
     table = torch.zeros(9, 16, dtype=torch.int32)
     table[1:] = torch.arange(1, 9)[:, None]
-    found, ledger = audited(
+    found, log = audited(
         lambda hidden, inputs: hidden + table[inputs.req_pool_indices].float().mean(),
         mutable_state={"table": table},
     )
     assert found == {(LEAK, 4)}
-    assert "other slots in the dummy's row" in ledger.findings[0].text
+    assert "other slots in the dummy's row" in log.findings[0].text
     assert not table[0].any()
 
 
@@ -197,9 +197,9 @@ def test_a_pad_row_that_writes_a_slot_of_its_own_is_found(shape, page_size):
         cache.index_copy_(0, slots, hidden)
         return hidden
 
-    found, ledger = audited(mix, mutable_state={"pool": pool}, page_size=page_size)
+    found, log = audited(mix, mutable_state={"pool": pool}, page_size=page_size)
     assert found == {(STRAY, 4)}
-    (finding,) = ledger.findings
+    (finding,) = log.findings
     assert (finding.field, finding.row, finding.request) == ("pool", SLOTS - 1, None)
     assert f"row {SLOTS - 1} of state 'pool' from 0 to {finding.after}" in finding.text
     assert not pool.any()
@@ -251,9 +251,9 @@ class PlansLiveRowsAlone(AttentionBackend):
 def test_stale_slots_of_a_larger_batch_are_written_to():
     cache, plan = torch.zeros(SLOTS, HIDDEN), PlansLiveRowsAlone()
     mix = storing(cache, lambda inputs: plan.slots[: inputs.num_tokens])
-    found, ledger = audited(mix, mutable_state={"cache": cache}, attention=plan)
+    found, log = audited(mix, mutable_state={"cache": cache}, attention=plan)
     assert (STRAY, 4) in found
-    (finding,) = (each for each in ledger.findings if each.kind == STRAY)
+    (finding,) = (each for each in log.findings if each.kind == STRAY)
     assert "and a batch of 4 requests just before, a replay changes row" in finding.text
 
 
@@ -281,9 +281,9 @@ def test_a_flag_that_the_other_size_leaves_disturbs():
 
 
 def test_rows_that_count_where_they_stand_depend_on_their_place():
-    found, ledger = audited(lambda hidden, inputs: hidden + torch.arange(len(hidden))[:, None] / 9)
+    found, log = audited(lambda hidden, inputs: hidden + torch.arange(len(hidden))[:, None] / 9)
     assert found == {(PLACE, 4)}
-    assert "the requests in the order [1, 0]" in ledger.findings[0].text
+    assert "the requests in the order [1, 0]" in log.findings[0].text
 
 
 def test_a_rounding_by_place_is_no_finding():
@@ -299,9 +299,9 @@ def test_undeclared_state_makes_replays_differ_by_themselves():
     def mix(hidden, inputs):
         return hidden + counter.add_(1)
 
-    found, ledger = audited(mix)
+    found, log = audited(mix)
     assert found == {(RESTLESS, 1), (RESTLESS, 4)}
-    assert "with 1 live request, row 0" in ledger.findings[0].text
+    assert "with 1 live request, row 0" in log.findings[0].text
 
 
 def test_random_numbers_are_the_same_in_every_replay():
@@ -328,7 +328,7 @@ def test_the_runner_is_left_as_it_was():
         expected = runner.replay(batch, clone=True).next_token_logits
         cache.copy_(before)
         runner.shadow = "padded"
-        audit_pads(target, runner, Ledger())
+        audit_pads(target, runner, AuditLog())
         assert runner.shadow == "padded"
         assert torch.equal(cache, before)
         runner.shadow = None
@@ -344,7 +344,7 @@ def test_a_runner_that_is_not_captured_is_refused():
         sample_batch=sample_batch,
     )
     with pytest.raises(gk.ReplayError, match="needs captured"):
-        audit_pads(target, target.runner(VERIFY, device="cpu"), Ledger())
+        audit_pads(target, target.runner(VERIFY, device="cpu"), AuditLog())
 
 
 @pytest.mark.parametrize(

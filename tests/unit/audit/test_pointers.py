@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import Ledger, Look
-from graphkit.audit.alive import TensorsAlive
+from graphkit.audit import AuditLog, Check
+from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.pointers import audit_pointers, judge_pointers
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.reference import reference_target
@@ -38,11 +38,11 @@ def audited(forward, **declared):
         sample_batch=sample,
         **declared,
     )
-    ledger = Ledger()
+    log = AuditLog()
     with target.runner(MODE, batch_sizes=[2], device="cpu") as runner:
         runner.capture(attribution=gk.Attribution(target.weights))
-        audit_pointers(target, runner, ledger)
-    return ledger.findings
+        audit_pointers(target, runner, log)
+    return log.findings
 
 
 @pytest.fixture
@@ -114,13 +114,13 @@ def test_a_field_that_no_node_reads_is_found(model, name):
 
 def test_the_reference_target_points_only_to_what_it_declares():
     target = reference_target("cpu", max_batch_size=2)
-    ledger = Ledger()
+    log = AuditLog()
     for mode in target.forwards:
         with target.runner(mode, batch_sizes=[2], device="cpu") as runner:
             runner.capture(attribution=gk.Attribution(target.weights))
-            audit_pointers(target, runner, ledger)
-    assert not ledger.findings
-    assert {check.mode for check in ledger.checks} == {mode.name for mode in target.forwards}
+            audit_pointers(target, runner, log)
+    assert not log.findings
+    assert {check.mode for check in log.checks} == {mode.name for mode in target.forwards}
 
 
 def judged(*, memory, kind="pointer", size=8, offset=0, kernel="kernel", address=1 << 41, op=""):
@@ -134,17 +134,17 @@ def judged(*, memory, kind="pointer", size=8, offset=0, kernel="kernel", address
 
 
 def judged_node(node):
-    look = Look("pointers", "DECODE", 1)
+    look = Check("pointers", "DECODE", 1)
     record = GraphRecord(name="g", backend="cuda", environment=HERE, nodes=(node,))
-    judge_pointers(record, look, TensorsAlive())
+    judge_pointers(record, check, LiveTensors())
     return look
 
 
 @pytest.mark.parametrize("memory", ["weight", "input", "state", "pool", "mailbox"])
 def test_declared_memory_is_counted_alone(memory):
     look = judged(memory=memory)
-    assert not look.findings
-    assert look.text == f"1 addresses: 1 {memory}"
+    assert not check.findings
+    assert check.text == f"1 addresses: 1 {memory}"
 
 
 def test_freed_memory_is_an_error():
@@ -159,8 +159,8 @@ def test_memory_outside_is_a_finding_if_a_tensor_holds_it_and_else_a_librarys():
     (finding,) = judged(memory="external", address=inside).findings
     assert finding.kind == "undeclared memory"
     look = judged(memory="external", address=tensor.data_ptr() + tensor.nbytes + (1 << 41))
-    assert not look.findings
-    assert look.text == "1 addresses: 1 workspace"
+    assert not check.findings
+    assert check.text == "1 addresses: 1 workspace"
 
 
 @pytest.mark.parametrize(
@@ -175,15 +175,15 @@ def test_memory_outside_is_a_finding_if_a_tensor_holds_it_and_else_a_librarys():
 )
 def test_what_lies_deep_in_a_struct_counts_only_where_structs_are_filled(kernel, offset, is_told):
     look = judged(memory="freed", kind="struct", size=1720, offset=offset, kernel=kernel)
-    assert bool(look.findings) is is_told
-    assert look.text == ("1 addresses: 1 freed" if is_told else "no address")
+    assert bool(check.findings) is is_told
+    assert check.text == ("1 addresses: 1 freed" if is_told else "no address")
 
 
 def test_what_attribution_leaves_deep_in_a_struct_is_the_operations_own():
     kernel = "void at::native::reduce_kernel<512>(int)"
     look = judged(memory="freed", kind="struct", size=944, offset=880, kernel=kernel, op="sum")
-    assert [finding.severity for finding in look.findings] == ["warning"]
-    assert look.text == "no address"  # it may be there in one capture and not in the next
+    assert [finding.severity for finding in check.findings] == ["warning"]
+    assert check.text == "no address"  # it may be there in one capture and not in the next
 
 
 def test_an_unreadable_argument_is_found():

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import Ledger
-from graphkit.audit.reach import Held
-from graphkit.audit.snapshot import Snapshot, checksum
+from graphkit.audit import AuditLog
+from graphkit.audit.object_snapshot import ObjectSnapshot, checksum
+from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.audit.warmup import audit_warmup
 from graphkit.kv import MHATokenToKVPool
 from graphkit.reference.target import model_target
@@ -59,7 +59,7 @@ def sample_batch(mode, batch_size, seed):
 
 
 def audited(forward, **changes):
-    """What the audit finds: kind and text of each, and the ledger."""
+    """What the audit finds: kind and text of each, and the log."""
     target = gk.CaptureTarget(
         name="tiny",
         spec=gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH),
@@ -69,10 +69,10 @@ def audited(forward, **changes):
         batch_sizes=[1, 4],
         **changes,
     )
-    ledger = Ledger()
+    log = AuditLog()
     with target.runner(VERIFY, device="cpu") as runner:
-        audit_warmup(target, runner, ledger)
-    return [(each.kind, each.text) for each in ledger.findings], ledger
+        audit_warmup(target, runner, log)
+    return [(each.kind, each.text) for each in log.findings], log
 
 
 def of_model(step, **changes):
@@ -84,11 +84,11 @@ def of_model(step, **changes):
 @pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=2)
-    ledger = Ledger()
+    log = AuditLog()
     with target.runner(mode, batch_sizes=[1, 2], device="cpu") as runner:
-        audit_warmup(target, runner, ledger)
-    assert ledger.findings == []
-    (check,) = ledger.checks
+        audit_warmup(target, runner, log)
+    assert log.findings == []
+    (check,) = log.checks
     assert check.mode == mode.name
     assert check.text.endswith("things before and after a capture: 0 changed")
 
@@ -98,12 +98,12 @@ def test_a_step_that_is_counted():
         model.steps += 1
 
     model = Tiny(step)
-    found, ledger = audited(model, weights=model)
+    found, log = audited(model, weights=model)
     assert found == [(LEAK, "capturing changed Tiny.steps from 0 to 6.")]
-    (finding,) = ledger.findings
+    (finding,) = log.findings
     assert (finding.audit, finding.mode, finding.severity) == ("warmup", "TARGET_VERIFY", "error")
     assert (finding.before, finding.after) == ("0", "6")
-    assert ledger.checks[0].text.endswith(": 1 changed")
+    assert log.checks[0].text.endswith(": 1 changed")
 
 
 def test_the_host_is_as_before_afterwards():
@@ -212,9 +212,9 @@ def test_a_cache_of_constants_is_sound():
             model.mask = ("causal", torch.ones(4, 4).tril())
 
     model = Tiny(step)
-    found, ledger = audited(model)
+    found, log = audited(model)
     assert found == []
-    assert ledger.checks[0].text.endswith(": 0 changed; 4 caches hold the same for any batch")
+    assert log.checks[0].text.endswith(": 0 changed; 4 caches hold the same for any batch")
 
 
 def test_a_result_that_is_kept_is_made_anew_by_every_replay():
@@ -334,10 +334,10 @@ def test_methods_and_partial_functions():
 def test_attention_backends_and_pools_mind_their_own_state(models):
     """A capture writes slot 0 of a pool, also of one that nobody declared."""
     target = replace(model_target(models[0], name="one", max_batch_size=2), mutable_state=None)
-    ledger = Ledger()
+    log = AuditLog()
     with target.runner(VERIFY, device="cpu") as runner:
-        audit_warmup(target, runner, ledger)
-    assert ledger.findings == []
+        audit_warmup(target, runner, log)
+    assert log.findings == []
 
 
 def test_pools_that_a_forward_writes_itself():
@@ -355,15 +355,17 @@ def test_pools_that_a_forward_writes_itself():
 def test_things_that_hold_each_other_are_entered_once():
     one, other = SimpleNamespace(calls=0), SimpleNamespace()
     one.other, other.one = other, one
-    names = [holder.name(key) for holder, held in Held({"one": one}).entries for key in held]
+    names = [
+        holder.name(key) for holder, held in ReachableObjects({"one": one}).entries for key in held
+    ]
     assert sorted(names) == ["one.calls", "one.other", "one.other.one"]
 
 
 def test_long_lists_are_told_by_their_length():
     model = SimpleNamespace(words=[str(i) for i in range(1000)])
-    before = Snapshot({"model": model}, {})
+    before = ObjectSnapshot({"model": model}, {})
     model.words.append("more")
-    (change,) = before.changes(Snapshot({"model": model}, {}))
+    (change,) = before.changes(ObjectSnapshot({"model": model}, {}))
     assert (change.before.text, change.after.text) == ("1000 items", "1001 items")
 
 

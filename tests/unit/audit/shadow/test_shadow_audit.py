@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import graphkit as gk
-from graphkit.audit import Ledger
+from graphkit.audit import AuditLog
 from graphkit.audit.shadow import audit_shadow
 from graphkit.reference.target import model_target
 from graphkit.targets import RUNNERS
@@ -18,12 +18,12 @@ GRAPH = "graph bug"
 @pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk, capture):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=3)
-    ledger = Ledger()
+    log = AuditLog()
     with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
         runner.capture()
-        audit_shadow(target, runner, ledger)
-    assert ledger.findings == []
-    assert [(check.batch_size, check.text) for check in ledger.checks] == [
+        audit_shadow(target, runner, log)
+    assert log.findings == []
+    assert [(check.batch_size, check.text) for check in log.checks] == [
         (1, "compared with the padded and the unpadded step: 1 live"),
         (3, "compared with the padded and the unpadded step: 1, 2, 3 live"),
     ]
@@ -31,13 +31,13 @@ def test_real_models_have_no_finding_in_any_mode(models, mode, topk, capture):
 
 def test_the_audit_tells_by_size_and_leaves_state_alone(capture, target_of, storing, tiny):
     model = tiny(lambda model, hidden, inputs: storing(model, hidden, inputs) * model.scale)
-    target, ledger = target_of(model), Ledger()
+    target, log = target_of(model), AuditLog()
     with target.runner(VERIFY, device="cpu") as runner:
         runner.capture()
         model.scale = 2.0
-        audit_shadow(target, runner, ledger)
-    assert [(f.kind, f.batch_size, f.kernel) for f in ledger.findings] == [
+        audit_shadow(target, runner, log)
+    assert [(f.kind, f.batch_size, f.kernel) for f in log.findings] == [
         (GRAPH, 1, "mul"), (GRAPH, 4, "mul"),
     ]  # fmt: skip
-    assert [check.findings for check in ledger.checks] == [1, 1]
+    assert [check.findings for check in log.checks] == [1, 1]
     assert not model.cache.any()

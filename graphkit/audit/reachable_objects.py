@@ -26,7 +26,7 @@ _OTHERS = {*sys.stdlib_module_names, "torch", "numpy", "triton", "cuda", "graphk
 _EVERY_MODULES = frozenset(vars(nn.Module()))
 
 
-class Holder:
+class Container:
     """A dict that holds values by name, or a part of one.
 
     Attributes:
@@ -58,13 +58,13 @@ class Holder:
                 self._held[key] = value
 
 
-class _Items(Holder):
+class _Items(Container):
     """A dict of the user's."""
 
     form = "{}[{!r}]"
 
 
-class _List(Holder):
+class _List(Container):
     """A list or a tuple."""
 
     form = "{}[{}]"
@@ -81,7 +81,7 @@ class _List(Holder):
             self._items[:] = saved.values()
 
 
-class _Cells(Holder):
+class _Cells(Container):
     """What a function closes over."""
 
     def __init__(self, prefix: str, names: tuple[str, ...], cells: tuple[CellType, ...]) -> None:
@@ -96,7 +96,7 @@ class _Cells(Holder):
             self._cells[name].cell_contents = value
 
 
-class Held:
+class ReachableObjects:
     """What everything holds that some roots can reach, each thing once, as it is now.
 
     Args:
@@ -124,7 +124,7 @@ class _Walk:
     """Goes from thing to thing."""
 
     def __init__(self) -> None:
-        self.holders: list[Holder] = []
+        self.holders: list[Container] = []
         self._seen: dict[int, Any] = {}
 
     def enter(self, name: str, value: Any, levels: int, is_root: bool = False) -> None:
@@ -151,41 +151,41 @@ def _is_entered(value: Any) -> bool:
     return hasattr(value, "__dict__") and str(owner.__module__).split(".")[0] not in _OTHERS
 
 
-def _holders(name: str, value: Any) -> Iterator[Holder]:
+def _holders(name: str, value: Any) -> Iterator[Container]:
     if isinstance(value, nn.Module):
-        yield Holder(name, vars(value), lambda key: key not in _EVERY_MODULES)
+        yield Container(name, vars(value), lambda key: key not in _EVERY_MODULES)
         for apart in (value._parameters, value._buffers, value._modules):
-            yield Holder(name, apart)
+            yield Container(name, apart)
         yield from _globals_of(type(value), "forward")
     elif isinstance(value, FunctionType):
         yield _Cells(name, value.__code__.co_freevars, value.__closure__ or ())
-        yield Holder(name, vars(value))
+        yield Container(name, vars(value))
         yield from _named_globals(value)
     elif isinstance(value, MethodType):
         yield from _holders(type(value.__self__).__name__, value.__self__)
         yield from _holders(name, value.__func__)
     elif isinstance(value, partial):
-        yield Holder(name, {"func": value.func, "args": value.args, "keywords": value.keywords})
+        yield Container(name, {"func": value.func, "args": value.args, "keywords": value.keywords})
     elif isinstance(value, dict):
         yield _Items(name, value)
     elif isinstance(value, (list, tuple)):
         yield _List(name, value)
     else:
-        yield Holder(name, vars(value))
+        yield Container(name, vars(value))
         yield from _globals_of(type(value), "__call__")
 
 
-def _globals_of(kind: type, method: str) -> Iterator[Holder]:
+def _globals_of(kind: type, method: str) -> Iterator[Container]:
     """The globals that a method of a user's class names."""
     function = getattr(kind, method, None)
     if isinstance(function, FunctionType) and _is_entered(function):
         yield from _named_globals(function)
 
 
-def _named_globals(function: FunctionType) -> Iterator[Holder]:
+def _named_globals(function: FunctionType) -> Iterator[Container]:
     names = frozenset(function.__code__.co_names)
     module = str(function.__module__ or "globals")  # code that was made by exec has no module
-    yield Holder(module.rpartition(".")[2], function.__globals__, names.__contains__)
+    yield Container(module.rpartition(".")[2], function.__globals__, names.__contains__)
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""Whether a tensor holds some memory: what none holds is a library's own.
+"""Find out whether memory belongs to a tensor of this process.
 
-cuBLAS and its like keep a workspace for each stream, which torch allocates for them. Nobody could
-declare it, and it lives as long as the process.
+Libraries such as cuBLAS keep a workspace for each stream in memory of torch's allocator. No tensor
+refers to it, so a target cannot declare it; it lives as long as the process.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from torch.utils._pytree import tree_leaves
 from graphkit.graphs.recorder import RecordedOp
 
 
-class TensorsAlive:
-    """The memory of every tensor of this process, as of the first question about it.
+class LiveTensors:
+    """Storages of all tensors of this process, as of the first query.
 
-    Looking takes some 50 ms in a large process, so it is put off until somebody asks.
+    The scan takes about 50 ms in a large process, so it waits for the first query.
     """
 
-    def hold(self, address: int) -> bool:
-        """Whether a tensor's memory is there.
+    def contain(self, address: int) -> bool:
+        """Return whether an address is in the storage of a tensor.
 
-        True too for what is unknown: the collector does not show what ``gc.freeze`` took from it.
+        Also true if the tensors are unknown: ``gc.freeze`` hides objects from the collector.
         """
         return self._ranges is None or _is_in(self._ranges, address)
 
-    def hold_beside_recordings(self, address: int) -> bool:
-        """The same, but for the tensors of the recorder's graphs, which hold all that they use."""
+    def contain_unrecorded(self, address: int) -> bool:
+        """Return the same without tensors that only the recorder's graphs refer to."""
         return self._ranges is None or _is_in(self._unrecorded, address)
 
     @cached_property
     def _ranges(self) -> _Ranges | None:
         objects = gc.get_objects()
+        # The collector always lists torch.Tensor, unless gc.freeze hides it and tensors with it.
         if not any(each is torch.Tensor for each in objects):
-            return None  # it is hidden, and so tensors may be; some of Python's own always are
+            return None
         return _ranges_of(objects)
 
     @cached_property
@@ -55,7 +56,7 @@ class TensorsAlive:
 
 
 _Ranges = tuple[list[int], list[int]]
-"""Where storages begin, and how far those that begin until there go at most."""
+"""Sorted beginnings of storages, and for each the largest end among it and those before it."""
 
 
 def _ranges_of(objects: Iterable[object]) -> _Ranges:
@@ -65,19 +66,19 @@ def _ranges_of(objects: Iterable[object]) -> _Ranges:
 
 def _is_in(ranges: _Ranges, address: int) -> bool:
     begins, ends = ranges
-    at = bisect_right(begins, address) - 1
-    return at >= 0 and address < ends[at]
+    index = bisect_right(begins, address) - 1
+    return index >= 0 and address < ends[index]
 
 
 def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:
-    """Beginning and end of the storage of every tensor that has one."""
+    """Yield beginning and end of the storage of each tensor that has one."""
     for each in objects:
         if not issubclass(type(each), torch.Tensor):
             continue
         try:
             storage = each.untyped_storage()  # type: ignore[attr-defined]
             begin = storage.data_ptr()
-        except RuntimeError:  # a sparse or a fake tensor has none
+        except RuntimeError:  # sparse and fake tensors have no storage
             continue
         if begin:
             yield begin, begin + storage.nbytes()

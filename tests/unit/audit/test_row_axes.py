@@ -9,7 +9,13 @@ import torch
 
 from graphkit.audit.moment import Moment
 from graphkit.audit.pads.state import WatchedState
-from graphkit.audit.rows import Way, dummies, named_by, ways_of, without_dummies
+from graphkit.audit.row_axes import (
+    RowAxis,
+    reserved_rows,
+    row_axes,
+    rows_of_batch,
+    without_reserved_rows,
+)
 
 HIDDEN, REQUESTS, PAGES = 6, 8, 9
 SLOTS = PAGES * 16
@@ -114,16 +120,16 @@ def test_a_moment_passes_over_what_is_nobodys(shape, place):
 
 
 def test_the_dummys_rows_are_left_out_of_a_sum():
-    named = named_by(batch_of([3], [20]), 16)
+    named = rows_of_batch(batch_of([3], [20]), 16)
     shapes = [(REQUESTS + 1, HIDDEN), (2, 3, SLOTS, HIDDEN), (PAGES, 16, HIDDEN), ()]
-    kept = [without_dummies(torch.zeros(shape), 16, named).shape for shape in shapes]
+    kept = [without_reserved_rows(torch.zeros(shape), 16, named).shape for shape in shapes]
     assert kept == [(REQUESTS, HIDDEN), (2, 3, SLOTS - 16, HIDDEN), (PAGES - 1, 16, HIDDEN), ()]
 
 
 def test_places_in_a_batch_are_nobodys_only_by_their_batch():
-    named = named_by(batch_of([3], [20]), 1)
-    assert [way.kind for way in ways_of(torch.zeros(2, 3), 1, named)] == ["places"]
-    assert without_dummies(torch.zeros(2, 3), 1, named).shape == (2, 3)
+    named = rows_of_batch(batch_of([3], [20]), 1)
+    assert [way.kind for way in row_axes(torch.zeros(2, 3), 1, named)] == ["batch"]
+    assert without_reserved_rows(torch.zeros(2, 3), 1, named).shape == (2, 3)
 
 
 def test_a_counter_that_stays_nan_did_not_change():
@@ -135,15 +141,15 @@ def test_a_counter_that_stays_nan_did_not_change():
 def test_a_bound_field_names_nothing():
     batch = batch_of([3], [20])
     batch.out_cache_loc = None
-    assert named_by(batch, 1)["slots"] == [0]
+    assert rows_of_batch(batch, 1)["slots"] == [0]
 
 
 def test_names_beyond_the_last_row_are_passed_over():
     now, before = torch.ones(4, 2), torch.zeros(4, 2)
-    named = {**dummies(1), "slots": [0, 2, 9]}
-    assert Way("slots", 0).strays(now, before, named).tolist() == [False, True, False, True]
+    named = {**reserved_rows(1), "slots": [0, 2, 9]}
+    assert RowAxis("slots", 0).stray_rows(now, before, named).tolist() == [False, True, False, True]
 
 
 def test_the_dimension_that_counts_slots_is_longer_than_what_comes_before():
-    ways = ways_of(torch.zeros(30, 50, HIDDEN), 1, named_by(batch_of([3], [20]), 1))
+    ways = row_axes(torch.zeros(30, 50, HIDDEN), 1, rows_of_batch(batch_of([3], [20]), 1))
     assert [(way.kind, way.dim) for way in ways[:2]] == [("slots", 1), ("slots", 0)]

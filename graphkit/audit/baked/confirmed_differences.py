@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graphkit.audit.baked.changes import Change
+from graphkit.audit.baked.host_changes import HostChange
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
-from graphkit.audit.leftovers import may_be_left_over
-from graphkit.graphs import OTHER_UNSET
-from graphkit.graphs.walk.image_differences import Difference
+from graphkit.audit.unset_bytes import may_be_unset
+from graphkit.graphs import UNSET_MARKER
+from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.records import Node
 
-Found = Mapping[int, Sequence[Difference]]
+Found = Mapping[int, Sequence[CaptureDifference]]
 """The differences of each size."""
-_ROUNDS = ((OTHER_UNSET, False), (0, True), (OTHER_UNSET, True))
+_ROUNDS = ((UNSET_MARKER, False), (0, True), (UNSET_MARKER, True))
 """To look for it again: what unset bytes hold, and whether the change is captured first."""
 
 
-def what_changes(recaptures: Recaptures, baseline: Baseline, change: Change) -> Found:
+def what_changes(recaptures: Recaptures, baseline: Baseline, change: HostChange) -> Found:
     """What a change changes in each size."""
     try:
         found: Found = baseline.differences(baseline.images, recaptures.images(change.make()))
@@ -37,7 +37,7 @@ def what_changes(recaptures: Recaptures, baseline: Baseline, change: Change) -> 
 
 
 def _once_more(
-    recaptures: Recaptures, baseline: Baseline, change: Change, unset: int, changed_first: bool
+    recaptures: Recaptures, baseline: Baseline, change: HostChange, unset: int, changed_first: bool
 ) -> Found:
     both = {}
     for is_changed in (changed_first, not changed_first):
@@ -48,7 +48,7 @@ def _once_more(
 
 
 def _without_leftovers(
-    found: Found, recaptures: Recaptures, baseline: Baseline, change: Change
+    found: Found, recaptures: Recaptures, baseline: Baseline, change: HostChange
 ) -> Found:
     """Leave out what stands where bytes may be unset, if no replay shows a difference."""
     known = {
@@ -61,8 +61,8 @@ def _without_leftovers(
         return known if recaptures.verdict(graphs) == "alike" else found
 
 
-def _is_doubtful(difference: Difference, nodes: Sequence[Node]) -> bool:
+def _is_doubtful(difference: CaptureDifference, nodes: Sequence[Node]) -> bool:
     if difference.argument is None or difference.offset is None:
         return False
     node = nodes[difference.node]
-    return may_be_left_over(node, node.arguments[difference.argument], difference.offset)
+    return may_be_unset(node, node.arguments[difference.argument], difference.offset)

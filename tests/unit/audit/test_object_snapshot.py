@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from graphkit.audit.snapshot import Snapshot
+from graphkit.audit.object_snapshot import ObjectSnapshot
 
 
 class Phase(Enum):
@@ -74,20 +74,20 @@ def held():
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_change_is_told_once_by_its_name(held, change, name, before, after):
-    first = Snapshot({"forward": held}, {})
+    first = ObjectSnapshot({"forward": held}, {})
     change(held)
-    (found,) = first.changes(Snapshot({"forward": held}, {}))
+    (found,) = first.changes(ObjectSnapshot({"forward": held}, {}))
     assert (found.name, found.before.text, found.after.text) == (f"forward.{name}", before, after)
 
 
 def test_what_is_made_anew_and_is_the_same_did_not_change(held):
-    first = Snapshot({"forward": held}, {})
+    first = ObjectSnapshot({"forward": held}, {})
     held.array, held.nothing_known = np.zeros(3), float("nan")
-    assert not list(first.changes(Snapshot({"forward": held}, {})))
+    assert not list(first.changes(ObjectSnapshot({"forward": held}, {})))
 
 
 def test_code_that_was_made_at_run_time_has_globals_as_well():
     space = {"steps": 0}
     exec("def forward(): return steps", space)
     assert space["forward"].__module__ is None
-    assert Snapshot({"forward": space["forward"]}, {}).images["globals.steps"].text == "0"
+    assert ObjectSnapshot({"forward": space["forward"]}, {}).images["globals.steps"].text == "0"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import graphkit as gk
-from graphkit.audit.pads.batches import Requests, is_content, largest_number, worst_of
+from graphkit.audit.pads.batch_variants import Requests, is_content, largest_number, worst_of
 from graphkit.buffers import Axis, declare, fields_of
 from graphkit.targets import RUNNERS
 from graphkit.testing import batches

@@ -8,13 +8,13 @@ from typing import Any
 
 from graphkit.audit.baked.recaptures import BatchOf, Recaptures
 from graphkit.errors import TargetError
-from graphkit.graphs.walk.recorded import described
+from graphkit.graphs.walk.recorder_walk import repr_without_address
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class HostChange:
     """One thing that the host may change between two replays.
 
     Attributes:
@@ -48,12 +48,14 @@ def begin(target: CaptureTarget) -> None:
 
 def changes_of(
     target: CaptureTarget, runner: Runner[Any], recaptures: Recaptures
-) -> Iterator[Change]:
+) -> Iterator[HostChange]:
     """Another batch, fewer live requests, and each declared value after the first."""
-    yield Change("batch contents", "one batch", "another", lambda: recaptures.batch_of(2), _nothing)
+    yield HostChange(
+        "batch contents", "one batch", "another", lambda: recaptures.batch_of(2), _nothing
+    )
     if runner.table.largest > 1:
         few = recaptures.batch_of(1, live=1)
-        yield Change("live requests", "all", "1", lambda: few, _nothing)
+        yield HostChange("live requests", "all", "1", lambda: few, _nothing)
     for name, (setter, values) in target.host_values.items():
         for value in values[1:]:
             yield _declared(name, setter, values[0], value, recaptures)
@@ -61,17 +63,17 @@ def changes_of(
 
 def _declared(
     name: str, setter: Callable[[Any], None], before: Any, after: Any, recaptures: Recaptures
-) -> Change:
+) -> HostChange:
     def make() -> BatchOf:
         setter(after)
         return recaptures.batch_of(seed=1)
 
-    return Change(name, _shown(before), _shown(after), make, lambda: setter(before))
+    return HostChange(name, _shown(before), _shown(after), make, lambda: setter(before))
 
 
 def _shown(value: Any) -> str:
     """A value in one line, without its address: reports are the same from run to run."""
-    return " ".join(described(value).split())
+    return " ".join(repr_without_address(value).split())
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphkit.audit.reach import MOST_ITEMS, Held
+from graphkit.audit.reachable_objects import MOST_ITEMS, ReachableObjects
 
 _PLAIN = (bool, int, float, complex, str, bytes, Enum, np.generic)
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator)
@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class ObjectSummary:
     """What a value was.
 
     Attributes:
@@ -39,17 +39,17 @@ class Image:
     address: int | None = None
 
 
-NOTHING = Image("nothing", None)
+ABSENT = ObjectSummary("nothing", None)
 """There is nothing of that name, or something that is told by what it holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ObjectChange:
     """Something that is not what it was."""
 
     name: str
-    before: Image
-    after: Image
+    before: ObjectSummary
+    after: ObjectSummary
 
     @property
     def is_built(self) -> bool:
@@ -62,13 +62,13 @@ class Change:
         return self.before.address not in (None, self.after.address)
 
 
-class Snapshot:
+class ObjectSnapshot:
     """Everything that forwards can reach, and random numbers, at the moment of its making.
 
     Tensors are told by checksum, so that a model's weights need not be copied.
 
     Args:
-        roots: See ``Held``.
+        roots: See ``ReachableObjects``.
         tensors: Those with names of their own.
 
     Attributes:
@@ -76,55 +76,57 @@ class Snapshot:
     """
 
     def __init__(self, roots: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        self._held = Held(roots)
+        self._held = ReachableObjects(roots)
         self._checksums: dict[Any, int] = {}
         self.images = {name: self._image(tensor) for name, tensor in tensors.items()}
         for holder, entries in self._held.entries:
             for key, value in entries.items():
                 if _is_told(value):
                     self.images.setdefault(holder.name(key), self._image(value))
-        self.images |= {name: Image(name, state) for name, state in _random_states()}
+        self.images |= {name: ObjectSummary(name, state) for name, state in _random_states()}
 
-    def changes(self, later: Snapshot) -> Iterator[Change]:
+    def changes(self, later: ObjectSnapshot) -> Iterator[ObjectChange]:
         """What is not the same later; a tensor of two names is told once."""
         told: set[int | None] = set()
         for name in {**self.images, **later.images}:
-            before, after = self.images.get(name, NOTHING), later.images.get(name, NOTHING)
+            before, after = self.images.get(name, ABSENT), later.images.get(name, ABSENT)
             is_told = after.address is not None and after.address in told
             if before != after and not is_told:
                 told.add(after.address)
-                yield Change(name, before, after)
+                yield ObjectChange(name, before, after)
 
     def put_back(self) -> None:
-        """See ``Held.put_back``."""
+        """See ``ReachableObjects.put_back``."""
         self._held.put_back()
 
-    def _image(self, value: Any) -> Image:
+    def _image(self, value: Any) -> ObjectSummary:
         if isinstance(value, torch.Tensor):
             return self._image_of_tensor(value)
         if isinstance(value, np.ndarray):
-            return Image(f"{value.dtype} {list(value.shape)}", hash(value.tobytes()))
+            return ObjectSummary(f"{value.dtype} {list(value.shape)}", hash(value.tobytes()))
         if isinstance(value, _GENERATORS):
-            return Image("random numbers", _state_of(value))
+            return ObjectSummary("random numbers", _state_of(value))
         if value is None:
-            return NOTHING
+            return ABSENT
         if isinstance(value, _PLAIN):
             text = repr(value)  # not the value: nan is not itself, and True is 1
-            return Image(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...", text)
-        return Image(f"{len(value)} items", len(value))
+            return ObjectSummary(
+                text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...", text
+            )
+        return ObjectSummary(f"{len(value)} items", len(value))
 
-    def _image_of_tensor(self, tensor: torch.Tensor) -> Image:
+    def _image_of_tensor(self, tensor: torch.Tensor) -> ObjectSummary:
         dtype = str(tensor.dtype).removeprefix("torch.")
         text = f"{dtype} {list(tensor.shape)}"
         if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
-            return Image(text, text, id(tensor))
+            return ObjectSummary(text, text, id(tensor))
         address = tensor.data_ptr()
         key = (address, tensor.dtype, tensor.shape, tensor.stride())
         if key not in self._checksums:
             self._checksums[key] = checksum(tensor)
         if tensor.numel() <= _MOST_NUMBERS:
             text = f"{text} {tensor.tolist()}"
-        return Image(text, (text, self._checksums[key]), address)
+        return ObjectSummary(text, (text, self._checksums[key]), address)
 
 
 def checksum(tensor: torch.Tensor) -> int:

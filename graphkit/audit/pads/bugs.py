@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from graphkit.audit.ledger import Look
+from graphkit.audit.audit_log import Check
 from graphkit.audit.pads.state import Write
 from graphkit.records import Mismatch
 
@@ -63,7 +63,7 @@ class Case:
     then: str = ""
 
 
-def tell(look: Look, cases: Sequence[Case]) -> None:
+def tell(check: Check, cases: Sequence[Case]) -> None:
     """Write down one finding for all cases that hint at the same bug in the same place."""
     alike: dict[tuple[Bug, str], list[Case]] = {}
     for case in cases:
@@ -71,7 +71,7 @@ def tell(look: Look, cases: Sequence[Case]) -> None:
         alike.setdefault((case.bug, place), []).append(case)
     for (bug, _), (first, *others) in alike.items():
         more = f" {len(others)} more replays go wrong like that." if others else ""
-        look.found(bug.kind, _text(first) + first.then + more, advice=bug.value, **_facts(first))
+        check.report(bug.kind, _text(first) + first.then + more, advice=bug.value, **_facts(first))
 
 
 def _text(case: Case) -> str:

@@ -1,0 +1,86 @@
+"""Collect the checks and findings of audits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from graphkit.records import AuditCheck, Finding, Node
+
+
+class Check:
+    """A check in progress. Its findings carry its audit, mode and batch size.
+
+    Attributes:
+        text: Summary of what was checked; set it before the check ends.
+        findings: Findings reported so far.
+    """
+
+    def __init__(self, audit: str, mode: str, batch_size: int) -> None:
+        self.text = ""
+        self.findings: list[Finding] = []
+        self._facts: dict[str, Any] = {"audit": audit, "mode": mode, "batch_size": batch_size}
+
+    def report(self, kind: str, text: str, *, node: Node | None = None, **facts: Any) -> None:
+        """Add a finding.
+
+        Args:
+            kind: Class of bug, see ``Finding``.
+            text: One sentence on what was found.
+            node: Graph node that the finding is about; fills in the finding's facts of it.
+            facts: Other attributes of ``Finding``; they override those of the check.
+        """
+        if node is not None:
+            facts |= {"node": node.index, "kernel": node.short_name}
+            facts |= {"module": node.module, "source": node.source}
+        self.findings.append(Finding(kind=kind, text=text, **(self._facts | facts)))
+
+
+class AuditLog:
+    """Checks and findings of a target's audits, in the order in which the audits ran.
+
+    Attributes:
+        checks: Finished checks.
+        findings: Findings of these checks.
+    """
+
+    def __init__(self) -> None:
+        self.checks: list[AuditCheck] = []
+        self.findings: list[Finding] = []
+
+    @contextmanager
+    def check(self, audit: str, mode: str = "", batch_size: int = 0) -> Iterator[Check]:
+        """Run one check; it is logged when the block ends, unless the block raises.
+
+        Args:
+            audit: Name of the audit.
+            mode: Forward mode; empty for a check of the whole target.
+            batch_size: Captured size; 0 for a check of all sizes.
+        """
+        check = Check(audit, mode, batch_size)
+        began = time.perf_counter()
+        yield check
+        self.findings += check.findings
+        self.checks.append(
+            AuditCheck(
+                audit=audit,
+                mode=mode,
+                batch_size=batch_size,
+                text=check.text,
+                findings=len(check.findings),
+                seconds=time.perf_counter() - began,
+            )
+        )
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun, such as ``1 node`` or ``2 nodes``.
+
+    Args:
+        number: The count.
+        noun: Singular.
+        plural: Plural, if it is not the singular with an ``s``.
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
