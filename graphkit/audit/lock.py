@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.diff import diff_graphs
 from graphkit.graphs import UNSET_MARKER, Attribution, inspect_graph
 from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer
-from graphkit.records.diff import diff_graphs
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 

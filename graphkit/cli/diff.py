@@ -7,7 +7,8 @@ from pathlib import Path
 
 from graphkit.cli.exits import DONE
 from graphkit.cli.screen import show
-from graphkit.records import diff_records, load_record
+from graphkit.diff import diff_records
+from graphkit.records import load_record
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

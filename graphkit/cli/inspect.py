@@ -10,7 +10,7 @@ from pathlib import Path
 from graphkit.cli.capturing import REFERENCE, add_target_options, captured
 from graphkit.cli.exits import DONE, FAILED, UsageError
 from graphkit.cli.screen import is_terminal, note, show
-from graphkit.records import CaptureRecord, Graphed, graphed, load_record
+from graphkit.records import CaptureRecord, RecordWithGraphs, load_record, require_graphs
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _show(record, arguments) or _verdict(record)
 
 
-def _saved(path: Path, arguments: argparse.Namespace) -> Graphed:
+def _saved(path: Path, arguments: argparse.Namespace) -> RecordWithGraphs:
     if arguments.batch_sizes is not None:
         raise UsageError(
             f"{path} was captured already: --batch-sizes is for a TARGET. Leave it out."
@@ -51,10 +51,10 @@ def _saved(path: Path, arguments: argparse.Namespace) -> Graphed:
         raise UsageError(
             f"--mode came more than once: {path} is shown by one mode or whole. Give one."
         )
-    return graphed(load_record(path))
+    return require_graphs(load_record(path))
 
 
-def _show(record: Graphed, arguments: argparse.Namespace) -> int:
+def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
     modes: list[str] = arguments.mode or []
     mode = modes[0] if len(modes) == 1 else None  # several say what to capture, not what to show
     if arguments.json:
@@ -68,7 +68,7 @@ def _show(record: Graphed, arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _show_screen(record: Graphed, mode: str | None, batch_size: int | None) -> int:
+def _show_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -> int:
     from graphkit.tui import InspectApp
 
     app = InspectApp(record, mode=mode, batch_size=batch_size)

@@ -1,7 +1,7 @@
-"""What graphkit measured and counted, as plain data with JSON both ways. Needs no torch.
+"""Measurements and counts as frozen dataclasses that JSON holds. Needs no torch.
 
-Everything that people see is made from these, so it works without a GPU. A record carries its
-schema version; a reader refuses a newer one instead of guessing.
+Tables, pages and pictures are made from these alone, so they need neither a GPU nor a model. A
+record carries its schema number; a reader refuses a newer one.
 """
 
 from graphkit.records.audit import AuditCheck, AuditReport, Finding
@@ -15,14 +15,12 @@ from graphkit.records.capture import (
     SizeRecord,
 )
 from graphkit.records.diff import (
-    Change,
     DiffRecord,
-    Figure,
+    FieldChange,
     GraphDiff,
+    MetricChange,
     NodeChange,
     SizeDiff,
-    diff_graphs,
-    diff_records,
 )
 from graphkit.records.environment import Environment
 from graphkit.records.generate import Completion, GenerateRecord
@@ -36,10 +34,17 @@ from graphkit.records.graph import (
     Segment,
     Timing,
 )
-from graphkit.records.graphed import Graphed, graphed, graphs_of, title_of
 from graphkit.records.json_text import SCHEMA, Record, load_record
 from graphkit.records.lock import LockRecord
 from graphkit.records.recording import Process, RecordingRecord
+from graphkit.records.text import count_of, extent
+from graphkit.records.with_graphs import (
+    RecordWithGraphs,
+    backend_of,
+    graphs_of,
+    require_graphs,
+    title_of,
+)
 
 __all__ = [
     "SCHEMA",
@@ -49,20 +54,19 @@ __all__ = [
     "BenchReport",
     "BufferRecord",
     "CaptureRecord",
-    "Change",
     "Completion",
     "DiffRecord",
     "Edge",
     "Environment",
-    "Figure",
+    "FieldChange",
     "Finding",
     "GenerateRecord",
     "GraphDiff",
     "GraphMemory",
     "GraphRecord",
-    "Graphed",
     "LockRecord",
     "Measure",
+    "MetricChange",
     "Mismatch",
     "ModeRecord",
     "Node",
@@ -70,16 +74,18 @@ __all__ = [
     "Pointer",
     "Process",
     "Record",
+    "RecordWithGraphs",
     "RecordingRecord",
     "ReplayStats",
     "Segment",
     "SizeDiff",
     "SizeRecord",
     "Timing",
-    "diff_graphs",
-    "diff_records",
-    "graphed",
+    "backend_of",
+    "count_of",
+    "extent",
     "graphs_of",
     "load_record",
+    "require_graphs",
     "title_of",
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from textual.app import App
 
-from graphkit.records import Graphed
-from graphkit.tui.pages import first_pages
+from graphkit.records import RecordWithGraphs
 from graphkit.tui.screen import ListingScreen
+from graphkit.views.pages import first_pages
 
 
 class InspectApp(App[None]):
@@ -16,7 +16,7 @@ class InspectApp(App[None]):
     TITLE = "graphkit"
 
     def __init__(
-        self, record: Graphed, *, mode: str | None = None, batch_size: int | None = None
+        self, record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
     ) -> None:
         """Begin with the whole record, or with the graph of a mode and size.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from graphkit.tui.page import Column, Item
+from graphkit.views.pages.page import Column, Item
 
 Order = Callable[[Sequence[Item]], Sequence[Item]]
 """Puts the items that lie side by side in order."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from graphkit.tui.filtering import matcher
 from graphkit.tui.lines import EVERYTHING, Line, by_column, flatten, keys_around
-from graphkit.tui.page import Item, Page
 from graphkit.views.figures import plain
+from graphkit.views.pages.page import Item, Page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

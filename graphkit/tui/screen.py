@@ -14,14 +14,14 @@ from textual.widgets import Static
 
 from graphkit.tui.clip import folded
 from graphkit.tui.export import free_name, view_text, write_new
+from graphkit.tui.help import help_page
 from graphkit.tui.keys import KEYS, footer
 from graphkit.tui.listing import Listing
-from graphkit.tui.page import Page
-from graphkit.tui.pages.help import help_page
 from graphkit.tui.prompt import Prompt
 from graphkit.tui.sheet import Sheet
 from graphkit.tui.standing import packed, standing
 from graphkit.views.figures import plain
+from graphkit.views.pages.page import Page
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 _STATUS_LINES = 3
@@ -93,7 +93,7 @@ class ListingScreen(Screen[None], inherit_bindings=False):
         self._show_place()
 
     def action_do(self, verb: str) -> None:
-        """Change the listing: sort it, open it."""
+        """FieldChange the listing: sort it, open it."""
         getattr(self.listing, verb)()
         self._show_rows()
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from graphkit.tui.clip import clip
 from graphkit.tui.lines import Line
 from graphkit.tui.listing import Listing
-from graphkit.tui.page import Column
+from graphkit.views.pages.page import Column
 
 GAP = 2
 """Cells between two columns."""

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records import Change, DiffRecord, Figure, GraphDiff, Node, NodeChange
-from graphkit.records.diff.words import NOTHING
+from graphkit.diff.sentences import NOTHING_CHANGED
+from graphkit.records import DiffRecord, FieldChange, GraphDiff, MetricChange, Node, NodeChange
 from graphkit.views.figures import facts, listed, plain, table
 
 _SHOWN = 12
@@ -35,7 +35,7 @@ def _parts(record: DiffRecord) -> Iterator[RenderableType]:
     same = [_name(graph) for graph in record.graphs if graph.is_same]
     if same:
         yield ""
-        yield Text(plain(f"{NOTHING} inside of {listed(same)}"), style="green")
+        yield Text(plain(f"{NOTHING_CHANGED} inside of {listed(same)}"), style="green")
 
 
 def _header(record: DiffRecord) -> Iterator[tuple[str, str]]:
@@ -49,14 +49,14 @@ def _header(record: DiffRecord) -> Iterator[tuple[str, str]]:
         yield "only after", listed(record.only_after)
 
 
-def _figures(record: DiffRecord) -> Iterator[tuple[str, Figure]]:
+def _figures(record: DiffRecord) -> Iterator[tuple[str, MetricChange]]:
     for size in record.sizes:
         yield from ((f"{size.mode} {size.batch_size}", figure) for figure in size.figures)
     for graph in record.graphs:
         yield from ((_name(graph), figure) for figure in graph.figures)
 
 
-def _figures_table(figures: Sequence[tuple[str, Figure]]) -> Table:
+def _figures_table(figures: Sequence[tuple[str, MetricChange]]) -> Table:
     made = table(("", "figure"), ("before", "after", "change"), "figures")
     shown = ""
     for where, figure in figures:
@@ -77,7 +77,7 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
-def _change(figure: Figure) -> str:
+def _change(figure: MetricChange) -> str:
     if not figure.before or figure.after is None:
         return ""
     return f"{figure.after / figure.before - 1:+.1%}"
@@ -114,7 +114,7 @@ def _changes(changed: Sequence[NodeChange]) -> Iterator[Text]:
         yield Text(plain(f"~ {number} {node.name}{where}: {said}"), style="yellow")
 
 
-def _said(change: Change) -> str:
+def _said(change: FieldChange) -> str:
     """The change; of one that is too long to read its field alone."""
     before, after = change.before or "none", change.after or "none"
     is_long = len(before) + len(after) > _LONGEST

@@ -15,9 +15,9 @@ from graphkit.records import (
     CaptureRecord,
     DiffRecord,
     GenerateRecord,
-    Graphed,
     Record,
-    graphed,
+    RecordWithGraphs,
+    require_graphs,
     title_of,
 )
 from graphkit.views.audit import audit_view
@@ -53,14 +53,14 @@ class Export:
         """Whether nothing was selected."""
         return self.mode is None and self.batch_size is None
 
-    def graphed(self) -> tuple[Graphed, tuple[Titled, ...]]:
+    def graphed(self) -> tuple[RecordWithGraphs, tuple[Titled, ...]]:
         """The record and the selected graphs, of which there is at least one.
 
         Raises:
             RecordError: The record holds no graphs.
             ConfigError: It has no such mode or size.
         """
-        record = graphed(self.record)
+        record = require_graphs(self.record)
         graphs = selected(record, mode=self.mode, batch_size=self.batch_size)
         if not graphs:
             raise RecordError(
@@ -105,7 +105,7 @@ _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
 
 def _svg(export: Export) -> str:
     record = export.record
-    title = title_of(record) if isinstance(record, Graphed) else ""
+    title = title_of(record) if isinstance(record, RecordWithGraphs) else ""
     return svg_of(_view(export), title=f"graphkit {record.KIND}: {title}".rstrip(": "))
 
 
@@ -114,7 +114,7 @@ def _view(export: Export) -> RenderableType:
     if not export.is_whole:
         return Group(*(graph_view(graph, title) for title, graph in export.graphed()[1]))
     view = _VIEWS.get(type(record))
-    return view(record) if view else inspect_view(graphed(record))
+    return view(record) if view else inspect_view(require_graphs(record))
 
 
 FORMATS: Mapping[str, Callable[[Export], str]] = {

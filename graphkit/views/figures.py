@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records.diff.nodes import extent
-from graphkit.records.diff.words import count_of
+from graphkit.records import count_of, extent
 from graphkit.views.generate import visible
 
 __all__ = ["bar", "count_of", "extent", "facts", "listed", "plain", "size", "table", "us"]

@@ -46,7 +46,10 @@ def _timing(timing: Timing) -> Iterator[tuple[str, str]]:
     share = f" ({timing.gap_us / whole:.0%})" if whole > 0 else ""
     yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us of {timing.replays}"
     yield "busy", f"{us(timing.busy_us)} us, gaps {us(timing.gap_us)} us{share}"
-    yield "critical path", f"{us(timing.critical_us)} us, {count_of(len(timing.critical_path))}"
+    yield (
+        "critical path",
+        f"{us(timing.critical_us)} us, {count_of(len(timing.critical_path), 'node')}",
+    )
 
 
 def _memory(memory: GraphMemory) -> Iterator[tuple[str, str]]:

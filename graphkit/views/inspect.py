@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from graphkit.records import CaptureRecord, Graphed
+from graphkit.records import CaptureRecord, RecordWithGraphs
 from graphkit.views.graph import graph_view
 from graphkit.views.node import node_view
 from graphkit.views.overview import buffers, header, mode_lines, sizes_table
@@ -17,7 +17,7 @@ __all__ = ["inspect_view", "node_view"]
 
 
 def inspect_view(
-    record: Graphed, *, mode: str | None = None, batch_size: int | None = None
+    record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
 ) -> RenderableType:
     """Where it was made, its modes, sizes and buffers, and each graph with all its nodes.
 

@@ -8,19 +8,26 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records import BufferRecord, Graphed, ModeRecord, RecordingRecord, SizeRecord
-from graphkit.records.graphed import backend_of, title_of
+from graphkit.records import (
+    BufferRecord,
+    ModeRecord,
+    RecordingRecord,
+    RecordWithGraphs,
+    SizeRecord,
+    backend_of,
+    title_of,
+)
 from graphkit.views.figures import count_of, extent, facts, plain, table, us
 
 _KINDS = {"capture": "target", "recording": "command", "graph": "graph"}
 
 
-def header(record: Graphed) -> RenderableType:
+def header(record: RecordWithGraphs) -> RenderableType:
     """What it is of, and where it was made."""
     return facts([(name, plain(text)) for name, text in _header(record) if text])
 
 
-def _header(record: Graphed) -> Iterator[tuple[str, str]]:
+def _header(record: RecordWithGraphs) -> Iterator[tuple[str, str]]:
     where = record.environment
     yield _KINDS[record.KIND], title_of(record)
     yield "backend", backend_of(record)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 
-from graphkit.records import Graphed, title_of
-from graphkit.records.graphed import backend_of
+from graphkit.records import RecordWithGraphs, backend_of, title_of
 from graphkit.views.figures import extent, plain, us
 from graphkit.views.module_tree import placed
 from graphkit.views.selection import Titled, narrowed
@@ -17,7 +16,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _HEADS = ("graph", "#", "module", "node", "us", "grid", "block", "op")
 
 
-def page_of(record: Graphed, graphs: Sequence[Titled]) -> str:
+def page_of(record: RecordWithGraphs, graphs: Sequence[Titled]) -> str:
     """The page: tree of time, table of nodes, details of each; a plain table without JavaScript.
 
     It holds the record itself, with these graphs, as the JSON text that ``to_json`` gives, and
@@ -35,7 +34,7 @@ def page_of(record: Graphed, graphs: Sequence[Titled]) -> str:
     return _PLACE.sub(lambda place: parts[place[1]], template)
 
 
-def _where(record: Graphed) -> str:
+def _where(record: RecordWithGraphs) -> str:
     facts = record.environment
     versions = [
         f"{name} {getattr(facts, name)}"

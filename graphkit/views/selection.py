@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from graphkit.errors import ConfigError
-from graphkit.records import CaptureRecord, Graphed, GraphRecord, graphs_of
+from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs, graphs_of
 from graphkit.views.figures import listed
 
 Titled = tuple[str, GraphRecord]
 """A graph and its name, which no other graph of the record has."""
 
 
-def titled(record: Graphed) -> tuple[Titled, ...]:
+def titled(record: RecordWithGraphs) -> tuple[Titled, ...]:
     """All graphs; those that share a name are counted."""
     seen: Counter[str] = Counter()
     found = []
@@ -26,7 +26,7 @@ def titled(record: Graphed) -> tuple[Titled, ...]:
 
 
 def selected(
-    record: Graphed, *, mode: str | None = None, batch_size: int | None = None
+    record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
 ) -> tuple[Titled, ...]:
     """The graphs of a mode, of a size, or of both; a graph's name may stand for a mode.
 
@@ -44,14 +44,14 @@ def selected(
     )
 
 
-def narrowed(record: Graphed, graphs: Sequence[Titled]) -> Graphed:
+def narrowed(record: RecordWithGraphs, graphs: Sequence[Titled]) -> RecordWithGraphs:
     """The record with these of its graphs alone."""
     if isinstance(record, GraphRecord):
         return record
     return replace(record, graphs=tuple(graph for _, graph in graphs))
 
 
-def check(record: Graphed, mode: str | None, batch_size: int | None) -> None:
+def check(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -> None:
     """Refuse a mode or a size that the record has not.
 
     Raises:
@@ -79,7 +79,7 @@ def is_mode(wanted: str | None, *names: str) -> bool:
     return wanted is None or wanted.casefold() in (name.casefold() for name in names)
 
 
-def _places(record: Graphed) -> Iterator[tuple[Sequence[str], int]]:
+def _places(record: RecordWithGraphs) -> Iterator[tuple[Sequence[str], int]]:
     """The names that stand for a mode, and a size of it; 0 for none."""
     if isinstance(record, CaptureRecord):
         for mode in record.modes:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graphkit.tui.filtering import matcher
 from graphkit.tui.listing import Listing, Look
-from graphkit.tui.page import Column, Item, Page
+from graphkit.views.pages.page import Column, Item, Page
 
 COLUMNS = (
     Column(name="name", least=10),

@@ -9,7 +9,7 @@ import pytest
 from graphkit.errors import ConfigError
 from graphkit.records import Argument, Edge, Mismatch, Node, Pointer
 from graphkit.tui.listing import Listing
-from graphkit.tui.pages import first_pages
+from graphkit.views.pages import first_pages
 
 
 class Reader:

@@ -9,10 +9,10 @@ from rich.cells import cell_len
 
 from graphkit.tui.clip import clip, clip_left
 from graphkit.tui.listing import Listing, Look
-from graphkit.tui.page import Beside, Column, Item, Page
 from graphkit.tui.standing import packed, standing
 from graphkit.tui.table import GAP, Place, fit, heads, laid_out, row_cells, wanted_widths
 from graphkit.views.figures import plain
+from graphkit.views.pages.page import Beside, Column, Item, Page
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=60)
 COLUMNS = (

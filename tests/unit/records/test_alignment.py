@@ -8,7 +8,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkit.records.diff.alignment import align
+from graphkit.diff.alignment import align
 
 sequence = st.lists(st.sampled_from("abcd"), max_size=12)
 

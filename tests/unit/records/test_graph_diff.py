@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from graphkit.records import Argument, Edge, GraphMemory, Pointer, Timing, diff_graphs
+from graphkit.diff import diff_graphs
+from graphkit.records import Argument, Edge, GraphMemory, Pointer, Timing
 
 LAYER = ("{}.norm aten::norm norm", "{}.mlp aten::mm gemm", "{}.mlp aten::gelu gelu")
 
@@ -119,8 +120,8 @@ def test_the_same_change_in_many_nodes_is_one_sentence(make_graph):
     [
         ([9, 9, 8], ["grid 8x1x1 -> 9x1x1 in 2 nodes"]),
         ([9, 10, 11], [f"grid 8x1x1 -> {n}x1x1 in 1 node" for n in (9, 10, 11)]),
-        ([9, 10, 11, 12], ["grid otherwise in 4 nodes"]),
-        ([9, 9, 10, 11, 12], ["grid 8x1x1 -> 9x1x1 in 2 nodes", "grid otherwise in 3 nodes more"]),
+        ([9, 10, 11, 12], ["grid differs in 4 nodes"]),
+        ([9, 9, 10, 11, 12], ["grid 8x1x1 -> 9x1x1 in 2 nodes", "grid differs in 3 more nodes"]),
     ],
 )
 def test_of_many_different_changes_those_that_nodes_share_are_said(make_graph, grids, words):
@@ -133,7 +134,7 @@ def test_a_value_that_is_too_long_for_a_sentence_is_counted(make_graph):
     values = [Argument(size=4, kind="value", text=letter * 50) for letter in "ab"]
     diff = diff_graphs(*(with_argument(make_graph, value) for value in values))
     assert fields(diff) == [("argument 0", "a" * 50, "b" * 50)]
-    assert diff.words == ("argument 0 of gemm: otherwise in 1 node",)
+    assert diff.words == ("argument 0 of gemm: differs in 1 node",)
 
 
 def test_arguments_come_last(make_graph):

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from graphkit.records import diff_records
+from graphkit.diff import diff_records
 from graphkit.views import diff_view
 
 

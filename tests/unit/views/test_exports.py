@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from graphkit.diff import diff_records
 from graphkit.errors import ConfigError, RecordError
 from graphkit.records import (
     BenchReport,
     CaptureRecord,
     GraphRecord,
     RecordingRecord,
-    diff_records,
     load_record,
 )
 from graphkit.views import FORMATS, Export, diff_view, inspect_view, node_view

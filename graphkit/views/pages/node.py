@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphkit.records import Argument, Edge, GraphRecord, Node, Pointer
-from graphkit.tui.page import Beside, Column, Item, Page
 from graphkit.views.node import facts_of
+from graphkit.views.pages.page import Beside, Column, Item, Page
 
 _COLUMNS = (
     Column(name="what"),

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphkit.records import GraphRecord, Pointer, Segment
-from graphkit.tui.page import Beside, Column, Item, Link, Page
 from graphkit.views.figures import count_of, size
+from graphkit.views.pages.page import Beside, Column, Item, Link, Page
 from graphkit.views.selection import Titled
 
 _COLUMNS = (
@@ -80,7 +80,7 @@ def _segment(segment: Segment, inside: _Places) -> Item:
     return Item(
         key=f"{segment.address:#x}",
         values=(f"{segment.address:#x}", nodes, segment.used, segment.size, f"{segment.pool} pool"),
-        note=f"{count_of(len(inside), 'place')} in it, pointed at by {count_of(nodes)}",
+        note=f"{count_of(len(inside), 'place')} in it, pointed at by {count_of(nodes, 'node')}",
         inside=partial(_inside, inside),
     )
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphkit.records import BufferRecord, ModeRecord
-from graphkit.tui.page import Beside, Column, Item, Link, Page
 from graphkit.views.figures import count_of, size
 from graphkit.views.overview import sharing
+from graphkit.views.pages.page import Beside, Column, Item, Link, Page
 
 _COLUMNS = (
     Column(name="field"),

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from graphkit.records import RecordingRecord
-from graphkit.tui.page import Column, Item, Page
-from graphkit.tui.pages.compare import compare_link
-from graphkit.tui.pages.family import Family, families
-from graphkit.tui.pages.graph import graph_page
-from graphkit.tui.pages.memory import memory_link
 from graphkit.views.figures import count_of, size, us
+from graphkit.views.pages.compare import compare_link
+from graphkit.views.pages.family import Family, families
+from graphkit.views.pages.graph import graph_page
+from graphkit.views.pages.memory import memory_link
+from graphkit.views.pages.page import Column, Item, Page
 
 _COLUMNS = (
     Column(name="process, line and graph", least=24),

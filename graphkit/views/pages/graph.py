@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from graphkit.records import GraphRecord, Node
-from graphkit.tui.page import Beside, Column, Item, Page
-from graphkit.tui.pages.buffers import buffers_link
-from graphkit.tui.pages.compare import compare_link
-from graphkit.tui.pages.family import Family
-from graphkit.tui.pages.memory import memory_link
-from graphkit.tui.pages.node import node_of_index
 from graphkit.views.figures import bar, count_of, extent, size, us
 from graphkit.views.module_tree import Branch, module_tree, shortened
+from graphkit.views.pages.buffers import buffers_link
+from graphkit.views.pages.compare import compare_link
+from graphkit.views.pages.family import Family
+from graphkit.views.pages.memory import memory_link
+from graphkit.views.pages.node import node_of_index
+from graphkit.views.pages.page import Beside, Column, Item, Page
 
 _bar = partial(bar, width=8)
 _ROWS = 16

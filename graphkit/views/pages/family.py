@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphkit.records import CaptureRecord, Graphed, ModeRecord
+from graphkit.records import CaptureRecord, ModeRecord, RecordWithGraphs
 from graphkit.views.selection import Titled, titled
 
 
@@ -21,7 +21,7 @@ class Family:
     modes: tuple[ModeRecord, ...] = ()
 
 
-def families(record: Graphed) -> tuple[Family, ...]:
+def families(record: RecordWithGraphs) -> tuple[Family, ...]:
     """Those of a capture by mode, those of a recording by process; in the record's order."""
     is_capture = isinstance(record, CaptureRecord)
     together: dict[str | int, list[Titled]] = {}

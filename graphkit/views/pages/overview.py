@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphkit.records import CaptureRecord, ModeRecord, SizeRecord
-from graphkit.tui.page import Column, Item, Link, Page
-from graphkit.tui.pages.buffers import buffers_link
-from graphkit.tui.pages.compare import compare_link
-from graphkit.tui.pages.family import Family, families
-from graphkit.tui.pages.graph import graph_page
-from graphkit.tui.pages.memory import memory_link
 from graphkit.views.figures import count_of, size, us
+from graphkit.views.pages.buffers import buffers_link
+from graphkit.views.pages.compare import compare_link
+from graphkit.views.pages.family import Family, families
+from graphkit.views.pages.graph import graph_page
+from graphkit.views.pages.memory import memory_link
+from graphkit.views.pages.page import Column, Item, Link, Page
 
 _NO_GRAPHS = "the record was made without looking into graphs: graphkit inspect TARGET does"
 

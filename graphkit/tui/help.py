@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphkit.tui.keys import KEYS
-from graphkit.tui.page import Column, Item, Page
+from graphkit.views.pages.page import Column, Item, Page
 
 
 def help_page() -> Page:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from graphkit.records import Figure, GraphDiff, GraphRecord, Node, NodeChange, diff_graphs
-from graphkit.tui.page import Beside, Column, Item, Link, Page
-from graphkit.tui.pages.node import node_of_index
+from graphkit.diff import diff_graphs
+from graphkit.records import GraphDiff, GraphRecord, MetricChange, Node, NodeChange
 from graphkit.views.figures import count_of, size, us
+from graphkit.views.pages.node import node_of_index
+from graphkit.views.pages.page import Beside, Column, Item, Link, Page
 from graphkit.views.selection import Titled
 
 _COLUMNS = (
@@ -39,7 +40,10 @@ def compare_page(graphs: Sequence[Titled], at: int, place: int) -> Page:
     items = tuple(_sections(diff_graphs(before, after), before, after))
     return Page(
         title=f"from {title_before} to {title}",
-        facts=(f"{count_of(len(before.nodes))} before", f"{count_of(len(after.nodes))} after"),
+        facts=(
+            f"{count_of(len(before.nodes), 'node')} before",
+            f"{count_of(len(after.nodes), 'node')} after",
+        ),
         columns=_COLUMNS,
         items=items,
         opened=frozenset({"in words", "figures"}),
@@ -70,7 +74,7 @@ def _word(word: str) -> Item:
     return Item(key=word, values=(word, None, None, None), note=word)
 
 
-def _figure(figure: Figure) -> Item:
+def _figure(figure: MetricChange) -> Item:
     show = size if figure.name.endswith("_bytes") else us
     before, after = (None if it is None else show(it) for it in (figure.before, figure.after))
     return Item(key=figure.name, values=(figure.name, before, after, None))

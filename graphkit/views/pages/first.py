@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from graphkit.records import CaptureRecord, Graphed, GraphRecord
-from graphkit.tui.page import Page
-from graphkit.tui.pages.family import families
-from graphkit.tui.pages.graph import graph_page
-from graphkit.tui.pages.overview import overview
-from graphkit.tui.pages.recording import recording_page
+from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
+from graphkit.views.pages.family import families
+from graphkit.views.pages.graph import graph_page
+from graphkit.views.pages.overview import overview
+from graphkit.views.pages.page import Page
+from graphkit.views.pages.recording import recording_page
 from graphkit.views.selection import selected
 
 
 def first_pages(
-    record: Graphed, *, mode: str | None = None, batch_size: int | None = None
+    record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
 ) -> tuple[Page, ...]:
     """The whole record, and then the graph that was asked for.
 

@@ -1,0 +1,67 @@
+"""Comparison of two graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from graphkit.diff.edges import edge_changes
+from graphkit.diff.nodes import NodePair, node_changes, pair_nodes
+from graphkit.diff.sentences import sentences
+from graphkit.records import FieldChange, GraphDiff, GraphRecord, MetricChange, Node, NodeChange
+
+_TIMING = ("p50_us", "p95_us", "busy_us", "gap_us", "critical_us")
+_MEMORY = ("graph_bytes", "pool_bytes")
+_Metrics = Mapping[str, float | None]
+
+
+def diff_graphs(before: GraphRecord, after: GraphRecord) -> GraphDiff:
+    """Compare two graphs, which may be two sizes of one record.
+
+    Pointers are compared by the memory that they point to. Durations of single nodes and source
+    lines are not compared.
+    """
+    pairs = pair_nodes(before.nodes, after.nodes)
+    added = _unpaired(after, {node.index for _, node in pairs})
+    removed = _unpaired(before, {node.index for node, _ in pairs})
+    changed = tuple(_changed_nodes(pairs, edge_changes(before, after, pairs)))
+    return GraphDiff(
+        before=before.name,
+        after=after.name,
+        num_nodes_before=len(before.nodes),
+        num_nodes_after=len(after.nodes),
+        added=added,
+        removed=removed,
+        changed=changed,
+        figures=metric_changes(_metrics(before), _metrics(after)),
+        words=sentences(added, removed, changed),
+    )
+
+
+def metric_changes(before: _Metrics, after: _Metrics) -> tuple[MetricChange, ...]:
+    """Return the numbers that differ, in the order of ``after``."""
+    names = (name for name in {**after, **before} if before.get(name) != after.get(name))
+    return tuple(MetricChange(name=n, before=before.get(n), after=after.get(n)) for n in names)
+
+
+def _unpaired(record: GraphRecord, paired: set[int]) -> tuple[Node, ...]:
+    return tuple(node for node in record.nodes if node.index not in paired)
+
+
+def _changed_nodes(
+    pairs: Sequence[NodePair], edges: Mapping[int, list[FieldChange]]
+) -> Iterator[NodeChange]:
+    for before, after in pairs:
+        changes = (*node_changes(before, after), *edges.get(after.index, ()))
+        if changes:
+            yield NodeChange(
+                before=before.index,
+                after=after.index,
+                name=after.short_name,
+                module=after.module,
+                changes=changes,
+            )
+
+
+def _metrics(record: GraphRecord) -> dict[str, float | None]:
+    timing = {name: getattr(record.timing, name, None) for name in _TIMING}
+    return timing | {name: getattr(record.memory, name, None) for name in _MEMORY}
