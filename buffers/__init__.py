@@ -1,7 +1,7 @@
-"""Typed inputs of each mode, and the memory behind them. Imported as ``graphkit.buffers``.
+"""Typed inputs of each mode, and their memory. Imported as ``graphkit.buffers``.
 
-A batch's way: ``inputs`` (what a caller gives) -> ``writers`` -> ``mailbox`` (pinned) -> the
-refresh op -> the arena in ``input_buffers`` -> ``view`` (what a forward sees).
+A batch takes this path: ``inputs`` (the caller's arrays) -> ``writers`` -> ``mailbox`` (pinned
+memory) -> the refresh op -> the arena in ``input_buffers`` -> ``view`` (the forward's inputs).
 """
 
 from graphkit.buffers.accepted import AcceptedCounts
@@ -11,9 +11,9 @@ from graphkit.buffers.draft_inputs import (
     DraftInputs,
     MultiLayerDraftExtendInputs,
 )
-from graphkit.buffers.fields import Axis, Field, Pad, Rows, declare, fields_of
+from graphkit.buffers.fields import MODEL_DTYPE, Axis, Field, Pad, Rows, declare, fields_of
 from graphkit.buffers.input_buffers import InputBuffers
-from graphkit.buffers.inputs import Inputs, TargetVerifyInputs
+from graphkit.buffers.inputs import Inputs, StepInputs, TargetVerifyInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, capacity_of, resolve
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.mode_buffers import (
@@ -26,6 +26,7 @@ from graphkit.buffers.writers import BatchWriter, FieldWriter
 
 __all__ = [
     "ENTRIES",
+    "MODEL_DTYPE",
     "AcceptedCounts",
     "Axis",
     "BatchWriter",
@@ -44,6 +45,7 @@ __all__ = [
     "MultiLayerDraftExtendInputs",
     "Pad",
     "Rows",
+    "StepInputs",
     "TargetVerifyInputBuffers",
     "TargetVerifyInputs",
     "admit",

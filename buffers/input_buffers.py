@@ -1,4 +1,4 @@
-"""The memory behind a mode's inputs: allocated once, at the largest size."""
+"""Memory of a runner's inputs: the arena, the mailbox, and the refresh that connects them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from graphkit.buffers.arena import Arena
 from graphkit.buffers.fields import fields_of
-from graphkit.buffers.inputs import Inputs
+from graphkit.buffers.inputs import StepInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
@@ -23,36 +23,37 @@ from graphkit.ops.refresh import refresh
 
 
 class InputBuffers:
-    """The arena, the mailbox and the refresh of one runner.
+    """Device memory and mailbox for the inputs of one runner.
 
-    Life: addresses are fixed from construction on; a ``view`` of any size stays valid.
+    All memory is allocated at construction, for the largest size. Addresses never change, so a
+    ``view`` stays valid as long as the buffers exist.
 
     Args:
         capacity: Rows at the largest size.
-        device: Where the arena lives.
-        inputs_type: A subclass of the mode's inputs that declares further fields.
-        optional_fields: Optional fields to allocate; the others stay ``None`` in every view.
-        without: Fields that this runner has no use for, treated as optional ones left out.
+        device: Device of the arena.
+        inputs_type: Subclass of the mode's inputs that declares further fields.
+        optional_fields: Optional fields to allocate. Other optional fields are ``None`` in views.
+        without: Fields that this runner does not use. They are treated as omitted optional fields.
         bound_fields: Storage of fields whose live rows another graph writes in place, by name.
-        is_alive: See ``Mailbox``.
+        check_device: See ``Mailbox``.
 
     Raises:
         ConfigError: ``optional_fields`` or ``bound_fields`` names an unknown field, or a bound
             tensor does not fit.
     """
 
-    inputs_type: ClassVar[type[Inputs]] = Inputs
+    inputs_type: ClassVar[type[StepInputs]] = StepInputs
 
     def __init__(
         self,
         capacity: Capacity,
         device: torch.device,
         *,
-        inputs_type: type[Inputs] | None = None,
+        inputs_type: type[StepInputs] | None = None,
         optional_fields: Collection[str] = (),
         without: Collection[str] = (),
         bound_fields: Mapping[str, torch.Tensor] | None = None,
-        is_alive: Callable[[], None] = lambda: None,
+        check_device: Callable[[], None] = lambda: None,
     ) -> None:
         self.capacity, self.device = capacity, device
         self.inputs = inputs_type or type(self).inputs_type
@@ -72,9 +73,9 @@ class InputBuffers:
         ]
         self.layouts: tuple[FieldLayout, ...] = resolve(present, capacity)
         self.absent = tuple(f.name for f in fields_of(self.inputs) if f not in present)
-        """Fields that were not allocated."""
+        """Names of declared fields without memory."""
         self.arena = Arena(self.layouts, self.bound_fields, device)
-        self.mailbox = Mailbox(self.layouts, device, is_alive)
+        self.mailbox = Mailbox(self.layouts, device, check_device)
         written = [layout for layout in self.layouts if layout.name not in self.bound_fields]
         self._writers = [
             AxisWriters(self.mailbox, axis, [x for x in written if x.field.axis is axis], device)
@@ -85,15 +86,15 @@ class InputBuffers:
             self.pad_entry(entry)
         self._segments = [s for layout in self.layouts for s in self.arena.segments(layout)]
         self._table = refresh_table(self.layouts, self.arena).to(device)
-        self._state = torch.zeros(1, dtype=torch.int64, device=device)
+        self._sequence = torch.zeros(1, dtype=torch.int64, device=device)
         self._entry = torch.zeros(self.mailbox.entry_words, dtype=torch.int64, device=device)
-        self._work: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def view(self, batch_size: int) -> Inputs:
-        """The first ``batch_size`` requests of every field; aliases the arena.
+    def view(self, batch_size: int) -> Any:
+        """Return the first ``batch_size`` requests of every field, as views of the arena.
 
         Shapes:
-            as the inputs dataclass says, with B = ``batch_size``.
+            As documented by the inputs dataclass, with B = ``batch_size``.
         """
         rows: dict[str, Any] = {
             layout.name: self.live_rows(layout.name, batch_size) for layout in self.layouts
@@ -101,20 +102,23 @@ class InputBuffers:
         return self.inputs(**rows)
 
     def live_rows(self, name: str, batch_size: int, tokens: int | None = None) -> torch.Tensor:
-        """The first rows of one field; aliases its storage."""
+        """Return the first rows of one field, as a view of its storage."""
         layout = next(layout for layout in self.layouts if layout.name == name)
         rows = min(self.capacity.rows(layout.field.axis, batch_size, tokens), layout.capacity)
         return layout.head(self.arena.tensors[name], rows)
 
     @cached_property
-    def _batch_tells_tokens(self) -> bool:
-        """Whether a batch brings a field that tells how many rows it has."""
+    def _batch_shows_tokens(self) -> bool:
+        """Whether a batch contains a field whose length is its number of rows."""
         written = {layout.name for layout in self.layouts} - self.bound_fields.keys()
-        return not written.isdisjoint(self.inputs.counted_by)
+        return not written.isdisjoint(self.inputs.token_fields())
 
     def tokens_of(self, batch: Any) -> int:
-        """Rows of a batch; as captured, if another graph writes every field that could tell."""
-        if self._batch_tells_tokens:
+        """Return the number of rows of a batch.
+
+        If no field of the batch shows it, the batch has the captured number of rows per request.
+        """
+        if self._batch_shows_tokens:
             return int(batch.num_tokens)
         counts = self.inputs.row_counts(batch) if self.capacity.ragged else None
         if counts is not None:
@@ -122,15 +126,16 @@ class InputBuffers:
         return int(batch.batch_size * self.capacity.tokens_per_request)
 
     def not_captured(self, name: str) -> str:
-        """What to do about a field that a batch brings although the graph does not read it."""
+        """Return the error text for a field of a batch that the graph does not read."""
         if name in self._without:
-            return (
-                f"field {name!r} was not captured: the algorithm has no use for it. Leave it out."
-            )
+            return f"field {name!r} was not captured: the algorithm does not use it. Leave it out."
         return f"field {name!r} was not captured. Pass optional_fields=[{name!r}] to the runner."
 
     def check_bound(self, batch: Any) -> None:
-        """Refuse rows of a bound field, which nobody would read; its own storage is let through."""
+        """Refuse rows of a bound field, because the graph would ignore them.
+
+        The bound storage itself is accepted.
+        """
         for name, storage in self.bound_fields.items():
             rows = getattr(batch, name, None)
             is_own = isinstance(rows, torch.Tensor) and rows.data_ptr() == storage.data_ptr()
@@ -141,56 +146,56 @@ class InputBuffers:
                 )
 
     def check(self, batch: Any, tokens: int, width: int | None = None) -> None:
-        """Refuse a batch that contradicts itself; see ``Inputs.check``.
+        """Refuse a batch whose fields contradict each other; see ``StepInputs.check``.
 
         Args:
-            batch: Its live rows.
-            tokens: How many rows it has.
-            width: Most rows of a request; as captured if left out.
+            batch: Live rows.
+            tokens: Number of rows.
+            width: Largest number of rows of a request; the captured one by default.
         """
         most = self.capacity.tokens_per_request if width is None else width
         self.inputs.check(batch, tokens, most, self.capacity.ragged)
 
     def prepare(self, batch_size: int) -> None:
-        """Upload what ``refresh`` needs for a size. Before any capture of it."""
-        if batch_size not in self._work:
+        """Upload the tables that ``refresh`` reads for a size. Call it before a capture."""
+        if batch_size not in self._tables:
             fetches = refresh_fetches(self.layouts, self.capacity, batch_size)
             copies = refresh_copies(self.layouts, self.capacity, batch_size)
-            self._work[batch_size] = fetches.to(self.device), copies.to(self.device)
+            self._tables[batch_size] = fetches.to(self.device), copies.to(self.device)
 
     def refresh(self, batch_size: int) -> None:
         """Enqueue the refresh of a captured size. It consumes one mailbox entry when it runs."""
         refresh(
             self._segments,
             self.mailbox.ring,
-            self._state,
+            self._sequence,
             self._table,
             self._entry,
-            *self._work[batch_size],
+            *self._tables[batch_size],
             ENTRIES,
             batch_size,
             batch_size * self.capacity.tokens_per_request,
         )
 
-    def machinery(self) -> dict[str, torch.Tensor]:
-        """The tensors by which the refresh works, by name; no field is among them."""
+    def refresh_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that the refresh works with, by name. Fields are not among them."""
         work = {
             f"{name} {size}": tensor
-            for size, both in self._work.items()
+            for size, both in self._tables.items()
             for name, tensor in zip(("fetches", "copies"), both, strict=True)
         }
-        own = {"sequence": self._state, "table": self._table, "entry": self._entry}
+        own = {"sequence": self._sequence, "table": self._table, "entry": self._entry}
         return {"ring": self.mailbox.ring, **own, **work}
 
     def writer(self, entry: int, requests: int, tokens: int | None = None) -> BatchWriter:
-        """What writes a batch of that size into an entry; bound fields are left out."""
+        """Return the writer of a batch of that size into an entry. It leaves bound fields out."""
         fields: list[FieldWriter] = []
         for writers in self._writers:
             fields += writers[entry, self.capacity.rows(writers.axis, requests, tokens)]
-        return BatchWriter(fields)
+        return BatchWriter(self.mailbox, fields)
 
     def pad_entry(self, entry: int) -> None:
-        """Fill an entry's rows with pads and say that they are to be read from there."""
+        """Fill an entry with pads and mark its payload as the source of every field."""
         self.mailbox.fill(entry, self._blank)
 
     def post(self, batch: Any) -> None:
@@ -200,14 +205,42 @@ class InputBuffers:
         self.mailbox.post(entry, batch.batch_size, tokens)
         self.mailbox.commit(in_flight)
 
+    def read(self, entry: int, requests: int, tokens: int, padded_batch_size: int) -> StepInputs:
+        """Return a copy of a written batch, as a graph would read it. The entry stays unread.
+
+        Waits for the device. Bound fields are left out.
+
+        Args:
+            entry: A written entry, the next one in turn.
+            requests: Live requests in it.
+            tokens: Live rows in it.
+            padded_batch_size: Captured size to refresh.
+
+        Returns:
+            The inputs, with live rows on the device.
+        """
+        self.mailbox.post(entry, requests, tokens)
+        self.prepare(padded_batch_size)
+        self.refresh(padded_batch_size)
+        rows: dict[str, Any] = {
+            layout.name: self.live_rows(layout.name, requests, tokens).clone()
+            for layout in self.layouts
+            if layout.name not in self.bound_fields
+        }
+        self._sequence.sub_(1)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.mailbox.unread()
+        return self.inputs(**rows)
+
     def post_idle(self) -> None:
-        """Post an entry without live rows: the refresh then writes pads alone."""
+        """Post an entry without live rows. The refresh then writes pads only."""
         entry = self.mailbox.claim()
         self.mailbox.post(entry, 0, 0, 0)
         self.mailbox.commit()
 
     def _make_blank(self) -> NDArray[np.int64]:
-        """An entry from its sources on, holding nothing but pads."""
+        """Return the content of an entry of pads, from its sources on."""
         words = torch.zeros(self.mailbox.entry_words, dtype=torch.int64)
         for layout in self.layouts:
             source = KEEP if layout.name in self.bound_fields else FROM_PAYLOAD

@@ -1,10 +1,9 @@
-"""The live inputs of each mode.
+"""Live inputs of a captured step: the base class, and the inputs of TARGET_VERIFY and DECODE.
 
-Everything used as an index pads to 0: row 0 and slot 0 are reserved for pads, which stand at the
-tail.
-
-A batch that a caller builds may hold torch tensors, on the device or the CPU, or numpy arrays.
-The view that a forward receives holds device tensors at fixed addresses, padded to a captured size.
+A batch that a caller builds holds torch tensors, on the device or the CPU, or numpy arrays. The
+view that a forward receives holds device tensors at fixed addresses, padded to a captured size.
+Pad rows are the last rows. A field that is used as an index pads to 0, because row 0 of the
+request pool and KV slot 0 are reserved for pads.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare
+from graphkit.buffers.fields import MODEL_DTYPE, Axis, Pad, Rows, declare, fields_of
 from graphkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,18 +23,111 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True, eq=False)
-class Inputs:
-    """What the inputs of all modes share.
+class StepInputs:
+    """Base of the inputs of a captured step.
+
+    A subclass declares each field once, with ``declare``. At least one field has a row per request.
 
     Attributes:
-        attention: The attention backend's metadata of this batch; set for the forward.
-        width: Most rows of a request, set where they vary from request to request.
+        attention: Metadata from the attention backend. Set for the forward.
+        width: Largest number of rows of a request. Set where requests have different numbers.
     """
 
-    counted_by: ClassVar[tuple[str, ...]] = ("input_ids", "positions", "out_cache_loc")
-    """Fields that tell how many rows a batch has."""
+    counted_by: ClassVar[tuple[str, ...]] = ()
+    """Fields whose length is the number of tokens; all fields per token if empty."""
     width_is_fixed: ClassVar[bool] = False
-    """Whether rows per request are the captured ones without a graph, too."""
+    """Whether an eager run has the captured number of rows per request, too."""
+
+    attention: AttentionMetadata | None = None
+    width: int | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of requests (B).
+
+        Raises:
+            InputError: No field per request is present.
+        """
+        return self._count(_counting(type(self), Axis.REQUEST))
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of rows (T).
+
+        Raises:
+            InputError: No field per token is present.
+        """
+        names = self.token_fields()
+        is_given = any(getattr(self, name) is not None for name in names)
+        if names and (is_given or self.batch_size):
+            return self._count(names)
+        return self.batch_size * (self.width or 1)
+
+    @property
+    def tokens_per_request(self) -> int:
+        """Number of rows per request; 0 for an idle batch."""
+        if self.width is not None:
+            return self.width
+        return self.num_tokens // self.batch_size if self.batch_size else 0
+
+    @classmethod
+    def token_fields(cls) -> tuple[str, ...]:
+        """Return the fields whose length is the number of tokens."""
+        return cls.counted_by or _counting(cls, Axis.TOKEN)
+
+    @classmethod
+    def row_counts(cls, batch: Any) -> NDArray[np.int64] | None:  # noqa: ARG003
+        """Return the rows of each request of a ragged batch, int64 [B], if the host can read them.
+
+        Args:
+            batch: Live rows.
+        """
+        return None
+
+    @classmethod
+    def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
+        """Refuse a batch whose fields contradict each other, as far as the host can read them.
+
+        Args:
+            batch: Live rows, each field as an attribute. Bound fields may be missing.
+            tokens: Number of rows of the batch.
+            width: Largest number of rows of a request.
+            ragged: Whether requests may have fewer rows.
+
+        Raises:
+            InputError: The fields contradict each other; ``field`` names one of them.
+        """
+
+    def _count(self, names: tuple[str, ...]) -> int:
+        """Return the length of the first field that is present."""
+        for name in names:
+            shape = getattr(getattr(self, name), "shape", ())
+            if shape:
+                return int(shape[0])
+        raise InputError(
+            f"field {names[0]!r} is missing or is not an array. Pass a tensor or a numpy array.",
+            field=names[0],
+        )
+
+
+def _counting(inputs: type, axis: Axis) -> tuple[str, ...]:
+    """Return the fields whose first dimension counts the rows of an axis."""
+    if (inputs, axis) not in _COUNTING:
+        fields = (field for field in fields_of(inputs) if field.axis is axis)
+        names = tuple(field.name for field in fields if not field.lead and not field.flat)
+        _COUNTING[inputs, axis] = names
+    return _COUNTING[inputs, axis]
+
+
+_COUNTING: dict[tuple[type, Axis], tuple[str, ...]] = {}
+"""Cache of ``_counting``: batches ask in every replay."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Inputs(StepInputs):
+    """Fields that the inputs of all forward modes share."""
+
+    counted_by: ClassVar[tuple[str, ...]] = ("input_ids", "positions", "out_cache_loc")
 
     req_pool_indices: Rows = declare(
         Axis.REQUEST, torch.int64, "row of the request in the request pool; row 0 is the dummy"
@@ -48,77 +140,38 @@ class Inputs:
     out_cache_loc: Rows = declare(
         Axis.TOKEN, torch.int64, "KV slot that each token writes; slot 0 is the dummy"
     )
-    attention: AttentionMetadata | None = None
-    width: int | None = None
 
     @property
     def batch_size(self) -> int:
-        """Requests (B).
+        """Number of requests (B).
 
         Raises:
-            InputError: No field per request says how many.
+            InputError: No field per request is present.
         """
-        try:
+        try:  # this runs in every replay
             return self.req_pool_indices.shape[0]  # type: ignore[no-any-return]
         except (AttributeError, IndexError, TypeError):
-            return self._count("req_pool_indices", "seq_lens")
+            return self._count(("req_pool_indices", "seq_lens"))
 
     @property
     def num_tokens(self) -> int:
-        """Rows (T); an idle batch may leave them out.
+        """Number of rows (T). An idle batch may leave the fields per token out.
 
         Raises:
-            InputError: No field per token says how many.
+            InputError: No field per token is present.
         """
         try:
             return self.input_ids.shape[0]  # type: ignore[no-any-return]
         except (AttributeError, IndexError, TypeError):
             is_given = any(getattr(self, name) is not None for name in self.counted_by)
-            return self._count(*self.counted_by) if is_given or self.batch_size else 0
-
-    @property
-    def tokens_per_request(self) -> int:
-        """Rows per request, from the batch itself; 0 for an idle batch."""
-        if self.width is not None:
-            return self.width
-        return self.num_tokens // self.batch_size if self.batch_size else 0
-
-    @classmethod
-    def row_counts(cls, batch: Any) -> NDArray[np.int64] | None:  # noqa: ARG003
-        """Rows of each request where they vary, int64 [B], if the host can see them."""
-        return None
-
-    @classmethod
-    def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
-        """Refuse a batch whose fields contradict each other, as far as the host can see.
-
-        Args:
-            batch: Live rows, each field as an attribute; bound ones may be missing.
-            tokens: How many rows it has.
-            width: Most rows of a request.
-            ragged: Whether requests may have fewer.
-
-        Raises:
-            InputError: They do; ``field`` names one.
-        """
-
-    def _count(self, *names: str) -> int:
-        """Rows of the first field that is there; bound fields are left out of a batch."""
-        for name in names:
-            shape = getattr(getattr(self, name), "shape", ())
-            if shape:
-                return int(shape[0])
-        raise InputError(
-            f"field {names[0]!r} is missing, or is no array. Give a tensor or a numpy array.",
-            field=names[0],
-        )
+            return self._count(self.counted_by) if is_given or self.batch_size else 0
 
 
 @dataclass(kw_only=True, eq=False)
 class TargetVerifyInputs(Inputs):
-    """The drafted tokens that the target scores; DECODE is the case of one token per request.
+    """Drafted tokens that the target scores. DECODE is the case of one token per request.
 
-    ``seq_lens`` counts the committed tokens before this step's rows.
+    ``seq_lens`` counts the committed tokens, without the rows of this step.
 
     Shapes:
         req_pool_indices: [B] int64. seq_lens: [B] int32.

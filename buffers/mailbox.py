@@ -38,14 +38,14 @@ class Mailbox:
     Args:
         layouts: The fields.
         device: The device that reads it; the memory is pinned for CUDA.
-        is_alive: Called while waiting; raises if the device will never consume again.
+        check_device: Called while waiting; raises if the device will never consume again.
     """
 
     def __init__(
         self,
         layouts: Sequence[FieldLayout],
         device: torch.device,
-        is_alive: Callable[[], None] = lambda: None,
+        check_device: Callable[[], None] = lambda: None,
     ) -> None:
         self.entry_words = entry_bytes(layouts) // 8
         size = RING_WORDS + ENTRIES * self.entry_words
@@ -55,7 +55,7 @@ class Mailbox:
         self.claims = 0
         """Changes with every claim and commit, and when the runner closes. A claimed entry belongs
         to its claimant until then."""
-        self._is_alive = is_alive
+        self._check_device = check_device
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
         self._entries = tuple(self._entry_words(index) for index in range(ENTRIES))
         bodies = self.ring[RING_WORDS:].view(ENTRIES, self.entry_words)[:, Header.SOURCES :]
@@ -124,6 +124,10 @@ class Mailbox:
         """Forget entries that nobody consumed. The device must be idle."""
         self.sequence = self._words[_CONSUMED]
 
+    def unread(self) -> None:
+        """Return the entry that was consumed last to the device. The device must be idle."""
+        self._words[_CONSUMED] -= 1
+
     def resume(self) -> None:
         """Count a launch that failed after its entry was consumed."""
         self.sequence = max(self.sequence, self._words[_CONSUMED])
@@ -158,7 +162,7 @@ class Mailbox:
         while sequence - self._words[_CONSUMED] >= ENTRIES:
             turns += 1
             if turns % _CHECK_EVERY == 0:
-                self._is_alive()
+                self._check_device()
                 if time.monotonic() - began > _GIVE_UP_S:
                     raise ReplayError(
                         f"the device consumed no mailbox entry for {_GIVE_UP_S:.0f} s. A kernel "

@@ -1,7 +1,7 @@
-"""Writing a batch's live rows into a mailbox entry: the innermost loop of a replay on the host.
+"""Writers of a batch's live rows into a mailbox entry: the innermost loop of a replay on the host.
 
-The quick paths compare types, dtypes and shapes by identity and equality and copy at once; all
-else goes through ``admit``, which casts or refuses.
+The fast paths compare types, dtypes and shapes by identity or equality, and copy. All other values
+go through ``admit``, which casts or refuses them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from graphkit.buffers.mailbox import Mailbox, host_view
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
 
 _Array, _Tensor = np.ndarray, torch.Tensor
-# ctypes.memmove lets other threads run meanwhile, which costs more than so small a copy.
+# ctypes.memmove releases the GIL, which costs more than a small copy.
 _memmove = ctypes.PyDLL(None).memmove
 _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -35,9 +35,10 @@ class FieldWriter:
         shape: Its shape with that many rows.
         dtype: Its dtype.
         size: Bytes of one segment with that many rows.
-        rows: The place in the entry as numpy, ``None`` if there is none or numpy lacks the dtype.
-        address: Where the place begins; 0 if there is none, or none in one piece.
-        quick: What ``BatchWriter.write`` needs; unpacking it costs less than looking it up.
+        rows: View of the entry as numpy; ``None`` if the field has no payload or numpy lacks the
+            dtype.
+        address: Start of the payload; 0 if the field has none, or has several segments.
+        quick: Values that ``BatchWriter.write`` needs; unpacking costs less than attribute access.
     """
 
     __slots__ = (
@@ -73,7 +74,7 @@ class FieldWriter:
         self.dtype, self.size = layout.dtype, row_count * layout.row_bytes
         first = int(Header.SOURCES) + layout.first_segment
         self._segments = [(first + i, i * self.size) for i in range(layout.segments)]
-        """The word that names the source of each, and where it begins in a tensor."""
+        """Source word of each segment, and the segment's byte offset in a tensor."""
         self._place: torch.Tensor | None = None
         self.rows: NDArray[Any] | None = None
         if not layout.field.on_device:
@@ -88,17 +89,17 @@ class FieldWriter:
 
     @property
     def travels_by_address(self) -> bool:
-        """Whether the field has no place in the entry."""
+        """Whether the graph reads the field through its address, not from the entry."""
         return self._place is None
 
     def write(self, value: Any) -> torch.Tensor | None:
         """Write the rows, or the address of the device tensor that holds them.
 
         Returns:
-            What must stay alive until the device has read it, if anything.
+            A tensor that must stay alive until the device has read it, or ``None``.
 
         Raises:
-            InputError: The value cannot stand for this field; nothing was written.
+            InputError: The value does not fit the field. Nothing was written.
         """
         if (
             type(value) is torch.Tensor
@@ -123,7 +124,7 @@ class FieldWriter:
         return self._point_to(place)
 
     def _take_payload(self) -> None:
-        """Undo an address that was named in this turn of the entry."""
+        """Make the payload the source again."""
         for word, _ in self._segments:
             self._mailbox.point(self._entry, word, FROM_PAYLOAD)
 
@@ -135,9 +136,9 @@ class FieldWriter:
 
 
 class AxisWriters(dict[tuple[int, int], list[FieldWriter]]):
-    """The writers of all fields of an axis, by entry and rows.
+    """Writers of all fields of an axis, by entry and number of rows.
 
-    Made once: pairs of requests and tokens are many, but each count alone comes again.
+    They are cached by number of rows, because pairs of requests and tokens are too many to cache.
     """
 
     def __init__(
@@ -156,36 +157,41 @@ class AxisWriters(dict[tuple[int, int], list[FieldWriter]]):
 
 
 class BatchWriter:
-    """Writes all fields of a batch into one entry. Cheap to make: field writers are made once.
+    """Writes all fields of a batch into one entry. Construction is cheap: field writers are shared.
 
     Args:
-        fields: The writer of each field that a batch brings.
+        mailbox: The mailbox of the entry.
+        fields: The writer of each field of a batch.
     """
 
-    def __init__(self, fields: Sequence[FieldWriter]) -> None:
+    def __init__(self, mailbox: Mailbox, fields: Sequence[FieldWriter]) -> None:
+        self.mailbox = mailbox
         self._fields = fields
         self._plan = tuple([field.quick for field in fields])
 
     @cached_property
     def fields(self) -> dict[str, FieldWriter]:
-        """The writer of each field, by name."""
+        """Writer of each field, by name."""
         return {field.name: field for field in self._fields}
 
     @cached_property
     def rows(self) -> dict[str, NDArray[Any]]:
-        """The place in the entry of each field that numpy can write, by name."""
+        """Numpy view of each field that has one, by name."""
         return {field.name: field.rows for field in self._fields if field.rows is not None}
 
     @cached_property
     def by_address(self) -> frozenset[str]:
-        """Names of the fields that have no place in the entry."""
+        """Names of the fields that the graph reads through their address."""
         return frozenset(field.name for field in self._fields if field.travels_by_address)
 
     def write(self, batch: Any) -> list[torch.Tensor]:
-        """Write every field; returns what must stay alive until the device has read it.
+        """Write every field.
+
+        Returns:
+            Tensors that must stay alive until the device has read them.
 
         Raises:
-            InputError: A field cannot be taken. The entry may be written again.
+            InputError: A field is missing or wrong. The entry may be written again.
         """
         in_flight = []
         for name, shape, rows, np_dtype, dtype, address, size, write in self._plan:

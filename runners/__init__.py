@@ -1,22 +1,36 @@
-"""One runner per forward mode. Imported as ``graphkit.runners``.
+"""Runners: one per forward mode. Imported as ``graphkit.runners``.
 
-A batch's way: ``runner`` (the verbs) -> ``replayer`` -> ``fit`` (what was made ready for its size)
--> one mailbox entry, one graph launch, the live rows of the output. ``capturing`` makes the graphs;
-``dispatch`` says which batches have none, and ``step`` runs those without. What a mode does around
-the user's forward stands in the file of the mode.
+A batch takes this path: ``runner`` (the verbs) -> ``replayer`` -> ``fit`` (everything prepared for
+its size) -> one mailbox entry, one graph launch, the live rows of the output. ``capture`` makes the
+graphs. ``dispatch`` says which batches have no graph, and ``step`` runs them eagerly. The file of a
+mode contains what the mode computes around the user's forward.
 """
 
 from graphkit.runners.decode import DecodeRunner
 from graphkit.runners.dispatch import Decision, Reason
 from graphkit.runners.draft import DraftRunner
 from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
+from graphkit.runners.launch import Launch
 from graphkit.runners.multi_layer import MultiLayerEagleRunner
-from graphkit.runners.outputs import DraftExtendOutput, DraftOutput, ForwardOutput, Output
+from graphkit.runners.output_fields import declare_output
+from graphkit.runners.outputs import (
+    DraftExtendOutput,
+    DraftOutput,
+    ForwardOutput,
+    LastRowOutput,
+    LayersOutput,
+    Output,
+)
+from graphkit.runners.registry import RUNNERS
+from graphkit.runners.replayer import Replayer
 from graphkit.runners.runner import Runner
+from graphkit.runners.sample_rows import SampleRows
 from graphkit.runners.staged import StagedBatch
+from graphkit.runners.step_runner import StepRunner
 from graphkit.runners.target_verify import TargetVerifyRunner
 
 __all__ = [
+    "RUNNERS",
     "Decision",
     "DecodeRunner",
     "DraftExtendOutput",
@@ -25,10 +39,17 @@ __all__ = [
     "DraftOutput",
     "DraftRunner",
     "ForwardOutput",
+    "LastRowOutput",
+    "Launch",
+    "LayersOutput",
     "MultiLayerEagleRunner",
     "Output",
     "Reason",
+    "Replayer",
     "Runner",
+    "SampleRows",
     "StagedBatch",
+    "StepRunner",
     "TargetVerifyRunner",
+    "declare_output",
 ]

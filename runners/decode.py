@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from graphkit.buffers import TargetVerifyInputBuffers
+from graphkit.buffers import TargetVerifyInputBuffers, TargetVerifyInputs
 from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
 from graphkit.spec import ForwardMode
 
 
-class DecodeRunner(Runner[ForwardOutput]):
-    """Plain decoding with the machinery of verify: ``TargetVerifyInputs`` with T = B.
+class DecodeRunner(Runner[TargetVerifyInputs, ForwardOutput]):
+    """Decodes one token per request: ``TargetVerifyInputs`` with T = B.
 
-    Arguments as in ``Runner``; of ``spec`` only the algorithm's name is read.
+    Arguments are those of ``Runner``. Of ``spec`` only the algorithm's name is read.
     """
 
     mode = ForwardMode.DECODE

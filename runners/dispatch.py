@@ -1,4 +1,4 @@
-"""Which way a batch goes: replay, or eager with a reason, or refused."""
+"""Dispatch of a batch: replay it, run it eagerly for a stated reason, or refuse it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.graphs import SizeTable
 
 
 class Reason(Enum):
-    """Why a batch is not replayed. The value is the key under which fallbacks are counted."""
+    """Reason why a batch is not replayed. Fallbacks are counted by its value."""
 
     NOT_CAPTURED = "not captured"
     CLOSED = "closed"
@@ -25,19 +25,19 @@ class Reason(Enum):
 
     @property
     def has_eager_way(self) -> bool:
-        """Whether the batch is sound, so that the forward can run it without a graph."""
+        """Whether the forward can run the batch without a graph."""
         return self not in (Reason.CLOSED, Reason.BAD_FIELD)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer of ``can_replay``.
+    """Result of ``can_replay``.
 
     Attributes:
-        ok: Whether ``replay`` takes the batch.
-        reason: Why not, naming the field or the sizes; empty if ok.
-        padded_batch_size: The captured size it would run at; 0 for an idle batch.
-        kind: The class of the reason.
+        ok: Whether ``replay`` accepts the batch.
+        reason: Why not, with the field or the sizes; empty if ``ok``.
+        padded_batch_size: Captured size that would run; 0 for an idle batch.
+        kind: Class of the reason.
     """
 
     ok: bool
@@ -50,12 +50,12 @@ class Decision:
 
 
 class Dispatch:
-    """The rules of one runner.
+    """Decides how a runner runs a batch.
 
     Args:
-        table: Its captured sizes.
-        buffers: Its fields.
-        eager_reason: Why no batch ever has a graph, as a sentence; empty if that is not so.
+        table: Captured sizes.
+        buffers: The runner's buffers.
+        eager_reason: Why no batch has a graph, as a sentence; empty if that is not so.
     """
 
     def __init__(self, table: SizeTable, buffers: InputBuffers, eager_reason: str = "") -> None:
@@ -63,10 +63,10 @@ class Dispatch:
         self._width = buffers.capacity.tokens_per_request
         self._ragged = buffers.capacity.ragged
         self.fallbacks: Counter[str] = Counter()
-        """Eager runs by reason."""
+        """Number of eager runs by reason."""
 
     def miss(self, batch: Any, status: str) -> Reason | None:
-        """Why the batch has no graph, from its sizes alone; ``None`` if it has one."""
+        """Return why the batch has no graph, from its sizes and fields; ``None`` if it has one."""
         if self._eager_reason and status != "closed":
             return Reason.UNSUPPORTED_ATTENTION
         if status != "captured":
@@ -81,40 +81,66 @@ class Dispatch:
         return None
 
     def check_idle(self, batch: Any) -> None:
-        """Refuse rows of a batch without requests, which would vanish."""
+        """Refuse an idle batch that has rows.
+
+        Raises:
+            InputError: The batch has rows but no requests.
+        """
         if self._buffers.tokens_of(batch):
             text = self.explain(Reason.WRONG_WIDTH, batch, "")
             raise InputError(f"{text}.", field="num_tokens")
+
+    def check(self, batch: Any) -> None:
+        """Refuse a batch that a padded run cannot take, apart from its fields' shapes and dtypes.
+
+        Raises:
+            InputError: The number of rows is wrong, or a field is not captured or contradicts
+                another one.
+        """
+        requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
+        surplus = self.surplus_field(batch)
+        if surplus is not None:
+            raise InputError(self._buffers.not_captured(surplus), field=surplus)
+        if not self._has_captured_width(requests, tokens):
+            text = self.explain(Reason.WRONG_WIDTH, batch, "")
+            raise InputError(f"{text}.", field="num_tokens")
+        self._buffers.check_bound(batch)
+        if self._ragged:
+            self._buffers.check(batch, tokens)
 
     def _has_captured_width(self, requests: int, tokens: int) -> bool:
         most = requests * self._width
         return requests <= tokens <= most if self._ragged else tokens == most
 
     def surplus_field(self, batch: Any) -> str | None:
-        """An optional field that the batch brings although the graph does not read it."""
+        """Return the name of a field of the batch that the graph does not read, if there is one."""
         for name in self._buffers.absent:
             if getattr(batch, name, None) is not None:
                 return name
         return None
 
     def explain(self, miss: Reason, batch: Any, status: str) -> str:
-        """The reason as a sentence with what came and what was captured."""
+        """Return the reason as a sentence, with the sizes of the batch and the captured ones."""
         requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
         if miss is Reason.BATCH_TOO_LARGE:
-            return f"batch of {requests} requests; the largest captured is {self._table.largest}"
+            return (
+                f"the batch has {requests} requests; the largest captured size is "
+                f"{self._table.largest}"
+            )
         if miss is Reason.WRONG_WIDTH:
             width = f"1 to {self._width}" if self._ragged else self._width
             return (
-                f"{tokens} tokens in {requests} requests; captured are {width} tokens per request"
+                f"the batch has {tokens} tokens in {requests} requests; captured are {width} "
+                "tokens per request"
             )
         if miss is Reason.UNSUPPORTED_ATTENTION:
             return self._eager_reason
         if miss is Reason.FIELD_NOT_CAPTURED:
             return self._buffers.not_captured(str(self.surplus_field(batch)))
-        return f"runner is {status}, not captured"
+        return f"the runner is {status}, not captured"
 
     def decide(self, batch: Any, status: str) -> Decision:
-        """The whole answer, every field looked at."""
+        """Return the decision for a batch, with every field checked."""
         try:
             miss = self.miss(batch, status)
             if miss is not None:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from graphkit.buffers import DraftInputBuffers, DraftInputs, Inputs
+from graphkit.buffers import DraftInputBuffers, DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.runners.outputs import DraftOutput
 from graphkit.runners.runner import Runner
+from graphkit.runners.sample_rows import SampleRows
 from graphkit.runners.step import Step, rows_of
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.tree import TreeGrowth, top_candidates
 
 
 class DraftStep(Step[DraftOutput]):
-    """S steps of the tree. The candidates of the first come with the batch: S - 1 forwards."""
+    """Grows a tree in S steps with S - 1 forwards: the batch brings the candidates of the first."""
 
-    def whole(self, inputs: Inputs) -> DraftOutput:
-        """Grow the tree and choose its nodes. The inputs are left as they were found."""
-        assert isinstance(inputs, DraftInputs), "the runner's buffers are those of DRAFT"
+    def whole(self, inputs: DraftInputs) -> DraftOutput:
+        """Grow the tree and choose its nodes. The inputs are not changed."""
         tree = TreeGrowth(inputs.topk_p, inputs.topk_index)
         hidden_states, mask = _per_branch(inputs.hidden_states, self.spec.topk), None
         for step in range(self.spec.num_steps - 1):
@@ -39,7 +40,7 @@ class DraftStep(Step[DraftOutput]):
         )
 
     def _view(self, inputs: DraftInputs, step: int) -> DraftInputs:
-        """What the forward of one step sees: a row per branch."""
+        """Return the inputs of one step's forward: one row per branch."""
         slots = inputs.out_cache_loc.view(inputs.batch_size, -1, self.spec.num_steps)
         mrope = inputs.mrope_positions
         return replace(
@@ -50,10 +51,10 @@ class DraftStep(Step[DraftOutput]):
         )
 
     def _drafted_before(self, step: int) -> int:
-        """Draft slots between the committed tokens and the rows that metadata appends.
+        """Return the draft slots between the committed tokens and the rows that metadata appends.
 
-        A chain's rows follow one another. A tree's branches lie S slots apart, so its mask speaks
-        of all K * S draft slots at once.
+        The rows of a chain are consecutive. The branches of a tree are S slots apart, so its mask
+        covers all K * S draft slots.
         """
         topk, steps = self.spec.topk, self.spec.num_steps
         return step if topk == 1 else topk * (steps - 1)
@@ -61,7 +62,7 @@ class DraftStep(Step[DraftOutput]):
     def _mask(
         self, before: torch.Tensor | None, parents: torch.Tensor, step: int
     ) -> torch.Tensor | None:
-        """Which draft slots each branch sees, bool [B, K, K * S]: its ancestors' and its own."""
+        """Return the draft slots that each branch sees, its own included, bool [B, K, K * S]."""
         topk, steps = self.spec.topk, self.spec.num_steps
         if topk == 1:
             return None
@@ -72,17 +73,17 @@ class DraftStep(Step[DraftOutput]):
         return own | before.gather(1, parents[:, :, None].expand_as(own))
 
 
-class DraftRunner(Runner[DraftOutput]):
+class DraftRunner(Runner[DraftInputs, DraftOutput]):
     """Drafts the tree of every request from its first candidates.
 
-    ``forward`` is one draft step: it gets ``DraftInputs`` with ``input_ids``, ``positions``,
-    ``out_cache_loc`` and ``hidden_states`` of that step, a row per branch, and returns a
-    ``ForwardOutput`` (or ``DraftExtendOutput``) with a row for each; hidden states may be left out
-    by algorithms that need none. ``inputs.seq_lens`` stays the committed length at every step.
-    Arguments as in ``Runner``.
+    ``forward`` is one draft step. It takes ``DraftInputs`` with ``input_ids``, ``positions``,
+    ``out_cache_loc`` and ``hidden_states`` of that step, one row per branch. It returns a
+    ``ForwardOutput`` or ``DraftExtendOutput`` with one row per branch. Algorithms without hidden
+    states may omit them. ``inputs.seq_lens`` is the committed length at every step. Arguments are
+    those of ``Runner``.
 
     Raises:
-        ConfigError: ``spec`` drafts nothing, or verifies more nodes than its steps can make.
+        ConfigError: ``spec`` drafts nothing, or verifies more nodes than its steps create.
     """
 
     mode = ForwardMode.DRAFT
@@ -90,41 +91,54 @@ class DraftRunner(Runner[DraftOutput]):
     output_type = DraftOutput
     step_type = DraftStep
 
-    def __init__(self, forward: Any, *, spec: SpecConfig, **options: Any) -> None:
+    def _check_spec(self, spec: SpecConfig) -> None:
         steps, topk, width = spec.num_steps, spec.topk, spec.num_draft_tokens
         most = 1 + topk + (steps - 1) * topk * topk
         if steps < 1:
             raise ConfigError(
-                "SpecConfig.num_steps is 0: there is nothing to draft. Use at least 1, or no "
-                "DraftRunner.",
+                "SpecConfig.num_steps is 0: DraftRunner needs at least 1 draft step.",
                 field="num_steps",
             )
         if width > most:
             raise ConfigError(
-                f"SpecConfig.num_draft_tokens is {width}, but {steps} steps of topk {topk} make at "
-                f"most {most} nodes, the root included.",
+                f"SpecConfig.num_draft_tokens is {width}, but {steps} steps of topk {topk} create "
+                f"at most {most} nodes, the root included.",
                 field="num_draft_tokens",
             )
-        super().__init__(forward, spec=spec, **options)
+
+    @classmethod
+    def slots_ahead(cls, spec: SpecConfig) -> int:
+        """Return K * S: each branch has S consecutive slots."""
+        return spec.topk * spec.num_steps
+
+    @classmethod
+    def sample_fields(cls, spec: SpecConfig, rows: SampleRows) -> dict[str, Any]:
+        """See ``Runner.sample_fields``. All branches begin at the same position."""
+        positions = rows.committed.repeat(spec.topk)
+        return super().sample_fields(spec, rows) | {
+            "positions": positions,
+            "mrope_positions": np.tile(positions, (3, 1)),
+            "out_cache_loc": rows.slots_after(cls.slots_ahead(spec)).ravel(),
+        }
 
     def steps_ahead(self) -> int:
-        """Each of its forwards but the first moves every branch on by one."""
+        """Return S - 2: each forward but the first advances every branch by one position."""
         return max(self.spec.num_steps - 2, 0)
 
-    def fields_without_use(self) -> tuple[str, ...]:
-        """A standalone draft model is not fed with hidden states."""
+    def unused_fields(self) -> tuple[str, ...]:
+        """Return the hidden states if the draft model is standalone."""
         return ("hidden_states",) if self.spec.resolved.is_standalone() else ()
 
 
 def _per_branch(hidden_states: torch.Tensor | None, topk: int) -> torch.Tensor | None:
-    """[B, H] to [B * K, H]."""
+    """Repeat rows per request [B, H] as rows per branch [B * K, H]."""
     if hidden_states is None or topk == 1:
         return hidden_states
     return hidden_states[:, None].expand(-1, topk, -1).flatten(0, 1)
 
 
 def _of_parents(hidden_states: torch.Tensor | None, parents: torch.Tensor) -> torch.Tensor | None:
-    """The row [B * K, H] that each branch continues."""
+    """Return the hidden states of the branch that each branch continues, [B * K, H]."""
     requests, topk = parents.shape
     if hidden_states is None or topk == 1:
         return hidden_states

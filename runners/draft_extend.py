@@ -1,12 +1,12 @@
-"""DRAFT_EXTEND: the draft model catches up on what verify accepted.
+"""DRAFT_EXTEND: the draft model catches up on the tokens that verify accepted.
 
-v1 knows the accepted lengths and runs accepted tokens alone, packed. v2 runs all W rows of every
-request at a uniform stride, so that nothing has to wait for the lengths.
+v1 knows the accepted lengths and runs only the accepted tokens, packed. v2 runs all W rows of every
+request at a uniform stride, so it does not wait for the lengths.
 """
 
 from __future__ import annotations
 
-from graphkit.buffers import DraftExtendInputBuffers, DraftExtendInputs, Inputs
+from graphkit.buffers import DraftExtendInputBuffers, DraftExtendInputs
 from graphkit.runners.outputs import DraftExtendOutput, LastRowOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.step import Step, rows_of
@@ -15,11 +15,10 @@ from graphkit.spec.tree import top_candidates
 
 
 class DraftExtendStep(Step[LastRowOutput]):
-    """The forward, the last row of each request, and its top-k."""
+    """Runs the forward, and computes the top-k of the last row of each request."""
 
-    def whole(self, inputs: Inputs) -> LastRowOutput:
-        """Run the forward and select."""
-        assert isinstance(inputs, DraftExtendInputs), "the runner's buffers are those of the mode"
+    def whole(self, inputs: DraftExtendInputs) -> LastRowOutput:
+        """Run the forward and select the last rows."""
         self.attend(inputs)
         requests, tokens = inputs.batch_size, inputs.num_tokens
         logits, hidden_states = rows_of(
@@ -40,31 +39,32 @@ class DraftExtendStep(Step[LastRowOutput]):
 
 
 class DraftExtendV2Step(Step[DraftExtendOutput]):
-    """The forward alone: which rows to select, and their top-k, is the worker's."""
+    """Runs the forward. The worker selects the rows and computes their top-k."""
 
-    def whole(self, inputs: Inputs) -> DraftExtendOutput:
+    def whole(self, inputs: DraftExtendInputs) -> DraftExtendOutput:
         """Run the forward."""
         self.attend(inputs)
         logits, hidden_states = rows_of(self.forward(inputs), {"token": inputs.num_tokens})
         return DraftExtendOutput(next_token_logits=logits, hidden_states=hidden_states)
 
 
-class _DraftExtend(Runner[DraftExtendOutput]):
+class _DraftExtend(Runner[DraftExtendInputs, DraftExtendOutput]):
+    appends_rows = False
     buffers_type = DraftExtendInputBuffers
     output_type = DraftExtendOutput
 
-    def fields_without_use(self) -> tuple[str, ...]:
-        """A standalone draft model is not fed with hidden states."""
+    def unused_fields(self) -> tuple[str, ...]:
+        """Return the hidden states if the draft model is standalone."""
         return ("hidden_states",) if self.spec.resolved.is_standalone() else ()
 
 
 class DraftExtendRunner(_DraftExtend):
-    """v1: ``num_accepted_tokens`` rows per request, packed, in a bucket of S + 1 per request.
+    """Runs v1: ``num_accepted_tokens`` rows per request, packed, in a bucket of S + 1 per request.
 
-    Rows that no request owns are pads, also in a batch that fills its captured size. ``forward``
-    returns a ``ForwardOutput`` or ``DraftExtendOutput`` with a row per token, or, if it selects by
-    ``inputs.last_rows()`` itself, per request. The output has one row per request, with its top-k.
-    Arguments as in ``Runner``.
+    Rows behind the packed ones are pads, even in a batch that fills its captured size. ``forward``
+    returns a ``ForwardOutput`` or ``DraftExtendOutput`` with one row per token, or one row per
+    request if it selects ``inputs.last_rows()`` itself. The output has one row per request, with
+    its top-k. Arguments are those of ``Runner``.
     """
 
     mode = ForwardMode.DRAFT_EXTEND
@@ -74,11 +74,11 @@ class DraftExtendRunner(_DraftExtend):
 
 
 class DraftExtendV2Runner(_DraftExtend):
-    """v2: W rows per request at a uniform stride; logits and hidden states of all of them.
+    """Runs v2: W rows per request at a uniform stride, with logits and hidden states of all rows.
 
-    ``forward`` returns a ``ForwardOutput`` or ``DraftExtendOutput`` with a row per token. An
-    attention backend that does not support the mode in graphs is no error: ``capture`` then makes
-    none, and every batch falls back with that reason counted. Arguments as in ``Runner``.
+    ``forward`` returns a ``ForwardOutput`` or ``DraftExtendOutput`` with one row per token. If the
+    attention backend does not support the mode, ``capture`` captures nothing, and every batch falls
+    back with that reason counted. Arguments are those of ``Runner``.
     """
 
     mode = ForwardMode.DRAFT_EXTEND_V2

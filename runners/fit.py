@@ -1,4 +1,4 @@
-"""A live batch size at a captured size, with everything that a replay of it needs at hand."""
+"""Everything that a replay of one live batch size needs, prepared once."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from graphkit.runners.outputs import Output
 
 
 class Fit:
-    """Made once per live batch size, so that a replay looks nothing up and builds nothing.
+    """A live batch size at a captured size. A replay looks nothing up and allocates nothing.
 
     Attributes:
-        requests: Live requests.
-        tokens: Live rows; where rows vary, at most so many.
-        padded_batch_size: The captured size.
+        requests: Number of live requests.
+        tokens: Number of live rows; the largest number if the batch is ragged.
+        padded_batch_size: Captured size.
         launch: Replays the captured graph.
-        output: Makes an output of the graph's live rows, which its caller may change.
-        replays: How often it was replayed.
-        spared: Rows that those replays had fewer than ``tokens``, added up.
-        writer: ``writer(entry)`` writes a batch of this size into an entry.
+        output: Returns a new output of the graph's live rows. Its caller may change it.
+        replays: Number of replays.
+        missing_rows: Sum over all replays of the rows that they had fewer than ``tokens``.
+        writer: ``writer(entry)`` returns the writer of such a batch into a mailbox entry.
     """
 
     __slots__ = (
-        "launch", "output", "padded_batch_size", "replays", "requests", "spared", "tokens",
+        "launch", "missing_rows", "output", "padded_batch_size", "replays", "requests", "tokens",
         "writer",
     )  # fmt: skip
 
@@ -43,5 +43,5 @@ class Fit:
         self.launch = graph.replay
         rows = output.live(self.requests, self.tokens).tensors()
         self.output: Callable[[], Output] = partial(type(output), **rows)
-        self.replays, self.spared = 0, 0
+        self.replays, self.missing_rows = 0, 0
         self.writer = tuple(buffers.writer(entry, requests) for entry in range(ENTRIES)).__getitem__

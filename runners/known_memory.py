@@ -1,4 +1,4 @@
-"""What a runner knows of the memory that its graphs point to."""
+"""Names for the memory that the graphs of a runner point to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphkit.records import BufferRecord
 
 
 def buffer_records(buffers: InputBuffers) -> Iterator[BufferRecord]:
-    """The fields of a runner's inputs."""
+    """Yield a record of each field of a runner's inputs."""
     for layout in buffers.layouts:
         tensor = buffers.arena.tensors[layout.name]
         yield BufferRecord(
@@ -36,10 +36,14 @@ def memory_names(
     attention: Any,
     weights: nn.Module | Mapping[str, torch.Tensor] | None,
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Everything that a runner can name, by kind of memory.
+    """Return the tensors that a runner can name, by kind of memory and by name.
 
-    A tensor that the attention backend holds is called by its attributes, unless ``state`` has a
-    name for it.
+    Args:
+        buffers: The runner's buffers.
+        state: Mutable state by name.
+        attention: Attention backend. Its tensors are named by attribute, unless ``state`` names
+            them.
+        weights: The model, or its weights by name.
     """
     held = {f"attention.{name}": tensor for name, tensor in _held(attention, 3)}
     declared = {tensor.data_ptr() for tensor in state.values()}
@@ -48,12 +52,12 @@ def memory_names(
         "weight": tensors_of(weights),
         "state": {**own, **state},
         "input": dict(buffers.arena.tensors),
-        "mailbox": buffers.machinery(),
+        "mailbox": buffers.refresh_tensors(),
     }
 
 
 def _held(thing: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors among a thing's attributes, and theirs, by dotted name."""
+    """Yield the tensors among an object's attributes, and their attributes, by dotted name."""
     for name, value in getattr(thing, "__dict__", {}).items():
         if isinstance(value, torch.Tensor):
             yield name, value

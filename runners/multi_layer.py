@@ -1,14 +1,14 @@
-"""Multi-layer Eagle: a chain of draft layers, each over the window of the one before.
+"""MULTI_LAYER_EAGLE: a chain of draft layers, each over a window shifted by one token.
 
-Layer i reads, at the row of position p, the token of position p + 1 + i and the hidden states that
-layer i - 1 made there, and predicts the token of position p + 2 + i. So from layer to layer every
-request's window of token ids moves on by one: out goes its first token, in comes, at the request's
-``select_index``, the token that the layer has just predicted.
+At the row of position p, layer i reads the token of position p + 1 + i and the hidden states of
+layer i - 1, and predicts the token of position p + 2 + i. From layer to layer the window of token
+ids of each request shifts by one: its first token is dropped, and the token that the layer has
+predicted is inserted at the request's ``select_index``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.buffers import Inputs, MultiLayerDraftExtendInputBuffers, MultiLayerDraftExtendInputs
-from graphkit.config import require_int
+from graphkit.attention import AttentionBackend
+from graphkit.buffers import MultiLayerDraftExtendInputBuffers, MultiLayerDraftExtendInputs
+from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError, OutputError
+from graphkit.graphs import Backend
 from graphkit.ops import rotate_input_ids
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
@@ -28,7 +30,7 @@ from graphkit.spec.tree import top_candidates
 
 
 class MultiLayerStep(Step[LayersOutput]):
-    """Layers one after the other, as one stage or as one stage each.
+    """Runs the layers in order, as one stage or as one stage per layer.
 
     Attributes:
         one_graph: Whether the chain is one stage.
@@ -36,19 +38,18 @@ class MultiLayerStep(Step[LayersOutput]):
 
     one_graph = True
 
-    def stages(self, inputs: Inputs) -> tuple[Callable[[], Any], ...]:
-        """The chain as one piece, or its layers."""
-        assert isinstance(inputs, MultiLayerDraftExtendInputs), "the runner's buffers are these"
+    def stages(self, inputs: MultiLayerDraftExtendInputs) -> tuple[Callable[[], Any], ...]:
+        """Return the chain as one stage, or one stage per layer."""
         chain = _Chain(self, inputs)
         layers = tuple(partial(chain.layer, i) for i in range(len(self.forward)))
         return (lambda: [layer() for layer in layers][-1],) if self.one_graph else layers
 
 
 class _Chain:
-    """The layers over one view, which is left as it was found.
+    """Runs the layers over one view of the inputs, which it does not change.
 
-    What a layer hands on it makes anew. Between two graphs of one size that is memory of the first
-    one's pool: it holds until the second has run, since nothing else runs between them.
+    A layer passes new tensors to the next one. Between two graphs of a size these are memory of the
+    pool. They stay valid until the second graph has run, because nothing runs in between.
     """
 
     def __init__(self, step: MultiLayerStep, inputs: MultiLayerDraftExtendInputs) -> None:
@@ -57,7 +58,7 @@ class _Chain:
         self._made: list[LastRowOutput] = []
 
     def layer(self, index: int) -> LastRowOutput:
-        """Run one layer; the last one returns what all of them made."""
+        """Run one layer. The last one returns the output of all layers."""
         if index == 0:
             self._begin()
         window, is_last = self._window, index == len(self._step.forward) - 1
@@ -69,8 +70,8 @@ class _Chain:
             return self._all()
         if hidden_states is None or hidden_states.shape[0] != window.num_tokens:
             raise OutputError(
-                f"layer {index} returned no hidden state for each of its {window.num_tokens} rows, "
-                "but the next layer reads them. Return hidden_states [T, D]."
+                f"layer {index} returned no hidden state for each of its {window.num_tokens} rows. "
+                "The next layer reads them: return hidden_states [T, D]."
             )
         assert made.topk_index is not None, "a layer always selects"
         self._window = self._moved_on(made.topk_index, hidden_states)
@@ -82,12 +83,12 @@ class _Chain:
         self._made = []
         width = inputs.tokens_per_request
         self._starts = torch.arange(inputs.batch_size, device=inputs.input_ids.device) * width
-        # A pad request's index is 0, a live request's row: it may only touch a row of its own.
+        # The index of a pad request is 0, the row of a live one. Keep it inside its own rows.
         self._select = inputs.select_index.clamp(self._starts, self._starts + width - 1)
         self._window = replace(inputs, select_index=self._select)
 
     def _selected(self, logits: torch.Tensor, hidden_states: torch.Tensor | None) -> LastRowOutput:
-        """The rows at ``select_index``, unless the forward has selected them already."""
+        """Return the rows at ``select_index``, with their top-k."""
         tokens = self._inputs.num_tokens
         if logits.shape[0] == tokens:
             logits = logits.index_select(0, self._select)
@@ -104,14 +105,14 @@ class _Chain:
     def _moved_on(
         self, topk_index: torch.Tensor, hidden_states: torch.Tensor
     ) -> MultiLayerDraftExtendInputs:
-        """The window of the next layer."""
+        """Return the window of the next layer."""
         input_ids = self._window.input_ids.clone()
         lengths = self._inputs.extend_seq_lens
         rotate_input_ids(input_ids, self._starts.int(), lengths, topk_index, self._select)
         return replace(self._window, input_ids=input_ids, hidden_states=hidden_states)
 
     def _all(self) -> LayersOutput:
-        """What the layers made, [B, S, ...] each."""
+        """Return the outputs of all layers, [B, S, ...] each."""
         layers = [made.tensors() for made in self._made]
         common = [name for name in layers[0] if all(name in layer for layer in layers)]
         return LayersOutput(
@@ -119,25 +120,24 @@ class _Chain:
         )
 
 
-class MultiLayerEagleRunner(Runner[LayersOutput]):
-    """Catches up and drafts with S layers in one go: S tokens deep, K candidates each.
+class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
+    """Catches up and drafts with a chain of S layers: S tokens deep, K candidates each.
+
+    The output has the rows at ``select_index``, with a layer dimension after the requests:
+    ``topk_index`` [B, S, K] and so on. Arguments not listed are those of ``Runner``.
 
     Args:
-        forward: One forward per layer. Each gets ``MultiLayerDraftExtendInputs`` whose
-            ``input_ids`` and ``hidden_states`` are its own window, and returns a ``ForwardOutput``
-            or ``DraftExtendOutput``: hidden states of every row (the next layer reads them), logits
-            of every row or, pruned by ``select_index``, of every request.
-        one_graph: Whether the chain is one graph per size; otherwise each layer has its own. The
-            results are the same.
-        num_front_tokens: Rows before the W of each request that are run again, so that the layers
-            overwrite what they made of guesses there.
-        spec, options: As in ``Runner``.
-
-    The output has the rows at ``select_index``, a layer dimension after the requests:
-    ``topk_index`` [B, S, K] and so on.
+        forward: One forward per layer. Each takes ``MultiLayerDraftExtendInputs`` whose
+            ``input_ids`` and ``hidden_states`` are its window. It returns a ``ForwardOutput`` or
+            ``DraftExtendOutput`` with hidden states of every row, which the next layer reads, and
+            logits of every row or only of the rows at ``select_index``.
+        one_graph: Whether the chain is one graph per size. If not, each layer has its own graph.
+            The results are the same.
+        num_front_tokens: Rows before the W of each request that run again, so that the layers
+            overwrite the KV of rejected drafts there.
 
     Raises:
-        ConfigError: There is not one forward per step.
+        ConfigError: ``forward`` does not have one forward per step.
     """
 
     mode = ForwardMode.MULTI_LAYER_EAGLE
@@ -145,16 +145,27 @@ class MultiLayerEagleRunner(Runner[LayersOutput]):
     buffers_type = MultiLayerDraftExtendInputBuffers
     output_type = LayersOutput
     step_type = MultiLayerStep
+    appends_rows = False
+    takes_layers = True
     may_stay_eager = True
 
     def __init__(
         self,
-        forward: Any,
+        forward: Sequence[Any] | nn.ModuleList,
         *,
         spec: SpecConfig,
+        sizes: BufferSizes,
         one_graph: bool = True,
         num_front_tokens: int = 0,
-        **options: Any,
+        batch_sizes: Iterable[int] | None = None,
+        device: torch.device | str = "auto",
+        backend: Backend | None = None,
+        attention: AttentionBackend | None = None,
+        multiple_of: int = 1,
+        optional_fields: Collection[str] | None = None,
+        inputs_type: type[MultiLayerDraftExtendInputs] | None = None,
+        bound_fields: Mapping[str, torch.Tensor] | None = None,
+        mutable_state: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         require_int("MultiLayerEagleRunner", "num_front_tokens", num_front_tokens, least=0)
         self.num_front_tokens = num_front_tokens
@@ -163,19 +174,21 @@ class MultiLayerEagleRunner(Runner[LayersOutput]):
         if not is_chain or len(layers) != spec.num_steps or not layers:
             raise ConfigError(
                 f"MultiLayerEagleRunner got {len(layers)} forwards for num_steps "
-                f"{spec.num_steps}. Give a list with one forward per step.",
+                f"{spec.num_steps}. Pass a list with one forward per step.",
                 field="forward",
             )
-        self.one_graph = one_graph
-        super().__init__(layers, spec=spec, **options)
-
-    def _make_step(self, forward: Any) -> Step[LayersOutput]:
-        step = MultiLayerStep(
-            forward, self._attention_mode, self.spec, self.output_type, self.buffers, self.attention
+        super().__init__(
+            layers,
+            spec=spec,
+            sizes=sizes,
+            batch_sizes=batch_sizes,
+            device=device,
+            backend=backend,
+            attention=attention,
+            multiple_of=multiple_of,
+            optional_fields=optional_fields,
+            inputs_type=inputs_type,
+            bound_fields=bound_fields,
+            mutable_state=mutable_state,
         )
-        step.one_graph = self.one_graph
-        return step
-
-    def width(self) -> int:
-        """See ``Runner.width``."""
-        return super().width() + self.num_front_tokens
+        self.step.one_graph = one_graph  # type: ignore[attr-defined]

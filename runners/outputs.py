@@ -1,165 +1,170 @@
-"""What a forward or a runner returns in each mode, and the live rows of it."""
+"""Outputs of forwards and runners, and their live rows.
+
+From a replay, every tensor aliases graph memory.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
 from graphkit.buffers import Axis
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
+from graphkit.runners.output_fields import declare_output, output_fields_of
 from graphkit.spec import SpecConfig
-
-_PER_TOKEN, _PER_REQUEST = {"axis": Axis.TOKEN}, {"axis": Axis.REQUEST}
 
 
 @dataclass(kw_only=True, eq=False)
-class Output(ABC):
-    """What the outputs of all modes share.
+class Output:
+    """Base of the outputs of all modes.
 
-    From a replay, every tensor aliases graph memory: valid until the next replay of that pool.
+    The tensors of a replay alias graph memory. They are valid until the next replay in that pool.
     """
 
+    from_draft_model: ClassVar[bool] = False
+    """Whether V is the draft model's vocabulary."""
+
     @classmethod
-    @abstractmethod
     def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:
-        """The output of an idle batch before anything was captured: no rows."""
+        """Return an output without rows, for an idle batch of a runner that is not captured."""
+        draft_vocab = sizes.draft_vocab_size if cls.from_draft_model else None
+        letters = {
+            "V": draft_vocab or sizes.vocab_size,
+            "H": sizes.hidden_size,
+            "S": spec.num_steps,
+            "K": spec.topk,
+            "N": spec.num_draft_tokens - 1,
+            "P": spec.topk * (spec.num_steps - 1) + 1,
+        }
+        rows = {}
+        for name, declared in output_fields_of(cls).items():
+            if declared.row is None:
+                continue
+            row = (letters[n] if isinstance(n, str) else n for n in declared.row)
+            dtype = sizes.dtype if isinstance(declared.dtype, str) else declared.dtype
+            rows[name] = torch.empty(0, *row, dtype=dtype, device=device)
+        return cls(**rows)
 
     def live(self, requests: int, tokens: int) -> Self:
-        """The first rows of every field, as views."""
+        """Return the first rows of every field, as views.
+
+        Args:
+            requests: Rows of fields per request.
+            tokens: Rows of fields per token.
+        """
         count = {Axis.REQUEST: requests, Axis.TOKEN: tokens}
         return self._map(lambda axis, tensor: tensor[: count[axis]])
 
     def clone(self) -> Self:
-        """A copy that outlives the next replay."""
+        """Return a copy that stays valid after the next replay."""
         return self._map(lambda _axis, tensor: tensor.clone())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The fields that are present, by name."""
+        """Return the fields that are present, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def checked(cls, output: Any, requests: int, tokens: int) -> Self:
-        """The output of a forward, if it is one.
+        """Return the output of a forward after checking it.
 
         Raises:
-            OutputError: It is of another type, has a field that no graph would give back, or one
-                with too few or too many rows.
+            OutputError: The output has the wrong type, a field that this class lacks, or a field
+                with the wrong number of rows.
         """
-        fields = dataclasses.fields(cls)
-        if not isinstance(output, cls) or len(dataclasses.fields(output)) != len(fields):
+        declared = output_fields_of(cls)
+        if not isinstance(output, cls) or len(dataclasses.fields(output)) != len(declared):
             raise OutputError(
-                f"the forward returned a {type(output).__name__}. Return graphkit.{cls.__name__}."
+                f"the forward returned a {type(output).__name__}. Return {cls._public_name()}."
             )
         count = {Axis.REQUEST: requests, Axis.TOKEN: tokens}
-        for field in fields:
-            tensor, axis = getattr(output, field.name), field.metadata["axis"]
-            if tensor is not None or field.default is not None:
-                check_rows(field.name, tensor, {axis.value: count[axis]})
+        for name, facts in declared.items():
+            tensor = getattr(output, name)
+            if tensor is not None or not facts.optional:
+                check_rows(name, tensor, {facts.axis.value: count[facts.axis]})
         return output
 
-    def _map(self, change: Any) -> Self:
+    @classmethod
+    def _public_name(cls) -> str:
+        is_own = cls.__module__.startswith("graphkit.")
+        return f"graphkit.{cls.__name__}" if is_own else cls.__name__
+
+    def _map(self, change: Callable[[Axis, torch.Tensor], torch.Tensor]) -> Self:
+        tensors = self.tensors()
         return type(self)(
             **{
-                field.name: None if value is None else change(field.metadata["axis"], value)
-                for field in dataclasses.fields(self)
-                for value in [getattr(self, field.name)]
+                name: change(facts.axis, tensors[name]) if name in tensors else None
+                for name, facts in output_fields_of(type(self)).items()
             }
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class ForwardOutput(Output):
-    """What a TARGET_VERIFY or DECODE forward returns; forwards of draft models may return it too.
+    """Output of a TARGET_VERIFY or DECODE forward. Forwards of draft models may return it, too.
 
     Shapes:
-        next_token_logits: [T, V]. hidden_states: [T, H], if the draft model wants them.
+        next_token_logits: [T, V]. hidden_states: [T, H], if the draft model reads them.
     """
 
-    next_token_logits: torch.Tensor = dataclasses.field(metadata=_PER_TOKEN)
-    hidden_states: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_TOKEN)
-
-    @classmethod
-    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:  # noqa: ARG003
-        """See ``Output.empty``."""
-        return cls(
-            next_token_logits=torch.empty(0, sizes.vocab_size, dtype=sizes.dtype, device=device),
-            hidden_states=torch.empty(0, sizes.hidden_size, dtype=sizes.dtype, device=device),
-        )
+    next_token_logits: torch.Tensor = declare_output(Axis.TOKEN, row=("V",))
+    hidden_states: torch.Tensor | None = declare_output(Axis.TOKEN, row=("H",), optional=True)
 
 
 @dataclass(kw_only=True, eq=False)
 class DraftOutput(Output):
-    """The draft tree of each request, as ``graphkit.ops.build_tree`` reads it.
+    """Draft tree of each request, as ``graphkit.ops.build_tree`` reads it.
 
     Shapes:
         parent_list: [B, K * (S - 1) + 1] int64. top_scores_index, draft_tokens: [B, W - 1] int64.
     """
 
-    parent_list: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
-    top_scores_index: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
-    draft_tokens: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
-
-    @classmethod
-    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:  # noqa: ARG003
-        """See ``Output.empty``."""
-        parents = spec.topk * (spec.num_steps - 1) + 1
-        nodes = torch.empty(0, spec.num_draft_tokens - 1, dtype=torch.int64, device=device)
-        return cls(
-            parent_list=nodes.new_empty(0, parents), top_scores_index=nodes, draft_tokens=nodes
-        )
+    parent_list: torch.Tensor = declare_output(Axis.REQUEST, torch.int64, row=("P",))
+    top_scores_index: torch.Tensor = declare_output(Axis.REQUEST, torch.int64, row=("N",))
+    draft_tokens: torch.Tensor = declare_output(Axis.REQUEST, torch.int64, row=("N",))
 
 
 @dataclass(kw_only=True, eq=False)
 class DraftExtendOutput(Output):
-    """What the draft model makes of the accepted tokens.
+    """Output of a draft model that catches up on accepted tokens.
 
-    v2 has a row of logits and hidden states for each token and no top-k, which is the worker's, on
-    the rows that it selects.
+    DRAFT_EXTEND_V2 returns logits and hidden states of each token. It returns no top-k: the worker
+    computes it on the rows that it selects.
 
     Shapes:
-        next_token_logits: [T, V]. hidden_states: [T, H], if the draft model makes them.
+        next_token_logits: [T, V]. hidden_states: [T, H], if the draft model returns them.
         topk_p: [B, K] float32. topk_index: [B, K] int64.
     """
 
-    next_token_logits: torch.Tensor = dataclasses.field(metadata=_PER_TOKEN)
-    hidden_states: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_TOKEN)
-    topk_p: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_REQUEST)
-    topk_index: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_REQUEST)
+    from_draft_model = True
 
-    @classmethod
-    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:  # noqa: ARG003
-        """See ``Output.empty``."""
-        vocab_size = sizes.draft_vocab_size or sizes.vocab_size
-        return cls(
-            next_token_logits=torch.empty(0, vocab_size, dtype=sizes.dtype, device=device),
-            hidden_states=torch.empty(0, sizes.hidden_size, dtype=sizes.dtype, device=device),
-        )
+    next_token_logits: torch.Tensor = declare_output(Axis.TOKEN, row=("V",))
+    hidden_states: torch.Tensor | None = declare_output(Axis.TOKEN, row=("H",), optional=True)
+    topk_p: torch.Tensor | None = declare_output(Axis.REQUEST, row=None, optional=True)
+    topk_index: torch.Tensor | None = declare_output(Axis.REQUEST, row=None, optional=True)
 
 
 @dataclass(kw_only=True, eq=False)
 class LastRowOutput(DraftExtendOutput):
-    """A ``DraftExtendOutput`` of the last accepted token of each request alone.
+    """A ``DraftExtendOutput`` of the last accepted token of each request.
 
     Shapes:
         next_token_logits: [B, V]. hidden_states: [B, H]. topk_p, topk_index: [B, K].
     """
 
-    next_token_logits: torch.Tensor = dataclasses.field(metadata=_PER_REQUEST)
-    hidden_states: torch.Tensor | None = dataclasses.field(default=None, metadata=_PER_REQUEST)
-
-    @classmethod
-    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:
-        """See ``Output.empty``."""
-        empty = super().empty(spec, sizes, device)
-        empty.topk_p = torch.empty(0, spec.topk, device=device)
-        empty.topk_index = torch.empty(0, spec.topk, dtype=torch.int64, device=device)
-        return empty
+    next_token_logits: torch.Tensor = declare_output(Axis.REQUEST, row=("V",))
+    hidden_states: torch.Tensor | None = declare_output(Axis.REQUEST, row=("H",), optional=True)
+    topk_p: torch.Tensor | None = declare_output(
+        Axis.REQUEST, torch.float32, row=("K",), optional=True
+    )
+    topk_index: torch.Tensor | None = declare_output(
+        Axis.REQUEST, torch.int64, row=("K",), optional=True
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -167,37 +172,38 @@ class LayersOutput(LastRowOutput):
     """A ``LastRowOutput`` of each layer of a chain.
 
     Shapes:
-        next_token_logits: [B, S, V]. hidden_states: [B, S, H], if every layer makes them.
+        next_token_logits: [B, S, V]. hidden_states: [B, S, H], if every layer returns them.
         topk_p, topk_index: [B, S, K].
     """
 
-    @classmethod
-    def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:
-        """See ``Output.empty``."""
-        layer = super().empty(spec, sizes, device)
-        return layer._map(lambda _axis, rows: rows.new_empty(0, spec.num_steps, rows.shape[1]))
+    next_token_logits: torch.Tensor = declare_output(Axis.REQUEST, row=("S", "V"))
+    hidden_states: torch.Tensor | None = declare_output(Axis.REQUEST, row=("S", "H"), optional=True)
+    topk_p: torch.Tensor | None = declare_output(
+        Axis.REQUEST, torch.float32, row=("S", "K"), optional=True
+    )
+    topk_index: torch.Tensor | None = declare_output(
+        Axis.REQUEST, torch.int64, row=("S", "K"), optional=True
+    )
 
 
-def check_rows(name: str, tensor: Any, allowed: dict[str, int]) -> None:
-    """Refuse what is no tensor with one of the allowed numbers of rows.
+def check_rows(name: str, tensor: Any, allowed: Mapping[str, int]) -> None:
+    """Refuse an output field that is not a tensor with one of the allowed numbers of rows.
 
     Args:
         name: The output field.
-        tensor: What the forward returned for it.
-        allowed: Numbers of rows, by what there is a row of.
+        tensor: Its value, as the forward returned it.
+        allowed: Numbers of rows, by what a row stands for.
 
     Raises:
-        OutputError: It is not.
+        OutputError: The field is not such a tensor.
     """
-    if not isinstance(tensor, torch.Tensor) or tensor.ndim < 2:
-        raise OutputError(
-            f"the forward returned {name} as {_kind(tensor)}. Return a tensor with a row for each."
-        )
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim < 1:
+        raise OutputError(f"the forward returned {name} as {_kind(tensor)}. Return a tensor.")
     if tensor.shape[0] not in allowed.values():
         wanted = " or ".join(f"{count} {what}s" for what, count in allowed.items())
         raise OutputError(
             f"the forward returned {tensor.shape[0]} rows of {name} for {wanted}. "
-            "Return a row for each."
+            "Return one row for each."
         )
 
 

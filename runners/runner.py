@@ -1,62 +1,215 @@
-"""What the runners of all modes share: life, and the verbs that callers use."""
+"""The runner of a forward mode: what the mode is, and the verbs that callers use."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import nn
 
+from graphkit.attention import AttentionBackend
+from graphkit.buffers import InputBuffers, StepInputs, capacity_of
+from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError, ReplayError, SizeError
-from graphkit.graphs import Attribution, caller_line, environment, inspect_graph
+from graphkit.graphs import (
+    Attribution,
+    Backend,
+    CapturedGraph,
+    SizeTable,
+    backend_for,
+    caller_line,
+    environment,
+    inspect_graph,
+)
+from graphkit.graphs.state import checked
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
-from graphkit.runners.capturing import Capturing
-from graphkit.runners.dispatch import Decision
+from graphkit.runners.capture import SizeCapture, mode_record
+from graphkit.runners.dispatch import Decision, Dispatch
+from graphkit.runners.known_memory import memory_names
+from graphkit.runners.launch import Launch
 from graphkit.runners.outputs import Output
-from graphkit.runners.planned import Planned
 from graphkit.runners.replayer import Replayer
+from graphkit.runners.sample_rows import SampleRows, sample_fields
 from graphkit.runners.staged import StagedBatch
+from graphkit.runners.step import Step
+from graphkit.spec import ForwardMode, SpecConfig
 
+InputsT = TypeVar("InputsT", bound=StepInputs)
 OutputT = TypeVar("OutputT", bound=Output)
 
 
-class Runner(Planned[OutputT]):
+class Runner(Generic[InputsT, OutputT]):
     """Captures a forward once per batch size and replays it for live batches.
 
-    A replay writes one mailbox entry and launches one graph; the graph's first node refreshes the
-    inputs and pads them.
+    A replay writes one mailbox entry and launches one graph. The first nodes of the graph copy the
+    inputs into place and pad them.
 
-    Life: ``planned`` -> ``capture()`` -> ``captured`` -> ``close()`` -> ``closed``. A context
-    manager, which closes. For one thread at a time; replays may come from several streams, each
-    then waits for the one before.
+    Life: ``planned`` -> ``capture()`` -> ``captured`` -> ``close()`` -> ``closed``. A runner is a
+    context manager that closes itself. One thread at a time may use it. Replays may be issued on
+    several streams; each waits for the one before.
 
     Args:
-        forward: The model's step: takes the mode's inputs, padded to a captured size, and returns
-            the mode's output for every row. Runs at capture, and for batches that fall back.
+        forward: The model's step. It takes the mode's inputs, padded to a captured size, and
+            returns the mode's output with a row for each input row. It runs during capture, and
+            for batches that fall back.
         spec: How the algorithm drafts and verifies.
-        sizes: How large the buffers must be.
-        batch_sizes: Sizes to capture; ``None`` takes the field's list up to the largest.
+        sizes: Sizes of the buffers.
+        batch_sizes: Sizes to capture; ``None`` takes the default list up to the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
-        backend: A backend to share or to keep apart; ``None`` takes the device's.
-        attention: Makes ``inputs.attention``; ``None`` if the forward brings its own.
+        backend: Backend that captures. Runners that share one share its memory pool. ``None``
+            takes the device's own.
+        attention: Backend that makes ``inputs.attention``; ``None`` if the forward has its own.
         multiple_of: Captured sizes are multiples of it.
         optional_fields: Optional fields that every batch brings; ``None`` takes what ``spec``
             implies.
-        inputs_type: A subclass of the mode's inputs that declares further fields.
-        bound_fields: Storage of fields that another graph writes in place; batches leave them out.
-        mutable_state: Tensors that a step changes; capturing leaves them as they were.
+        inputs_type: Subclass of the mode's inputs that declares further fields.
+        bound_fields: Storage of fields that another graph writes in place. Batches omit them.
+        mutable_state: Tensors that a step changes. Capture restores them.
 
     Raises:
         ConfigError: A setting contradicts another one, or the device.
-        DeviceError: There is no such device.
+        DeviceError: The device does not exist.
     """
 
+    # A subclass declares what its mode is. Commands, audits and strategies read nothing else.
+    mode: ClassVar[ForwardMode]
+    """The forward mode."""
+    buffers_type: ClassVar[type[InputBuffers]]
+    """Buffers of the mode; ``buffers_type.inputs_type`` is the class of its inputs."""
+    output_type: ClassVar[type[Any]]
+    """Class of the output."""
+    step_type: ClassVar[type[Step[Any]]] = Step
+    """What happens around the forward."""
+    attention_mode: ClassVar[ForwardMode | None] = None
+    """Mode under which attention backends know this step; ``mode`` if ``None``."""
+    appends_rows: ClassVar[bool] = True
+    """Whether ``seq_lens`` leaves out the rows of this step."""
+    ragged: ClassVar[bool] = False
+    """Whether a request may have fewer rows than ``tokens_per_request``."""
+    takes_layers: ClassVar[bool] = False
+    """Whether ``forward`` is a sequence with one forward per draft step."""
+    may_stay_eager: ClassVar[bool] = False
+    """Whether an attention backend without support makes batches fall back instead of an error."""
+
     status: Literal["planned", "captured", "closed"] = "planned"
-    _replayer: Replayer[OutputT] | None = None
-    _captured_at = ""
+    """Where the runner is in its life."""
+    num_front_tokens: int = 0
+    """Rows before the drafts of each request that run again."""
+
+    def __init__(
+        self,
+        forward: Any,
+        *,
+        spec: SpecConfig,
+        sizes: BufferSizes,
+        batch_sizes: Iterable[int] | None = None,
+        device: torch.device | str = "auto",
+        backend: Backend | None = None,
+        attention: AttentionBackend | None = None,
+        multiple_of: int = 1,
+        optional_fields: Collection[str] | None = None,
+        inputs_type: type[InputsT] | None = None,
+        bound_fields: Mapping[str, torch.Tensor] | None = None,
+        mutable_state: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self._check_spec(spec)
+        if inputs_type is not None:
+            _check_inputs_type(inputs_type, self.buffers_type.inputs_type)
+        self.spec, self.sizes, self.attention = spec, sizes, attention
+        self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
+        self.backend = backend_for(device, backend)
+        self.device = self.backend.device
+        self.tokens_per_request = self._rows_per_request(spec)
+        """Rows per request (W), num_tokens_per_bs in other engines."""
+        self.eager_reason = "" if attention is None else self._adopt(attention)
+        """Why no batch has a graph, as a sentence; empty if that is not so."""
+        self.buffers = self.buffers_type(
+            capacity_of(
+                spec,
+                sizes,
+                requests=self.table.largest,
+                tokens_per_request=self.tokens_per_request,
+                seq_len_fill=1 if attention is None else attention.seq_len_fill_value,
+                ragged=self.ragged,
+            ),
+            self.device,
+            inputs_type=inputs_type,
+            optional_fields=(self.implied_fields() if optional_fields is None else optional_fields),
+            without=self.unused_fields(),
+            bound_fields=bound_fields,
+            check_device=self.backend.check_device,
+        )
+        self.mutable_state = checked(mutable_state or {})
+        """Tensors that a step changes, by name."""
+        self.step: Step[OutputT] = self.step_type(
+            forward,
+            self.mode,
+            self.attention_mode or self.mode,
+            spec,
+            self.output_type,
+            self.buffers,
+            attention,
+        )
+        """The forward with everything around it."""
+        self.dispatch = Dispatch(self.table, self.buffers, self.eager_reason)
+        """Decides which batches have a graph."""
+        self._replayer: Replayer[OutputT] | None = None
+        self._captured_at = ""
+
+    # What a mode may override.
+
+    @classmethod
+    def width(cls, spec: SpecConfig) -> int:
+        """Return the rows per request."""
+        return spec.tokens_per_request(cls.mode)
+
+    @classmethod
+    def slots_ahead(cls, spec: SpecConfig) -> int:
+        """Return the KV slots that a step needs behind the committed tokens of a request."""
+        return cls.width(spec)
+
+    @classmethod
+    def sample_fields(cls, spec: SpecConfig, rows: SampleRows) -> dict[str, Any]:
+        """Return the fields of a sample batch that say where its rows are, as numpy arrays.
+
+        Args:
+            spec: How the algorithm drafts and verifies.
+            rows: The requests of the batch.
+        """
+        return sample_fields(rows, cls.width(spec), ragged=cls.ragged, appends=cls.appends_rows)
+
+    @classmethod
+    def declared(cls, inputs: type | None, output: type | None) -> dict[str, Any]:  # noqa: ARG003
+        """Return the arguments that pass a target's inputs and output classes to the runner."""
+        return {"inputs_type": inputs}
+
+    def implied_fields(self) -> tuple[str, ...]:
+        """Return the optional fields that the settings imply."""
+        return ()
+
+    def unused_fields(self) -> tuple[str, ...]:
+        """Return the fields that the settings make meaningless. They get no memory."""
+        return ()
+
+    def steps_ahead(self) -> int:
+        """Return how many positions beyond those of its batch a step reaches at most."""
+        return 0
+
+    def _rows_per_request(self, spec: SpecConfig) -> int:
+        return self.width(spec) + self.num_front_tokens
+
+    def _check_spec(self, spec: SpecConfig) -> None:
+        """Refuse settings that the mode cannot run.
+
+        Raises:
+            ConfigError: The mode cannot run with ``spec``.
+        """
+
+    # Life.
 
     def capture(
         self,
@@ -64,40 +217,74 @@ class Runner(Planned[OutputT]):
         *,
         attribution: Attribution | None = None,
     ) -> CaptureRecord:
-        """Capture every size, largest first.
+        """Capture every size, the largest first.
 
-        A runner whose attention backend does not support graphs of its mode, where that is no
-        error, makes none: the record then has no sizes, and every batch falls back.
+        A runner whose attention backend does not support graphs of its mode captures nothing if
+        the mode allows that. The record then has no sizes, and every batch falls back.
 
         Args:
             progress: Called after each size.
-            attribution: Notes which module, operation and line makes each node, for ``inspect``.
-                Captures take longer with it; replays do not.
+            attribution: Records which module, operation and line creates each node, for
+                ``inspect``. Captures take longer with it; replays do not.
 
         Raises:
-            CaptureError: A size cannot be captured. Nothing of the attempt remains: the runner is
-                still ``planned`` and may capture again.
+            CaptureError: A size cannot be captured. The attempt is undone: the runner is still
+                ``planned`` and may capture again.
             ReplayError: The runner is not ``planned``.
         """
         if self.status != "planned":
-            raise ReplayError(f"runner is {self.status}: capture() needs planned. Make a new one.")
+            raise ReplayError(
+                f"capture() needs a planned runner, but this one is {self.status}. "
+                "Create a new runner."
+            )
         self._captured_at = caller_line()
-        capturing = Capturing(self.parts, self.mutable_state, attribution)
-        if self.eager_reason:
-            record = capturing.no_size(self.eager_reason)
-        else:
-            graphs, record = capturing.every_size(progress or (lambda _size: None))
-            self._replayer = Replayer(self.parts, graphs)
+        sizes: tuple[SizeRecord, ...] = ()
+        if not self.eager_reason:
+            capture = SizeCapture(
+                self.step, self.table, self.backend, self.mutable_state, attribution
+            )
+            graphs, sizes = capture.capture(progress or (lambda _size: None))
+            self._replayer = self.replayer_of(graphs)
             self.status = "captured"
         return CaptureRecord(
-            target=self.parts.step.name,
+            target=self.step.name,
             backend=self.backend.name,
             environment=environment(self.device),
-            modes=(record,),
+            modes=(mode_record(self.step, sizes, self.eager_reason),),
         )
 
+    def captured_aside(
+        self,
+        batch_of: Callable[[int], Any] | None = None,
+        *,
+        batch_sizes: Iterable[int] | None = None,
+        backend: Backend | None = None,
+        attribution: Attribution | None = None,
+    ) -> AbstractContextManager[Mapping[int, CapturedGraph]]:
+        """Capture sizes again for a block, next to the runner's graphs, and close them after it.
+
+        The runner does not change. Nothing may be replayed during the captures.
+
+        Args:
+            batch_of: Returns the batch of a size that warm-ups and captures run on, instead of
+                pads.
+            batch_sizes: Sizes to capture; ``None`` takes the runner's.
+            backend: Backend that captures; ``None`` takes the runner's.
+            attribution: As for ``capture``.
+
+        Raises:
+            CaptureError: A size cannot be captured.
+        """
+        table = self.table
+        if batch_sizes is not None:
+            chosen = list(batch_sizes)
+            table = SizeTable(max(chosen), chosen)
+        return SizeCapture(
+            self.step, table, backend or self.backend, self.mutable_state, attribution, batch_of
+        ).captured()
+
     def close(self) -> None:
-        """Give all graphs back. May be called again; outputs must not be used any more."""
+        """Close all graphs. May be called again. Outputs must not be used afterwards."""
         if self._replayer is not None:
             self._replayer.close()
         self.status = "closed"
@@ -108,44 +295,143 @@ class Runner(Planned[OutputT]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    # Replay.
+
     def replay(
-        self, batch: Any, *, padded_batch_size: int | None = None, clone: bool = False
+        self, batch: InputsT, *, padded_batch_size: int | None = None, clone: bool = False
     ) -> OutputT:
         """Replay the graph of the smallest size that holds the batch.
 
-        Enqueues on the current stream; neither synchronises nor allocates device memory. Waits
-        only while as many replays as the mailbox has entries are in flight.
+        Enqueues on the current stream. Does not synchronise and does not allocate device memory.
+        Waits only if as many replays as the mailbox has entries are in flight.
 
         Args:
-            batch: The mode's inputs with live rows: device tensors, CPU tensors or numpy arrays.
-                Device tensors are read in stream order and may be dropped at once.
-            padded_batch_size: A captured size to run at instead of the smallest.
+            batch: Inputs of the mode with live rows: device tensors, CPU tensors or numpy arrays.
+                Device tensors are read in stream order and may be released at once.
+            padded_batch_size: Captured size to run at, instead of the smallest that fits.
             clone: Whether to copy the output out of graph memory.
 
         Returns:
-            The live rows; aliases graph memory, valid until the next replay of that pool.
+            The live rows. They alias graph memory and are valid until the next replay in that pool.
 
         Raises:
             InputError: A field is missing or wrong; its name is in the text.
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``.
         """
-        output = self.replayer("replay").replay(batch, padded_batch_size)
+        if self._replayer is None or self.status != "captured":
+            self._require_captured("replay")
+        output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
         return output.clone() if clone else output
 
     def stage(self, batch_size: int, num_tokens: int | None = None) -> StagedBatch[OutputT]:
-        """The next mailbox entry, for the scheduler to write into directly.
+        """Return the next mailbox entry, for the scheduler to write directly.
 
         Args:
-            batch_size: Live requests.
-            num_tokens: Live rows, where they vary; every row of every request if left out.
+            batch_size: Number of live requests.
+            num_tokens: Number of live rows of a ragged batch; by default every row of every
+                request.
 
         Raises:
-            InputError: ``num_tokens`` is not what the mode has.
+            InputError: The mode does not have ``num_tokens`` rows.
             SizeError: The batch is larger than the largest size, or empty.
             ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """
-        return self.replayer("stage").stage(batch_size, num_tokens)
+        return self._require_captured("stage").stage(batch_size, num_tokens)
+
+    def run(self, batch: InputsT, *, clone: bool = False) -> OutputT:
+        """Replay the batch, or fall back and count the reason.
+
+        Raises:
+            InputError: A field is missing or wrong, so the batch cannot run eagerly either.
+            ReplayError: The runner is closed.
+        """
+        miss = self.dispatch.miss(batch, self.status)
+        if miss is None:
+            return self.replay(batch, clone=clone)
+        if not miss.has_eager_way:
+            raise ReplayError(f"{self.dispatch.explain(miss, batch, self.status)}.")
+        output = self.fall_back(batch)
+        if batch.batch_size:  # an idle batch needs no graph
+            self.dispatch.fallbacks[miss.value] += 1
+        return output
+
+    def fall_back(self, batch: InputsT, *, without: Collection[str] = ()) -> OutputT:
+        """Run the forward on the live rows, without padding and without a graph.
+
+        Allocates memory, and synchronises if the forward does.
+
+        Args:
+            batch: As for ``replay``.
+            without: Optional fields that this batch omits, such as the mask of a tree in a prefill.
+
+        Raises:
+            InputError: A field is missing or wrong; its name is in the text.
+            OutputError: The forward returned something other than its mode's output.
+        """
+        if batch.batch_size:
+            return self.step.unpadded(batch, without)
+        self.dispatch.check_idle(batch)
+        if self._replayer is not None and self.status == "captured":
+            return self._replayer.idle()
+        empty: OutputT = self.output_type.empty(self.spec, self.sizes, self.device)
+        return empty
+
+    def run_padded(self, batch: InputsT, *, padded_batch_size: int | None = None) -> OutputT:
+        """Run the captured functions for a batch without a graph: refresh, padding and forward.
+
+        The result equals that of ``replay`` bit for bit unless the graph is wrong. It is not
+        counted as a replay. Works before ``capture``, too.
+
+        Args:
+            batch: As for ``replay``.
+            padded_batch_size: Size to run at; by default the smallest that fits.
+
+        Returns:
+            The live rows.
+
+        Raises:
+            InputError: A field is missing or wrong; its name is in the text.
+            SizeError: The batch does not fit the size.
+        """
+        requests, tokens = batch.batch_size, self.buffers.tokens_of(batch)
+        size = self.table.fit(requests) if padded_batch_size is None else padded_batch_size
+        if not 0 < requests <= size <= self.table.largest:
+            raise SizeError(
+                f"{requests} requests cannot run at batch size {size}: the sizes are "
+                f"{list(self.table)}.",
+                batch_size=requests,
+                largest=self.table.largest,
+            )
+        self.dispatch.check(batch)
+        self.buffers.prepare(size)
+        self.backend.wait_for_replays()
+        self.buffers.post(batch)
+        self.step.plan_on_host(batch, size)
+        made = [stage() for stage in self.step.captured(size)][-1]
+        output: OutputT = self.output_type(**made)
+        return output.live(requests, tokens)
+
+    def can_replay(self, batch: InputsT) -> Decision:
+        """Return whether ``replay`` accepts the batch, and if not, why. Launches nothing."""
+        return self.dispatch.decide(batch, self.status)
+
+    def observe(
+        self, observer: Callable[[Launch[OutputT]], OutputT]
+    ) -> AbstractContextManager[None]:
+        """Pass every launch of a block through an observer.
+
+        ``observer(launch)`` is called after a batch was written and before its graph is launched,
+        by ``replay``, ``run`` and staged batches. It calls ``launch()`` once and returns the
+        output. Blocks may be nested; the innermost observer is called first. Idle batches and
+        batches that fall back are not observed.
+
+        Raises:
+            ReplayError: The runner is not ``captured``.
+        """
+        return self._require_captured("observe").observed(observer)
+
+    # Sight.
 
     def inspect(
         self,
@@ -154,7 +440,7 @@ class Runner(Planned[OutputT]):
         weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
         replay: Callable[[], object] | None = None,
     ) -> GraphRecord:
-        """Look into the graph of a captured size; see ``graphkit.inspect_graph``.
+        """Inspect the graph of a captured size; see ``graphkit.inspect_graph``.
 
         Pointers are named by input field, by ``mutable_state``, by the attributes of the attention
         backend, and by ``weights``.
@@ -162,17 +448,17 @@ class Runner(Planned[OutputT]):
         Args:
             batch_size: A captured size.
             weights: The model, or its weights by name.
-            replay: Replays a batch at that size; given, some replays are measured.
+            replay: Replays a batch at that size. If given, the nodes of some replays are measured.
 
         Raises:
             InspectError: See ``inspect_graph``.
             ReplayError: The runner is not ``captured``.
-            SizeError: No graph of that size was captured.
+            SizeError: The size was not captured.
         """
-        graphs = self.replayer("inspect").graphs
+        graphs = self._require_captured("inspect").graphs
         if batch_size not in graphs:
             raise SizeError(
-                f"no graph of batch size {batch_size}: captured are {list(self.table)}.",
+                f"batch size {batch_size} was not captured: captured are {list(self.table)}.",
                 batch_size=batch_size,
                 largest=self.table.largest,
             )
@@ -185,81 +471,85 @@ class Runner(Planned[OutputT]):
         )
         return replace(record, mode=self.mode.name, batch_size=batch_size)
 
-    def run(self, batch: Any, *, clone: bool = False) -> OutputT:
-        """Replay the batch, or fall back and count the reason.
-
-        Raises:
-            InputError: A field is missing or wrong, so that there is no eager way either.
-            ReplayError: The runner is closed.
-        """
-        miss = self.parts.dispatch.miss(batch, self.status)
-        if miss is None:
-            return self.replay(batch, clone=clone)
-        if not miss.has_eager_way:
-            raise ReplayError(self.parts.dispatch.explain(miss, batch, self.status))
-        output = self.fall_back(batch)
-        if batch.batch_size:  # an idle batch asks for nothing, so it misses nothing
-            self.parts.dispatch.fallbacks[miss.value] += 1
-        return output
-
-    def fall_back(self, batch: Any, *, without: Collection[str] = ()) -> OutputT:
-        """Run the forward on the live rows alone, without padding and without a graph.
-
-        Allocates, and may synchronise as the forward does.
+    def memory_names(
+        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """Return every tensor that this runner can name, by kind of memory and by name.
 
         Args:
-            batch: As for ``replay``.
-            without: Optional fields that this batch leaves out on purpose, such as the mask of a
-                tree where a prompt is read.
-
-        Raises:
-            InputError: A field is missing or wrong; its name is in the text.
-            OutputError: The forward returned something else than its mode's output.
+            weights: The model, or its weights by name.
         """
-        if batch.batch_size:
-            return self.parts.step.unpadded(batch, without)
-        self.parts.dispatch.check_idle(batch)
-        if self.status == "captured":
-            return self.replayer("fall_back").idle()
-        empty: OutputT = self.output_type.empty(self.spec, self.sizes, self.device)
-        return empty
-
-    def can_replay(self, batch: Any) -> Decision:
-        """Whether ``replay`` takes the batch, and if not, why. Launches nothing."""
-        return self.parts.dispatch.decide(batch, self.status)
-
-    @property
-    def shadow(self) -> Literal["padded"] | None:
-        """``"padded"`` makes replays run the identical padded path without the graph."""
-        return self.replayer("shadow").shadow
-
-    @shadow.setter
-    def shadow(self, way: Literal["padded"] | None) -> None:
-        if way not in ("padded", None):
-            raise ConfigError(f"shadow is 'padded' or None, got {way!r}.", field="shadow")
-        self.replayer("shadow").shadow = way
+        return memory_names(self.buffers, self.mutable_state, self.attention, weights)
 
     @property
     def stats(self) -> ReplayStats:
-        """What was replayed and what fell back so far; also after ``close``."""
+        """Replays and fallbacks so far; also after ``close``."""
         by_size, padded = self._replayer.count() if self._replayer else (Counter[int](), 0)
         return ReplayStats(
             replays=by_size.total(),
             padded_rows=padded,
-            fallbacks=dict(self.parts.dispatch.fallbacks),
+            fallbacks=dict(self.dispatch.fallbacks),
             replays_by_size=dict(sorted(by_size.items())),
         )
 
-    def replayer(self, what: str) -> Replayer[OutputT]:
-        """What replays the captured graphs; ``what`` needs it, for the text of an error.
+    @property
+    def graphs(self) -> Mapping[int, CapturedGraph]:
+        """The captured graph of each size.
+
+        Raises:
+            ReplayError: The runner is not ``captured``.
+        """
+        return self._require_captured("graphs").graphs
+
+    def replayer_of(self, graphs: Mapping[int, CapturedGraph]) -> Replayer[OutputT]:
+        """Return a replayer of other graphs of this runner's step, such as ``captured_aside``'s.
+
+        Its replays do not count in ``stats``.
+        """
+        table = self.table
+        if len(graphs) < len(table.sizes):
+            table = SizeTable(max(graphs), list(graphs))
+        return Replayer(self.step, table, graphs, self.dispatch, self.backend)
+
+    def _require_captured(self, what: str) -> Replayer[OutputT]:
+        """Return the replayer.
+
+        Args:
+            what: What needs it, for the text of the error.
 
         Raises:
             ReplayError: The runner is not ``captured``.
         """
         if self.eager_reason and self.status != "closed":
-            raise ReplayError(f"{self.eager_reason}: {what} needs a graph. Use run(batch).")
+            raise ReplayError(f"{what} needs a graph, but {self.eager_reason}. Use run(batch).")
         if self.status != "captured":
-            remedy = "Call capture() first." if self.status == "planned" else "Make a new one."
-            raise ReplayError(f"runner is {self.status}: {what} needs captured. {remedy}")
+            remedy = "Call capture() first." if self.status == "planned" else "Create a new runner."
+            raise ReplayError(
+                f"{what} needs a captured runner, but this one is {self.status}. {remedy}"
+            )
         assert self._replayer is not None, "a captured runner has a replayer"
         return self._replayer
+
+    def _adopt(self, attention: AttentionBackend) -> str:
+        """Prepare the backend; return why it cannot serve graphs, if that is not an error."""
+        mode = self.attention_mode or self.mode
+        sizes = replace(self.sizes, max_batch_size=self.table.largest)
+        if self.may_stay_eager or attention.supports(mode):
+            attention.init_state(sizes, self.table.largest * self.tokens_per_request)
+        if attention.supports(mode):
+            return ""
+        fact = f"attention backend {type(attention).__name__} does not support {mode.name}"
+        if self.may_stay_eager:
+            return f"{fact} graphs"
+        raise ConfigError(
+            f"{fact}. Pass a backend that does, or attention=None and attend in the forward.",
+            field="attention",
+        )
+
+
+def _check_inputs_type(given: Any, base: type[StepInputs]) -> None:
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise ConfigError(
+            f"inputs_type must be a subclass of {base.__name__}, got {given!r}.",
+            field="inputs_type",
+        )

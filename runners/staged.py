@@ -1,90 +1,104 @@
-"""A mailbox entry that the scheduler writes into directly."""
+"""A mailbox entry that the scheduler writes directly."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Generic, TypeVar
 
+from graphkit.buffers import BatchWriter
 from graphkit.errors import InputError, ReplayError
 from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
 
-if TYPE_CHECKING:
-    from graphkit.buffers import BatchWriter
-    from graphkit.runners.replayer import Replayer
-
 OutputT = TypeVar("OutputT", bound=Output)
 
 
-class StagedBatch(Generic[OutputT]):
-    """The next entry, with its live rows as numpy views: ``staged.seq_lens[:] = lens``.
+class StagedBatch(SimpleNamespace, Generic[OutputT]):
+    """Live rows of a batch as numpy views of a mailbox entry: ``staged.seq_lens[:] = lens``.
 
-    Rows that nobody writes hold pads. A field that travels by address, such as hidden states, is
-    assigned: ``staged.hidden_states = tensor``; assigning any other field copies it.
+    Each field that numpy can represent is an attribute. Rows that are not written hold pads. A
+    field that the graph reads through its address, such as hidden states, must be assigned:
+    ``staged.hidden_states = tensor``. Assigning any other field copies the value into its view.
 
-    Life: until its ``replay``, or until another batch of the same runner takes the entry. Views
-    that outlive it would write into that batch.
+    Life: until ``replay``, or until another batch of the same runner claims the entry. A view that
+    is written later changes another batch.
     """
 
     def __init__(
-        self, replayer: Replayer[OutputT], fit: Fit, writer: BatchWriter, entry: int, tokens: int
+        self,
+        writer: BatchWriter,
+        replay: Callable[..., OutputT],
+        fit: Fit,
+        entry: int,
+        tokens: int,
     ) -> None:
-        # Written past __setattr__, which is for fields; a field's rows are then found at once.
-        facts = self.__dict__
-        facts.update(writer.rows)
-        facts["_replayer"], facts["_fit"], facts["_fields"] = replayer, fit, writer.fields
-        facts["_entry"], facts["_tokens"] = entry, tokens
-        facts["_mailbox"], facts["_claim"] = replayer.mailbox, replayer.mailbox.claims
-        facts["_due"], facts["_in_flight"] = set(writer.by_address), []
+        super().__init__(
+            **writer.rows,
+            _writer=writer,
+            _replay=replay,
+            _fit=fit,
+            _entry=entry,
+            _tokens=tokens,
+            _claim=writer.mailbox.claims,
+            _unassigned=writer.by_address,
+            _in_flight=[],
+        )
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._fields:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in self._writer.fields:
             raise InputError(
-                f"field {name!r} travels by address, or numpy lacks its dtype: it has no rows to "
-                "write. Assign a tensor.",
+                f"field {name!r} has no numpy view: the graph reads it through its address, or "
+                "numpy lacks its dtype. Assign a tensor.",
                 field=name,
             )
         raise self._unknown(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._fields:
+        writer = self._writer.fields.get(name)
+        if writer is None:
             raise self._unknown(name)
-        if self._claim != self._mailbox.claims:
-            raise self._over()
-        writer = self._fields[name]
+        self._check_claim()
         kept = writer.write(value)
-        if kept is not None:
+        if kept is not None:  # the graph reads the tensor, not the view
             self._in_flight.append(kept)
-            self.__dict__.pop(name, None)  # rows in the entry would not be read any more
+            if name in self.__dict__:
+                object.__delattr__(self, name)
         elif writer.rows is not None:
-            self.__dict__[name] = writer.rows
-        self._due.discard(name)
+            object.__setattr__(self, name, writer.rows)
+        if name in self._unassigned:
+            object.__setattr__(self, "_unassigned", self._unassigned - {name})
 
     def replay(self, *, clone: bool = False) -> OutputT:
-        """Replay what was written. Output and its lifetime as in ``Runner.replay``.
+        """Replay the batch. The output and its lifetime are those of ``Runner.replay``.
+
+        Args:
+            clone: Whether to copy the output out of graph memory.
 
         Raises:
-            InputError: A field that travels by address was not assigned.
-            ReplayError: The entry was replayed already, or another batch took it.
+            InputError: A field that is read through its address was not assigned.
+            ReplayError: The batch was replayed before, or another batch claimed the entry.
         """
-        if self._claim != self._mailbox.claims:
-            raise self._over()
-        if self._due:
-            missing = min(self._due)
+        self._check_claim()
+        if self._unassigned:
+            missing = min(self._unassigned)
             raise InputError(
                 f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
             )
-        replayer = self._replayer
-        if replayer.ragged:
-            replayer.check({name: self.__dict__.get(name) for name in self._fields}, self._tokens)
-        output: OutputT = replayer.launch(self._fit, self._entry, self._tokens, self._in_flight)
+        output: OutputT = self._replay(
+            self.__dict__, self._fit, self._entry, self._tokens, self._in_flight
+        )
         return output.clone() if clone else output
 
-    def _over(self) -> ReplayError:
-        return ReplayError(
-            "this staged batch is over: its entry was replayed or taken by another batch, or the "
-            "runner was closed. Call stage() again."
-        )
+    def _check_claim(self) -> None:
+        if self._claim != self._writer.mailbox.claims:
+            raise ReplayError(
+                "this staged batch is no longer valid: it was replayed, another batch claimed its "
+                "entry, or the runner was closed. Call stage() again."
+            )
 
     def _unknown(self, name: str) -> InputError:
-        names = ", ".join(self._fields)
-        return InputError(f"no field {name!r} was captured; there are {names}.", field=name)
+        names = ", ".join(self._writer.fields)
+        return InputError(f"field {name!r} was not captured. Captured are {names}.", field=name)

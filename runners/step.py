@@ -1,15 +1,17 @@
-"""One forward with everything that stands around it, padded or not."""
+"""One step: inputs, attention metadata, the forward, and its checked output; padded or not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, Inputs, admit, fields_of, resolve
+from graphkit.buffers import InputBuffers, admit, fields_of, resolve
 from graphkit.errors import OutputError
 from graphkit.graphs import Stage, scope
 from graphkit.runners.outputs import Output, check_rows
@@ -19,26 +21,26 @@ OutputT = TypeVar("OutputT", bound=Output)
 
 
 class Step(Generic[OutputT]):
-    """Inputs, metadata, the user's forward, and a look at what it returned.
-
-    A mode whose step is more than one forward overrides ``stages``.
+    """Runs the forward of a mode. A mode whose step is more than one forward overrides ``stages``.
 
     Args:
-        forward: The user's.
-        mode: As the attention backend knows it.
+        forward: The user's forward, or a tuple with one forward per layer.
+        mode: The forward mode.
+        attention_mode: The mode under which the attention backend knows this step.
         spec: How the algorithm drafts and verifies.
-        output_type: What a step makes.
-        buffers: The runner's.
-        attention: Makes the metadata, if any.
+        output_type: Class of the output.
+        buffers: The runner's buffers.
+        attention: Backend that makes the metadata, if any.
 
     Attributes:
-        name: The forward's name, for records.
+        name: Name of the forward, for records.
     """
 
     def __init__(
         self,
         forward: Any,
         mode: ForwardMode,
+        attention_mode: ForwardMode,
         spec: SpecConfig,
         output_type: type[OutputT],
         buffers: InputBuffers,
@@ -46,61 +48,112 @@ class Step(Generic[OutputT]):
     ) -> None:
         self.forward = _scoped(forward)
         self.name = name_of(forward)
-        self.spec, self.output_type = spec, output_type
-        self._mode, self._buffers, self._attention = mode, buffers, attention
+        self.mode, self.spec, self.output_type, self.buffers = mode, spec, output_type, buffers
+        self._attention_mode, self._attention = attention_mode, attention
 
-    def stages(self, inputs: Inputs) -> tuple[Callable[[], OutputT], ...]:
-        """What is done for a batch, one captured graph each; the last one makes the output."""
+    def stages(self, inputs: Any) -> tuple[Callable[[], OutputT], ...]:
+        """Return the functions that compute a batch, one per captured graph.
+
+        The last one returns the output.
+        """
         return (lambda: self.whole(inputs),)
 
-    def whole(self, inputs: Inputs) -> OutputT:
-        """The step as one piece: metadata and forward."""
+    def whole(self, inputs: Any) -> OutputT:
+        """Compute metadata and forward, and return the checked output."""
         self.attend(inputs)
         output = self.forward(inputs)
         return self.output_type.checked(output, inputs.batch_size, inputs.num_tokens)
 
     def padded(self, size: int) -> tuple[Callable[[], OutputT], ...]:
-        """The stages on the buffers as they stand, at a captured size."""
-        inputs = self._buffers.view(size)
-        if self._buffers.capacity.ragged:
-            inputs.width = self._buffers.capacity.tokens_per_request
+        """Return the stages over the buffers at a captured size. They do not refresh the inputs."""
+        inputs = self.buffers.view(size)
+        if self.buffers.capacity.ragged:
+            inputs.width = self.buffers.capacity.tokens_per_request
         return self._without_gradients(self.stages(inputs))
 
+    def captured(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
+        """Return the functions that graphs of a size capture: the refresh and the padded stages.
+
+        Each returns its output's tensors by name.
+        """
+        first, *others = self.padded(size)
+
+        def refreshed() -> OutputT:
+            with scope(Stage.REFRESH):
+                self.buffers.refresh(size)
+            return first()
+
+        return tuple(partial(_tensors_of, stage) for stage in (refreshed, *others))
+
     def unpadded(self, batch: Any, without: Collection[str] = ()) -> OutputT:
-        """The step on the live rows alone; ``without`` names optional fields that it leaves out.
+        """Run the step on the live rows, without padding.
+
+        Args:
+            batch: Live rows.
+            without: Optional fields that the batch omits.
 
         Raises:
-            InputError: A field cannot be taken; its name is in the text.
+            InputError: A field is missing or wrong; its name is in the text.
         """
         stages = self._without_gradients(self.stages(self._on_device(batch, without)))
         return [stage() for stage in stages][-1]
 
-    def attend(self, inputs: Inputs, attention_inputs: Any = None) -> None:
-        """Set the metadata of a batch, made from ``attention_inputs`` if they differ from it."""
+    def plan_on_host(self, batch: Any, size: int) -> None:
+        """Announce a batch to an attention backend that plans on the host."""
+        if self._attention is not None and self.plans_on_host:
+            self._attention.before_replay(self._attention_mode, batch, size)  # type: ignore[attr-defined]
+
+    @property
+    def plans_on_host(self) -> bool:
+        """Whether the attention backend plans each batch on the host."""
+        return hasattr(self._attention, "before_replay")
+
+    def attend(self, inputs: Any, attention_inputs: Any = None) -> None:
+        """Set the attention metadata of a batch.
+
+        Args:
+            inputs: Receives the metadata.
+            attention_inputs: Inputs to compute it from, if they differ from ``inputs``.
+        """
         if self._attention is not None:
             with scope(Stage.METADATA):
-                inputs.attention = self._attention.metadata(self._mode, attention_inputs or inputs)
+                inputs.attention = self._attention.metadata(
+                    self._attention_mode, attention_inputs or inputs
+                )
+
+    @contextmanager
+    def wrapped(self, wrapper: Callable[[Any], Any]) -> Iterator[None]:
+        """Replace the forward by ``wrapper(forward)`` in eager and padded runs.
+
+        Captured graphs do not change. Blocks may be nested.
+        """
+        forward, self.forward = self.forward, wrapper(self.forward)
+        try:
+            yield
+        finally:
+            self.forward = forward
 
     def _without_gradients(
         self, stages: tuple[Callable[[], OutputT], ...]
     ) -> tuple[Callable[[], OutputT], ...]:
         return tuple(torch.no_grad()(stage) for stage in stages)
 
-    def _most_rows(self, batch: Any, requests: int, tokens: int) -> int:
-        """Most rows of one request where they vary; a bound, if the host cannot see them."""
-        counts = self._buffers.inputs.row_counts(batch)
+    def _largest_width(self, batch: Any, requests: int, tokens: int) -> int:
+        """Return the largest number of rows of a request of a ragged batch, or an upper bound."""
+        counts = self.buffers.inputs.row_counts(batch)
         if counts is None or not counts.size:
             return tokens - requests + 1
         return max(int(counts.max()), 1)
 
-    def _on_device(self, batch: Any, without: Collection[str]) -> Inputs:
-        buffers, capacity = self._buffers, self._buffers.capacity
+    def _on_device(self, batch: Any, without: Collection[str]) -> Any:
+        """Return the live rows as inputs on the device, every field checked."""
+        buffers, capacity = self.buffers, self.buffers.capacity
         requests, tokens = batch.batch_size, buffers.tokens_of(batch)
         buffers.check_bound(batch)
         width = max(tokens // requests, 1)
         if buffers.inputs.width_is_fixed:
             width = capacity.tokens_per_request
-        if not capacity.ragged:  # then a batch whose rows are no multiple is refused by its shape
+        if not capacity.ragged:  # a number of rows that is no multiple is refused by its shape
             tokens = requests * width
         letters = {**capacity.letters, "W": width}
         live = replace(capacity, requests=requests, letters=letters)
@@ -116,7 +169,7 @@ class Step(Generic[OutputT]):
             count = capacity.rows(layout.field.axis, requests, tokens)
             value = admit(layout, values[layout.field], count, buffers.device)
             rows[layout.name] = value.to(buffers.device)
-        most = self._most_rows(batch, requests, tokens) if capacity.ragged else width
+        most = self._largest_width(batch, requests, tokens) if capacity.ragged else width
         buffers.check(batch, tokens, width=most)
         inputs = buffers.inputs(**rows)
         if capacity.ragged:
@@ -124,34 +177,22 @@ class Step(Generic[OutputT]):
         return inputs
 
 
-def _scoped(forward: Any) -> Any:
-    """A forward, or each of several, that says when the user's code runs."""
-    if isinstance(forward, tuple):
-        return tuple(_scoped(each) for each in forward)
-
-    def users(inputs: Any) -> Any:
-        with scope(Stage.FORWARD):
-            return forward(inputs)
-
-    return users
-
-
 def name_of(forward: Any) -> str:
-    """What records call a forward, or a sequence of them."""
+    """Return the name of a forward, or the names of several, for records."""
     if isinstance(forward, tuple):
         return ", ".join(dict.fromkeys(name_of(each) for each in forward))
     return str(getattr(forward, "__qualname__", type(forward).__name__))
 
 
 def rows_of(output: Any, allowed: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits and hidden states that a draft model's forward returned.
+    """Return the logits and hidden states of a draft model's forward.
 
     Args:
         output: A ``ForwardOutput`` or a ``DraftExtendOutput``.
         allowed: See ``check_rows``.
 
     Raises:
-        OutputError: It is neither, or has another number of rows.
+        OutputError: The output has another type, or another number of rows.
     """
     logits = getattr(output, "next_token_logits", None)
     if not isinstance(output, Output) or logits is None:
@@ -164,3 +205,20 @@ def rows_of(output: Any, allowed: dict[str, int]) -> tuple[torch.Tensor, torch.T
     if hidden_states is not None:
         check_rows("hidden_states", hidden_states, allowed)
     return logits, hidden_states
+
+
+def _scoped(forward: Any) -> Any:
+    """Return a forward, or each of several, with a scope around the user's code."""
+    if isinstance(forward, tuple):
+        return tuple(_scoped(each) for each in forward)
+
+    def in_scope(inputs: Any) -> Any:
+        with scope(Stage.FORWARD):
+            return forward(inputs)
+
+    return in_scope
+
+
+def _tensors_of(stage: Callable[[], Output]) -> dict[str, torch.Tensor]:
+    with scope(Stage.STEP):
+        return stage().tensors()

@@ -14,6 +14,7 @@ class ForwardMode(Enum):
     DRAFT_EXTEND = "draft_extend"
     DRAFT_EXTEND_V2 = "draft_extend_v2"
     MULTI_LAYER_EAGLE = "multi_layer_eagle"
+    STEP = "step"
     IDLE = "idle"
 
     def is_decode(self) -> bool:

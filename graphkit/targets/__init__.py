@@ -1,7 +1,6 @@
-"""Models that the command line can be pointed at, and the check that their replays are right."""
+"""Targets: what commands, audits and tests capture."""
 
-from graphkit.targets.check import capture_target
 from graphkit.targets.locate import locate
-from graphkit.targets.target import RUNNERS, CaptureTarget
+from graphkit.targets.target import CaptureTarget
 
-__all__ = ["RUNNERS", "CaptureTarget", "capture_target", "locate"]
+__all__ = ["CaptureTarget", "locate"]

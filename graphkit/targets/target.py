@@ -10,37 +10,16 @@ import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import Inputs
+from graphkit.buffers import StepInputs
 from graphkit.config import BufferSizes
 from graphkit.errors import TargetError
 from graphkit.graphs import Backend
-from graphkit.graphs.failures import place_of
-from graphkit.runners import (
-    DecodeRunner,
-    DraftExtendRunner,
-    DraftExtendV2Runner,
-    DraftRunner,
-    MultiLayerEagleRunner,
-    Runner,
-    TargetVerifyRunner,
-)
+from graphkit.graphs.capture_failure import describe_exception
+from graphkit.runners import RUNNERS, Output, Runner
 from graphkit.spec import ForwardMode, SpecConfig
 
 Forward = Callable[[Any], Any]
 T = TypeVar("T")
-
-RUNNERS: dict[ForwardMode, type[Runner[Any]]] = {
-    runner.mode: runner
-    for runner in (
-        DecodeRunner,
-        TargetVerifyRunner,
-        DraftRunner,
-        DraftExtendRunner,
-        DraftExtendV2Runner,
-        MultiLayerEagleRunner,
-    )
-}
-"""The runner of each mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +70,8 @@ class CaptureTarget:
     attention: AttentionBackend | Mapping[ForwardMode, AttentionBackend] | None = None
     batch_sizes: Sequence[int] | None = None
     optional_fields: Sequence[str] | Mapping[ForwardMode, Sequence[str]] | None = None
-    inputs_type: type[Inputs] | Mapping[ForwardMode, type[Inputs]] | None = None
+    inputs_type: type[StepInputs] | Mapping[ForwardMode, type[StepInputs]] | None = None
+    output_type: type[Output] | Mapping[ForwardMode, type[Output]] | None = None
 
     def __post_init__(self) -> None:
         for mode in self.forwards:
@@ -112,9 +92,9 @@ class CaptureTarget:
         except Exception as error:
             raise TargetError(
                 f"target {self.name!r}: sample_batch({mode.name}, {batch_size}, {seed}) failed "
-                f"at {place_of(error)}."
+                f"at {describe_exception(error)}."
             ) from error
-        if not isinstance(batch, Inputs):
+        if not isinstance(batch, StepInputs):
             raise TargetError(
                 f"target {self.name!r}: sample_batch made a {type(batch).__name__} for "
                 f"{mode.name}. Make graphkit.{RUNNERS[mode].buffers_type.inputs_type.__name__}."
@@ -133,7 +113,7 @@ class CaptureTarget:
         batch_sizes: Sequence[int] | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
-    ) -> Runner[Any]:
+    ) -> Runner[Any, Any]:
         """A planned runner for one of the target's modes.
 
         Raises:
@@ -144,16 +124,18 @@ class CaptureTarget:
             raise TargetError(
                 f"target {self.name!r} has no forward for {mode.name}; it has {names}."
             )
-        return RUNNERS[mode](
+        kind = RUNNERS[mode]
+        attention = _of_mode(self.attention, mode)
+        return kind(
             self.forwards[mode],
             spec=self.spec,
             sizes=self.sizes,
             batch_sizes=self.batch_sizes if batch_sizes is None else batch_sizes,
             device=device,
             backend=backend,
-            attention=_of_mode(self.attention, mode),
+            **({} if attention is None else {"attention": attention}),
             optional_fields=_of_mode(self.optional_fields, mode),
-            inputs_type=_of_mode(self.inputs_type, mode),
+            **kind.declared(_of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode)),
             mutable_state=self.mutable_state,
         )
 

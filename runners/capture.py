@@ -1,0 +1,170 @@
+"""Capture of every size of a runner: warm-up, capture, and clean-up after a failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from graphkit.errors import CaptureError
+from graphkit.graphs import (
+    Attribution,
+    Backend,
+    CapturedGraph,
+    CaptureFailure,
+    GraphSequence,
+    SizeTable,
+    preserved,
+)
+from graphkit.records import ModeRecord, SizeRecord
+from graphkit.runners.known_memory import buffer_records
+from graphkit.runners.step import Step
+
+WARM_UPS = 2
+"""The first one may allocate lazily what the second one and the capture reuse."""
+
+
+class SizeCapture:
+    """Captures a step at every size of a table.
+
+    Warm-ups and captures run on a batch of pads. Such a batch is valid and touches only row 0 and
+    KV slot 0.
+
+    Args:
+        step: The step.
+        table: Sizes to capture.
+        backend: Backend that captures.
+        mutable_state: Tensors that a step changes. They are restored after the captures.
+        attribution: Records what creates each node.
+        batch_of: Returns the batch to run on at a size, instead of pads.
+    """
+
+    def __init__(
+        self,
+        step: Step[Any],
+        table: SizeTable,
+        backend: Backend,
+        mutable_state: Mapping[str, torch.Tensor],
+        attribution: Attribution | None = None,
+        batch_of: Callable[[int], Any] | None = None,
+    ) -> None:
+        self._step, self._table, self._backend = step, table, backend
+        self._state, self._attribution, self._batch_of = mutable_state, attribution, batch_of
+        self._buffers = step.buffers
+
+    def capture(
+        self, progress: Callable[[SizeRecord], None] = lambda _size: None
+    ) -> tuple[dict[int, CapturedGraph], tuple[SizeRecord, ...]]:
+        """Capture the sizes, the largest first, so that smaller sizes reuse its memory.
+
+        Mutable state, random generators and the mailbox are restored.
+
+        Args:
+            progress: Called after each size.
+
+        Returns:
+            The graphs by size, and their records in the order of the table.
+
+        Raises:
+            CaptureError: A size cannot be captured. Graphs captured before it are closed.
+        """
+        graphs: dict[int, CapturedGraph] = {}
+        records: list[SizeRecord] = []
+        try:
+            with self._backend.session(), preserved(self._state):
+                for size in reversed(self._table.sizes):
+                    began = time.perf_counter()
+                    graphs[size] = self._one(size)
+                    elapsed_ms = (time.perf_counter() - began) * 1e3
+                    records.insert(0, self._record(size, graphs[size], elapsed_ms))
+                    progress(records[0])
+        except BaseException:
+            _close(graphs.values())
+            raise
+        finally:
+            self._buffers.mailbox.rewind()
+        return graphs, tuple(records)
+
+    @contextmanager
+    def captured(self) -> Iterator[Mapping[int, CapturedGraph]]:
+        """Capture the sizes for a block, and close the graphs after it."""
+        graphs, _ = self.capture()
+        try:
+            yield graphs
+        finally:
+            _close(graphs.values())
+
+    def _one(self, size: int) -> CapturedGraph:
+        self._buffers.prepare(size)
+        stages = self._step.captured(size)
+        graphs: list[CapturedGraph] = []
+        try:
+            for _ in range(WARM_UPS):
+                self._post(size)
+                for stage in stages:
+                    self._backend.warm_up(stage)
+            self._post(size)
+            for stage in stages:
+                graphs.append(self._backend.capture(stage, self._attribution))  # noqa: PERF401 - closed on failure
+        except CaptureFailure as failure:
+            _close(graphs)
+            found = self._diagnose(size, stages) or failure
+            raise CaptureError(
+                self._step.mode.name, size, found.cause, found.where
+            ) from failure.__cause__
+        except BaseException:
+            _close(graphs)
+            raise
+        return graphs[0] if len(graphs) == 1 else GraphSequence(graphs)
+
+    def _diagnose(self, size: int, stages: Sequence[Callable[[], Any]]) -> CaptureFailure | None:
+        self._post(size)
+        failures = (self._backend.diagnose(stage) for stage in stages)
+        return next((failure for failure in failures if failure is not None), None)
+
+    def _post(self, size: int) -> None:
+        """Post the batch that the first stage reads."""
+        self._buffers.mailbox.rewind()  # a failed run may have left its entry unread
+        batch = None if self._batch_of is None else self._batch_of(size)
+        if batch is None:
+            self._buffers.post_idle()
+        else:
+            self._buffers.post(batch)
+        self._step.plan_on_host(batch or self._buffers.view(size), size)
+
+    def _record(self, size: int, graph: CapturedGraph, capture_ms: float) -> SizeRecord:
+        return SizeRecord(
+            batch_size=size,
+            num_tokens=size * self._buffers.capacity.tokens_per_request,
+            num_nodes=graph.num_nodes,
+            capture_ms=capture_ms,
+            pool_bytes=graph.pool_bytes,
+        )
+
+
+def mode_record(step: Step[Any], sizes: tuple[SizeRecord, ...], eager_reason: str) -> ModeRecord:
+    """Return the record of a mode.
+
+    Args:
+        step: Its step.
+        sizes: Records of the captured sizes.
+        eager_reason: Why no size was captured; empty if some were.
+    """
+    buffers = step.buffers
+    return ModeRecord(
+        mode=step.mode.name,
+        tokens_per_request=buffers.capacity.tokens_per_request,
+        host_planned=step.plans_on_host,
+        input_bytes=buffers.arena.nbytes,
+        sizes=sizes,
+        buffers=tuple(buffer_records(buffers)),
+        eager_reason=eager_reason,
+    )
+
+
+def _close(graphs: Iterable[CapturedGraph]) -> None:
+    for graph in graphs:
+        graph.close()

@@ -1,0 +1,60 @@
+"""Observation of replays: each launch passes through the observers of its runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from graphkit.buffers import InputBuffers, StepInputs
+from graphkit.graphs import Backend
+from graphkit.runners.fit import Fit
+from graphkit.runners.outputs import Output
+
+OutputT = TypeVar("OutputT", bound=Output)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch(Generic[OutputT]):
+    """One replay, between the write of its batch and the launch of its graph.
+
+    An observer calls it once, and returns its output: ``output = launch()``. It is valid only
+    inside the observer.
+    """
+
+    _launch: Callable[[Fit, int, int, list[Any]], OutputT]
+    _buffers: InputBuffers
+    _backend: Backend
+    _fit: Fit
+    _entry: int
+    _tokens: int
+    _in_flight: list[Any]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of live requests."""
+        return self._fit.requests
+
+    @property
+    def padded_batch_size(self) -> int:
+        """Captured size that runs."""
+        return self._fit.padded_batch_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of live rows."""
+        return self._tokens
+
+    def read_batch(self) -> StepInputs:
+        """Return a copy of the live batch, as the graph will read it.
+
+        Waits for the device. Bound fields are left out.
+        """
+        self._backend.wait_for_replays()
+        return self._buffers.read(
+            self._entry, self._fit.requests, self._tokens, self._fit.padded_batch_size
+        )
+
+    def __call__(self) -> OutputT:
+        """Launch the graph and return the live rows of its output."""
+        return self._launch(self._fit, self._entry, self._tokens, self._in_flight)

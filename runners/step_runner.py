@@ -1,0 +1,124 @@
+"""STEP: any step with declared inputs and outputs that is none of the other modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from graphkit.buffers import Axis, InputBuffers, StepInputs, fields_of
+from graphkit.config import BufferSizes, require_int
+from graphkit.errors import ConfigError
+from graphkit.graphs import Backend
+from graphkit.runners.outputs import Output
+from graphkit.runners.runner import InputsT, OutputT, Runner
+from graphkit.spec import ForwardMode, SpecConfig
+
+
+class StepRunner(Runner[InputsT, OutputT]):
+    """Captures a step whose inputs and outputs the caller declares.
+
+    For draft heads and auxiliary models that fit none of the forward modes. Capture, replay,
+    staging, audits, inspection and the equivalence kit work as for any mode::
+
+        @dataclass(kw_only=True, eq=False)
+        class HeadInputs(gk.StepInputs):
+            hidden_states: gk.Rows = gk.declare(
+                gk.Axis.REQUEST, gk.MODEL_DTYPE, "last hidden state", row=("H",), on_device=True
+            )
+
+        @dataclass(kw_only=True, eq=False)
+        class HeadOutput(gk.Output):
+            logits: torch.Tensor = gk.declare_output(gk.Axis.REQUEST, row=(4, "V"))
+
+        runner = gk.StepRunner(head, inputs=HeadInputs, output=HeadOutput, sizes=sizes)
+
+    Args:
+        forward: Takes ``inputs``, padded to a captured size, and returns ``output``.
+        inputs: Subclass of ``StepInputs`` that declares the fields, at least one of them per
+            request. The letters of row shapes are those of ``graphkit.declare``.
+        output: Subclass of ``Output`` that declares the fields with ``graphkit.declare_output``.
+        sizes: Sizes of the buffers.
+        spec: Gives the letters K and S a value, and W unless ``tokens_per_request`` is given.
+        tokens_per_request: Rows per request of fields per token (W); 1 without ``spec``.
+        batch_sizes: As for ``Runner``.
+        device: As for ``Runner``.
+        backend: As for ``Runner``.
+        multiple_of: As for ``Runner``.
+        optional_fields: As for ``Runner``.
+        bound_fields: As for ``Runner``.
+        mutable_state: As for ``Runner``.
+
+    Raises:
+        ConfigError: ``inputs`` or ``output`` is not such a class, or a setting contradicts another.
+        DeviceError: The device does not exist.
+    """
+
+    mode = ForwardMode.STEP
+    buffers_type = InputBuffers
+    output_type = Output
+
+    def __init__(
+        self,
+        forward: Callable[[InputsT], OutputT],
+        *,
+        inputs: type[InputsT],
+        output: type[OutputT],
+        sizes: BufferSizes,
+        spec: SpecConfig | None = None,
+        tokens_per_request: int | None = None,
+        batch_sizes: Iterable[int] | None = None,
+        device: torch.device | str = "auto",
+        backend: Backend | None = None,
+        multiple_of: int = 1,
+        optional_fields: Collection[str] | None = None,
+        bound_fields: Mapping[str, torch.Tensor] | None = None,
+        mutable_state: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        _check_subclass("inputs", inputs, StepInputs)
+        _check_subclass("output", output, Output)
+        if not any(field.axis is Axis.REQUEST for field in fields_of(inputs)):
+            raise ConfigError(
+                f"{inputs.__name__} declares no field per request, so a batch has no size. Declare "
+                "at least one with Axis.REQUEST.",
+                field="inputs",
+            )
+        if tokens_per_request is not None:
+            require_int("StepRunner", "tokens_per_request", tokens_per_request)
+        self._width = tokens_per_request
+        self.output_type = output  # type: ignore[misc]  # each step declares its own
+        super().__init__(
+            forward,
+            spec=spec or SpecConfig("NONE", num_steps=0, topk=1, num_draft_tokens=1),
+            sizes=sizes,
+            batch_sizes=batch_sizes,
+            device=device,
+            backend=backend,
+            multiple_of=multiple_of,
+            optional_fields=optional_fields,
+            inputs_type=inputs,
+            bound_fields=bound_fields,
+            mutable_state=mutable_state,
+        )
+
+    @classmethod
+    def width(cls, spec: SpecConfig) -> int:
+        """Return the rows per request if ``tokens_per_request`` is not given."""
+        return spec.num_draft_tokens
+
+    @classmethod
+    def declared(cls, inputs: type | None, output: type | None) -> dict[str, Any]:
+        """See ``Runner.declared``."""
+        return {"inputs": inputs, "output": output}
+
+    def _rows_per_request(self, spec: SpecConfig) -> int:
+        return self._width or self.width(spec)
+
+
+def _check_subclass(argument: str, given: object, base: type) -> None:
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise ConfigError(
+            f"{argument} must be a subclass of graphkit.{base.__name__}, got {given!r}.",
+            field=argument,
+        )
