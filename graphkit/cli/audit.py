@@ -1,119 +1,140 @@
-"""``graphkit audit``: is what the graphs of a target replay what was meant?"""
+"""``graphkit audit``: search the graphs of a target for silent replay bugs."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from rich.console import RenderableType
-
-from graphkit.cli.capturing import REFERENCE, Subject, add_target_options, subject_of
-from graphkit.cli.exits import DONE, FAILED, UsageError
-from graphkit.cli.files import check_writable, write_whole
-from graphkit.cli.screen import note, progress_on_stderr, show
+from graphkit.cli.exit_codes import DONE, FAILED, UsageError
+from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.output import count_of, print_result, progress_on_stderr
+from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.target_options import (
+    TargetSelection,
+    add_target_argument,
+    add_target_options,
+    announce,
+    select_target,
+)
 from graphkit.records import AuditReport, LockRecord
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command's words."""
+    """Declare the command."""
     parser = commands.add_parser(
         "audit",
-        help="look for frozen values, stray pointers, leaking pads and what else goes wrong",
-        description="Audit the graphs of a target, mode by mode. An error, other than a warning, "
-        "ends with exit code 1.",
+        help="search the graphs of a target for silent replay bugs",
+        description="Search the graphs of a target for baked values, undeclared memory, leaking "
+        "pad rows and other causes of wrong replays, mode by mode.",
+        epilog="""
+With --batch-sizes left out, an audit captures the smallest size of TARGET, a middle one and the
+largest.
+
+Exit code 1: a finding is an error, or a forward cannot be captured. Other findings do not change
+the exit code.
+
+Examples:
+  graphkit audit engine.targets:llama
+  graphkit audit engine.targets:llama --only baked,pads --mode target_verify
+  graphkit audit engine.targets:llama --lock graphs.lock.json
+  graphkit audit engine.targets:llama --check graphs.lock.json
+""",
+        formatter_class=HelpFormatter,
     )
-    parser.add_argument(
-        "target", nargs="?", default=REFERENCE, metavar="TARGET",
-        help="package.module:attribute as for capture; default: the reference model",
-    )  # fmt: skip
+    add_target_argument(parser)
     add_target_options(parser)
     parser.add_argument(
-        "--only", type=_names, metavar="baked,pads",
-        help="these audits alone, of warmup, baked, pointers, pads, shadow, misses; default: all, "
-        "with --check none",
+        "--only", type=_parse_names, metavar="baked,pads",
+        help="audits to run, of warmup, baked, pointers, pads, shadow, misses; default: all, none "
+        "with --check",
     )  # fmt: skip
-    locking = parser.add_mutually_exclusive_group()
-    locking.add_argument(
-        "--lock", type=Path, metavar="F", help="write what the graphs consist of; no audit"
-    )
-    locking.add_argument(
-        "--check", type=Path, metavar="F", help="say what changed since --lock wrote the file"
-    )
-    parser.add_argument("--out", type=Path, metavar="F", help="write the AuditReport as JSON")
-    parser.add_argument("--json", action="store_true", help="print the report instead of text")
+    lock = parser.add_mutually_exclusive_group()
+    lock.add_argument(
+        "--lock", type=Path, metavar="F",
+        help="write the nodes of every graph to lock file F instead of an audit",
+    )  # fmt: skip
+    lock.add_argument(
+        "--check", type=Path, metavar="F",
+        help="compare the graphs with lock file F; a changed graph is an error",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="F", help="write the report as JSON to file F")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, not as text")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
+    """Run the command and return its exit code."""
     if arguments.lock is not None:
-        _check_alone(arguments)
+        _refuse_audit_options(arguments)
         check_writable(arguments.lock)
-        return _write_lock(arguments.lock, subject_of(arguments.target, arguments))
+        return _write_lock(arguments.lock, select_target(arguments.target, arguments))
     if arguments.out is not None:
         check_writable(arguments.out)
     lock = None if arguments.check is None else LockRecord.load(arguments.check)
-    subject = subject_of(arguments.target, arguments)
-    report = _audited(subject, arguments, lock)
-    show(report.to_json() if arguments.json else _view(report))
+    selection = select_target(arguments.target, arguments)
+    report = _audit(selection, arguments.only, lock)
+    if arguments.json:
+        print_result(report.to_json())
+    else:
+        from graphkit.views import audit_view
+
+        print_result(audit_view(report))
     if arguments.out is not None:
-        write_whole(arguments.out, report.to_json())
-        note(f"wrote {arguments.out}")
+        write_output(arguments.out, report.to_json())
     return FAILED if any(each.severity == "error" for each in report.findings) else DONE
 
 
-def _check_alone(arguments: argparse.Namespace) -> None:
-    """Refuse what a lock would not heed."""
-    of_audits = {"--only": arguments.only, "--out": arguments.out, "--json": arguments.json}
-    for word, value in of_audits.items():
+def _refuse_audit_options(arguments: argparse.Namespace) -> None:
+    options = {"--only": arguments.only, "--out": arguments.out, "--json": arguments.json}
+    for option, value in options.items():
         if value:
             raise UsageError(
-                f"--lock audits nothing: {word} says what of an audit to do or to keep. "
-                "Leave it out."
+                f"--lock writes a lock file and runs no audit, so {option} has no effect. "
+                "Drop one of the two options."
             )
 
 
-def _audited(
-    subject: Subject, arguments: argparse.Namespace, lock: LockRecord | None
+def _audit(
+    selection: TargetSelection, only: list[str] | None, lock: LockRecord | None
 ) -> AuditReport:
     from graphkit.audit import audit_target
 
-    only = arguments.only
     if only is None and lock is not None:
-        only = []  # the lock alone
+        only = []  # check the lock alone
+    announce("auditing", selection, _sizes_of(selection))
     with progress_on_stderr() as progress:
         return audit_target(
-            subject.target,
+            selection.target,
             only=only,
-            modes=subject.modes,
-            batch_sizes=subject.batch_sizes,
-            device=subject.device,
+            modes=selection.modes,
+            batch_sizes=selection.batch_sizes,
+            device=selection.device,
             lock=lock,
             progress=progress,
         )
 
 
-def _write_lock(path: Path, subject: Subject) -> int:
+def _write_lock(path: Path, selection: TargetSelection) -> int:
     from graphkit.audit import lock_target
 
+    announce("capturing", selection, _sizes_of(selection))
     lock = lock_target(
-        subject.target,
-        modes=subject.modes,
-        batch_sizes=subject.batch_sizes,
-        device=subject.device,
+        selection.target,
+        modes=selection.modes,
+        batch_sizes=selection.batch_sizes,
+        device=selection.device,
     )
-    write_whole(path, lock.to_json())
-    note(f"locked {len(lock.graphs)} graphs: wrote {path}")
+    write_output(path, lock.to_json(), f"locked {count_of(len(lock.graphs), 'graph')}")
     return DONE
 
 
-def _view(report: AuditReport) -> RenderableType:
-    from graphkit.views import audit_view
+def _sizes_of(selection: TargetSelection) -> list[int]:
+    from graphkit.audit.report import few_sizes
 
-    return audit_view(report)
+    return selection.batch_sizes or few_sizes(selection.target)
 
 
-def _names(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r} names no audit, such as baked,pads")

@@ -1,4 +1,4 @@
-"""``graphkit doctor``: what this machine has, what works, and what to install."""
+"""``graphkit doctor``: list what works on this machine and what to install."""
 
 from __future__ import annotations
 
@@ -8,33 +8,42 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exits import DONE
-from graphkit.cli.screen import show
+from graphkit.cli.exit_codes import DONE
+from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.output import print_result
 
 if TYPE_CHECKING:
     from graphkit.views import Fact
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command's words."""
+    """Declare the command."""
     parser = commands.add_parser(
         "doctor",
-        help="say what works on this machine and what to install",
-        description="Say what works on this machine and what to install.",
+        help="list what works on this machine and what to install",
+        description="List libraries, device and backends of this machine, and what to install for "
+        "those that do not work.",
+        epilog="""
+Exit code 0: the list was printed, whatever it contains.
+
+Example:
+  graphkit doctor
+""",
+        formatter_class=HelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
+    """Run the command and return its exit code."""
     from graphkit.views import doctor_view
 
     facts = list(_facts())
     if arguments.json:
-        show(json.dumps([asdict(fact) for fact in facts], indent=2) + "\n")
+        print_result(json.dumps([asdict(fact) for fact in facts], indent=2) + "\n")
     else:
-        show(doctor_view(facts))
+        print_result(doctor_view(facts))
     return DONE
 
 
@@ -42,30 +51,33 @@ def _facts() -> Iterator[Fact]:
     import torch
 
     from graphkit.graphs.driver import driver_version, runtime
-    from graphkit.graphs.environment import installed
+    from graphkit.graphs.environment import package_version
     from graphkit.views import Fact
 
     has_cuda = torch.cuda.is_available()
     yield Fact("torch", torch.__version__, True)
-    triton = installed("triton")
-    yield Fact("triton", triton, bool(triton), "pip install triton, for the CUDA kernels")
+    triton = package_version("triton")
+    yield Fact(
+        "triton", triton, bool(triton), "run pip install triton; the CUDA kernels need Triton"
+    )
     yield Fact(
         "CUDA device",
         torch.cuda.get_device_name() if has_cuda else "",
         has_cuda,
-        "none is needed: device='cpu' records and replays anywhere"
+        "optional: device='cpu' captures and replays on any machine"
         + ("" if torch.version.cuda else "; this torch is a CPU build"),
     )
-    bindings = installed("cuda-bindings")
+    bindings = package_version("cuda-bindings")
     yield Fact(
         "cuda-bindings",
         bindings,
         bool(runtime()),
-        "pip install 'graphkit[cuda]', to count nodes and to upload graphs before the first replay",
+        "run pip install 'graphkit[cuda]' to inspect CUDA graphs and to upload them before the "
+        "first replay",
     )
     if has_cuda:
         yield Fact("CUDA of torch", torch.version.cuda or "", True)
         yield Fact("driver", driver_version(), True)
     yield Fact("recorder backend", "any machine", True)
     usable = has_cuda and bool(triton)
-    yield Fact("cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and triton")
+    yield Fact("cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and Triton")

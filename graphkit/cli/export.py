@@ -1,53 +1,73 @@
-"""``graphkit export``: a saved record in another form."""
+"""``graphkit export``: convert a saved record."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from graphkit.cli.exits import DONE, UsageError
-from graphkit.cli.files import check_writable, write_whole
-from graphkit.cli.screen import note
+from graphkit.cli.exit_codes import DONE, UsageError
+from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.output_files import check_writable, write_output
 from graphkit.records import load_record
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command's words."""
+    """Declare the command."""
     parser = commands.add_parser(
         "export",
-        help="write a saved record as json, html, svg, dot or a trace",
-        description="Write a saved record in the form that the suffix of --out names: .json, "
-        ".html (a page that loads nothing), .svg, .dot (one graph) or .trace.json (for Perfetto).",
+        help="convert a saved record to json, html, svg, dot or a trace",
+        description="Convert a saved record to the format that the suffix of --out names.",
+        epilog="""
+Formats:
+  .json        the record
+  .html        a page that loads nothing from elsewhere
+  .svg         a picture of the record's tables
+  .dot         one graph for Graphviz: select it with --mode and --batch-size
+  .trace.json  a timeline for Perfetto
+
+Exit code 1: the record cannot be read, or lacks the nodes that the format shows.
+
+Examples:
+  graphkit export record.json --out record.html
+  graphkit export record.json --mode decode --batch-size 8 --out decode.dot
+""",
+        formatter_class=HelpFormatter,
     )
-    parser.add_argument("record", type=Path, metavar="RECORD", help="a saved record")
+    parser.add_argument("record", type=Path, metavar="RECORD", help="the file of a saved record")
     parser.add_argument(
-        "--out", type=Path, metavar="F.{json,html,svg,dot,trace.json}", required=True
-    )
-    parser.add_argument("--mode", metavar="M", help="only graphs of this forward mode or name")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="only graphs of this size")
+        "--out", type=Path, metavar="F", required=True,
+        help="file to write, with the suffix of a format",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mode", metavar="M",
+        help="export only graphs of this forward mode or of this name; default: all",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N",
+        help="export only graphs of N requests; default: all",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
+    """Run the command and return its exit code."""
     from graphkit.views import FORMATS, Export
 
     check_writable(arguments.out)
     suffix = _suffix(arguments.out, list(FORMATS))
     record = load_record(arguments.record)
     export = Export(record, mode=arguments.mode, batch_size=arguments.batch_size)
-    write_whole(arguments.out, FORMATS[suffix](export))
-    note(f"wrote {arguments.out}")
+    write_output(arguments.out, FORMATS[suffix](export))
     return DONE
 
 
 def _suffix(path: Path, known: list[str]) -> str:
-    """The longest known suffix; ``trace.json`` is a trace as well."""
+    """Return the longest known suffix of a path; a file called trace.json is a trace too."""
     name = path.name if path.stem != "trace" else f".{path.name}"
     found = [suffix for suffix in known if name.endswith(suffix)]
     if not found:
         raise UsageError(
-            f"cannot export to {path.suffix or 'no suffix'!r}: formats are {', '.join(known)}. "
-            "Name one of them in --out."
+            f"cannot export to {path}: formats are {', '.join(known)}. End the name in --out with "
+            "one of these suffixes."
         )
     return max(found, key=len)

@@ -1,4 +1,4 @@
-"""``graphkit inspect``: look into the graphs of a saved record, or of a target captured now."""
+"""``graphkit inspect``: show the graphs of a saved record, or of a target captured now."""
 
 from __future__ import annotations
 
@@ -7,68 +7,103 @@ import os
 import sys
 from pathlib import Path
 
-from graphkit.cli.capturing import REFERENCE, add_target_options, captured
-from graphkit.cli.exits import DONE, FAILED, UsageError
-from graphkit.cli.screen import is_terminal, note, show
-from graphkit.records import CaptureRecord, RecordWithGraphs, load_record, require_graphs
+from graphkit.cli.exit_codes import DONE, FAILED, UsageError
+from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.output import count_of, is_terminal, print_message, print_result
+from graphkit.cli.target_options import (
+    REFERENCE,
+    add_target_options,
+    capture_selected,
+    select_target,
+)
+from graphkit.records import RecordWithGraphs, load_record, require_graphs
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command's words."""
+    """Declare the command."""
     parser = commands.add_parser(
         "inspect",
-        help="look into graphs: their nodes, what made them, what they cost",
-        description="Show what is inside graphs: on a terminal as a screen to walk through, whose "
-        "keys ? lists, in a pipe as text. A saved record needs no GPU and no model.",
+        help="show the nodes of graphs, the source of each node and its cost",
+        description="Show the nodes of graphs, the line and module that each node comes from, and "
+        "its cost: on a terminal as a screen (press ? for its keys), in a pipe as text. A saved "
+        "record needs neither a GPU nor a model.",
+        epilog="""
+Exit code 1: the record cannot be read, or a replay of TARGET is wrong.
+
+Examples:
+  graphkit inspect engine.targets:llama --mode decode
+  graphkit inspect record.json --mode target_verify --batch-size 8 --plain
+""",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument(
-        "subject", nargs="?", default=REFERENCE, metavar="RECORD|TARGET",
-        help="a file from --out of capture or record, or package.module:attribute as for capture; "
-        "default: the reference model",
+        "source", nargs="?", default=REFERENCE, metavar="RECORD|TARGET",
+        help="a file written by capture --out or record, or a package.module:attribute as for "
+        "capture; default: the reference model",
     )  # fmt: skip
     add_target_options(parser)
-    parser.add_argument("--batch-size", type=int, metavar="N", help="show this size alone")
-    parser.add_argument("--plain", action="store_true", help="print text on a terminal, too")
-    parser.add_argument("--json", action="store_true", help="print the record instead of text")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="show only graphs of N requests"
+    )
+    parser.add_argument("--plain", action="store_true", help="print text, also on a terminal")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
-    path = Path(arguments.subject)
+    """Run the command and return its exit code."""
+    source: str = arguments.source
+    path = Path(source)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
-        return _show(_saved(path, arguments), arguments)
-    record = captured(arguments.subject, arguments, inspect=True)
-    return _show(record, arguments) or _verdict(record)
+        return _show(_load(path, arguments), arguments)
+    if ":" not in source:
+        found = "is a folder" if path.is_dir() else "is no file"
+        raise UsageError(
+            f"cannot inspect {source!r}: it {found}. Name the file of a saved record, or a TARGET "
+            "as package.module:attribute."
+        )
+    record = capture_selected(select_target(source, arguments), inspect=True)
+    code = _show(record, arguments)
+    wrong = {(each.mode, each.batch_size, each.padded_batch_size) for each in record.mismatches}
+    if wrong:
+        verb = "differs" if len(wrong) == 1 else "differ"
+        print_message(
+            f"{count_of(len(wrong), 'replay')} {verb} from the step without a graph. Run graphkit "
+            "capture to list the differences."
+        )
+        return FAILED
+    return code
 
 
-def _saved(path: Path, arguments: argparse.Namespace) -> RecordWithGraphs:
+def _load(path: Path, arguments: argparse.Namespace) -> RecordWithGraphs:
     if arguments.batch_sizes is not None:
         raise UsageError(
-            f"{path} was captured already: --batch-sizes is for a TARGET. Leave it out."
+            f"--batch-sizes applies to a TARGET, but {path} is a saved record. Use --batch-size to "
+            "select a size of it."
         )
     if arguments.mode is not None and len(arguments.mode) > 1:
         raise UsageError(
-            f"--mode came more than once: {path} is shown by one mode or whole. Give one."
+            f"--mode was given {len(arguments.mode)} times, but the saved record {path} is shown "
+            "by one mode or whole. Give --mode once."
         )
     return require_graphs(load_record(path))
 
 
 def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
     modes: list[str] = arguments.mode or []
-    mode = modes[0] if len(modes) == 1 else None  # several say what to capture, not what to show
+    mode = modes[0] if len(modes) == 1 else None  # several modes select what a TARGET captures
     if arguments.json:
-        show(record.to_json())
-    elif _is_screen() and not arguments.plain:
-        return _show_screen(record, mode, arguments.batch_size)
+        print_result(record.to_json())
+    elif _has_screen() and not arguments.plain:
+        return _run_screen(record, mode, arguments.batch_size)
     else:
         from graphkit.views.inspect import inspect_view
 
-        show(inspect_view(record, mode=mode, batch_size=arguments.batch_size))
+        print_result(inspect_view(record, mode=mode, batch_size=arguments.batch_size))
     return DONE
 
 
-def _show_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -> int:
+def _run_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -> int:
     from graphkit.tui import InspectApp
 
     app = InspectApp(record, mode=mode, batch_size=batch_size)
@@ -76,14 +111,7 @@ def _show_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | N
     return app.return_code or DONE
 
 
-def _is_screen() -> bool:
-    """Whether there is a terminal on both ends, and one that can do more than print lines."""
-    both = is_terminal(sys.stdin) and is_terminal(sys.stdout)
-    return both and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-def _verdict(record: CaptureRecord) -> int:
-    """A capture whose replays are wrong has failed, whatever its graphs look like."""
-    if record.mismatches:
-        note(f"{len(record.mismatches):,} rows were replayed wrong; graphkit capture shows them")
-    return FAILED if record.mismatches else DONE
+def _has_screen() -> bool:
+    """Return True if stdin and stdout are a terminal that can move its cursor."""
+    on_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    return on_terminal and os.environ.get("TERM") not in ("dumb", "unknown")

@@ -1,4 +1,4 @@
-"""``graphkit record``: run any Python program and record every CUDA graph that it captures."""
+"""``graphkit record``: run a Python program and record every CUDA graph that it captures."""
 
 from __future__ import annotations
 
@@ -6,96 +6,108 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exits import UsageError
-from graphkit.cli.files import check_writable, write_whole
-from graphkit.cli.screen import note
+from graphkit.cli.exit_codes import UsageError
+from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.output import count_of, print_message
+from graphkit.cli.output_files import check_writable, write_output
 
 if TYPE_CHECKING:
-    from graphkit.recording import Recorded
+    from graphkit.recording import RecordedProgram
 
 _USAGE = "graphkit record [-h] [--out F] (SCRIPT | -m MODULE) [ARGS ...]"
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command's words."""
+    """Declare the command."""
     parser = commands.add_parser(
         "record",
-        help="run a program and record its CUDA graphs",
+        help="run a Python program and record its CUDA graphs",
         usage=_USAGE,
-        description="Run a Python program unchanged, its child processes too, and write one record "
-        "of every CUDA graph that torch captured in it. The exit code is the program's own.",
-        epilog="--out may also stand among ARGS. Words after -- are always the program's: "
-        "graphkit record train.py -- --out model.pt",
+        description="Run a Python program unchanged and write one record of every CUDA graph that "
+        "torch captures in it and in its child processes.",
+        epilog="""
+--out may also be given among ARGS. Arguments after -- always belong to the program.
+
+The exit code is the program's own; 128 plus the signal's number if a signal ended it.
+
+Examples:
+  graphkit record --out serve.json serve.py --port 8000
+  graphkit record -m my_engine.serve --port 8000
+  graphkit record train.py -- --out model.pt
+""",
+        formatter_class=HelpFormatter,
     )
     _add_out(parser)
     parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does"
-    )
+        "-m", dest="module", nargs=argparse.REMAINDER,
+        help="a module to run, as python -m runs it, and its arguments",
+    )  # fmt: skip
     parser.add_argument(
-        "script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, then its words"
-    )
+        "script", nargs=argparse.REMAINDER, metavar="SCRIPT",
+        help="the file of the program, and its arguments",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, metavar="F", help="the record; default: graphkit-record.json"
-    )
+        "--out", type=Path, metavar="F",
+        help="write the record as JSON to file F; default: graphkit-record.json",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
+    """Run the command and return the program's exit code."""
     from graphkit.recording import record_program
 
+    is_module = arguments.module is not None
     program, out = _split([*(arguments.module or ()), *arguments.script])
     out = out or arguments.out or Path("graphkit-record.json")
-    _check(program, is_module=arguments.module is not None)
+    _check_program(program, is_module=is_module)
     check_writable(out)
-    recorded = record_program(["-m", *program] if arguments.module is not None else program)
+    recorded = record_program(["-m", *program] if is_module else program)
     _report(recorded, out)
     return recorded.exit_code
 
 
-def _split(words: list[str]) -> tuple[list[str], Path | None]:
-    """The program's words, and our own among those before ``--``."""
-    end = words.index("--") if "--" in words else len(words)
+def _split(arguments: list[str]) -> tuple[list[str], Path | None]:
+    """Return the program and its arguments, and the value of an --out found before ``--``."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser("graphkit record", _USAGE, add_help=False, allow_abbrev=False)
     _add_out(parser)
-    ours, program = parser.parse_known_args(words[:end])
-    return program + words[end + 1 :], ours.out
+    known, program = parser.parse_known_args(arguments[:end])
+    return program + arguments[end + 1 :], known.out
 
 
-def _check(program: list[str], *, is_module: bool) -> None:
+def _check_program(program: list[str], *, is_module: bool) -> None:
     if not program:
-        raise UsageError("no program to record: give a SCRIPT or -m MODULE.")
+        raise UsageError("no program to record. Give a SCRIPT or -m MODULE.")
     if not is_module and not Path(program[0]).exists():
-        raise UsageError(f"cannot run {program[0]}: there is no such file.")
+        raise UsageError(f"cannot run {program[0]}: the file does not exist.")
 
 
-def _report(recorded: Recorded, out: Path) -> None:
-    for pid, lost in recorded.lost.items():
-        note(f"left out {_count(lost, 'graph')} of process {pid}: not recorded to the end")
+def _report(recorded: RecordedProgram, out: Path) -> None:
+    for pid, lost in recorded.lost_graphs.items():
+        print_message(
+            f"{count_of(lost, 'graph')} of process {pid} left out: the process ended, or "
+            "inspection failed, before the record was written"
+        )
     record = recorded.record
     if record is None:
-        note(f"nothing to record: {_why_nothing(recorded)}")
+        print_message(f"nothing recorded: {_why_nothing(recorded)}")
         return
-    write_whole(out, record.to_json())
     graphs, processes = len(record.graphs), len(record.processes)
-    note(f"recorded {_count(graphs, 'graph')} of {_count(processes, 'process')}: wrote {out}")
+    summary = f"recorded {count_of(graphs, 'graph')} of {count_of(processes, 'process')}"
+    write_output(out, record.to_json(), summary)
 
 
-def _why_nothing(recorded: Recorded) -> str:
-    if recorded.lost:
-        return "no graph was recorded to the end"
+def _why_nothing(recorded: RecordedProgram) -> str:
+    if recorded.lost_graphs:
+        return "no graph was written completely"
     if not recorded.imported_torch:
-        return "the program never imported torch"
+        return "the program did not import torch"
     import torch
 
     if not torch.cuda.is_available():
-        return "no CUDA device seen by torch"
-    return "no graph was captured"
-
-
-def _count(number: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
+        return "torch sees no CUDA device"
+    return "the program captured no graph"

@@ -1,12 +1,13 @@
-"""How many threads a command computes with on the CPU."""
+"""The number of threads that a command computes with on the CPU."""
 
 from __future__ import annotations
 
 
 def use_one_thread() -> None:
-    """For the models that ship with graphkit: a second thread costs them more than it brings.
+    """Compute with one thread, for the small models that ship with graphkit.
 
-    On a busy machine many times more, since every small operation then waits for both.
+    Their operations are so short that waiting for a second thread costs more than it saves, many
+    times more on a busy machine.
     """
     import torch
 

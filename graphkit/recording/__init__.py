@@ -1,14 +1,15 @@
-"""Records the CUDA graphs of any Python program, which need not know of it.
+"""Records the CUDA graphs of any Python program without changes to the program.
 
-The program runs in a Python of its own whose PYTHONPATH begins with ``startup``: every Python that
-it starts, and each of theirs, runs the ``sitecustomize`` in there, which waits for torch. Each
-process writes what it captures at once, as a part; in the end the parts become one record.
+The program runs in a new Python whose PYTHONPATH begins with the folder ``startup``. Every Python
+process of the program runs the ``sitecustomize`` in that folder, which hooks into torch once torch
+is imported. Each process writes every captured graph to a file at once; at the end the files are
+combined into one record.
 
-To the program its graphs are the same, but each keeps its template, which costs host memory. None
-is replayed for the record's sake, so none is timed.
+The program sees the same graphs as without a recording. Each graph also keeps its template, which
+costs host memory. Recorded graphs are never replayed for the record, so they carry no timings.
 
-Out of reach are children whose environment lacks PYTHONPATH or that are told to ignore it (``-I``,
-``-E``, ``-S``), and graphs that are captured without ``torch.cuda.CUDAGraph``.
+Not recorded are child processes whose environment lacks PYTHONPATH or whose Python ignores it
+(``-I``, ``-E``, ``-S``), and graphs that are captured without ``torch.cuda.CUDAGraph``.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from graphkit.recording.graph_files import GraphFileWriter, RecordedProgram, collect
 from graphkit.recording.launch import run_python
-from graphkit.recording.parts import PartWriter, Recorded, put_together
 
-__all__ = ["PartWriter", "Recorded", "record_program"]
+__all__ = ["GraphFileWriter", "RecordedProgram", "record_program"]
 
 
-def record_program(words: Sequence[str]) -> Recorded:
-    """Run ``python WORDS`` and record every CUDA graph that it and its children capture.
+def record_program(arguments: Sequence[str]) -> RecordedProgram:
+    """Run ``python ARGUMENTS`` and record every CUDA graph that it and its children capture.
 
-    Stdin, stdout, stderr, working directory, arguments and exit code are those of plain Python.
+    Standard streams, working directory, arguments and exit code are those of plain Python.
 
     Raises:
-        ConfigError: Our own Python ignores PYTHONPATH, and so would the program's.
+        ConfigError: This interpreter ignores PYTHONPATH, and the program's would ignore it too.
     """
-    # A child that outlives the program may still write while the folder goes.
+    # A child process that outlives the program may still write while the folder is removed.
     with tempfile.TemporaryDirectory("-graphkit-record", ignore_cleanup_errors=True) as folder:
-        exit_code = run_python(words, Path(folder))
-        return put_together(Path(folder), words, exit_code)
+        exit_code = run_python(arguments, Path(folder))
+        return collect(Path(folder), arguments, exit_code)

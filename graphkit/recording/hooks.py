@@ -1,4 +1,8 @@
-"""Has every graph of torch's tell of its capture. Nothing in here may make the program fail."""
+"""Hooks into the captures of ``torch.cuda.CUDAGraph``.
+
+An error in a hook never reaches the program: the first one of a process is printed to stderr, the
+others are dropped.
+"""
 
 from __future__ import annotations
 
@@ -10,87 +14,92 @@ from functools import wraps
 from typing import Any, Protocol
 
 from graphkit.errors import InspectError
-from graphkit.recording.following import Following
-from graphkit.recording.parts import PartWriter
+from graphkit.recording.graph_files import GraphFileWriter
+from graphkit.recording.observer import CaptureObserver
 
-_failed: list[str] = []
+_errors: list[str] = []
 
 
-class Follower(Protocol):
-    """Follows one capture. Its errors are said on stderr, the first one alone."""
+class Observer(Protocol):
+    """Observes one capture."""
 
-    def beginning(self) -> None:
-        """The stream is not capturing yet."""
+    def before_begin(self) -> None:
+        """Run before the stream starts to capture."""
 
-    def begun(self) -> None:
-        """The stream is capturing."""
+    def after_begin(self) -> None:
+        """Run as soon as the stream captures."""
 
-    def ending(self) -> None:
-        """The stream is still capturing."""
+    def before_end(self) -> None:
+        """Run while the stream still captures."""
 
-    def ended(self, graph: Any) -> None:
-        """The graph is as the program will replay it; its template is there, too."""
+    def after_end(self, graph: Any) -> None:
+        """Run once the graph is as the program will replay it; its template is readable."""
 
 
 def hook_into(graph_class: Any) -> None:
-    """Record all graphs of a class, ``torch.cuda.CUDAGraph``, if this process is to be recorded.
+    """Record all graphs of ``torch.cuda.CUDAGraph`` if this process belongs to a recording.
 
     Raises:
-        InspectError: The class is that of a torch that cannot keep a graph's template.
+        InspectError: This torch cannot keep a graph's template.
     """
-    writer = PartWriter.of_this_process()
+    writer = GraphFileWriter.from_environment()
     if writer is None:
         return
-    writer.note_torch()
+    writer.mark_torch_imported()
     if not hasattr(graph_class, "raw_cuda_graph"):
-        raise InspectError("its torch cannot keep what it captures. Use torch 2.11 or newer.")
-    follow_captures(graph_class, lambda: Following(writer))
+        raise InspectError(
+            "this version of torch cannot keep the template of a graph. Use torch 2.11 or newer."
+        )
+    observe_captures(graph_class, lambda: CaptureObserver(writer))
 
 
-def follow_captures(graph_class: Any, follow: Callable[[], Follower]) -> None:
-    """Have each capture of a class followed. Graphs behave as before, but keep their template."""
+def observe_captures(graph_class: Any, new_observer: Callable[[], Observer]) -> None:
+    """Observe each capture of a class.
+
+    Graphs behave as before, except that they keep their template.
+    """
     init, begin, end = graph_class.__init__, graph_class.capture_begin, graph_class.capture_end
 
     @wraps(init)
-    def make(self: Any, keep_graph: bool = False) -> None:
+    def observed_init(self: Any, keep_graph: bool = False) -> None:
         self._graphkit_instantiates = not keep_graph
-        self._graphkit_follower = None
+        self._graphkit_observer = None
         init(self, keep_graph=True)
 
     @wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        follower = follow()
-        _quietly(follower.beginning)
+        observer = new_observer()
+        _call_safely(observer.before_begin)
         begin(self, *args, **kwargs)
-        _quietly(follower.begun)
-        self._graphkit_follower = follower
+        _call_safely(observer.after_begin)
+        self._graphkit_observer = observer
 
     @wraps(end)
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Let go of first: a capture that failed may be ended twice, and is never recorded.
-        follower, self._graphkit_follower = self._graphkit_follower, None
-        if follower is not None:
-            _quietly(follower.ending)
+        # Cleared first: a failed capture may be ended twice and must not be recorded.
+        observer, self._graphkit_observer = self._graphkit_observer, None
+        if observer is not None:
+            _call_safely(observer.before_end)
         end(self, *args, **kwargs)
         if self._graphkit_instantiates:
             self.instantiate()
-        if follower is not None:
-            _quietly(follower.ended, self)
+        if observer is not None:
+            _call_safely(observer.after_end, self)
 
-    graph_class.__init__ = make
+    graph_class.__init__ = observed_init
     graph_class.capture_begin = capture_begin
     graph_class.capture_end = capture_end
 
 
-def _quietly(act: Callable[..., None], *given: Any) -> None:
+def _call_safely(hook: Callable[..., None], *args: Any) -> None:
     try:
-        act(*given)
+        hook(*args)
     except Exception as error:
-        _failed.append(f"{type(error).__name__}: {error}")
-        if len(_failed) == 1:
-            _say(f"process {os.getpid()} is not recorded well: {_failed[0]}")
+        _errors.append(f"{type(error).__name__}: {error}")
+        if len(_errors) == 1:
+            _print_error(f"the recording of process {os.getpid()} is incomplete: {_errors[0]}")
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     with contextlib.suppress(Exception):  # stderr may be closed, or a broken pipe
         sys.stderr.write(f"graphkit record: {text}\n")

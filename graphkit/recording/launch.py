@@ -1,4 +1,4 @@
-"""Runs a program as plain Python would, and stands for it: signals in, exit code out."""
+"""Runs a program under plain Python, forwards signals to it and returns its exit code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from graphkit.errors import ConfigError
-from graphkit.recording.parts import FOLDER
+from graphkit.recording.graph_files import FOLDER_VARIABLE
 
 STARTUP = Path(__file__).with_name("startup")
-"""The folder whose sitecustomize every Python of the program runs."""
+"""The folder whose ``sitecustomize`` every Python of the program runs."""
 
 _FORWARDED = {
     signal.SIGINT,
@@ -24,58 +24,61 @@ _FORWARDED = {
     signal.SIGUSR1,
     signal.SIGUSR2,
 }
+_CHILD_POLL_SECONDS = 0.5
 
 
-def run_python(words: Sequence[str], folder: Path) -> int:
-    """Run ``python WORDS`` to its end; its processes write their parts into the folder.
+def run_python(arguments: Sequence[str], folder: Path) -> int:
+    """Run ``python ARGUMENTS`` to its end; its processes write their graph files into the folder.
 
-    The program has our interpreter, its options, and all our open files. Signals that reach us go
-    on to it, but for those of the terminal, which the terminal sends to both.
+    The program gets this process's interpreter, interpreter options and open files. Signals sent
+    to this process are forwarded, except those from the terminal, which reach the program directly.
 
     Returns:
-        The exit code; 128 and the signal's number if a signal ended it, as in a shell.
+        The exit code; 128 plus the signal's number if a signal ended the program, as in a shell.
 
     Raises:
-        ConfigError: Our interpreter was told to ignore PYTHONPATH, and so would the program's be.
+        ConfigError: This interpreter ignores PYTHONPATH, and the program's would ignore it too.
     """
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ConfigError(
             "cannot record under python -E, -I or -S: the program would not find graphkit's hooks. "
             "Leave the option out."
         )
-    command = [sys.executable, *subprocess._args_from_interpreter_flags(), *words]  # type: ignore[attr-defined]
-    heard = {*_FORWARDED, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *options, *arguments]
+    awaited = {*_FORWARDED, signal.SIGCHLD}
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
-        # A terminal reaches the program by our group; without one a group of its own has a signal
-        # for ours come once, by us, and not twice.
+        # A terminal signals the whole foreground group, so the program stays in it. Without a
+        # terminal, a group of its own keeps a signal for this group from arriving twice.
         group: dict[str, Any] = {} if _has_terminal() else {"setpgroup": 0}
         child = os.posix_spawn(
-            sys.executable, command, environment_for(folder), setsigmask=before, **group
+            sys.executable, command, environment_for(folder), setsigmask=mask_before, **group
         )
-        return _wait(child, heard)
+        return _wait(child, awaited)
     finally:
-        while signal.sigtimedwait(heard, 0):
-            pass  # what came too late for the program is not for us either
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        while signal.sigtimedwait(awaited, 0):
+            pass  # a signal that came too late for the program must not end this process
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
-def _wait(child: int, heard: set[signal.Signals]) -> int:
+def _wait(child: int, awaited: set[signal.Signals]) -> int:
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-        # Another thread may have taken the news that the child ended: look at times.
-        came = signal.sigtimedwait(heard, 0.5)
-        if came and came.si_signo in _FORWARDED and came.si_code <= 0:  # else it is the kernel's
-            os.kill(child, came.si_signo)
+        # Another thread may consume SIGCHLD, hence the timeout.
+        received = signal.sigtimedwait(awaited, _CHILD_POLL_SECONDS)
+        # A positive code comes from the kernel: the terminal has signalled the program as well.
+        if received and received.si_code <= 0 and received.si_signo in _FORWARDED:
+            os.kill(child, received.si_signo)
 
 
 def environment_for(folder: Path) -> Mapping[str, str]:
-    """Ours, and what has every Python under it write its parts to a folder."""
+    """Return this environment, extended so that every Python in it records into the folder."""
     path = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), FOLDER: str(folder)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), FOLDER_VARIABLE: str(folder)}
 
 
 def _has_terminal() -> bool:

@@ -58,7 +58,7 @@ def test_each_text_stands_on_one_line_in_a_pipe(run):
 
 def test_it_needs_no_bindings_and_no_triton(run, monkeypatch):
     monkeypatch.setattr(import_module("graphkit.graphs.driver"), "runtime", lambda: None)
-    monkeypatch.setattr(import_module("graphkit.graphs.environment"), "installed", lambda name: "")
+    monkeypatch.setattr(import_module("graphkit.graphs.environment"), "package_version", lambda name: "")
     found = findings(run)
     assert found["triton"]["found"] == found["cuda-bindings"]["found"] == ""
     assert not found["triton"]["works"]

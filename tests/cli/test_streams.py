@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.cli.screen import write
+from graphkit.cli.output import write_stdout
 from graphkit.records import CaptureRecord
 
 RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
@@ -96,5 +96,5 @@ def test_characters_that_the_encoding_lacks_are_written_as_escapes(run, saved, m
 def test_text_is_written_at_once(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="utf-8"))
-    write("é")
+    write_stdout("é")
     assert raw.getvalue() == "é".encode()

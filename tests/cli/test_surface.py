@@ -10,9 +10,9 @@ import pytest
 
 import graphkit
 from graphkit.audit import AUDITS
-from graphkit.cli.exits import exit_code_of
+from graphkit.cli.exit_codes import exit_code_of
 from graphkit.errors import CaptureError, ConfigError, DeviceError, GraphkitError, TargetError
-from graphkit.targets import RUNNERS
+from graphkit.runners import RUNNERS
 
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 COMMANDS = {
@@ -102,7 +102,7 @@ def test_wrong_words_are_wrong_usage(run, words):
         (DeviceError("no"), 3),
         (TargetError("no"), 2),
         (ConfigError("no"), 2),
-        (CaptureError("DECODE", 1, graphkit.CaptureCause.OTHER, "here"), 1),
+        (CaptureError("DECODE", 1, graphkit.CaptureCause.FORWARD_ERROR, "here"), 1),
         (GraphkitError("no"), 1),
     ],
 )

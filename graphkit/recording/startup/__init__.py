@@ -1,4 +1,4 @@
-"""What every Python of a recorded program runs first.
+"""The folder that recorded programs find first on PYTHONPATH.
 
-The folder is put on PYTHONPATH: whatever lies here hides modules of the same name.
+Any module in it hides a module of the same name from the program.
 """

@@ -1,7 +1,7 @@
-"""Python runs this before any code of a recorded program; see ``graphkit.recording``.
+"""Runs in every Python of a recorded program before the program's code; see ``graphkit.recording``.
 
-Any Python that the program starts runs it, also one without graphkit or torch. So it needs the
-standard library alone, imports next to nothing, and takes itself out of the program's sight.
+It also runs in Pythons without graphkit or torch. It therefore uses the standard library alone,
+imports next to nothing, and removes its folder from the program's ``sys.path``.
 """
 
 from __future__ import annotations
@@ -9,47 +9,47 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # importing typing would cost every Python that starts
+TYPE_CHECKING = False  # importing typing would slow down the start of every Python
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-_HERE = os.path.dirname(__file__)  # noqa: PTH120 - the same for pathlib
-_WATCHED = "torch.cuda.graphs"
+_FOLDER = os.path.dirname(__file__)  # noqa: PTH120 - importing pathlib costs start-up time
+_GRAPHS_MODULE = "torch.cuda.graphs"
 
 
-class _Watch:
-    """Finds one module as if this finder were not there, and hooks into it once it is loaded."""
+class _TorchFinder:
+    """Finds torch's graphs through the other finders and hooks into them once they are loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != _WATCHED:
+        if name != _GRAPHS_MODULE:
             return None
         sys.meta_path.remove(self)
-        able = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-        spec = next(filter(None, (each.find_spec(name, path, target) for each in able)), None)
+        finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+        spec = next(filter(None, (each.find_spec(name, path, target) for each in finders)), None)
         if spec is not None:
-            _or_say_why_not(_call_after_loading, spec)
+            _call_safely(_hook_after_loading, spec)
         return spec
 
 
-def _call_after_loading(spec: ModuleSpec) -> None:
+def _hook_after_loading(spec: ModuleSpec) -> None:
     loader = spec.loader
     assert loader is not None
     load = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         load(module)
-        _or_say_why_not(_hook_into, module)
+        _call_safely(_hook_into, module)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 def _hook_into(module: ModuleType) -> None:
-    """By the graphkit that records, which the program need not be able to import."""
-    root = os.path.abspath(os.path.join(_HERE, *[os.pardir] * 3))  # noqa: PTH100, PTH118
+    """Call the hooks of the graphkit that records, which the program may be unable to import."""
+    root = os.path.abspath(os.path.join(_FOLDER, *[os.pardir] * 3))  # noqa: PTH100, PTH118
     sys.path.append(root)
     try:
         from graphkit.recording.hooks import hook_into
@@ -58,17 +58,17 @@ def _hook_into(module: ModuleType) -> None:
     hook_into(module.CUDAGraph)
 
 
-def _or_say_why_not(act: Callable[..., object], *given: object) -> None:
-    """A program goes on also where it cannot be recorded."""
+def _call_safely(hook: Callable[..., object], *args: object) -> None:
+    """Call a hook; if it fails, the program runs on without being recorded."""
     try:
-        act(*given)
+        hook(*args)
     except Exception as error:
         if sys.stderr is not None:
             sys.stderr.write(f"graphkit record: process {os.getpid()} is not recorded: {error}\n")
 
 
-def _run_the_hidden_one() -> None:
-    """Another sitecustomize that this one hides on the path; its errors are its own."""
+def _run_hidden_sitecustomize() -> None:
+    """Run the program's own sitecustomize, if it has one; its errors are raised unchanged."""
     this = sys.modules.pop(__name__)
     try:
         __import__(__name__)
@@ -80,13 +80,13 @@ def _run_the_hidden_one() -> None:
 
 
 def _start() -> None:
-    sys.path[:] = [entry for entry in sys.path if entry != _HERE]
-    if _WATCHED in sys.modules:
-        _or_say_why_not(_hook_into, sys.modules[_WATCHED])
+    sys.path[:] = [entry for entry in sys.path if entry != _FOLDER]
+    if _GRAPHS_MODULE in sys.modules:
+        _call_safely(_hook_into, sys.modules[_GRAPHS_MODULE])
     else:
-        sys.meta_path.insert(0, _Watch())
-    _run_the_hidden_one()
+        sys.meta_path.insert(0, _TorchFinder())
+    _run_hidden_sitecustomize()
 
 
-if __name__ == "sitecustomize":  # else somebody only looks at it
+if __name__ == "sitecustomize":  # not when imported under its full name
     _start()

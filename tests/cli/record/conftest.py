@@ -14,18 +14,18 @@ from graphkit.records import RecordingRecord
 
 CAPTURING = """
 from graphkit.records import Environment, GraphRecord
-from graphkit.recording import PartWriter
+from graphkit.recording import GraphFileWriter
 
 environment = Environment(
     device="a device", torch="2", triton="3", cuda="13", driver="580", graphkit="0"
 )
-writer = PartWriter.of_this_process()
+writer = GraphFileWriter.from_environment()
 
 def capture(name, meanwhile=lambda: None):
     def make():
         meanwhile()
         return GraphRecord(name=name, backend="cuda", environment=environment, nodes=())
-    writer.add(make)
+    writer.write(make)
 """
 
 

@@ -1,4 +1,4 @@
-"""Graphs to be recorded, and Pythons that are recorded."""
+"""Small graph records, and recorded Python processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.records import Environment, GraphRecord, Node
 
 @pytest.fixture
 def graph_of():
-    """``graph_of(name)``: a small record of a graph."""
+    """Return ``graph_of(name)``, which makes a small record of a graph."""
 
     def make(name):
         environment = Environment(
@@ -27,16 +27,16 @@ def graph_of():
 
 @pytest.fixture
 def start(tmp_path):
-    """``start(code, *words, **environment)``: a recorded Python that runs it to its end."""
-    parts = tmp_path / "parts"
-    parts.mkdir()
+    """Return ``start(code, *options, **environment)``: runs a recorded Python to its end."""
+    folder = tmp_path / "graph files"
+    folder.mkdir()
 
     def run(code, *options, **extra):
         return subprocess.run(
             [sys.executable, *options, "-c", code],
-            env={**environment_for(parts), **extra}, cwd=tmp_path,
+            env={**environment_for(folder), **extra}, cwd=tmp_path,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 
-    run.parts = parts
+    run.folder = folder
     return run

@@ -1,4 +1,4 @@
-"""What graphs tell of their capture, and that they are the same graphs to the program."""
+"""The hooks call an observer at each step of a capture and leave graphs as they were."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ import torch
 
 from graphkit.errors import InspectError
 from graphkit.recording import hooks
-from graphkit.recording.hooks import follow_captures, hook_into
-from graphkit.recording.parts import FOLDER
+from graphkit.recording.graph_files import FOLDER_VARIABLE
+from graphkit.recording.hooks import hook_into, observe_captures
 
-LIFE = ["beginning", "capture_begin", "begun", "ending", "capture_end"]
+CAPTURE_EVENTS = ["before_begin", "capture_begin", "after_begin", "before_end", "capture_end"]
 
 
-class Follower:
-    """Writes down when it was told what; fails where it is asked to."""
+class FakeObserver:
+    """Appends its calls to ``events``; raises in those that ``fails`` names."""
 
-    def __init__(self, told, fails=()):
-        self.told, self.fails = told, fails
+    def __init__(self, events, fails=()):
+        self.events, self.fails = events, fails
 
-    def _say(self, what):
-        self.told.append(what)
-        if what in self.fails:
-            raise OSError(f"no {what}")
+    def _append(self, event):
+        self.events.append(event)
+        if event in self.fails:
+            raise OSError(f"no {event}")
 
-    def beginning(self):
-        self._say("beginning")
+    def before_begin(self):
+        self._append("before_begin")
 
-    def begun(self):
-        self._say("begun")
+    def after_begin(self):
+        self._append("after_begin")
 
-    def ending(self):
-        self._say("ending")
+    def before_end(self):
+        self._append("before_end")
 
-    def ended(self, graph):
+    def after_end(self, graph):
         assert graph.template == "kept"
-        self._say("ended")
+        self._append("after_end")
 
 
 @pytest.fixture
-def told():
-    """What happened to graphs and their followers, in order."""
+def events():
+    """Calls of graphs and their observers, in order."""
     return []
 
 
 @pytest.fixture
-def graph_class(told):
-    """The Python side of ``torch.cuda.CUDAGraph``, whose C++ side is told the same way."""
+def graph_class(events):
+    """A stand-in for ``torch.cuda.CUDAGraph`` whose methods append their names to ``events``."""
 
     class Graph:
         def __new__(cls, keep_graph=False):
@@ -59,19 +59,19 @@ def graph_class(told):
             if pool == "bad":
                 raise RuntimeError("no such pool")
             self.pool = pool
-            told.append("capture_begin")
+            events.append("capture_begin")
 
         def capture_end(self):
             if self.pool == "failing":
                 raise RuntimeError("capture failed")
-            told.append("capture_end")
+            events.append("capture_end")
             self.template = "kept"
             if not self.keeps:
                 self.instantiate()
                 self.template = None
 
         def instantiate(self):
-            told.append("instantiate")
+            events.append("instantiate")
             self.executable = object()
 
         def raw_cuda_graph(self):
@@ -81,12 +81,12 @@ def graph_class(told):
 
 
 @pytest.fixture
-def followed(graph_class, told, monkeypatch):
-    """``followed(*fails)``: the class with followers that fail there."""
+def observed(graph_class, events, monkeypatch):
+    """Return ``observed(*fails)``: the class, with observers that raise in those calls."""
 
     def make(*fails):
-        monkeypatch.setattr(hooks, "_failed", [])
-        follow_captures(graph_class, lambda: Follower(told, fails))
+        monkeypatch.setattr(hooks, "_errors", [])
+        observe_captures(graph_class, lambda: FakeObserver(events, fails))
         return graph_class
 
     return make
@@ -97,38 +97,38 @@ def capture(graph, pool=None):
     graph.capture_end()
 
 
-def test_a_follower_hears_of_each_step(followed, told):
-    graph = followed()()
+def test_an_observer_is_called_at_each_step(observed, events):
+    graph = observed()()
     capture(graph)
-    assert told == [*LIFE, "instantiate", "ended"]
+    assert events == [*CAPTURE_EVENTS, "instantiate", "after_end"]
     assert graph.executable
 
 
 @pytest.mark.parametrize("given", [((), {"keep_graph": True}), ((True,), {})])
-def test_who_keeps_the_graph_instantiates_it(followed, told, given):
-    words, named = given
-    graph = followed()(*words, **named)
+def test_a_graph_that_is_kept_is_left_to_the_program_to_instantiate(observed, events, given):
+    args, kwargs = given
+    graph = observed()(*args, **kwargs)
     capture(graph)
-    assert told == [*LIFE, "ended"]
+    assert events == [*CAPTURE_EVENTS, "after_end"]
     assert graph.executable is None
 
 
 @pytest.mark.parametrize("given", [((), {"keep_graph": False}), ((False,), {}), ((), {})])
-def test_who_does_not_has_it_instantiated_once(followed, told, given):
-    words, named = given
-    capture(followed()(*words, **named))
-    assert told.count("instantiate") == 1
+def test_a_graph_that_is_not_kept_is_instantiated_once(observed, events, given):
+    args, kwargs = given
+    capture(observed()(*args, **kwargs))
+    assert events.count("instantiate") == 1
 
 
-def test_wrong_words_are_refused_as_before(followed):
+def test_wrong_arguments_are_refused_as_before(observed):
     with pytest.raises(TypeError):
-        followed()(1, 2)
+        observed()(1, 2)
     with pytest.raises(TypeError):
-        followed()(keep=True)
+        observed()(keep=True)
 
 
-def test_a_subclass_and_a_second_capture_are_followed_too(followed, told):
-    class Named(followed()):
+def test_a_subclass_and_a_second_capture_are_observed_too(observed, events):
+    class Named(observed()):
         def __new__(cls, name):
             return super().__new__(cls)
 
@@ -142,87 +142,89 @@ def test_a_subclass_and_a_second_capture_are_followed_too(followed, told):
     graph = Named("first")
     capture(graph)
     capture(graph)
-    assert told == [*LIFE, "instantiate", "ended"] * 2
+    assert events == [*CAPTURE_EVENTS, "instantiate", "after_end"] * 2
 
 
-def test_captures_that_overlap_are_kept_apart(followed, told):
-    graph_class = followed()
-    one, other = graph_class(), graph_class()
-    one.capture_begin()
-    other.capture_begin()
-    one.capture_end()
-    assert one.template
-    assert not other.template
-    other.capture_end()
-    assert told.count("ended") == 2
+def test_captures_that_overlap_are_kept_apart(observed, events):
+    graph_class = observed()
+    first, second = graph_class(), graph_class()
+    first.capture_begin()
+    second.capture_begin()
+    first.capture_end()
+    assert first.template
+    assert not second.template
+    second.capture_end()
+    assert events.count("after_end") == 2
 
 
-def test_a_capture_that_does_not_begin_is_forgotten(followed, told):
-    graph = followed()()
+def test_a_capture_that_fails_to_begin_is_forgotten(observed, events):
+    graph = observed()()
     with pytest.raises(RuntimeError, match="no such pool"):
         graph.capture_begin(pool="bad")
-    assert told == ["beginning"]
+    assert events == ["before_begin"]
     capture(graph)
-    assert told[1:] == [*LIFE, "instantiate", "ended"]
+    assert events[1:] == [*CAPTURE_EVENTS, "instantiate", "after_end"]
 
 
-def test_a_capture_that_fails_is_not_recorded_however_often_it_is_ended(followed, told):
-    graph = followed()()
+def test_a_failed_capture_is_not_recorded_however_often_it_is_ended(observed, events):
+    graph = observed()()
     with pytest.raises(RuntimeError, match="capture failed"):
         capture(graph, "failing")
-    assert told[-1] == "ending"
+    assert events[-1] == "before_end"
     graph.pool = None
     graph.capture_end()
-    assert "ended" not in told
+    assert "after_end" not in events
 
 
-@pytest.mark.parametrize("step", ["beginning", "begun", "ending", "ended"])
-def test_an_error_of_ours_is_said_once_and_the_program_goes_on(followed, told, capsys, step):
-    graph_class = followed(step)
+@pytest.mark.parametrize("step", ["before_begin", "after_begin", "before_end", "after_end"])
+def test_an_error_in_an_observer_is_printed_once_and_the_program_continues(
+    observed, events, capsys, step
+):
+    graph_class = observed(step)
     graphs = [graph_class(), graph_class(), graph_class(keep_graph=True)]
     for graph in graphs:
         capture(graph)
     assert [graph.executable is None for graph in graphs] == [False, False, True]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith("graphkit record: process ")
-    assert said[0].endswith(f"OSError: no {step}")
-    assert told.count("ended") == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("graphkit record: the recording of process ")
+    assert lines[0].endswith(f" is incomplete: OSError: no {step}")
+    assert events.count("after_end") == 3
 
 
-def test_an_interruption_is_the_programs(followed, monkeypatch):
-    graph_class = followed()
+def test_an_interruption_reaches_the_program(observed, monkeypatch):
+    graph_class = observed()
 
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Follower, "ending", interrupted)
+    monkeypatch.setattr(FakeObserver, "before_end", interrupted)
     with pytest.raises(KeyboardInterrupt):
         capture(graph_class())
 
 
-def test_a_closed_stderr_is_no_error(followed, monkeypatch):
-    graph = followed("begun")()
+def test_a_closed_stderr_is_no_error(observed, monkeypatch):
+    graph = observed("after_begin")()
     monkeypatch.setattr("sys.stderr", None)
     capture(graph)
     assert graph.executable
 
 
-def test_methods_look_as_before(followed, graph_class):
+def test_methods_keep_their_names(observed, graph_class):
     names = graph_class.capture_end.__name__, graph_class.capture_end.__qualname__
-    followed()
+    observed()
     assert (graph_class.capture_end.__name__, graph_class.capture_end.__qualname__) == names
 
 
-def test_a_process_of_no_recording_is_left_alone(graph_class, monkeypatch):
-    monkeypatch.delenv(FOLDER, raising=False)
+def test_a_process_outside_a_recording_is_left_alone(graph_class, monkeypatch):
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     before = dict(vars(graph_class))
     hook_into(graph_class)
     assert dict(vars(graph_class)) == before
 
 
 def test_a_torch_that_cannot_keep_graphs_is_left_alone(graph_class, monkeypatch, tmp_path):
-    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     del graph_class.raw_cuda_graph
     before = dict(vars(graph_class))
     with pytest.raises(InspectError, match=r"torch 2\.11 or newer"):
@@ -230,7 +232,7 @@ def test_a_torch_that_cannot_keep_graphs_is_left_alone(graph_class, monkeypatch,
     assert dict(vars(graph_class)) == before
 
 
-def test_the_class_of_torch_has_what_is_needed():
+def test_the_class_of_torch_has_the_hooked_methods():
     assert {"capture_begin", "capture_end", "instantiate", "raw_cuda_graph"} <= set(
         vars(torch.cuda.CUDAGraph)
     )

@@ -9,13 +9,13 @@ from importlib import import_module
 
 from graphkit.recording.launch import STARTUP
 
-SEEN = "import json, sys; print(json.dumps([sys.path, sorted(sys.modules), sys.argv]))"
+PRINT_STATE = "import json, sys; print(json.dumps([sys.path, sorted(sys.modules), sys.argv]))"
 
 
-def seen(done):
+def state_of(done):
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    path, modules, words = json.loads(done.stdout)
-    return path, set(modules), words
+    path, modules, arguments = json.loads(done.stdout)
+    return path, set(modules), arguments
 
 
 def plain(code, folder, **extra):
@@ -25,25 +25,25 @@ def plain(code, folder, **extra):
     )  # fmt: skip
 
 
-def test_a_program_without_torch_sees_nothing_of_us(start, tmp_path):
-    path, modules, words = seen(start(SEEN))
-    plain_path, plain_modules, plain_words = seen(plain(SEEN, tmp_path))
-    assert (path, words) == (plain_path, plain_words)
+def test_a_program_without_torch_sees_no_difference(start, tmp_path):
+    path, modules, arguments = state_of(start(PRINT_STATE))
+    plain_path, plain_modules, plain_arguments = state_of(plain(PRINT_STATE, tmp_path))
+    assert (path, arguments) == (plain_path, plain_arguments)
     assert modules - plain_modules <= {"sitecustomize"}
-    assert list(start.parts.iterdir()) == []
+    assert list(start.folder.iterdir()) == []
 
 
-def test_its_children_are_watched_too(start):
+def test_child_processes_are_hooked_too(start):
     look = "import sys; print([type(finder).__name__ for finder in sys.meta_path][0])"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {look!r}])\n{look}"
-    assert start(code).stdout.split() == ["_Watch", "_Watch"]
+    assert start(code).stdout.split() == ["_TorchFinder", "_TorchFinder"]
 
 
-def test_another_sitecustomize_is_run_too(start, tmp_path):
+def test_the_programs_own_sitecustomize_is_run_too(start, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    (other / "sitecustomize.py").write_text("import sys; sys.seen_by_other = __file__")
-    code = "import sys, sitecustomize; print(sys.seen_by_other, sitecustomize.__file__)"
+    (other / "sitecustomize.py").write_text("import sys; sys.other_ran = __file__")
+    code = "import sys, sitecustomize; print(sys.other_ran, sitecustomize.__file__)"
     env = f"{STARTUP}:{other}"
     assert start(code, PYTHONPATH=env).stdout.split() == [str(other / "sitecustomize.py")] * 2
 
@@ -59,24 +59,24 @@ def test_its_errors_are_shown_as_python_shows_them(start, tmp_path):
     assert "no_such_module_at_all" in done.stderr
 
 
-def test_the_graphs_of_torch_are_followed(start):
+def test_the_graphs_of_torch_are_observed(start):
     code = (
         "import sys, torch\n"
         "from torch.cuda import CUDAGraph, graphs\n"
         "assert graphs.CUDAGraph is CUDAGraph\n"
         "print(*(hasattr(getattr(CUDAGraph, name), '__wrapped__')\n"
         "        for name in ('__init__', 'capture_begin', 'capture_end', 'replay')))\n"
-        "print([type(finder).__name__ for finder in sys.meta_path].count('_Watch'))\n"
+        "print([type(finder).__name__ for finder in sys.meta_path].count('_TorchFinder'))\n"
         "print('graphkit.graphs' in sys.modules)\n"
     )
     done = start(code)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [*["True"] * 3, "False", "0", "False"]
-    assert [path.name for path in start.parts.iterdir()] == ["torch"]
+    assert [path.name for path in start.folder.iterdir()] == ["torch"]
 
 
-def test_what_goes_wrong_with_us_is_said_and_the_program_goes_on(start, tmp_path):
-    """Here a torch that is too old for us."""
+def test_an_error_in_the_hooks_is_printed_and_the_program_continues(start, tmp_path):
+    """Use a torch that is too old to keep a graph's template."""
     package = tmp_path / "torch" / "cuda"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
@@ -87,12 +87,12 @@ def test_what_goes_wrong_with_us_is_said_and_the_program_goes_on(start, tmp_path
     assert done.returncode == 0
     assert rest.startswith("<class 'torch.cuda.graphs.CUDAGraph'> ['', ")
     assert done.stderr == (
-        f"graphkit record: process {pid} is not recorded: "
-        "its torch cannot keep what it captures. Use torch 2.11 or newer.\n"
+        f"graphkit record: process {pid} is not recorded: this version of torch cannot keep the "
+        "template of a graph. Use torch 2.11 or newer.\n"
     )
 
 
-def test_a_torch_that_is_missing_is_missing(start, tmp_path):
+def test_a_missing_module_of_torch_is_still_missing(start, tmp_path):
     (tmp_path / "torch" / "cuda").mkdir(parents=True)
     for folder in ("torch", "torch/cuda"):
         (tmp_path / folder / "__init__.py").touch()
@@ -101,12 +101,12 @@ def test_a_torch_that_is_missing_is_missing(start, tmp_path):
 
 
 def test_the_folder_hides_no_other_module():
-    """It stands first on the path of every Python of the program."""
+    """It is the first entry on the path of every Python of the program."""
     names = {path.name for path in STARTUP.iterdir()} - {"__pycache__"}
     assert names == {"__init__.py", "sitecustomize.py"}
 
 
-def test_who_only_looks_at_the_file_starts_nothing():
+def test_an_import_under_the_full_name_installs_nothing():
     before = list(sys.meta_path), list(sys.path)
     import_module("graphkit.recording.startup.sitecustomize")
     assert (sys.meta_path, sys.path) == before

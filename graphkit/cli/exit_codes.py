@@ -1,18 +1,20 @@
-"""Exit codes, and which error leads to which."""
+"""Exit codes, and the errors that lead to them."""
 
 from __future__ import annotations
 
 from graphkit.errors import ConfigError, DeviceError, GraphkitError, TargetError
 
 DONE, FAILED, USAGE, NO_DEVICE = 0, 1, 2, 3
+INTERRUPTED, TERMINATED = 130, 143
+"""128 plus the number of SIGINT and of SIGTERM, as a shell reports them."""
 
 
 class UsageError(GraphkitError):
-    """The words of a command contradict the machine, such as an output that cannot be written."""
+    """The arguments of a command contradict each other or name a file that cannot be used."""
 
 
 def exit_code_of(error: Exception) -> int:
-    """The exit code that an error ends a command with."""
+    """Return the exit code of a command that ends with this error."""
     if isinstance(error, DeviceError):
         return NO_DEVICE
     return USAGE if isinstance(error, (UsageError, TargetError, ConfigError)) else FAILED

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from graphkit.cli.live_text import counting, report, streaming
+from graphkit.cli.generated_text import count_text, print_generated, stream_text
 from graphkit.records import Completion, Environment, GenerateRecord
 from graphkit.reference import decode
 from graphkit.views import generate_view, visible
@@ -66,7 +66,7 @@ def printed(capsys, monkeypatch):
 
     def both(is_terminal, **how):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-        report(RECORD, **{"is_json": False, "is_shown": False} | how)
+        print_generated(RECORD, **{"as_json": False, "is_streamed": False} | how)
         return capsys.readouterr()
 
     return both
@@ -91,28 +91,28 @@ def test_a_terminal_without_colour_gets_none(printed, monkeypatch, name, value):
 
 
 def test_a_text_that_was_shown_is_not_shown_again(printed):
-    out, err = printed(True, is_shown=True)
+    out, err = printed(True, is_streamed=True)
     assert (out, err.split()[0]) == ("", "algorithm")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_json_comes_alone(printed, is_terminal):
-    assert printed(is_terminal, is_json=True) == (RECORD.to_json(), "")
+    assert printed(is_terminal, as_json=True) == (RECORD.to_json(), "")
 
 
 def test_streaming_shows_the_prompt_first_and_ends_its_line(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with streaming([b"a\x1b\xff"], 9) as follow:
+    with stream_text([b"a\x1b\xff"], 9) as on_text:
         assert capsys.readouterr().out == "\x1b[2ma\\x1b\ufffd\x1b[0m"
-        follow(b"b\xc3")
+        on_text(b"b\xc3")
         assert capsys.readouterr().out == "b"
     assert capsys.readouterr().out == "\ufffd\n"
 
 
 def test_counting_writes_nothing_to_stdout(capsys):
-    with counting([b"a", b"b"], 4) as follow:
-        follow(b"ab")
-        follow(b"")
+    with count_text([b"a", b"b"], 4) as on_text:
+        on_text(b"ab")
+        on_text(b"")
     assert capsys.readouterr().out == ""
 
 
@@ -123,9 +123,9 @@ def test_pieces_of_a_text_are_shown_as_the_whole_would_be(text, data):
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", stdout)
-        with streaming([b""], 0) as follow:
+        with stream_text([b""], 0) as on_text:
             for piece in pieces:
-                follow(piece)
+                on_text(piece)
     stdout.seek(0)
     assert stdout.read() == visible(decode(text)) + "\n"
 
@@ -133,10 +133,10 @@ def test_pieces_of_a_text_are_shown_as_the_whole_would_be(text, data):
 def test_half_a_character_waits_for_the_rest(monkeypatch):
     pieces = []
     monkeypatch.setattr(sys.stdout, "write", pieces.append)
-    with streaming([b""], 0) as follow:
+    with stream_text([b""], 0) as on_text:
         pieces.clear()
         for byte in "é日".encode():
-            follow(bytes([byte]))
+            on_text(bytes([byte]))
         assert pieces == ["", "é", "", "", "日"]
 
 
@@ -153,7 +153,7 @@ def test_other_characters_are_left_alone():
 
 def test_an_encoding_without_the_character_gets_an_escape(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    report(RECORD, is_json=False, is_shown=False)
+    print_generated(RECORD, as_json=False, is_streamed=False)
     sys.stdout.seek(0)
     assert sys.stdout.read() == "\\xe9\n\n\x1b]\n"
 

@@ -1,4 +1,4 @@
-"""Prompts through an engine over the reference models, whose tokens are bytes."""
+"""Runs prompts through an engine with the reference models, whose tokens are bytes."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from graphkit.cli.exits import UsageError
-from graphkit.cli.live_text import Follow, Following
-from graphkit.cli.screen import progress_on_stderr
+from graphkit.cli.exit_codes import UsageError
+from graphkit.cli.generated_text import OnText, TextDisplay
+from graphkit.cli.output import progress_on_stderr
 from graphkit.cli.threads import use_one_thread
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import Completion, GenerateRecord
 from graphkit.reference import LlamaConfig, decode, default_checkpoint, reference_engine
-from graphkit.reference.folder import read_config
+from graphkit.reference.checkpoint_folder import read_config
 from graphkit.reference.tokenizer import END_OF_TEXT, VOCAB_SIZE
 
 _LARGEST_BATCH = 32
-"""Prompts beyond these wait for their turn."""
+"""Further prompts wait in the queue."""
 
 
 def complete(
-    arguments: argparse.Namespace, prompts: Sequence[bytes], following: Following
+    arguments: argparse.Namespace, prompts: Sequence[bytes], display: TextDisplay
 ) -> GenerateRecord:
-    """Continue the prompts as the words of ``graphkit generate`` say.
+    """Continue prompts with the options of ``graphkit generate``.
 
     Args:
-        arguments: Those words.
+        arguments: The parsed options.
         prompts: At least one.
-        following: Makes the block in which tokens are made, and who is told of them.
+        display: Shows the text as it is generated.
 
     Raises:
-        UsageError: A prompt is too long, or the checkpoint's tokens are no bytes.
-        GraphkitError: The engine's own.
+        UsageError: A prompt is too long, or the checkpoint's tokens are not bytes.
+        GraphkitError: The engine refuses its settings, or a forward cannot be captured.
     """
     sampling = SamplingParams(
         max_new_tokens=arguments.max_new_tokens,
@@ -41,24 +41,26 @@ def complete(
         stop_token_ids=frozenset({END_OF_TEXT}),
     )
     with _engine(arguments, len(prompts)) as engine:
-        requests = [engine.submit(_checked(prompt, engine.limit), sampling) for prompt in prompts]
+        for prompt in prompts:
+            _check_length(prompt, engine.context_limit)
+        requests = [engine.submit(prompt, sampling) for prompt in prompts]
         capture_seconds = None if arguments.eager else _capture(engine)
-        most = sum(request.most_tokens - len(request.prompt_ids) for request in requests)
-        with following(prompts, most) as follow:
-            seconds = _run_to_end(engine, follow)
+        max_new_tokens = sum(request.max_tokens - len(request.prompt_ids) for request in requests)
+        with display(prompts, max_new_tokens) as on_text:
+            seconds = _run_to_end(engine, on_text)
         completions = tuple(map(_completion, prompts, requests))
         return _record(arguments, engine, completions, seconds, capture_seconds)
 
 
 def _engine(arguments: argparse.Namespace, num_prompts: int) -> SpeculativeEngine:
-    """An engine with room for the longest context that its model was made for."""
+    """Return an engine with room for the longest context of its model."""
     device = resolve_device(arguments.device)
     folder = arguments.checkpoint or default_checkpoint()
     config = LlamaConfig.from_dict(read_config(folder))
     if config.vocab_size != VOCAB_SIZE:
         raise UsageError(
-            f"{folder} has a vocabulary of {config.vocab_size}; generate takes models whose tokens "
-            f"are the {VOCAB_SIZE} bytes. Choose another --checkpoint."
+            f"{folder} has a vocabulary of {config.vocab_size} tokens, but generate needs the "
+            f"{VOCAB_SIZE} bytes as tokens. Choose a different --checkpoint."
         )
     if device.type == "cpu" and arguments.checkpoint is None:
         use_one_thread()
@@ -76,17 +78,17 @@ def _engine(arguments: argparse.Namespace, num_prompts: int) -> SpeculativeEngin
     )
 
 
-def _checked(prompt: bytes, limit: int) -> bytes:
+def _check_length(prompt: bytes, limit: int) -> None:
     if len(prompt) < limit:
-        return prompt
+        return
     raise UsageError(
-        f"a prompt has {len(prompt)} bytes; the model has room for {limit}, output included. "
-        "Shorten it."
+        f"a prompt has {len(prompt)} bytes, but prompt and output together are limited to {limit}. "
+        "Shorten the prompt."
     )
 
 
 def _capture(engine: SpeculativeEngine) -> float:
-    """Capture all graphs; returns the seconds that it took."""
+    """Capture all graphs and return the seconds taken."""
     started = time.perf_counter()
     modes = iter(range(len(engine.runners)))
     with progress_on_stderr() as progress:
@@ -94,17 +96,17 @@ def _capture(engine: SpeculativeEngine) -> float:
     return time.perf_counter() - started
 
 
-def _run_to_end(engine: SpeculativeEngine, follow: Follow) -> float:
-    """Make all tokens; returns the seconds that it took."""
+def _run_to_end(engine: SpeculativeEngine, on_text: OnText) -> float:
+    """Generate all tokens and return the seconds taken."""
     started = time.perf_counter()
     while engine.has_work:
         for _, tokens in engine.step():
-            follow(_text_of(tokens))
+            on_text(_text_of(tokens))
     return time.perf_counter() - started
 
 
 def _text_of(tokens: Sequence[int]) -> bytes:
-    """Without the token that ends a text, which is none of it."""
+    """Return the tokens as bytes, without the token that ends a text."""
     return bytes(tokens).removesuffix(bytes([END_OF_TEXT]))
 
 

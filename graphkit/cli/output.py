@@ -1,0 +1,113 @@
+"""The standard streams: results to stdout, messages and progress to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from graphkit.cli.exit_codes import UsageError
+
+_PIPE_WIDTH = 120
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return True for an open stream that is a terminal."""
+    return stream is not None and stream.isatty()
+
+
+def print_result(result: RenderableType) -> None:
+    """Print the result of a command to stdout; a string is printed unchanged.
+
+    Raises:
+        UsageError: As for ``write_stdout``.
+    """
+    width = None if is_terminal(sys.stdout) else _PIPE_WIDTH
+    text = result if isinstance(result, str) else _render(result, Console(width=width))
+    write_stdout(text)
+
+
+def write_stdout(text: str) -> None:
+    """Write to stdout and flush. A reader that closed the pipe, as ``head`` does, is no error.
+
+    Raises:
+        UsageError: stdout is closed, or the system refuses the write, for example on a full disk.
+    """
+    if sys.stdout is None:
+        raise UsageError("cannot write to stdout: it is closed.")
+    try:
+        _write(text, sys.stdout)
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        raise UsageError(f"cannot write to stdout: {error.strerror}.") from error
+
+
+def print_message(message: RenderableType, *, starts_line: bool = False) -> None:
+    """Print to stderr; dropped if stderr is closed.
+
+    Args:
+        message: Anything that is not the result of the command.
+        starts_line: On a terminal, end the present line first.
+    """
+    if sys.stderr is None:
+        return
+    is_text = isinstance(message, str)
+    text = f"{message}\n" if is_text else _render(message, Console(stderr=True))
+    with suppress(OSError):
+        _write(f"\n{text}" if starts_line and is_terminal(sys.stderr) else text, sys.stderr)
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 graph`` or ``1,200 processes``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def _render(result: RenderableType, console: Console) -> str:
+    with console.capture() as captured:
+        console.print(result)
+    return captured.get()
+
+
+def _write(text: str, stream: TextIO) -> None:
+    """Write and flush; characters that the stream's encoding lacks are written as escapes."""
+    encoding = stream.encoding
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError:
+        # The interpreter would write what is left in the buffer once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise
+
+
+@contextmanager
+def progress_on_stderr() -> Iterator[Callable[[int, int, str], None]]:
+    """Show a progress bar on stderr while the block runs, if stderr is a terminal.
+
+    Yields:
+        A function to call with the steps done, all steps, and a description of the present one.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def advance(done: int, total: int, description: str) -> None:
+            bar.update(task, completed=done, total=total, description=description)
+
+        yield advance

@@ -1,0 +1,162 @@
+"""The options that select a TARGET, its modes, sizes and device, and the capture of a selection."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphkit.cli.output import count_of, print_message, progress_on_stderr
+from graphkit.cli.threads import use_one_thread
+from graphkit.errors import ConfigError
+from graphkit.spec import ForwardMode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from graphkit.records import CaptureRecord
+    from graphkit.targets import CaptureTarget
+
+REFERENCE = "graphkit.reference:reference_target"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSelection:
+    """What of a TARGET a command captures, and where.
+
+    Attributes:
+        target: The TARGET.
+        modes: Modes to capture; ``None`` for all that it has.
+        batch_sizes: Sizes to capture; ``None`` for the command's default.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    target: CaptureTarget
+    modes: list[ForwardMode] | None
+    batch_sizes: list[int] | None
+    device: str
+
+
+def add_target_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare TARGET."""
+    parser.add_argument(
+        "target", nargs="?", default=REFERENCE, metavar="TARGET",
+        help="package.module:attribute, importable from the working directory: a CaptureTarget, or "
+        "a function that returns one (called with device= if it has that parameter); default: the "
+        "reference model",
+    )  # fmt: skip
+
+
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """Declare --mode, --batch-sizes and --device."""
+    modes = [mode.name for mode in ForwardMode if not mode.is_idle()]
+    parser.add_argument(
+        "--mode", action="append", metavar="M",
+        help=f"forward mode to capture, in any case: {', '.join(modes[:-1])} or {modes[-1]}; "
+        "repeatable; default: every mode of TARGET",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-sizes", type=_parse_sizes, metavar="1,2,4",
+        help="batch sizes to capture, in requests; the largest batch of TARGET is always added; "
+        "default: the sizes that TARGET names",
+    )  # fmt: skip
+    add_device_option(parser)
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """Declare --device."""
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto",
+        help="device to run on; default: auto, which is cuda if torch sees a CUDA device",
+    )  # fmt: skip
+
+
+def select_target(target: str, arguments: argparse.Namespace) -> TargetSelection:
+    """Import a TARGET and resolve the options of ``add_target_options``.
+
+    Args:
+        target: ``package.module:attribute``.
+        arguments: The parsed options.
+
+    Raises:
+        ConfigError: A mode is unknown.
+        DeviceError: The device is missing.
+        TargetError: The TARGET cannot be imported or is no CaptureTarget.
+    """
+    from graphkit.graphs import resolve_device
+    from graphkit.targets import locate
+
+    modes = _parse_modes(arguments.mode)
+    device = str(resolve_device(arguments.device))
+    if device == "cpu" and target == REFERENCE:
+        use_one_thread()
+    return TargetSelection(locate(target, device), modes, arguments.batch_sizes, device)
+
+
+def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] | None) -> None:
+    """Print to stderr what the command is about to do.
+
+    Args:
+        verb: Such as ``capturing``.
+        selection: The modes and the device.
+        batch_sizes: The sizes; ``None`` for those that the target names.
+
+    Raises:
+        ConfigError: The target cannot have these sizes.
+    """
+    from graphkit.graphs import SizeTable
+
+    target = selection.target
+    if batch_sizes is None:
+        batch_sizes = target.batch_sizes
+    sizes = SizeTable(target.sizes.max_batch_size, batch_sizes).sizes
+    modes = [mode.name for mode in selection.modes or target.forwards]
+    sizes_text = f"{count_of(len(sizes), 'size')} each, largest {sizes[-1]}"
+    text = f"{verb} {target.name} on {selection.device}: {', '.join(modes)}; {sizes_text}"
+    if selection.device.startswith("cuda"):
+        text += "; the first size of a mode takes longest because it compiles kernels"
+    print_message(text)
+
+
+def capture_selected(selection: TargetSelection, *, inspect: bool) -> CaptureRecord:
+    """Capture a selection, with progress on stderr.
+
+    Args:
+        selection: What to capture.
+        inspect: If True, the record also holds the nodes of each graph.
+
+    Raises:
+        CaptureError: A forward cannot be captured.
+        TargetError: The TARGET lacks a mode.
+    """
+    from graphkit.verify import capture_target
+
+    announce("capturing", selection, selection.batch_sizes)
+    with progress_on_stderr() as progress:
+        return capture_target(
+            selection.target,
+            modes=selection.modes,
+            batch_sizes=selection.batch_sizes,
+            device=selection.device,
+            inspect=inspect,
+            progress=progress,
+        )
+
+
+def _parse_sizes(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 1,2,4") from None
+
+
+def _parse_modes(names: list[str] | None) -> list[ForwardMode] | None:
+    from graphkit.runners import RUNNERS
+
+    if names is None:
+        return None
+    known = {mode.name: mode for mode in RUNNERS}
+    for name in names:
+        if name.upper() not in known:
+            raise ConfigError(f"unknown mode {name!r}: modes are {', '.join(known)}.", field="mode")
+    return [known[name.upper()] for name in names]
