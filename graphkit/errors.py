@@ -79,12 +79,21 @@ class CaptureCause(Enum):
         "Give the result a static shape: use torch.where or a mask instead of selecting rows."
     )
     UNSUPPORTED_OP = "Replace the operation by one that may run inside a CUDA graph."
-    OTHER = "The error is the forward's own; mend it, then call capture() again."
+    FORWARD_ERROR = "Correct this, then call capture() again."
+    GRAPHKIT_ERROR = (
+        "Check the settings and arguments that led to it; if they are valid, report a defect of "
+        "graphkit."
+    )
 
     @property
     def label(self) -> str:
         """The cause in plain words, such as ``host synchronisation``."""
         return self.name.lower().replace("_", " ")
+
+    def describe(self, where: str) -> str:
+        """Return the cause and its location as one phrase."""
+        says_all = self in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR)
+        return where if says_all else f"{self.label} in {where}"
 
 
 class CaptureError(GraphkitError, RuntimeError):
@@ -94,11 +103,12 @@ class CaptureError(GraphkitError, RuntimeError):
         mode: The forward mode's name.
         batch_size: The size whose capture failed.
         cause: Its class.
-        where: The operation, or the user's line, that failed.
+        where: The operation and the user's line that failed; for an exception of another kind, the
+            line, the module and the exception.
     """
 
     def __init__(self, mode: str, batch_size: int, cause: CaptureCause, where: str) -> None:
-        what = f"{cause.label} in {where}".rstrip(".")
+        what = cause.describe(where).rstrip(".")
         super().__init__(f"cannot capture {mode} at batch size {batch_size}: {what}. {cause.value}")
         self.mode = mode
         self.batch_size = batch_size

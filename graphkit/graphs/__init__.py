@@ -1,39 +1,39 @@
-"""Capturing a function and running it again, on CUDA or on any machine."""
+"""Capture of functions as graphs, on CUDA or on the CPU, and inspection of graphs."""
 
-from graphkit.graphs.attribution import Attribution, Stage, scope
-from graphkit.graphs.backend import Backend, CapturedGraph
-from graphkit.graphs.chained import ChainedGraph
-from graphkit.graphs.collector import collector_off
+from graphkit.graphs.attribution import Attribution, NodeOrigin, Stage, scope
+from graphkit.graphs.backend import Backend, CapturedGraph, GraphSequence
+from graphkit.graphs.backend_selection import backend_for, resolve_device
+from graphkit.graphs.capture_failure import CaptureFailure
 from graphkit.graphs.cuda import CudaBackend
-from graphkit.graphs.devices import backend_for, resolve_device
-from graphkit.graphs.environment import environment, installed
-from graphkit.graphs.failures import CaptureFailure
-from graphkit.graphs.host_memory import OTHER_UNSET
-from graphkit.graphs.places import caller_line
+from graphkit.graphs.environment import environment
+from graphkit.graphs.garbage_collection import gc_paused
+from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
-from graphkit.graphs.state import preserved
-from graphkit.graphs.walk import inspect_graph, tensors_of
+from graphkit.graphs.snapshot import StateSnapshot
+from graphkit.graphs.source_lines import caller_line
+from graphkit.graphs.walk import NamedTensors, inspect_graph, tensors_of
 
 __all__ = [
-    "OTHER_UNSET",
+    "UNSET_MARKER",
     "Attribution",
     "Backend",
     "CaptureFailure",
     "CapturedGraph",
-    "ChainedGraph",
     "CudaBackend",
+    "GraphSequence",
+    "NamedTensors",
+    "NodeOrigin",
     "RecorderBackend",
     "SizeTable",
     "Stage",
+    "StateSnapshot",
     "backend_for",
     "caller_line",
-    "collector_off",
     "default_batch_sizes",
     "environment",
+    "gc_paused",
     "inspect_graph",
-    "installed",
-    "preserved",
     "resolve_device",
     "scope",
     "tensors_of",

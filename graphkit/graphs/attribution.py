@@ -1,8 +1,8 @@
-"""What made each node of a graph: module, operation, line and scope, noted while it is captured.
+"""Origin of each node of a graph: module, operation, line and scope, recorded during its capture.
 
-The number of nodes is asked for before and after every operation and at both ends of every module's
-forward; nodes that came in between belong to what ran in between. (The idea is that of a llama.cpp
-maintainer, ggml-org/llama.cpp#6766; newer CUDA drivers annotate nodes themselves.)
+The number of nodes is read before and after every operation and at both ends of every module's
+forward. Nodes that appeared in between belong to the code that ran in between. (The idea is from
+ggml-org/llama.cpp#6766; newer CUDA drivers can annotate nodes themselves.)
 """
 
 from __future__ import annotations
@@ -23,32 +23,39 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphkit.graphs.driver import capturing_counter
+from graphkit.graphs.dispatch_modes import DISPATCH_MODES
+from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
-from graphkit.graphs.modes import MODES
 from graphkit.graphs.module_names import ModuleNames
-from graphkit.graphs.places import caller_line
+from graphkit.graphs.source_lines import caller_line
 
 
 class Stage(StrEnum):
-    """Parts of a runner's step. Each stands in a record where a module's path would."""
+    """Stages of a runner's step. Records show them in the place of a module's path."""
 
     REFRESH = "(refresh)"
     METADATA = "(metadata)"
     STEP = "(step)"
-    """What the mode does around the forward."""
+    """The mode's own operations around the forward."""
     FORWARD = "(forward)"
-    """The user's forward, as far as it runs outside of modules."""
+    """The user's forward, outside of its modules."""
 
 
 _active: list[Attribution] = []
 _COMPILED_UNDER_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
-"""What torch warns of when a compiled module runs: our hooks, which are gone after the capture."""
+"""A warning of torch when a compiled module runs under the hooks of an attribution."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What made a node; see the fields of the same names in ``graphkit.records.Node``."""
+class NodeOrigin:
+    """The code that created a node. Empty strings where it is unknown.
+
+    Attributes:
+        module: Path of the innermost module that ran, such as ``layers.0.mlp``, or a ``Stage``.
+        op: The operation, such as ``aten::mm``.
+        source: The user's line, as ``folder/file.py:12 in forward``.
+        scope: Names of the ``graphkit.scope`` blocks around it, joined by ``/``.
+    """
 
     module: str = ""
     op: str = ""
@@ -57,62 +64,72 @@ class Place:
 
 
 class Attribution:
-    """Notes what makes each node while a graph is captured.
+    """Records the origin of each node while a graph is captured.
 
-    A context manager, entered after ``capture_begin`` on the capturing stream and left before
-    ``capture_end``; a runner does so itself. One thread attributes at a time: captures of others
-    meanwhile have no places. Costs some 50 us of host time per node during the capture
-    (``tools/bench/sight.py``), nothing at replay.
+    Pass it to a runner's ``capture``. For a capture of your own, enter it as a context manager
+    after ``CUDAGraph.capture_begin``, on the capturing stream, and leave it before
+    ``capture_end``; then pass it to ``inspect_graph``. It may serve several captures, one after the
+    other; each starts with empty ``origins``.
+
+    Only one thread attributes at a time: a capture that another thread begins meanwhile has no
+    origins. Costs about 50 us of host time per node during the capture
+    (``tools/bench/sight.py``) and nothing at replay. On CUDA it needs cuda-bindings
+    (``cudaStreamGetCaptureInfo``, ``cudaGraphGetNodes``); without them there are no origins.
 
     Args:
-        modules: The model, or its weights by name; modules then have their paths in it. Others are
-            named by the class of the outermost one that ran.
-
-        unset: The byte that argument bytes hold which torch leaves unset, see ``host_memory``.
+        modules: The model, or its weights by name, to give modules their paths. Modules outside of
+            it are named below the class of the outermost one that runs.
+        stack_fill: Value of the argument bytes that torch leaves unset; see ``fill_stack``.
 
     Attributes:
-        places: What made each node, in order of creation.
+        origins: Origin of each node of the last capture, in order of creation.
     """
 
     def __init__(
-        self, modules: nn.Module | Mapping[str, torch.Tensor] | None = None, *, unset: int = 0
+        self,
+        modules: nn.Module | Mapping[str, torch.Tensor] | None = None,
+        *,
+        stack_fill: int = 0,
     ) -> None:
-        self.places: list[Place] = []
-        self._unset = unset
+        self.origins: list[NodeOrigin] = []
+        self._stack_fill = stack_fill
         self._names = ModuleNames(modules)
         self._modules: list[str] = []
         self._scopes: list[str] = []
-        self._count = _none
+        self._count = _zero
         self._thread = 0
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
-        self._exits.enter_context(self.noting(capturing_counter()))
+        self._exits.enter_context(self.attributing(captured_node_counter()))
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._exits.close()
 
     @contextmanager
-    def noting(self, count: Callable[[], int]) -> Iterator[None]:
-        """Note what makes nodes, while ``count()`` says how many there are."""
-        self._begin_anew(count)
-        if not MODES.acquire(blocking=False):
+    def attributing(self, count: Callable[[], int]) -> Iterator[None]:
+        """Record the origins of nodes for a block.
+
+        Args:
+            count: Returns the number of nodes captured so far.
+        """
+        self._reset(count)
+        if not DISPATCH_MODES.acquire(blocking=False):
             yield
             return
         _active.append(self)
         try:
-            with self._hooked(), _Operations(self):
+            with self._module_hooks(), _OperationMode(self):
                 yield
-                self.note()
+                self.add_new_nodes()
         finally:
             _active.remove(self)
-            self._count = _none  # may hold what was captured
-            MODES.release()
+            self._count = _zero  # the counter may reference captured tensors
+            DISPATCH_MODES.release()
 
     @contextmanager
-    def _hooked(self) -> Iterator[None]:
-        """Hear of every module that runs."""
+    def _module_hooks(self) -> Iterator[None]:
         hooks = (
             register_module_forward_pre_hook(lambda module, _args: self._enter(module)),
             register_module_forward_hook(lambda module, *_: self._leave(module), always_call=True),
@@ -125,83 +142,87 @@ class Attribution:
             for hook in hooks:
                 hook.remove()
 
-    def is_here(self) -> bool:
-        """Whether what runs now is what is being captured: no other thread's, and no compiler's.
+    def applies_here(self) -> bool:
+        """Return whether the running code is being captured.
 
-        Hooks run in every thread; and torch.compile follows them wherever it finds them, but splits
-        a model where one does more than nothing.
+        False in other threads, where torch calls the hooks as well, and while torch.compile traces:
+        it splits a model at a hook that has effects.
         """
         return not torch.compiler.is_compiling() and get_ident() == self._thread
 
-    def note(self, op: str = "") -> None:
-        """Say that ``op`` made the nodes that are new since the last call."""
-        new = self._count() - len(self.places)
+    def add_new_nodes(self, op: str = "") -> None:
+        """Record ``op`` as the origin of the nodes that are new since the last call."""
+        new = self._count() - len(self.origins)
         if new > 0:
             module = self._modules[-1] if self._modules else ""
-            is_ours = isinstance(module, Stage) and module is not Stage.FORWARD
-            line = "" if is_ours else caller_line()
-            self.places += [Place(module, op, line, "/".join(self._scopes))] * new
+            is_graphkit = isinstance(module, Stage) and module is not Stage.FORWARD
+            line = "" if is_graphkit else caller_line()
+            self.origins += [NodeOrigin(module, op, line, "/".join(self._scopes))] * new
 
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:
-        """See ``scope``; a stage of a runner stands where a module would."""
+        """Record a scope for a block, or a runner's stage; see ``scope``."""
         stack = self._modules if isinstance(name, Stage) else self._scopes
-        self.note()
+        self.add_new_nodes()
         stack.append(name)
         try:
             yield
         finally:
-            self.note()
+            self.add_new_nodes()
             stack.pop()
 
-    def _begin_anew(self, count: Callable[[], int]) -> None:
-        """Forget the capture before, which may have been cut off inside of modules."""
+    def _reset(self, count: Callable[[], int]) -> None:
+        """Forget the previous capture, which may have failed inside of modules."""
         self._count, self._thread = count, get_ident()
-        self.places, self._modules, self._scopes = [], [], []
-        self._names.start_over()
+        self.origins, self._modules, self._scopes = [], [], []
+        self._names.reset()
 
     def _enter(self, module: nn.Module) -> None:
-        if self.is_here():
-            self.note()
+        if self.applies_here():
+            self.add_new_nodes()
             self._modules.append(self._names.enter(module))
 
     def _leave(self, module: nn.Module) -> None:
-        if self.is_here():
-            self.note()
-            if self._names.leave(module):  # else the capture began within its forward
+        if self.applies_here():
+            self.add_new_nodes()
+            if self._names.leave(module):  # False if the capture began within its forward
                 self._modules.pop()
 
 
-def _none() -> int:
+def _zero() -> int:
     return 0
 
 
-def noting(
+def attributing(
     attribution: Attribution | None, count: Callable[[], int]
 ) -> AbstractContextManager[None]:
-    """See ``Attribution.noting``; nothing is noted without one."""
-    return nullcontext() if attribution is None else attribution.noting(count)
+    """Return ``Attribution.attributing``, or a context that does nothing without attribution."""
+    return nullcontext() if attribution is None else attribution.attributing(count)
 
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Mark what a block of a forward does, such as ``sampler``; the graph's record then says so.
+    """Name a block of a forward, such as ``sampler``, in the records of its graph.
 
-    May be nested. Does nothing unless the forward is being captured with attribution, and nothing
-    inside of what torch.compile made of it.
+    Scopes nest: nodes of ``inner`` in ``outer`` have the scope ``outer/inner``. Does nothing unless
+    the forward is captured with ``Attribution``, and nothing in functions that torch.compile
+    compiles.
+
+    Args:
+        name: Shown as ``scope`` of the block's nodes.
     """
-    if torch.compiler.is_compiling():  # else it would compile anew once there is an attribution
+    if torch.compiler.is_compiling():  # a guard on _active would cause recompilation
         yield
         return
     with ExitStack() as scopes:
-        for attribution in _active:  # a recorded program may itself attribute
-            if attribution.is_here():
+        for attribution in _active:  # several if a recorded program attributes as well
+            if attribution.applies_here():
                 scopes.enter_context(attribution.scoped(name))
         yield
 
 
-class _Operations(TorchDispatchMode):
-    """Notes every operation."""
+class _OperationMode(TorchDispatchMode):
+    """Records the origin of every operation's nodes."""
 
     def __init__(self, attribution: Attribution) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -209,7 +230,7 @@ class _Operations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Whether compiled code stays compiled under this mode; else torch would run it eagerly."""
+        """Keep compiled code compiled under this mode; by default torch runs it eagerly."""
         return True
 
     def __torch_dispatch__(
@@ -219,8 +240,8 @@ class _Operations(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self._attribution.note()
-        fill_stack(self._attribution._unset)
+        self._attribution.add_new_nodes()
+        fill_stack(self._attribution._stack_fill)
         out = func(*args, **(kwargs or {}))
-        self._attribution.note(func.name())
+        self._attribution.add_new_nodes(func.name())
         return out

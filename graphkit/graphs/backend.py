@@ -1,93 +1,137 @@
-"""What a runner asks of the machinery that captures and replays.
+"""Interfaces of backends and of captured graphs.
 
-A captured graph's life: ``capture`` -> ``replay`` any number of times -> ``close``. Captures
-happen inside one ``session``, which prepares the process for them and puts everything back, also
-when one fails.
+Life cycle of a graph: ``capture`` -> ``replay`` any number of times -> ``close``. Captures happen
+inside a ``session``, which prepares the process and restores it afterwards, also after an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
-from graphkit.graphs.attribution import Attribution, Place
-from graphkit.graphs.failures import CaptureFailure
+from graphkit.graphs.attribution import Attribution, NodeOrigin
+from graphkit.graphs.capture_failure import CaptureFailure
 
 
 class CapturedGraph(Protocol):
     """One captured step.
 
     Attributes:
-        output: What the captured function returned; its tensors alias graph memory.
-        num_nodes: Nodes (CUDA) or recorded operations (recorder).
-        pool_bytes: Bytes by which the backend's pool grew for it.
-        places: What made each node, if attribution was on; in their order.
+        output: The captured function's result. Its tensors alias graph memory: they are valid from
+            a replay until the next replay of any graph of the same pool, and until ``close``.
+        num_nodes: Number of nodes (CUDA; 0 without cuda-bindings) or of operations (recorder).
+        pool_bytes: Bytes that the capture added to the backend's pool.
+        origins: Origin of each node, in order of creation; empty without attribution.
     """
 
     output: Any
     num_nodes: int
     pool_bytes: int
-    places: tuple[Place, ...]
+    origins: tuple[NodeOrigin, ...]
 
     def replay(self) -> None:
-        """Run the step again, at the addresses of its capture.
+        """Run the step again on the memory that its capture used.
 
-        Enqueues on the current stream, after earlier replays of the backend on any stream.
+        Enqueues on the current stream, after earlier replays of the backend on any stream. Does
+        not wait for the result.
+
+        Raises:
+            ReplayError: CUDA refused the launch.
         """
         ...
 
     def close(self) -> None:
-        """Give the graph back. Its output must not be used afterwards."""
+        """Free the graph. Neither the graph nor its output may be used afterwards."""
         ...
 
 
 class Backend(Protocol):
-    """A way to capture a function and run it again.
+    """Captures functions and replays them.
+
+    Life cycle: ``warm_up`` and ``capture`` inside a ``session``, then replays. One backend serves
+    any number of graphs; it holds no resource that must be closed beside them. For one thread at a
+    time.
 
     Attributes:
         name: ``cuda`` or ``recorder``.
-        device: Where captured functions work.
+        device: The device of the captured functions' tensors.
     """
 
     name: str
     device: torch.device
 
     def session(self) -> AbstractContextManager[None]:
-        """Prepare the process for captures; everything is put back at the end."""
+        """Prepare the process for captures, and restore it when the block ends."""
         ...
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run the function as capture will, but for real, and wait for it."""
+        """Run the function without capturing it, under the conditions of a capture, and wait.
+
+        Raises:
+            CaptureFailure: The function raised an exception.
+        """
         ...
 
     def capture(
         self, function: Callable[[], Any], attribution: Attribution | None = None
     ) -> CapturedGraph:
-        """Capture the function and run it once. Inside a ``session`` only.
+        """Capture the function and run the graph once. Call it inside a ``session``.
 
         Args:
-            function: Takes nothing.
-            attribution: Notes what makes each node.
+            function: Takes no arguments. Its result becomes the graph's ``output``.
+            attribution: Records the origin of each node.
 
         Raises:
-            CaptureFailure: It cannot be captured; nothing of the attempt remains.
+            CaptureFailure: The function cannot be captured. Nothing of the attempt remains.
         """
         ...
 
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
-        """Run a function whose capture failed once more, for real, to name the operation."""
-        ...
+        """Run a function whose capture failed again without a graph, to find the operation.
 
-    def order(self) -> None:
-        """Make the current stream wait for replays that this backend issued on another one.
-
-        Replays do so themselves.
+        Returns:
+            The failure with its operation and line; ``None`` if nothing new was found.
         """
         ...
 
-    def is_alive(self) -> None:
-        """Raise if the device reports an error that no later work will outlive."""
+    def wait_for_replays(self) -> None:
+        """Make the current stream wait for replays that this backend enqueued on another stream.
+
+        ``CapturedGraph.replay`` does so itself.
+        """
         ...
+
+    def check_device(self) -> None:
+        """Raise the device's pending error, such as an illegal memory access."""
+        ...
+
+
+class GraphSequence:
+    """Several captured graphs that are replayed one after the other as one step.
+
+    Implements ``CapturedGraph``.
+
+    Args:
+        graphs: The graphs in the order of their replays; the last one gives the output.
+    """
+
+    def __init__(self, graphs: Sequence[CapturedGraph]) -> None:
+        self.graphs = tuple(graphs)
+        self.output: Any = graphs[-1].output
+        self.num_nodes = sum(graph.num_nodes for graph in graphs)
+        self.pool_bytes = sum(graph.pool_bytes for graph in graphs)
+        self.origins = tuple(origin for graph in graphs for origin in graph.origins)
+
+    def replay(self) -> None:
+        """Replay every graph, in order."""
+        for graph in self.graphs:
+            graph.replay()
+
+    def close(self) -> None:
+        """Close every graph."""
+        for graph in self.graphs:
+            graph.close()
+        self.output = None

@@ -1,4 +1,4 @@
-"""The CUDA backend: one memory pool, one capture stream, graphs whose template is kept."""
+"""The CUDA backend: graphs that share one memory pool and one capture stream."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from typing import Any
 import torch
 
 from graphkit.errors import DeviceError
-from graphkit.graphs.attribution import Attribution, Place, noting
-from graphkit.graphs.collector import collector_off
+from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
+from graphkit.graphs.capture_failure import CaptureFailure, failure_of
+from graphkit.graphs.capture_rules import CaptureRulesMode
+from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.driver import (
     begin_empty_capture,
-    capturing_counter,
+    captured_node_counter,
     count_nodes,
-    launcher,
-    stream_of,
+    launch_function,
+    runtime_stream,
     upload,
 )
-from graphkit.graphs.failures import CaptureFailure, failure_of
-from graphkit.graphs.refusing import RefusingMode, as_written
-from graphkit.graphs.weak import weak_references
+from graphkit.graphs.garbage_collection import gc_paused
+from graphkit.graphs.output_aliases import non_owning_aliases
 
 
 class CudaGraph:
-    """A captured CUDA graph, uploaded and run once. See ``CapturedGraph``.
+    """A captured, instantiated and uploaded CUDA graph. Implements ``CapturedGraph``.
 
-    ``output`` does not keep its memory from being reused by later captures of the pool: it is
-    valid from a replay of this graph until the next replay of any graph of the pool.
+    ``output`` does not own its memory: captures of smaller sizes reuse it, so it is valid from a
+    replay of this graph until the next replay of any graph of the pool.
+
+    Attributes:
+        graph: The ``torch.cuda.CUDAGraph``, which keeps its template (``keep_graph=True``).
     """
 
     def __init__(
@@ -39,26 +43,33 @@ class CudaGraph:
         graph: torch.cuda.CUDAGraph,
         output: Any,
         pool_bytes: int,
-        places: Sequence[Place] = (),
+        origins: Sequence[NodeOrigin],
     ) -> None:
         self.graph = graph
-        self.places = tuple(places)
+        self.origins = tuple(origins)
         self.output = output
         self.num_nodes = count_nodes(graph)
         self.pool_bytes = pool_bytes
         self._backend = backend
         draws = self._draws_random_numbers()
-        # Only torch's own replay moves the generator on; without one a bare launch is enough.
-        self._launch = None if draws else launcher(graph)
+        # Only CUDAGraph.replay advances the random generator; other graphs skip its overhead.
+        self._launch = None if draws else launch_function(graph)
 
     def replay(self) -> None:
-        """Launch on the current stream, after replays of this pool on another one."""
+        """Launch on the current stream, after replays of this pool on other streams.
+
+        One ``cudaGraphLaunch`` and no other CUDA call, unless the stream changed since the last
+        replay or the graph draws random numbers.
+
+        Raises:
+            ReplayError: CUDA refused the launch.
+        """
         backend = self._backend
         if backend.current_device() != backend.device_index:
-            with torch.cuda.device(backend.device_index):  # a default stream is its device's
+            with torch.cuda.device(backend.device_index):  # each device has its current stream
                 return self.replay()
         if backend.current_handle(backend.device_index) != backend.last_handle:
-            backend.order()
+            backend.wait_for_replays()
         if self._launch is None:
             self.graph.replay()
         else:
@@ -66,13 +77,13 @@ class CudaGraph:
         return None
 
     def close(self) -> None:
-        """Destroy the graph; its share of the pool becomes free."""
+        """Destroy the graph and free its share of the pool."""
         self.output = self._launch = None
         self.graph.reset()
         self._backend.graphs.discard(self)
 
     def _draws_random_numbers(self) -> bool:
-        """Replay once, which also brings the first launch's costs forward, and look."""
+        """Replay once, which also pays the cost of the first launch, and check the generator."""
         generator = torch.cuda.default_generators[self._backend.device_index]
         before = generator.get_offset()
         self.graph.replay()
@@ -81,56 +92,83 @@ class CudaGraph:
 
 
 class CudaBackend:
-    """Captures on a CUDA device. See ``Backend``.
+    """Captures CUDA graphs into one memory pool and replays them. See ``Backend``.
 
-    All runners that share one instance share its pool, so their replays must not overlap;
-    ``order`` sees to that across streams.
+    Runners that share a backend share its pool, so an output is valid until the next replay of any
+    of them. Replays may come from several streams; each waits for the one before. By default all
+    runners of a device share one backend (``backend_for``).
+
+    Life cycle: ``session`` (synchronises the device, selects the capture stream, disables the
+    garbage collector) -> ``warm_up`` and ``capture`` (``cudaStreamBeginCapture`` in thread-local
+    mode, ``cudaStreamEndCapture``, ``cudaGraphInstantiate``, ``cudaGraphUpload``, one replay) ->
+    ``replay`` (``cudaGraphLaunch``) -> ``close`` of each graph (``cudaGraphExecDestroy``). The pool
+    is freed with its last graph. cuda-bindings are optional: without them a replay goes through
+    ``CUDAGraph.replay``, graphs are not uploaded and their nodes not counted.
+
+    Args:
+        device: A CUDA device; without an index the current one.
+
+    Attributes:
+        name: ``cuda``.
+        device: The device, with its index.
+        pool: Id of the memory pool, from ``torch.cuda.graph_pool_handle``.
+        graphs: The graphs that are not closed. Weak references: a runner that is dropped without
+            ``close`` frees its graphs.
+        stream: The capture stream.
+        last_handle: Handle of the stream of the last replay; -1 before the first one.
+        last_stream: The same stream as a launch takes it.
 
     Raises:
-        DeviceError: torch sees no CUDA device.
+        DeviceError: torch finds no CUDA device.
     """
 
     name = "cuda"
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         if not torch.cuda.is_available():
-            raise DeviceError("no CUDA device: torch sees none. Use device='cpu' for the recorder.")
+            raise DeviceError("no CUDA device: torch finds none. Use RecorderBackend on the CPU.")
         wanted = torch.device(device)
         given: int | None = wanted.index
         index = torch.cuda.current_device() if given is None else given
         self.device, self.device_index = torch.device("cuda", index), index
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
-        """The graphs that are alive; weak, so that a runner that nobody closed can still die."""
         self.stream = torch.cuda.Stream(self.device)
         self.current_device: Callable[[], int] = torch._C._cuda_getDevice
         self.current_handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self.last_handle = -1
-        """Handle of the stream of the last replay; ``last_stream`` is it for a launch."""
         self.last_stream: Any = None
         self._last: torch.cuda.Stream | None = None
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Work on the capture stream with the collector off; then put everything back."""
+        """Use the capture stream with the garbage collector disabled; restore everything after.
+
+        Synchronises the device at both ends. Restores the random generator and empties torch's
+        memory cache.
+        """
         random_state = torch.cuda.get_rng_state(self.device)
-        with collector_off():
+        with gc_paused():
             torch.cuda.synchronize(self.device)
-            if not self.graphs:  # the pool died with its last graph
+            if not self.graphs:  # the pool was freed with its last graph
                 self.pool = torch.cuda.graph_pool_handle()
             try:
                 with torch.cuda.stream(self.stream):
                     yield
             finally:
                 torch.cuda.synchronize(self.device)
-                self._last = None  # nothing is left to wait for
-                self.order()  # most replays will come from the stream that captures
+                self._last = None  # all replays are done
+                self.wait_for_replays()  # sets the stream that captures as that of the replays
                 torch.cuda.set_rng_state(random_state, self.device)
-                # Blocks of the warm-ups belong to the capture stream; nobody else could use them.
+                # Cached blocks of the warm-ups belong to the capture stream alone.
                 torch.cuda.empty_cache()
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run the function on the capture stream and wait, also for what a failed one began."""
+        """Run the function and wait for the capture stream, also if the function fails.
+
+        Raises:
+            CaptureFailure: The function raised an exception.
+        """
         try:
             try:
                 function()
@@ -142,12 +180,16 @@ class CudaBackend:
     def capture(
         self, function: Callable[[], Any], attribution: Attribution | None = None
     ) -> CudaGraph:
-        """Capture the function, instantiate and upload the graph, and run it once."""
+        """Capture the function, instantiate and upload the graph, and replay it once.
+
+        Raises:
+            CaptureFailure: CUDA refused an operation, or the function raised an exception.
+        """
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         before = self.pool_bytes()
         try:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            with noting(attribution, capturing_counter()):
+            with attributing(attribution, captured_node_counter()):
                 output = function()
             graph.capture_end()
         except BaseException as error:
@@ -158,15 +200,15 @@ class CudaBackend:
         graph.instantiate()
         upload(graph, self.stream)
         grown = self.pool_bytes() - before
-        places = attribution.places if attribution else ()
-        captured = CudaGraph(self, graph, weak_references(output), grown, places)
+        origins = attribution.origins if attribution else ()
+        captured = CudaGraph(self, graph, non_owning_aliases(output), grown, origins)
         self.graphs.add(captured)
         return captured
 
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
-        """Run the function without a graph until it reaches what a capture refuses."""
+        """Run the function without a graph until it reaches an operation that captures refuse."""
         try:
-            with as_written(), RefusingMode():  # type: ignore[no-untyped-call]
+            with compilation_disabled(), CaptureRulesMode():  # type: ignore[no-untyped-call]
                 function()
         except CaptureFailure as failure:
             return failure
@@ -176,20 +218,20 @@ class CudaBackend:
             torch.cuda.synchronize(self.device)
         return None
 
-    def order(self) -> None:
-        """Make the current stream wait for the stream of the last replay, if that was another."""
+    def wait_for_replays(self) -> None:
+        """Make the current stream wait for the stream of the last replay, if they differ."""
         current = torch.cuda.current_stream(self.device)
         if self._last is not None and current != self._last:
             current.wait_stream(self._last)
         self._last, self.last_handle = current, current.cuda_stream
-        self.last_stream = stream_of(current)
+        self.last_stream = runtime_stream(current)
 
-    def is_alive(self) -> None:
-        """Raise what the device reports, such as an illegal address."""
+    def check_device(self) -> None:
+        """Raise the device's pending error, such as an illegal address (``cudaStreamQuery``)."""
         torch.cuda.current_stream(self.device).query()
 
     def pool_bytes(self) -> int:
-        """Bytes of all segments of the pool."""
+        """Return the bytes of all segments of the pool."""
         return sum(
             segment["total_size"]
             for segment in torch.cuda.memory_snapshot()
@@ -197,16 +239,16 @@ class CudaBackend:
         )
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed, so that the next one starts clean.
+        """End a failed capture, so that the next one starts clean.
 
-        CUDA refuses to end a capture that a forbidden call invalidated, and torch (2.11) then stops
-        halfway: its pool keeps recording and its random generator believes in a capture. Given an
-        empty capture on the same stream, torch ends that and puts its own state right.
+        CUDA refuses to end a capture that a forbidden call invalidated. torch 2.11 then stops
+        halfway: its pool keeps recording, and its random generator stays in capture mode. Ending
+        an empty capture on the same stream resets both.
         """
         try:
             graph.capture_end()
         except RuntimeError:
             begin_empty_capture(self.stream)
-            with warnings.catch_warnings(action="ignore"):  # "the graph is empty"
+            with warnings.catch_warnings(action="ignore"):  # "The CUDA Graph is empty"
                 graph.capture_end()
         graph.reset()

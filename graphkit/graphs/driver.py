@@ -1,4 +1,7 @@
-"""What torch does not offer for its graphs, through cuda-bindings where they are installed."""
+"""Calls of the CUDA runtime and driver that torch does not offer, through cuda-bindings.
+
+cuda-bindings are optional (the extra ``cuda``). Every function here says what it does without them.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import torch
 
 from graphkit.errors import DeviceError, ReplayError
 
-_LOWEST_OF_CUDA = 1 << 40
-"""CUDA places nothing below unless told to; asking about every small number would take its time."""
+_LOWEST_CUDA_ADDRESS = 1 << 40
+"""CUDA maps nothing below by default. Querying every small number would be slow."""
 
 
 def runtime() -> Any | None:
-    """The CUDA runtime bindings, or ``None`` where the extra ``cuda`` is not installed."""
+    """Return the CUDA runtime bindings, or ``None`` if they are not installed."""
     try:
         from cuda.bindings import runtime as bindings
     except ImportError:
@@ -26,7 +29,10 @@ def runtime() -> Any | None:
 
 @cache
 def driver_version() -> str:
-    """Version of the NVIDIA driver, such as ``580.159.04``; empty if it cannot be found out."""
+    """Return the NVIDIA driver's version, such as ``580.159.04``, or an empty string.
+
+    Asks ``nvidia-smi`` once per process.
+    """
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
@@ -36,7 +42,7 @@ def driver_version() -> str:
 
 
 def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
-    """Nodes of a kept graph; 0 without the bindings."""
+    """Return the number of nodes of a kept graph (``cudaGraphGetNodes``); 0 without bindings."""
     bindings = runtime()
     if bindings is None:
         return 0
@@ -45,7 +51,10 @@ def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
 
 
 def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
-    """Upload the executable, so that its first replay is as fast as the second."""
+    """Upload the executable (``cudaGraphUpload``), so that its first replay is a fast one.
+
+    Does nothing without bindings.
+    """
     bindings = runtime()
     if bindings is None:
         return
@@ -53,11 +62,11 @@ def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     checked(bindings.cudaGraphUpload(executable, bindings.cudaStream_t(stream.cuda_stream)))
 
 
-def launcher(graph: torch.cuda.CUDAGraph) -> Callable[[Any], None] | None:
-    """A call that launches the graph on a stream as ``stream_of`` gives it, and does nothing else.
+def launch_function(graph: torch.cuda.CUDAGraph) -> Callable[[Any], None] | None:
+    """Return a function that launches the graph on a ``runtime_stream`` (``cudaGraphLaunch``).
 
-    ``CUDAGraph.replay`` also asks whether the stream is capturing and sees to the random state.
-    ``None`` without the bindings.
+    It makes one CUDA call. ``CUDAGraph.replay`` also checks the stream's capture status and
+    advances the random generator. ``None`` without bindings.
     """
     bindings = runtime()
     if bindings is None:
@@ -68,19 +77,22 @@ def launcher(graph: torch.cuda.CUDAGraph) -> Callable[[Any], None] | None:
     def launch(stream: Any) -> None:
         (error,) = graph_launch(executable, stream)
         if error is not success and error != success:
-            raise ReplayError(f"CUDA refused to launch a graph: {error!r}.")
+            raise ReplayError(
+                f"cudaGraphLaunch failed with {error!r}. An earlier asynchronous error may be the "
+                "cause: run with CUDA_LAUNCH_BLOCKING=1 to find it."
+            )
 
     return launch
 
 
-def stream_of(stream: torch.cuda.Stream) -> Any:
-    """The stream as the bindings want it; ``None`` without them."""
+def runtime_stream(stream: torch.cuda.Stream) -> Any:
+    """Return the stream as the bindings take it; ``None`` without them."""
     bindings = runtime()
     return None if bindings is None else bindings.cudaStream_t(stream.cuda_stream)
 
 
 def begin_empty_capture(stream: torch.cuda.Stream) -> None:
-    """Begin a capture that torch does not know of; nothing happens without the bindings."""
+    """Begin a capture without torch (``cudaStreamBeginCapture``); nothing without bindings."""
     bindings = runtime()
     if bindings is None:
         return
@@ -88,10 +100,11 @@ def begin_empty_capture(stream: torch.cuda.Stream) -> None:
     checked(bindings.cudaStreamBeginCapture(bindings.cudaStream_t(stream.cuda_stream), mode))
 
 
-def capturing_counter() -> Callable[[], int]:
-    """A call that says how many nodes the capture on the current stream has so far.
+def captured_node_counter() -> Callable[[], int]:
+    """Return a function that counts the nodes captured so far on the current stream.
 
-    Always 0 where nothing is being captured, and without the bindings.
+    Uses ``cudaStreamGetCaptureInfo`` and ``cudaGraphGetNodes``. The function always returns 0 if
+    the stream is not capturing, and without bindings.
     """
     bindings = runtime()
     if bindings is None or not torch.cuda.is_current_stream_capturing():
@@ -103,8 +116,11 @@ def capturing_counter() -> Callable[[], int]:
 
 
 def memory_kind(address: int) -> str:
-    """What CUDA knows of an address: ``host``, ``external`` for a device's, or ``""``."""
-    if address < _LOWEST_OF_CUDA:
+    """Return the kind of memory at an address: ``host``, ``external`` (device) or ``""`` (none).
+
+    From ``cuPointerGetAttribute``; empty without bindings.
+    """
+    if address < _LOWEST_CUDA_ADDRESS:
         return ""
     try:
         from cuda.bindings import driver
@@ -118,12 +134,15 @@ def memory_kind(address: int) -> str:
 
 
 def checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call of the bindings returned after its error.
+    """Return the values that a call of the bindings returned after its error code.
 
     Raises:
-        DeviceError: There was one.
+        DeviceError: The call failed.
     """
     error, *values = result
     if int(error) != 0:
-        raise DeviceError(f"CUDA refused a call: {error!r}. An earlier error may stand behind it.")
+        raise DeviceError(
+            f"a CUDA call failed with {error!r}. An earlier asynchronous error may be the cause: "
+            "run with CUDA_LAUNCH_BLOCKING=1 to find it."
+        )
     return tuple(values)

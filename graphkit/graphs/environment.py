@@ -1,4 +1,4 @@
-"""What this machine has, for records and for ``graphkit doctor``."""
+"""Device and library versions, for records and for ``graphkit doctor``."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from graphkit.version import __version__
 
 
 def environment(device: torch.device) -> Environment:
-    """Facts about the device and the libraries that shape a measurement."""
+    """Describe the device and the versions of the libraries that affect a measurement."""
     is_cuda = device.type == "cuda"
     return Environment(
         device=torch.cuda.get_device_name(device) if is_cuda else "cpu",
         torch=torch.__version__,
-        triton=installed("triton"),
+        triton=package_version("triton"),
         cuda=torch.version.cuda or "",
         driver=driver_version() if is_cuda else "",
         graphkit=__version__,
     )
 
 
-def installed(distribution: str) -> str:
-    """Version of an installed distribution, empty if it is not there."""
+def package_version(distribution: str) -> str:
+    """Return the version of an installed distribution, or an empty string."""
     try:
         return version(distribution)
     except PackageNotFoundError:

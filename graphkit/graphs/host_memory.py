@@ -1,9 +1,9 @@
-"""The bytes of the host's own memory that show in arguments of kernels.
+"""Bytes of host memory that appear in the arguments of kernels.
 
-Kernels of torch take structs by value, and part of a struct is often left unset: it then holds what
-a call before left on the stack. Filling that part of the stack first makes such bytes the same from
-capture to capture; filling it with something else tells them from what was meant. What calls in
-between leave there all the same are mostly addresses of the host's memory, which no kernel can use.
+torch passes structs to kernels by value and leaves parts of them unset: those bytes hold what an
+earlier call left on the stack. Filling the stack before each operation makes the unset bytes equal
+in every capture; filling it with a marker shows which bytes are unset. The bytes that calls in
+between leave there are mostly addresses of host memory, which no kernel can use.
 """
 
 from __future__ import annotations
@@ -13,53 +13,60 @@ from bisect import bisect_right
 from functools import cache
 from pathlib import Path
 
-OTHER_UNSET = 0xA5
-"""What unset bytes hold in a capture that is to tell them from those that were set."""
+UNSET_MARKER = 0xA5
+"""Fill of the stack in a capture that is compared to find unset bytes."""
 _LOWEST = 1 << 32
-_BYTES = 1 << 15
-"""More than torch's deepest launch takes, and far less than a thread's stack."""
+_FILL_BYTES = 1 << 15
+"""Larger than the stack of torch's deepest launch, far smaller than a thread's stack."""
 
 
-class _Filling(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_char * _BYTES),)
+class _Fill(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_char * _FILL_BYTES),)
 
 
-# Any function will do: it is the call that lays its argument out on the stack.
-_lay_out = ctypes.PyDLL(None).getpid
-_lay_out.argtypes = (_Filling,)
+# Any function will do: passing the argument by value writes it to the stack.
+_take_by_value = ctypes.PyDLL(None).getpid
+_take_by_value.argtypes = (_Fill,)
 
 
 def fill_stack(byte: int) -> None:
-    """Leave ``byte`` in the stack below the caller, some thirty kilobytes of it."""
-    _lay_out(_filling(byte))
+    """Write ``byte`` to the 32 KiB of the stack below the caller's frame.
+
+    Args:
+        byte: From 0 to 255.
+    """
+    _take_by_value(_fill(byte))
 
 
 @cache
-def _filling(byte: int) -> _Filling:
-    return _Filling.from_buffer_copy(bytes([byte]) * _BYTES)
+def _fill(byte: int) -> _Fill:
+    return _Fill.from_buffer_copy(bytes([byte]) * _FILL_BYTES)
 
 
 class HostMemory:
-    """The heap, the stacks, the code and all else of this process, as of now.
+    """The mapped memory of this process, as it is when the object is made.
 
-    Without a program's own code where that lies so low that sizes and counts look like it. Empty
-    where the system does not tell, which is everywhere but on Linux.
+    Files mapped below 4 GiB, such as a program's own code, are left out: sizes and counts look like
+    their addresses. Empty on systems without ``/proc/self/maps``.
     """
 
     def __init__(self) -> None:
         maps = Path("/proc/self/maps")
         lines = maps.read_text().splitlines() if maps.exists() else []
-        ranges = sorted(_range(line) for line in lines if _is_told_from_numbers(line))
+        ranges = sorted(_range(line) for line in lines if _is_distinguishable(line))
         self._begins, self._ends = [begin for begin, _ in ranges], [end for _, end in ranges]
 
-    def holds(self, address: int) -> bool:
-        """Whether a number is an address in it."""
+    def __contains__(self, address: int) -> bool:
         at = bisect_right(self._begins, address) - 1
         return at >= 0 and address < self._ends[at]
 
 
-def _is_told_from_numbers(line: str) -> bool:
-    """Whether a line, ``begin-end rights offset device inode ...``, lies high or is of no file."""
+def _is_distinguishable(line: str) -> bool:
+    """Return whether a mapping is above 4 GiB or not of a file.
+
+    Args:
+        line: ``begin-end permissions offset device inode path``; see proc_pid_maps(5).
+    """
     return _range(line)[0] >= _LOWEST or line.split(maxsplit=5)[4] == "0"
 
 

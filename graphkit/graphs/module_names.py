@@ -1,61 +1,63 @@
-"""The path of a module that is running."""
+"""Paths of running modules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from types import FrameType
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 _COMPILED = "_orig_mod"
-"""Where torch.compile keeps the module that it puts another one around."""
+"""The attribute in which torch.compile keeps the module that it wraps."""
 
 
 class ModuleNames:
-    """Names modules as they run, one inside the other.
+    """Names modules while they run, one inside the other.
 
-    A module is found by its place in a declared model, else by the declared name of a weight in it,
-    else by its place in the module that runs around it, else by its class. Of one with several
-    places, that in the module around it is meant, else the first.
+    A module's name is, in this order: its path in the declared model; the declared name of one of
+    its weights without the weight's own part; its path below the module that runs around it; its
+    class. If a module has several paths, the one below the surrounding module is used, otherwise
+    the first.
 
     Args:
         declared: A model, or weights by name.
     """
 
     def __init__(self, declared: nn.Module | Mapping[str, torch.Tensor] | None) -> None:
-        # Weak, since a module that a forward made may die, and the next one have its id.
+        # Weak keys: a module made in a forward may be freed, and a later one may have its id.
         self._paths: MutableMapping[nn.Module, tuple[str, ...]] = WeakIdKeyDictionary()
         self._weights: dict[int, str] = {}
         self._running: list[tuple[nn.Module, str]] = []
         if isinstance(declared, nn.Module):
-            self._add(_as_written(declared), "")
+            self._add(_unwrapped(declared), "")
         elif declared is not None:
             self._weights = {weight.data_ptr(): name for name, weight in declared.items()}
-            self._weights.pop(0, None)  # of what has no memory of its own
+            self._weights.pop(0, None)  # tensors without memory, such as those on meta
 
     def enter(self, module: nn.Module) -> str:
-        """The path of a module whose forward begins."""
-        path = self._path(_as_written(module))
+        """Begin a module's forward, and return the module's path."""
+        path = self._path(_unwrapped(module))
         self._running.append((module, path))
         return path
 
     def leave(self, module: nn.Module) -> bool:
-        """The forward of a module ends; false if it was not seen to begin."""
-        was_seen = bool(self._running) and self._running[-1][0] is module
-        if was_seen:
+        """End a module's forward; return False if ``enter`` was not called for it."""
+        was_entered = bool(self._running) and self._running[-1][0] is module
+        if was_entered:
             self._running.pop()
-        return was_seen
+        return was_entered
 
-    def start_over(self) -> None:
-        """No module runs: whatever ran last may have been cut off."""
+    def reset(self) -> None:
+        """Forget the running modules, which a failed capture may not have left."""
         self._running.clear()
 
     def _path(self, module: nn.Module) -> str:
         if module not in self._paths:
-            path = self._by_weight(module)
+            path = self._path_from_weights(module)
             if path is None:
-                path = self._by_parent(module) or type(module).__name__
+                path = self._path_below_running(module) or type(module).__name__
             self._add(module, path)
         first, *others = self._paths[module]
         for _, around in reversed(self._running if others else ()):
@@ -65,7 +67,7 @@ class ModuleNames:
         return first
 
     def _add(self, module: nn.Module, path: str) -> None:
-        """Name a module and all below it that have no name yet."""
+        """Name a module and all modules below it that have no name yet."""
         found: MutableMapping[nn.Module, tuple[str, ...]] = WeakIdKeyDictionary()
         for name, child in module.named_modules(remove_duplicate=False):
             full = _joined(path, name) or type(module).__name__
@@ -73,9 +75,9 @@ class ModuleNames:
         for child, paths in found.items():
             self._paths.setdefault(child, paths)
 
-    def _by_weight(self, module: nn.Module) -> str | None:
-        """Empty for the model that all the weights are of."""
-        if not self._weights:  # some parameters refuse to say where they are
+    def _path_from_weights(self, module: nn.Module) -> str | None:
+        """Return the path that a declared weight gives; empty for the root, None if unknown."""
+        if not self._weights:  # data_ptr() fails for some kinds of parameters
             return None
         for name, weight in module.named_parameters():
             declared = f".{self._weights.get(weight.data_ptr(), '')}"
@@ -83,8 +85,8 @@ class ModuleNames:
                 return declared.removesuffix(f".{name}")[1:]
         return None
 
-    def _by_parent(self, module: nn.Module) -> str:
-        """For modules that came to their parent after it was named."""
+    def _path_below_running(self, module: nn.Module) -> str:
+        """Return the path of a module that was added to a running one after that was named."""
         for parent, path in reversed(self._running):
             for name, child in parent.named_modules():
                 if child is module:
@@ -92,11 +94,27 @@ class ModuleNames:
         return ""
 
 
-def _as_written(module: nn.Module) -> nn.Module:
+def running_module(stack: Iterable[FrameType]) -> str:
+    """Return the path of the innermost module that runs in a stack, below the outermost one.
+
+    Args:
+        stack: Frames, outermost first.
+
+    Returns:
+        Such as ``Llama.layers.0``; empty if no module runs.
+    """
+    names, path = ModuleNames(None), ""
+    for frame in stack:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            path = names.enter(frame.f_locals["self"])
+    return path
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
     inner: nn.Module = getattr(module, _COMPILED, module)
     return inner
 
 
 def _joined(path: str, name: str) -> str:
-    """A path of what lies below, as if nothing were compiled."""
+    """Join a path and a name below it, without the wrappers of torch.compile."""
     return ".".join(part for part in (path, *name.split(".")) if part not in ("", _COMPILED))

@@ -1,9 +1,4 @@
-"""A backend for any machine: records the operations of a function and runs the list again.
-
-It is for trust, not for speed. What a CUDA graph freezes is frozen here as well: Python does not
-run again, host scalars keep their value, every tensor keeps its address. What a capture refuses is
-refused here as well.
-"""
+"""A backend without CUDA: records the operations of a function and runs them again."""
 
 from __future__ import annotations
 
@@ -16,22 +11,23 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from graphkit.graphs.attribution import Attribution, Place, noting
-from graphkit.graphs.failures import failure_of
-from graphkit.graphs.refusing import HostReads, RefusingMode, as_written
+from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
+from graphkit.graphs.capture_failure import failure_of
+from graphkit.graphs.capture_rules import CaptureRulesMode, HostReadsMode
+from graphkit.graphs.dispatch_modes import compilation_disabled
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
-    """One operation with its very arguments.
+    """One operation with the arguments of its capture.
 
     Attributes:
         op: The ATen or custom operation.
-        args: Its positional arguments; tensors keep their storage.
+        args: Its positional arguments; tensors share the storage of the captured ones.
         kwargs: Its keyword arguments.
-        results: The tensors that it made, each to be written again at replay.
-        fresh: Which of the call's tensor results those are.
-        with_grad: Whether gradients were on; some operations then make more.
+        results: The tensors whose storage it allocated; a replay writes them again.
+        fresh: Indices of ``results`` among all tensors that the operation returned.
+        with_grad: Whether gradients were enabled; some operations then return more tensors.
     """
 
     op: torch._ops.OpOverload
@@ -42,63 +38,91 @@ class RecordedOp:
     with_grad: bool
 
     def run(self) -> None:
-        """Run it again into the same storages."""
-        # Aliases, since an operation may turn or squeeze its very argument.
+        """Run the operation again into the same storages; see ``replay_context``."""
+        # Aliases, because an operation may transpose or squeeze its argument in place.
         args = [_aliased(value) for value in self.args]
         kwargs = {name: _aliased(value) for name, value in self.kwargs.items()}
         with torch.set_grad_enabled(self.with_grad):
             out = self.op(*args, **kwargs)
-        made = (out,) if isinstance(out, torch.Tensor) else _tensors(out)
+        tensors = (out,) if isinstance(out, torch.Tensor) else _tensors(out)
         for index, result in zip(self.fresh, self.results, strict=True):
-            _write(result, made[index])
+            _write(result, tensors[index])
 
 
 @contextmanager
-def as_recorded() -> Iterator[None]:
-    """For a block in which recorded operations run again, whatever is set around it.
+def replay_context() -> Iterator[None]:
+    """Set inference mode on and autocast off, for a block that runs recorded operations.
 
-    Results made under inference_mode may only be written under it; others do not mind. What
-    autocast did to an operation was recorded.
+    Results made under inference mode can only be written under it. What autocast did at capture is
+    among the recorded operations.
     """
     with torch.inference_mode(), torch._C._DisableAutocast():
         yield
 
 
 class RecordedGraph:
-    """A list of operations that can be run again. See ``CapturedGraph``."""
+    """Recorded operations. Implements ``CapturedGraph``.
 
-    def __init__(self, output: Any, ops: list[RecordedOp], places: Sequence[Place] = ()) -> None:
+    Attributes:
+        ops: The operations in order; empty after ``close``.
+        timestamps: While a list, each replay appends the time before each operation and after the
+            last one, in nanoseconds; normally ``None``.
+    """
+
+    def __init__(self, output: Any, ops: list[RecordedOp], origins: Sequence[NodeOrigin]) -> None:
         self.output = output
         self.ops = tuple(ops)
         self.num_nodes = len(ops)
         self.pool_bytes = _storage_bytes(ops)
-        self.places = tuple(places)
-        self.stopwatch: list[int] | None = None
-        """A list, while somebody measures: each replay appends the time before each operation and
-        after the last, in nanoseconds."""
+        self.origins = tuple(origins)
+        self.timestamps: list[int] | None = None
 
     def replay(self) -> None:
-        """Run every operation again, in order, into the same storages."""
-        with as_recorded():
-            if self.stopwatch is not None:
-                self._replay_timed(self.stopwatch)
+        """Run every operation again, in order, into the same storages. Blocks until done."""
+        with replay_context():
+            if self.timestamps is not None:
+                self._replay_timed(self.timestamps)
                 return
             for op in self.ops:
                 op.run()
 
-    def _replay_timed(self, stopwatch: list[int]) -> None:
+    def _replay_timed(self, timestamps: list[int]) -> None:
         for op in self.ops:
-            stopwatch.append(time.perf_counter_ns())
+            timestamps.append(time.perf_counter_ns())
             op.run()
-        stopwatch.append(time.perf_counter_ns())
+        timestamps.append(time.perf_counter_ns())
 
     def close(self) -> None:
-        """Drop the list, and with it the storages."""
+        """Free the operations and their storages."""
         self.ops, self.output = (), None
 
 
 class RecorderBackend:
-    """Captures on the CPU. See ``Backend``."""
+    """Captures and replays on the CPU, to check correctness without a GPU. See ``Backend``.
+
+    A recorded graph freezes what a CUDA graph freezes: Python does not run again, host scalars
+    keep their values, and every tensor keeps its address. A capture refuses operations that read
+    device values on the host or whose shape depends on them. Compiled functions are recorded
+    eagerly.
+
+    A CPU cannot show:
+
+    - copies from unpinned host memory, which CUDA refuses: ``torch.tensor(..., device=...)``,
+      ``new_tensor``, ``from_numpy(...).to(...)``, list indices, ``.to("cpu")``;
+    - CUDA kernels that synchronise where the CPU kernel does not, such as the fallback of
+      ``grouped_mm`` in float32;
+    - work that is no torch operation, such as writes through NumPy: it runs at capture and is
+      missing at replay;
+    - the order of work on several streams: operations run one after the other;
+    - reuse of pool memory by other graphs: every graph keeps its own storages;
+    - the times and the memory of CUDA kernels.
+
+    Conversely it refuses ``one_hot``, whose CPU kernel checks values on the host.
+
+    Attributes:
+        name: ``recorder``.
+        device: The CPU.
+    """
 
     name = "recorder"
 
@@ -107,7 +131,7 @@ class RecorderBackend:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Nothing to prepare but the random state, which captures must not advance."""
+        """Restore the CPU's random generator when the block ends."""
         state = torch.random.get_rng_state()
         try:
             yield
@@ -115,7 +139,11 @@ class RecorderBackend:
             torch.random.set_rng_state(state)
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run the function once."""
+        """Run the function once.
+
+        Raises:
+            CaptureFailure: The function raised an exception.
+        """
         try:
             function()
         except Exception as error:
@@ -124,58 +152,62 @@ class RecorderBackend:
     def capture(
         self, function: Callable[[], Any], attribution: Attribution | None = None
     ) -> RecordedGraph:
-        """Run the function once and keep its operations."""
+        """Run the function once and record its operations.
+
+        Raises:
+            CaptureFailure: An operation was refused, or the function raised an exception.
+        """
         recorder = _Recorder()
         try:
             with (
-                as_written(),
-                HostReads(),
+                compilation_disabled(),
+                HostReadsMode(),
                 recorder,
-                noting(attribution, lambda: len(recorder.ops)),
+                attributing(attribution, lambda: len(recorder.ops)),
             ):
                 output = function()
         except Exception as error:
             raise failure_of(error) from error
-        return RecordedGraph(output, recorder.ops, attribution.places if attribution else ())
+        return RecordedGraph(output, recorder.ops, attribution.origins if attribution else ())
 
     def diagnose(self, function: Callable[[], Any]) -> None:
-        """A capture here names the operation at once."""
+        """Do nothing: ``capture`` names the operation itself."""
 
-    def order(self) -> None:
-        """There are no streams."""
+    def wait_for_replays(self) -> None:
+        """Do nothing: there are no streams."""
 
-    def is_alive(self) -> None:
-        """Replays end before they return."""
+    def check_device(self) -> None:
+        """Do nothing: errors are raised by the replay itself."""
 
 
-class _Recorder(RefusingMode):
-    """Keeps every operation that writes something."""
+class _Recorder(CaptureRulesMode):
+    """Records every operation that writes memory."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[RecordedOp] = []
 
-    def ran(
+    def run_allowed(
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Run an operation and keep it."""
-        if torch.Tag.inplace_view in func.tags:  # changes the tensor's shape, nothing in memory
+        """Run an operation and record it."""
+        if torch.Tag.inplace_view in func.tags:  # changes a tensor's shape, no memory
             return func(*args, **kwargs)
         kept_args, kept_kwargs = tree_map(_alias, (args, kwargs))
-        with torch._C.DisableTorchFunction():  # an op's own code may read what it likes
+        with torch._C.DisableTorchFunction():  # host reads inside an operation are its own matter
             out = func(*args, **kwargs)
         given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
-        made = _tensors(out)
-        fresh = tuple(i for i, tensor in enumerate(made) if _storage(tensor) not in given)
-        if fresh or func._schema.is_mutable:  # a view needs no second run: its storage is given
-            results = tuple(_alias(made[i]) for i in fresh)
+        tensors = _tensors(out)
+        fresh = tuple(i for i, tensor in enumerate(tensors) if _storage(tensor) not in given)
+        if fresh or func._schema.is_mutable:  # a view of an argument writes nothing
+            results = tuple(_alias(tensors[i]) for i in fresh)
             with_grad = torch.is_grad_enabled()
             self.ops.append(RecordedOp(func, kept_args, kept_kwargs, results, fresh, with_grad))
         return out
 
 
 def _write(result: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy; where a tensor was expanded, its one row alone."""
+    """Copy a value into a result; of expanded dimensions only their one row."""
     if 0 in result.stride():
         for dim in (i for i, stride in enumerate(result.stride()) if not stride):
             result, value = result.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
@@ -187,12 +219,12 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _alias(leaf: Any) -> Any:
-    """The same memory with a shape of its own."""
+    """Return a tensor over the same memory whose shape may change independently."""
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _aliased(value: Any) -> Any:
-    """An argument with every tensor aliased, as pytree would do it, in less time."""
+    """Alias every tensor of an argument; faster than ``tree_map``."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     return [_aliased(each) for each in value] if type(value) in (list, tuple) else value

@@ -1,4 +1,4 @@
-"""Which batch sizes are captured, and which of them a live batch runs at."""
+"""The captured batch sizes, and the lookup from a live batch to its captured size."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from graphkit.errors import ConfigError, SizeError
 
 
 def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """The field's list for speculative decoding, with ``max_batch_size`` always in.
+    """Return the sizes that are captured by default, ascending.
 
-    1-8 by 1, 10-32 by 2, 40-64 by 4, 72-256 by 8, then by 16. Denser where padding
-    costs the largest share, sparser than plain decoding because each graph is larger.
+    1 to 8 by 1, 10 to 32 by 2, 40 to 64 by 4, 72 to 256 by 8, then by 16, and ``max_batch_size``.
+    These are SGLang's defaults for speculative decoding: dense where padding costs the largest
+    share of a batch, and sparser than for plain decoding, because each graph is larger.
     """
     sizes = [
         *range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8),
@@ -22,16 +23,23 @@ def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
 
 
 class SizeTable:
-    """The captured batch sizes, ascending, and the lookup from live to captured.
+    """The captured batch sizes of a runner.
+
+    Immutable. Iterating gives the sizes, ascending; ``len`` their number.
 
     Args:
-        max_batch_size: Largest live batch; every batch from 1 to it has a size.
-        batch_sizes: Sizes to capture; ``None`` takes ``default_batch_sizes``. The largest is
-            always added.
-        multiple_of: Sizes are rounded up to multiples of it, for models that shard or align rows.
+        max_batch_size: Largest live batch, in requests.
+        batch_sizes: Sizes to capture, in requests; ``None`` takes ``default_batch_sizes``.
+            ``max_batch_size`` is always added, so that every live batch has a size.
+        multiple_of: Every size is rounded up to a multiple of it, for models that shard or align
+            rows.
+
+    Attributes:
+        sizes: The captured sizes, ascending.
+        max_batch_size, multiple_of: As given.
 
     Raises:
-        ConfigError: A size is not an int from 1 to ``max_batch_size``, or stands twice.
+        ConfigError: A size is not an int from 1 to ``max_batch_size``, or is given twice.
     """
 
     def __init__(
@@ -48,7 +56,7 @@ class SizeTable:
         chosen = default_batch_sizes(max_batch_size) if batch_sizes is None else batch_sizes
         if not isinstance(chosen, Iterable):
             raise ConfigError(
-                f"batch_sizes must be a list of sizes, got {chosen!r}.", field="batch_sizes"
+                f"batch_sizes must be an iterable of ints, got {chosen!r}.", field="batch_sizes"
             )
         wanted = {*self._checked(list(chosen)), max_batch_size}
         self.sizes = tuple(sorted({-(-size // multiple_of) * multiple_of for size in wanted}))
@@ -63,33 +71,37 @@ class SizeTable:
             if size > self.max_batch_size:
                 raise ConfigError(
                     f"batch_sizes holds {size}, but max_batch_size is {self.max_batch_size}. "
-                    "Drop it, or raise BufferSizes.max_batch_size.",
+                    "Remove it, or raise BufferSizes.max_batch_size.",
                     field="batch_sizes",
                 )
         if len(set(sizes)) != len(sizes):
-            raise ConfigError(f"batch_sizes holds a size twice: {sizes}.", field="batch_sizes")
+            raise ConfigError(
+                f"batch_sizes holds a size twice: {sizes}. Name each once.", field="batch_sizes"
+            )
         return sizes
 
     def _lookup(self) -> tuple[int, ...]:
-        """Captured size by live size; index 0 is the idle batch."""
+        """Return the captured size of each live size, from the idle batch's 0 on."""
         fit = [0]
         for size in self.sizes:
             fit += [size] * (size - len(fit) + 1)
-        holes = [live for live in range(1, self.max_batch_size + 1) if live >= len(fit)]
-        assert not holes, f"no size for batches of {holes}"
+        assert len(fit) > self.max_batch_size, "a live batch has no captured size"
         return tuple(fit)
 
     @property
     def largest(self) -> int:
-        """The largest captured size; at least ``max_batch_size``."""
+        """Largest captured size; at least ``max_batch_size``."""
         return self.sizes[-1]
 
     def fits(self, batch_size: int) -> bool:
-        """Whether some captured size is large enough."""
+        """Return whether a captured size holds ``batch_size`` requests."""
         return batch_size <= self.largest
 
     def fit(self, batch_size: int) -> int:
-        """The smallest captured size that holds ``batch_size`` requests; 0 for an idle batch.
+        """Return the smallest captured size that holds a batch, or 0 for an empty batch.
+
+        Args:
+            batch_size: Live requests.
 
         Raises:
             SizeError: The batch is larger than the largest size.

@@ -18,7 +18,7 @@ CULPRITS = {
     "mask": (lambda i: i.positions[i.positions > 3], "data dependent shape", "index"),
     "upload": (lambda i: torch.tensor([1, 2], device="cuda"), "host synchronisation", ""),
     "memory": (lambda i: torch.empty(1 << 45, device="cuda"), "out of memory", ""),
-    "bug": (lambda i: i.no_such_field, "other", "AttributeError"),
+    "bug": (lambda i: i.no_such_field, "forward error", "AttributeError"),
 }
 
 

@@ -78,9 +78,10 @@ def test_a_capture_error_says_mode_size_place_and_the_advice_for_its_cause(cause
     assert (error.mode, error.batch_size, error.cause, error.where) == (
         "TARGET_VERIFY", 8, cause, "aten::foo at model.py:3",
     )  # fmt: skip
-    label = cause.name.lower().replace("_", " ")
+    is_exception = cause in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR)
+    prefix = "" if is_exception else f"{cause.name.lower().replace('_', ' ')} in "
     assert str(error) == (
-        f"cannot capture TARGET_VERIFY at batch size 8: {label} in aten::foo at model.py:3. "
+        f"cannot capture TARGET_VERIFY at batch size 8: {prefix}aten::foo at model.py:3. "
         f"{cause.value}"
     )
     others = [other.value for other in CaptureCause if other is not cause]

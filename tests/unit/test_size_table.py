@@ -88,7 +88,7 @@ def test_asked_sizes_are_sorted_and_get_the_largest(given_sizes, sizes):
         ([True], r"got True"),
         (["2"], r"got '2'"),
         ([None], r"got None"),
-        ([4, 17], r"batch_sizes holds 17, but max_batch_size is 16. Drop it, or raise"),
+        ([4, 17], r"batch_sizes holds 17, but max_batch_size is 16. Remove it, or raise"),
         ([1, 2, 1], r"batch_sizes holds a size twice: \[1, 2, 1\]"),
         (4, r"batch_sizes .*4"),
     ],

@@ -1,6 +1,6 @@
 """What is inside a captured graph: nodes, arguments, what made them, and what they cost."""
 
 from graphkit.graphs.walk.inspect import inspect_graph, tensors_of
-from graphkit.graphs.walk.memory_map import MemoryMap, Names
+from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 
-__all__ = ["MemoryMap", "Names", "inspect_graph", "tensors_of"]
+__all__ = ["MemoryMap", "NamedTensors", "inspect_graph", "tensors_of"]

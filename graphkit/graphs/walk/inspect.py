@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from graphkit.graphs.attribution import Attribution
-from graphkit.graphs.chained import ChainedGraph
+from graphkit.graphs.backend import GraphSequence
 from graphkit.graphs.environment import environment
 from graphkit.graphs.recorder import RecordedGraph
-from graphkit.graphs.walk.memory_map import Names
-from graphkit.graphs.walk.recorded import RecordedWalk
-from graphkit.graphs.walk.template_walk import TemplateWalk
+from graphkit.graphs.walk.cuda_walk import CudaWalk
+from graphkit.graphs.walk.memory_map import NamedTensors
+from graphkit.graphs.walk.recorder_walk import RecorderWalk
 from graphkit.graphs.walk.timing import timed
 from graphkit.records import GraphRecord
 
@@ -22,7 +22,7 @@ from graphkit.records import GraphRecord
 def inspect_graph(
     graph: Any,
     *,
-    names: nn.Module | Names | None = None,
+    names: nn.Module | NamedTensors | None = None,
     attribution: Attribution | None = None,
     name: str = "",
     captured_at: str = "",
@@ -48,11 +48,11 @@ def inspect_graph(
         InspectError: The graph's template was not kept, nothing was captured, it was closed, or
             cuda-bindings are missing.
     """
-    parts: Sequence[Any] = graph.graphs if isinstance(graph, ChainedGraph) else (graph,)
-    places = attribution.places if attribution is not None else getattr(graph, "places", ())
+    parts: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
+    origins = attribution.origins if attribution is not None else getattr(graph, "origins", ())
     names = {"weight": tensors_of(names)} if isinstance(names, nn.Module) else names or {}
-    walk = RecordedWalk if isinstance(parts[0], RecordedGraph) else TemplateWalk
-    inside = walk(parts, places, names)
+    walk = RecorderWalk if isinstance(parts[0], RecordedGraph) else CudaWalk
+    inside = walk(parts, origins, names)
     launches = inside.launches(replay) if replay else ()
     nodes, timing = timed(inside.nodes, inside.edges, launches)
     return GraphRecord(

@@ -1,4 +1,4 @@
-"""Names of kernels: demangled, and short enough to read."""
+"""NamedTensors of kernels: demangled, and short enough to read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def demangled(name: str) -> str:
 
 
 @cache
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """A demangled name without return type, namespaces, templates and arguments.
 
     What a kernel of many uses does is kept: ``vectorized_elementwise_kernel[silu]``.

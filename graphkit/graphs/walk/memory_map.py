@@ -14,7 +14,7 @@ from graphkit.records import Pointer, Segment
 _LOWEST_MAPPED, _PAGE_BITS = 1 << 40, 12
 """Below, 64-bit Linux maps nothing unless asked to, and pairs of small ints look like addresses."""
 
-Names = Mapping[str, Mapping[str, torch.Tensor]]
+NamedTensors = Mapping[str, Mapping[str, torch.Tensor]]
 """Tensors by kind of memory and name; see ``graphkit.records.Pointer`` for the kinds."""
 
 
@@ -60,7 +60,7 @@ class MemoryMap:
 
     def __init__(
         self,
-        names: Names,
+        names: NamedTensors,
         segments: Sequence[Mapping[str, Any]] = (),
         pool: tuple[int, int] | None = None,
         ask: Callable[[int], str] = lambda _address: "",
@@ -144,7 +144,7 @@ def _pieces(ranges: Iterable[Range]) -> Iterable[tuple[int, int, Range]]:
             at = ended.end
 
 
-def _named(names: Names) -> Iterable[Range]:
+def _named(names: NamedTensors) -> Iterable[Range]:
     for memory, tensors in names.items():
         for name, tensor in tensors.items():
             begin = tensor.data_ptr()

@@ -19,7 +19,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from graphkit.graphs.walk.nesting import critical_path, in_turn
+from graphkit.graphs.walk.node_order import critical_path, execution_order
 from graphkit.records import Edge, Node, Timing
 
 _TIMED = ("kernel", "memcpy", "memset", "op")
@@ -56,7 +56,7 @@ def timed(
         The nodes with their times, and the whole; the nodes as they were and ``None`` if there is
         no launch of the graph.
     """
-    expected = [node for node in in_turn(nodes) if node.kind in _TIMED]
+    expected = [node for node in execution_order(nodes) if node.kind in _TIMED]
     launches = [each for each in launches if len(each) == len(expected)]
     if not expected or not launches:
         return tuple(nodes), None

@@ -14,17 +14,17 @@ from graphkit.graphs.host_memory import HostMemory, fill_stack
 def test_the_heap_and_the_stack_are_the_hosts():
     buffer = ctypes.create_string_buffer(1 << 22)  # large enough for a mapping of its own
     memory = HostMemory()
-    assert memory.holds(id(buffer))
-    assert memory.holds(ctypes.addressof(buffer))
+    assert id(buffer) in memory
+    assert ctypes.addressof(buffer) in memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's memory")
 def test_the_code_of_libraries_is_and_what_nobody_mapped_is_not():
     memory = HostMemory()
     code = ctypes.cast(ctypes.PyDLL(None).getpid, ctypes.c_void_p).value
-    assert memory.holds(code)
-    assert not memory.holds(0)
-    assert not memory.holds((1 << 64) - 1)
+    assert code in memory
+    assert 0 not in memory
+    assert (1 << 64) - 1 not in memory
 
 
 def test_a_programs_own_code_that_lies_low_is_not(monkeypatch):
@@ -32,8 +32,8 @@ def test_a_programs_own_code_that_lies_low_is_not(monkeypatch):
     lines = "00400000-00800000 r-xp 0 08:01 77 /bin/x\n01000000-01800000 rw-p 0 00:00 0 [heap]\n"
     monkeypatch.setattr("pathlib.Path.read_text", lambda _path: lines)
     memory = HostMemory()
-    assert not memory.holds(0x500000)
-    assert memory.holds(0x1234567)
+    assert 0x500000 not in memory
+    assert 0x1234567 in memory
 
 
 @pytest.mark.parametrize("byte", [0, 0xA5, 0xFF])

@@ -56,8 +56,8 @@ def told(function, where=None):
     """What is noted of each operation, as (module, op without namespace, scope)."""
     where = Attribution() if where is None else where
     graph = RecorderBackend().capture(function, where)
-    assert len(graph.places) == len(graph.ops)
-    return [(p.module, p.op.split("::")[1].split(".")[0], p.scope) for p in graph.places]
+    assert len(graph.origins) == len(graph.ops)
+    return [(p.module, p.op.split("::")[1].split(".")[0], p.scope) for p in graph.origins]
 
 
 def modules(function, where=None):
@@ -75,7 +75,7 @@ def test_each_operation_belongs_to_the_innermost_module():
 def test_an_operation_names_its_line():
     model = Model()
     graph = RecorderBackend().capture(lambda: model(X), Attribution(model))
-    sources = [place.source for place in graph.places]
+    sources = [place.source for place in graph.origins]
     assert all(source.startswith("walk/test_attribution.py:") for source in sources)
     assert [source.split(" in ")[1] for source in sources] == ["forward"] * 5
     assert sources[0] != sources[1] != sources[4]
@@ -88,7 +88,7 @@ def test_a_custom_operation_is_one_node():
 def test_without_attribution_nothing_is_noted():
     model = Model()
     graph = RecorderBackend().capture(lambda: model(X))
-    assert graph.places == ()
+    assert graph.origins == ()
     assert {(n.module, n.source, n.scope) for n in gk.inspect_graph(graph).nodes} == {("", "", "")}
 
 
@@ -116,13 +116,13 @@ def test_a_scope_ends_with_an_exception():
 def test_a_launch_that_is_no_operation_belongs_to_the_users_line():
     """Also where it is noticed only when a block around it ends, by the library's own hands."""
     launched, where = [], Attribution()
-    with where.noting(lambda: len(launched)):
+    with where.attributing(lambda: len(launched)):
         with gk.scope("sampler"):
             launched.append("a kernel")
         launched.append("another")
-    sources = [place.source.split(":")[0] for place in where.places]
+    sources = [place.source.split(":")[0] for place in where.origins]
     assert sources == ["walk/test_attribution.py"] * 2
-    assert [place.scope for place in where.places] == ["sampler", ""]
+    assert [place.scope for place in where.origins] == ["sampler", ""]
 
 
 def test_a_scope_does_nothing_where_nothing_is_captured():
@@ -141,9 +141,9 @@ def test_stages_stand_where_a_module_would():
                 return model.first(y) - 1
 
     graph = RecorderBackend().capture(step, Attribution(model))
-    assert [place.module for place in graph.places] == ["(step)", "first", "(forward)"]
-    assert [place.scope for place in graph.places] == ["mine"] * 3
-    assert [bool(place.source) for place in graph.places] == [False, True, True]
+    assert [place.module for place in graph.origins] == ["(step)", "first", "(forward)"]
+    assert [place.scope for place in graph.origins] == ["mine"] * 3
+    assert [bool(place.source) for place in graph.origins] == [False, True, True]
 
 
 def fails(raised):
@@ -194,8 +194,8 @@ def test_one_attribution_serves_many_captures():
     where = Attribution(model)
     first = RecorderBackend().capture(lambda: model(X), where)
     second = RecorderBackend().capture(lambda: model.first(X), where)
-    assert [len(first.places), len(second.places)] == [5, 1]
-    assert second.places[0].module == "first"
+    assert [len(first.origins), len(second.origins)] == [5, 1]
+    assert second.origins[0].module == "first"
 
 
 def test_an_attribution_does_not_keep_what_was_captured():
@@ -213,7 +213,7 @@ def test_by_hand_nothing_is_noted_where_no_stream_captures():
     with where:
         assert attribution._active == [where]
         torch.sin(X)
-    assert where.places == []
+    assert where.origins == []
     assert_nothing_is_left()
 
 
@@ -243,9 +243,9 @@ def test_the_outer_of_two_attributions_goes_on():
         counted.append(model.first(X))
         return counted
 
-    with outer.noting(lambda: len(counted)):
+    with outer.attributing(lambda: len(counted)):
         inner()
-    assert [place.module for place in outer.places] == [""]
+    assert [place.module for place in outer.origins] == [""]
     assert_nothing_is_left()
 
 
@@ -312,13 +312,13 @@ def test_of_two_threads_that_capture_at_once_one_attributes():
 
     def attribute(name, is_second):
         where, count = Attribution(), iter(range(100))
-        with where.noting(lambda: next(count)):
+        with where.attributing(lambda: next(count)):
             both.wait(10)
             X + 1
             if is_second:
                 assert ended.wait(10)
         ended.set()
-        found[name] = {place.op for place in where.places}
+        found[name] = {place.op for place in where.origins}
 
     threads = [threading.Thread(target=attribute, args=[n, n]) for n in range(2)]
     for thread in threads:
@@ -349,9 +349,9 @@ def noted(function, modules):
     """Runs a function with attribution; the modules that it notes."""
     where = Attribution(modules)
     count = iter(range(10_000))
-    with where.noting(lambda: next(count)):
+    with where.attributing(lambda: next(count)):
         function()
-    return {place.module for place in where.places if place.op}
+    return {place.module for place in where.origins if place.op}
 
 
 def test_what_compiles_during_a_capture_compiles_as_without(compiled):

@@ -10,9 +10,9 @@ import torch
 
 import graphkit as gk
 from graphkit.errors import InspectError
-from graphkit.graphs import Attribution, ChainedGraph, RecorderBackend
-from graphkit.graphs.attribution import Place
-from graphkit.graphs.walk import inspect, template_walk
+from graphkit.graphs import Attribution, GraphSequence, RecorderBackend
+from graphkit.graphs.attribution import NodeOrigin
+from graphkit.graphs.walk import cuda_walk, inspect
 from graphkit.graphs.walk.timing import Span
 from graphkit.records import Environment
 
@@ -27,7 +27,7 @@ class Captured:
     output, pool_bytes, num_nodes = None, 64, 0
 
     def __init__(self, handle, *modules):
-        self.handle, self.places = handle, tuple(Place(module=each) for each in modules)
+        self.handle, self.origins = handle, tuple(NodeOrigin(module=each) for each in modules)
 
     def raw_cuda_graph(self):
         return self.handle
@@ -94,7 +94,7 @@ def test_nodes_inside_of_another_were_made_with_it(allocator):
 
 def test_an_attribution_of_the_callers_goes_before_the_graphs(allocator):
     attribution = Attribution()
-    attribution.places = [Place(module="mine", op="aten::add", source="f.py:1", scope="s")]
+    attribution.origins = [NodeOrigin(module="mine", op="aten::add", source="f.py:1", scope="s")]
     graph = Captured(allocator.graph(allocator.node("HOST"), allocator.node("HOST")), "its")
     found = gk.inspect_graph(graph, attribution=attribution).nodes
     assert [(n.module, n.op, n.source, n.scope) for n in found] == [
@@ -103,7 +103,7 @@ def test_an_attribution_of_the_callers_goes_before_the_graphs(allocator):
 
 
 def chained(driver, *graphs):
-    return ChainedGraph([Captured(driver.graph(*nodes, edges=edges)) for nodes, edges in graphs])
+    return GraphSequence([Captured(driver.graph(*nodes, edges=edges)) for nodes, edges in graphs])
 
 
 def test_a_chain_is_one_record(allocator):
@@ -142,7 +142,7 @@ def test_replays_are_measured(allocator, monkeypatch):
         asked.append((replay, parts))
         return [[Span("k", (2, 1, 1), 0, 1000)], [Span("k", (2, 1, 1), 0, 3000)]] * 2
 
-    monkeypatch.setattr(template_walk, "launches_of", launches)
+    monkeypatch.setattr(cuda_walk, "launches_of", launches)
     graph, replay = Captured(allocator.graph(node)), object()
     record = gk.inspect_graph(graph, replay=replay)
     assert asked == [(replay, 1)]
@@ -190,7 +190,7 @@ def test_the_recorder_measures_without_leaving_a_stopwatch():
     record = gk.inspect_graph(graph, replay=graph.replay)
     assert record.timing.replays == 3
     assert all(node.duration_us > 0 for node in record.nodes)
-    assert graph.stopwatch is None
+    assert graph.timestamps is None
 
     def fails():
         graph.replay()
@@ -198,7 +198,7 @@ def test_the_recorder_measures_without_leaving_a_stopwatch():
 
     with pytest.raises(KeyError):
         gk.inspect_graph(graph, replay=fails)
-    assert graph.stopwatch is None
+    assert graph.timestamps is None
 
 
 def test_a_replay_of_another_graph_measures_nothing():

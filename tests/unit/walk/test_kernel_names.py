@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkit.graphs.walk.kernel_names import demangled, short
+from graphkit.graphs.walk.kernel_names import demangled, short_name
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=300)
 ITERATOR = "at::TensorIteratorBase&"
@@ -115,11 +115,11 @@ OTHERS = {
 
 @pytest.mark.parametrize(("name", "expected"), {**TORCH, **OTHERS}.items(), ids=str)
 def test_a_short_name_says_what_a_kernel_does(name, expected):
-    assert short(name) == expected
+    assert short_name(name) == expected
 
 
 def test_every_kernel_of_torchs_is_short():
-    assert max(len(short(name)) for name in TORCH) < 60
+    assert max(len(short_name(name)) for name in TORCH) < 60
 
 
 def test_symbols_are_demangled():
@@ -142,7 +142,7 @@ def test_what_is_no_symbol_stays_as_it_is(name):
 def test_no_name_is_too_strange(name):
     name = name.replace("\0", "")
     assert isinstance(demangled(name), str)
-    assert bool(short(name)) == bool(name)
+    assert bool(short_name(name)) == bool(name)
 
 
 @given(
@@ -156,4 +156,4 @@ def test_no_name_is_too_strange(name):
 )
 @FUZZ
 def test_templates_are_left_out_however_deep(argument):
-    assert short(f"void ns::kernel_of<{argument}>({argument} const&, int)") == "kernel_of"
+    assert short_name(f"void ns::kernel_of<{argument}>({argument} const&, int)") == "kernel_of"

@@ -102,7 +102,7 @@ def test_a_graph_of_a_runner_is_looked_into_by_size(target, runner):
     record = runner.inspect(SIZE, weights=target.weights, replay=lambda: runner.replay(batch))
     assert (record.name, record.mode, record.batch_size) == ("TARGET_VERIFY 2", "TARGET_VERIFY", 2)
     assert "test_known_memory.py" in record.captured_at
-    assert len(record.nodes) == runner.replayer("a test").graphs[SIZE].num_nodes
+    assert len(record.nodes) == runner.graphs[SIZE].num_nodes
     assert record.timing.replays == 3
     assert runner.inspect(SIZE).timing is None
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkit.graphs.walk.nesting import critical_path
+from graphkit.graphs.walk.node_order import critical_path
 from graphkit.graphs.walk.timing import Span, timed
 from graphkit.records import Edge, Node
 

@@ -18,8 +18,8 @@ from graphkit.graphs.host_memory import HostMemory
 from graphkit.graphs.recorder import RecordedGraph
 from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
-from graphkit.graphs.walk.memory_map import MemoryMap, Names
-from graphkit.graphs.walk.recorded import nodes_of
+from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
+from graphkit.graphs.walk.recorder_walk import nodes_of
 from graphkit.records import Argument
 
 _LOWEST = 1 << 16
@@ -27,7 +27,7 @@ _LOWEST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentImage:
+class CanonicalArgument:
     """What a node was given, without what is different from capture to capture.
 
     Attributes:
@@ -46,7 +46,7 @@ class ArgumentImage:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeImage:
+class CanonicalNode:
     """What a node does.
 
     Attributes:
@@ -57,10 +57,10 @@ class NodeImage:
 
     name: str
     launch: tuple[tuple[str, str], ...]
-    arguments: tuple[ArgumentImage, ...]
+    arguments: tuple[CanonicalArgument, ...]
 
 
-def image_of(graph: Any, names: Names) -> tuple[NodeImage, ...]:
+def canonical_nodes(graph: Any, names: NamedTensors) -> tuple[CanonicalNode, ...]:
     """The image of a runner's graph.
 
     Args:
@@ -73,12 +73,12 @@ def image_of(graph: Any, names: Names) -> tuple[NodeImage, ...]:
     return tuple(node for part in parts for node in _of_template(part))
 
 
-def _of_template(part: CudaGraph) -> Iterator[NodeImage]:
+def _of_template(part: CudaGraph) -> Iterator[CanonicalNode]:
     memory = MemoryMap({}, torch.cuda.memory_snapshot(), part.graph.pool())
     host = HostMemory()
     for node in DriverWalk(part.graph.raw_cuda_graph()).nodes:
-        arguments = [ArgumentImage(p.name, _settled(p, memory, host)) for p in node.parameters]
-        yield NodeImage(node.name, _launch(node), tuple(arguments))
+        arguments = [CanonicalArgument(p.name, _settled(p, memory, host)) for p in node.parameters]
+        yield CanonicalNode(node.name, _launch(node), tuple(arguments))
 
 
 def _launch(node: DriverNode) -> tuple[tuple[str, str], ...]:
@@ -106,28 +106,28 @@ def _settled(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes
         offset = memory.pool_offset(word)
         if offset is not None:
             data[at : at + 8] = offset.to_bytes(8, "little")
-        elif host.holds(word) and not memory_kind(word):
+        elif word in host and not memory_kind(word):
             data[at : at + 8] = bytes(8)
     return bytes(data)
 
 
-def _of_ops(parts: Sequence[RecordedGraph], names: Names) -> Iterator[NodeImage]:
+def _of_ops(parts: Sequence[RecordedGraph], names: NamedTensors) -> Iterator[CanonicalNode]:
     ops = tuple(op for part in parts for op in part.ops)
     for op, node in zip(ops, nodes_of(ops, (), names), strict=True):
         given = {t.data_ptr(): t for t in (*op.args, *op.kwargs.values()) if _is_tensor(t)}
         arguments = tuple(_given(each, given) for each in node.arguments)
-        yield NodeImage(node.name, (), arguments)
+        yield CanonicalNode(node.name, (), arguments)
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _given(argument: Argument, given: Mapping[int, torch.Tensor]) -> ArgumentImage:
+def _given(argument: Argument, given: Mapping[int, torch.Tensor]) -> CanonicalArgument:
     outside = [each.address for each in argument.pointers if each.memory == "external"]
     alive = tuple(given[address] for address in outside if address in given)
     constants = tuple((tensor.data_ptr(), _digest(tensor)) for tensor in alive)
-    return ArgumentImage(argument.name, argument.text, constants, alive)
+    return CanonicalArgument(argument.name, argument.text, constants, alive)
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Choosing a device and the backend for it."""
+"""Selection of a device and of the backend for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ _shared: dict[torch.device, CudaBackend] = {}
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """``auto`` is CUDA where there is one, else the CPU.
+    """Return the device that a setting names; a CUDA device with its index.
+
+    Args:
+        device: ``auto`` (CUDA if available, otherwise the CPU), ``cpu``, ``cuda``, ``cuda:N`` or a
+            ``torch.device``.
 
     Raises:
-        DeviceError: CUDA was asked for and there is none.
-        ConfigError: The device is of another kind.
+        DeviceError: CUDA was requested and is not available.
+        ConfigError: The device is of another type.
     """
     if isinstance(device, str) and device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,7 +33,10 @@ def resolve_device(device: torch.device | str) -> torch.device:
         raise ConfigError(f"device {wanted} is not supported: use auto, cpu or cuda.")
     if wanted.type == "cuda":
         if not torch.cuda.is_available():
-            raise DeviceError(f"no CUDA device for device={str(wanted)!r}: torch sees none.")
+            raise DeviceError(
+                f"no CUDA device for device={str(wanted)!r}: torch finds none. "
+                "Use device='cpu', which runs the recorder."
+            )
         given: int | None = wanted.index
         index = torch.cuda.current_device() if given is None else given
         return torch.device("cuda", index)
@@ -37,14 +44,19 @@ def resolve_device(device: torch.device | str) -> torch.device:
 
 
 def backend_for(device: torch.device | str = "auto", backend: Backend | None = None) -> Backend:
-    """The given backend, or the one for the device.
+    """Return the given backend, or the default backend of the device.
 
-    CUDA runners of a process share one backend per device, hence one pool: an output is valid
-    until the next replay of any of them. Give a runner a ``CudaBackend()`` of its own to part it.
+    CUDA runners of a process share one backend per device, hence one memory pool: an output is
+    valid until the next replay of any of them. Pass a runner its own ``CudaBackend()`` to give it a
+    separate pool.
+
+    Args:
+        device: As for ``resolve_device``.
+        backend: A backend to use instead.
 
     Raises:
-        DeviceError: There is no such device.
-        ConfigError: The backend works on another device.
+        DeviceError: The device does not exist.
+        ConfigError: The device is of another type, or the backend uses another device.
     """
     if backend is None:
         wanted = resolve_device(device)
@@ -55,6 +67,7 @@ def backend_for(device: torch.device | str = "auto", backend: Backend | None = N
         return _shared[wanted]
     if device != "auto" and resolve_device(device) != backend.device:
         raise ConfigError(
-            f"device={str(device)!r}, but the {backend.name} backend works on {backend.device}."
+            f"device={str(device)!r} contradicts backend={backend.name}, which uses "
+            f"{backend.device}. Pass one of them."
         )
     return backend

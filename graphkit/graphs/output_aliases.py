@@ -1,7 +1,8 @@
-"""Tensors over graph memory that do not keep it from being reused.
+"""Tensors that alias graph memory without owning it.
 
-The outputs of a captured size stay readable until the next replay of the pool, but the allocator
-may give their memory to the next, smaller size; that keeps the pool near the size of the largest.
+The outputs of a captured size are valid until the next replay of any graph of the pool. Because
+nothing owns their memory, the allocator reuses it for the next, smaller size, which keeps the pool
+near the size of the largest graph.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 
-class _Memory:
-    """Device memory for ``torch.as_tensor``, by CUDA's array interface."""
+class _DeviceMemory:
+    """Device memory as ``torch.as_tensor`` reads it (``__cuda_array_interface__``, version 3)."""
 
     def __init__(self, tensor: torch.Tensor, nbytes: int) -> None:
         storage = tensor.untyped_storage()
@@ -25,14 +26,14 @@ class _Memory:
         }
 
 
-def weak_references(tree: Any) -> Any:
-    """The same structure with every CUDA tensor replaced by an alias that owns nothing."""
-    return tree_map(_weak, tree)
+def non_owning_aliases(tree: Any) -> Any:
+    """Replace every CUDA tensor of a pytree by an alias that does not own its memory."""
+    return tree_map(_alias, tree)
 
 
-def _weak(leaf: Any) -> Any:
+def _alias(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor) or not leaf.is_cuda or not leaf.numel():
         return leaf
-    memory = _Memory(leaf, leaf.untyped_storage().nbytes())
+    memory = _DeviceMemory(leaf, leaf.untyped_storage().nbytes())
     alias = torch.as_tensor(memory, device=leaf.device).view(leaf.dtype)
     return alias.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())

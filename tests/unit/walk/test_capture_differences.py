@@ -5,23 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphkit.graphs.walk.image_differences import differences, differing_bytes
-from graphkit.graphs.walk.images import ArgumentImage, NodeImage
+from graphkit.graphs.walk.canonical_nodes import CanonicalArgument, CanonicalNode
+from graphkit.graphs.walk.capture_differences import capture_differences, differing_bytes
 
 
 def node(*data, name="kernel", grid="1x1x1"):
-    return NodeImage(name, (("grid", grid),), tuple(ArgumentImage("", each) for each in data))
+    return CanonicalNode(
+        name, (("grid", grid),), tuple(CanonicalArgument("", each) for each in data)
+    )
 
 
 def test_a_grid_that_differs_is_told():
-    (found,) = differences([node(grid="8x1x1")], [node(grid="16x1x1")], {})
+    (found,) = capture_differences([node(grid="8x1x1")], [node(grid="16x1x1")], {})
     assert (found.what, found.before, found.after) == ("grid", "8x1x1", "16x1x1")
 
 
 def test_a_word_in_a_struct_is_told_by_its_offset():
     before, after = bytearray(64), bytearray(64)
     after[20] = 7
-    (found,) = differences([node(bytes(before))], [node(bytes(after))], {})
+    (found,) = capture_differences([node(bytes(before))], [node(bytes(after))], {})
     assert (found.argument, found.offset, found.before, found.after) == (0, 20, "0", "7")
 
 
@@ -32,26 +34,26 @@ def test_differing_bytes_are_passed_over_and_others_beside_them_are_not():
     after = b"\x01\x11\x22\x33" + np.float32(0.25).tobytes()
     unset = differing_bytes([node(first)], [node(noisy)])
     assert unset == {(0, 0): {1, 2, 3}}
-    assert not list(differences([node(first)], [node(noisy)], unset))
-    (found,) = differences([node(first)], [node(after)], unset)
+    assert not list(capture_differences([node(first)], [node(noisy)], unset))
+    (found,) = capture_differences([node(first)], [node(after)], unset)
     assert (found.offset, found.before, found.after) == (4, "0.5", "0.25")
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.5, 0.25), (0.7, 1.4), (1 / 0.7, 1 / 0.9)])
 def test_a_double_is_told_whole_also_if_it_changes_in_one_half(one, other):
     data = [node(np.float64(value).tobytes()) for value in (one, other)]
-    (found,) = differences(data[:1], data[1:], {})
+    (found,) = capture_differences(data[:1], data[1:], {})
     assert (float(found.before), float(found.after)) == pytest.approx((one, other))
 
 
 def test_a_float_beside_four_bytes_that_are_left_over_is_told_alone():
     data = [node(b"\x03\x7c\x12\xf3" + np.float32(value).tobytes()) for value in (1.0, 0.5)]
-    (found,) = differences(data[:1], data[1:], {})
+    (found,) = capture_differences(data[:1], data[1:], {})
     assert (found.offset, found.before, found.after) == (4, "1", "0.5")
 
 
 def test_an_eight_byte_number_is_told_whole():
-    (found,) = differences(
+    (found,) = capture_differences(
         [node((3).to_bytes(8, "little"))], [node((5 << 32).to_bytes(8, "little"))], {}
     )
     assert found.offset == 0

@@ -9,23 +9,23 @@ from itertools import product
 import torch
 
 from graphkit.errors import InspectError
-from graphkit.graphs.attribution import Place
+from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import memory_kind
 from graphkit.graphs.walk.arguments import decoded
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
-from graphkit.graphs.walk.kernel_names import short
-from graphkit.graphs.walk.memory_map import MemoryMap, Names
+from graphkit.graphs.walk.kernel_names import short_name
+from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.timing import Span, launches_of
 from graphkit.records import Edge, GraphMemory, Node
 
 
-class TemplateWalk:
-    """The templates of CUDA graphs; see ``RecordedWalk`` for its likeness on the recorder.
+class CudaWalk:
+    """The templates of CUDA graphs; see ``RecorderWalk`` for its likeness on the recorder.
 
     Args:
         parts: Graphs that one replay launches one after the other, in one memory pool.
-        places: What made each node.
+        origins: What made each node.
         names: What arguments point to.
 
     Attributes:
@@ -41,8 +41,8 @@ class TemplateWalk:
     def __init__(
         self,
         parts: Sequence[CudaGraph | torch.cuda.CUDAGraph],
-        places: Sequence[Place],
-        names: Names,
+        origins: Sequence[NodeOrigin],
+        names: NamedTensors,
     ) -> None:
         self._parts = parts
         graphs = [part.graph if isinstance(part, CudaGraph) else part for part in parts]
@@ -50,7 +50,7 @@ class TemplateWalk:
         pool = graphs[0].pool()
         known = MemoryMap(names, torch.cuda.memory_snapshot(), pool, memory_kind)
         found = list(_joined(walks))
-        made = _placed([node.parent for node in found], places)
+        made = _placed([node.parent for node in found], origins)
         self.nodes = [
             _node(i, *both, known) for i, both in enumerate(zip(found, made, strict=True))
         ]
@@ -107,12 +107,12 @@ def _edges(walks: Sequence[DriverWalk]) -> Iterator[Edge]:
         first += len(walk.nodes)
 
 
-def _node(index: int, node: DriverNode, place: Place, memory: MemoryMap) -> Node:
+def _node(index: int, node: DriverNode, place: NodeOrigin, memory: MemoryMap) -> Node:
     return Node(
         index=index,
         kind=node.kind,
         name=node.name,
-        short_name=short(node.name) if node.kind == "kernel" else node.name,
+        short_name=short_name(node.name) if node.kind == "kernel" else node.name,
         grid=node.grid,
         block=node.block,
         cluster=node.cluster,
@@ -128,10 +128,10 @@ def _node(index: int, node: DriverNode, place: Place, memory: MemoryMap) -> Node
     )
 
 
-def _placed(parents: Sequence[int | None], places: Sequence[Place]) -> list[Place]:
+def _placed(parents: Sequence[int | None], origins: Sequence[NodeOrigin]) -> list[NodeOrigin]:
     """What made each node; those inside of another were made with it."""
-    made: list[Place] = []
-    outer = iter(places)
+    made: list[NodeOrigin] = []
+    outer = iter(origins)
     for parent in parents:
-        made.append(next(outer, Place()) if parent is None else made[parent])
+        made.append(next(outer, NodeOrigin()) if parent is None else made[parent])
     return made

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import graphkit
-from graphkit.graphs.places import caller_line, caller_place, is_machinery
+from graphkit.graphs.source_lines import caller_line, caller_location, is_internal
 
 PACKAGE = Path(graphkit.__file__).parent
 
 
 def compiled(path, source):
     """The names that a source defines, as if it stood in a file."""
-    space = {"caller_line": caller_line, "caller_place": caller_place, "torch": torch}
+    space = {"caller_line": caller_line, "caller_location": caller_location, "torch": torch}
     exec(compile(source, str(path), "exec"), space)
     return space
 
@@ -28,9 +28,9 @@ def test_a_line_is_told_by_its_folder_file_and_function(tmp_path):
 
 def test_a_place_has_the_whole_path_and_the_text(tmp_path):
     path = tmp_path / "model.py"
-    source = "def forward():\n    return  caller_place()\n"
+    source = "def forward():\n    return  caller_location()\n"
     path.write_text(source)
-    assert compiled(path, source)["forward"]() == f"{path}:2 `return  caller_place()`"
+    assert compiled(path, source)["forward"]() == f"{path}:2 `return  caller_location()`"
     assert compiled(tmp_path / "gone.py", source)["forward"]().endswith("gone.py:2 ``")
 
 
@@ -66,7 +66,7 @@ def line_of(text):
     ids=str,
 )
 def test_whose_a_file_is(path, expected):
-    assert is_machinery(str(path)) is expected
+    assert is_internal(str(path)) is expected
 
 
 def test_the_command_that_was_called_is_no_line_of_a_users(tmp_path):
@@ -79,5 +79,5 @@ def test_the_command_that_was_called_is_no_line_of_a_users(tmp_path):
 
 
 def test_a_stack_without_a_users_line(monkeypatch):
-    monkeypatch.setattr("graphkit.graphs.places.is_machinery", lambda _filename: True)
-    assert (caller_line(), caller_place()) == ("", "an unknown line")
+    monkeypatch.setattr("graphkit.graphs.source_lines.is_internal", lambda _filename: True)
+    assert (caller_line(), caller_location()) == ("", "an unknown line")

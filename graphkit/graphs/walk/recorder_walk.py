@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from graphkit.errors import InspectError
-from graphkit.graphs.attribution import Place
+from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.recorder import RecordedGraph, RecordedOp
-from graphkit.graphs.walk.memory_map import MemoryMap, Names
+from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.timing import Span
 from graphkit.records import Argument, Edge, Node
 
@@ -20,8 +20,8 @@ _MOST_SHOWN = 60
 _REPLAYS = 3
 
 
-class RecordedWalk:
-    """Graphs of the recorder; see ``TemplateWalk`` for its likeness on CUDA.
+class RecorderWalk:
+    """Graphs of the recorder; see ``CudaWalk`` for its likeness on CUDA.
 
     Args:
         parts: Graphs that one replay runs one after the other.
@@ -39,7 +39,7 @@ class RecordedWalk:
     backend, device, memory = "recorder", torch.device("cpu"), None
 
     def __init__(
-        self, parts: Sequence[RecordedGraph], places: Sequence[Place], names: Names
+        self, parts: Sequence[RecordedGraph], places: Sequence[NodeOrigin], names: NamedTensors
     ) -> None:
         if any(len(part.ops) != part.num_nodes for part in parts):
             raise InspectError(
@@ -56,18 +56,20 @@ class RecordedWalk:
             return [self._launch(replay) for _ in range(_REPLAYS)]
         finally:
             for part in self._parts:
-                part.stopwatch = None
+                part.timestamps = None
 
     def _launch(self, replay: Callable[[], object]) -> list[Span]:
         for part in self._parts:
-            part.stopwatch = []
+            part.timestamps = []
         replay()
-        times = [both for part in self._parts for both in pairwise(part.stopwatch or [])]
+        times = [both for part in self._parts for both in pairwise(part.timestamps or [])]
         both = zip(self.nodes, times, strict=False)
         return [Span(node.name, (), begin, end - begin) for node, (begin, end) in both]
 
 
-def nodes_of(ops: Sequence[RecordedOp], places: Sequence[Place], names: Names) -> Iterator[Node]:
+def nodes_of(
+    ops: Sequence[RecordedOp], places: Sequence[NodeOrigin], names: NamedTensors
+) -> Iterator[Node]:
     """Operations as nodes; arguments are named by the schema, what an operation makes by ``->``.
 
     A tensor that nobody named is called by the operation that made its storage, such as ``%14``.
@@ -77,7 +79,7 @@ def nodes_of(ops: Sequence[RecordedOp], places: Sequence[Place], names: Names) -
         made |= {f"%{index}" + (f".{i}" if i else ""): t for i, t in enumerate(op.results)}
     # What nobody named and no operation made came from outside: a constant.
     memory = MemoryMap({**names, "pool": made}, ask=lambda _address: "external")
-    placed = chain(places, repeat(Place()))
+    placed = chain(places, repeat(NodeOrigin()))
     for index, (op, place) in enumerate(zip(ops, placed, strict=False)):
         yield Node(
             index=index,
@@ -138,13 +140,13 @@ def _shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def described(value: Any) -> str:
+def repr_without_address(value: Any) -> str:
     """A value as Python shows it, but for its address, which is another one in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _brief(value: Any) -> str:
-    text = described(value)
+    text = repr_without_address(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

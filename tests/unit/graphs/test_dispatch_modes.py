@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from graphkit.graphs.refusing import as_written
+from graphkit.graphs.dispatch_modes import compilation_disabled
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def is_compiled():
 
 def test_nothing_is_compiled_inside_and_all_is_afterwards(is_compiled):
     assert is_compiled()
-    with as_written(), as_written():
+    with compilation_disabled(), compilation_disabled():
         assert not is_compiled()
     assert is_compiled()
 
 
 def test_an_error_inside_puts_it_back(is_compiled):
-    with pytest.raises(KeyError), as_written():
+    with pytest.raises(KeyError), compilation_disabled():
         raise KeyError
     assert is_compiled()
 
@@ -48,7 +48,7 @@ def test_blocks_of_two_threads_wait_for_one_another(is_compiled):
 
     def block():
         begun.wait(10)
-        with as_written():
+        with compilation_disabled():
             running.append(0)
             time.sleep(0.02)
             most.append(len(running))

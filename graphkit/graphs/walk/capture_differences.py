@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphkit.graphs.host_memory import OTHER_UNSET
+from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.walk.arguments import is_plain, number
-from graphkit.graphs.walk.images import ArgumentImage, NodeImage
-from graphkit.graphs.walk.kernel_names import short
+from graphkit.graphs.walk.canonical_nodes import CanonicalArgument, CanonicalNode
+from graphkit.graphs.walk.kernel_names import short_name
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CaptureDifference:
     """A place where two images of a graph differ.
 
     Attributes:
@@ -31,11 +31,11 @@ class Difference:
     offset: int | None = None
 
 
-Unset = Mapping[tuple[int, int], frozenset[int]]
+UnsetBytes = Mapping[tuple[int, int], frozenset[int]]
 """Bytes that mean nothing, by node and argument: torch leaves them as they were on the stack."""
 
 
-def differing_bytes(*images: Sequence[NodeImage]) -> Unset:
+def differing_bytes(*images: Sequence[CanonicalNode]) -> UnsetBytes:
     """The bytes in which images of equal captures differ."""
     found: dict[tuple[int, int], frozenset[int]] = {}
     first, *others = images
@@ -45,21 +45,21 @@ def differing_bytes(*images: Sequence[NodeImage]) -> Unset:
     return found
 
 
-def filled_bytes(zeros: Sequence[NodeImage], other: Sequence[NodeImage]) -> Unset:
+def filled_bytes(zeros: Sequence[CanonicalNode], other: Sequence[CanonicalNode]) -> UnsetBytes:
     """The bytes that hold what the stack was filled with.
 
     Args:
         zeros: The image of a capture that filled it with zeros.
-        other: That of one that filled it with ``OTHER_UNSET``.
+        other: That of one that filled it with ``UNSET_MARKER``.
     """
     return {
-        key: frozenset(i for i in _differing(before, after) if after[i] == OTHER_UNSET)
+        key: frozenset(i for i in _differing(before, after) if after[i] == UNSET_MARKER)
         for key, before, after in _differing_arguments(zeros, other)
     }
 
 
 def _differing_arguments(
-    one: Sequence[NodeImage], other: Sequence[NodeImage]
+    one: Sequence[CanonicalNode], other: Sequence[CanonicalNode]
 ) -> Iterator[tuple[tuple[int, int], bytes, bytes]]:
     """Node and argument, and its bytes in both, of arguments that are bytes and differ."""
     for index, nodes in enumerate(zip(one, other, strict=False)):
@@ -72,9 +72,9 @@ def _differing_arguments(
                 yield (index, place), one_data, other_data
 
 
-def differences(
-    before: Sequence[NodeImage], after: Sequence[NodeImage], unset: Unset
-) -> Iterator[Difference]:
+def capture_differences(
+    before: Sequence[CanonicalNode], after: Sequence[CanonicalNode], unset: UnsetBytes
+) -> Iterator[CaptureDifference]:
     """Where two images differ, in the order of their nodes.
 
     Args:
@@ -86,35 +86,41 @@ def differences(
         if one == other:
             continue
         if one.name != other.name or len(one.arguments) != len(other.arguments):
-            yield Difference(index, "kernel", short(one.name), short(other.name))
+            yield CaptureDifference(index, "kernel", short_name(one.name), short_name(other.name))
             continue
         for (what, value), (_, now) in zip(one.launch, other.launch, strict=True):
             if value != now:
-                yield Difference(index, what, value, now)
+                yield CaptureDifference(index, what, value, now)
         for place, both in enumerate(zip(one.arguments, other.arguments, strict=True)):
             yield from _of_argument(index, place, *both, unset.get((index, place), frozenset()))
     if len(before) != len(after):
         first = min(len(before), len(after))
-        yield Difference(first, "number of nodes", str(len(before)), str(len(after)))
+        yield CaptureDifference(first, "number of nodes", str(len(before)), str(len(after)))
 
 
 def _of_argument(
-    node: int, place: int, before: ArgumentImage, after: ArgumentImage, unset: frozenset[int]
-) -> Iterator[Difference]:
+    node: int,
+    place: int,
+    before: CanonicalArgument,
+    after: CanonicalArgument,
+    unset: frozenset[int],
+) -> Iterator[CaptureDifference]:
     one, other = before.data, after.data
     if one == other:
         for (address, held), (now, holds) in zip(before.constants, after.constants, strict=False):
             if address != now and held != holds:
-                yield Difference(node, "argument", f"constant {held}", f"constant {holds}", place)
+                yield CaptureDifference(
+                    node, "argument", f"constant {held}", f"constant {holds}", place
+                )
         return
     if isinstance(one, str) or isinstance(other, str):
-        yield Difference(node, "argument", str(one), str(other), place)
+        yield CaptureDifference(node, "argument", str(one), str(other), place)
         return
     width = 8 if not unset and _is_one_number(one, other) else 4
     changed = _differing(one, other) - unset
     for at in sorted({byte // width * width for byte in changed}):
         values = number(one[at : at + width]), number(other[at : at + width])
-        yield Difference(node, "argument", *values, place, at)
+        yield CaptureDifference(node, "argument", *values, place, at)
 
 
 def _is_one_number(one: bytes, other: bytes) -> bool:

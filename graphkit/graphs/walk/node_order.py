@@ -13,7 +13,7 @@ Held = Mapping[int | None, Sequence[Node]]
 """Nodes by the index of what holds them; those of the graph itself by ``None``."""
 
 
-def in_turn(nodes: Sequence[Node]) -> Iterator[Node]:
+def execution_order(nodes: Sequence[Node]) -> Iterator[Node]:
     """Each node in order of creation, and right after it what it holds."""
     held = _held(nodes)
 

@@ -1,0 +1,104 @@
+"""Cause and location of a capture's failure, derived from the exception."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from graphkit.errors import CaptureCause, GraphkitError
+from graphkit.graphs.source_lines import Frame, is_graphkit, is_internal, location_in, quoted
+
+_MESSAGES = {
+    CaptureCause.OUT_OF_MEMORY: (
+        "out of memory",
+        "can't allocate memory",
+        "alloc_failed",
+        "cublas_status_not_initialized",
+    ),
+    CaptureCause.HOST_SYNCHRONISATION: (
+        "when stream is capturing",
+        "previous error during capture",
+        "cannot copy between cpu and cuda tensors during cuda graph capture",
+        "dependency created on uncaptured work",
+        "cudaerrorstreamcapture",
+    ),
+    CaptureCause.UNSUPPORTED_OP: ("could not run", "not implemented for", "not supported"),
+}
+"""Fragments of messages of torch and CUDA, in lower case, by the cause that they show."""
+_DISPATCH = str(Path(__file__).parent)
+"""Code that runs the forward's operations on its behalf, so that their errors pass through it."""
+
+
+class CaptureFailure(Exception):  # noqa: N818 - becomes a CaptureError once mode and size are known
+    """A failed capture, with the ``cause`` and ``where`` of the runner's ``CaptureError``."""
+
+    def __init__(self, cause: CaptureCause, where: str) -> None:
+        super().__init__(cause.describe(where))
+        self.cause = cause
+        self.where = where
+
+
+def failure_of(error: BaseException) -> CaptureFailure:
+    """Classify an exception that left the captured function, and locate it."""
+    if isinstance(error, CaptureFailure):
+        return error
+    cause = _cause_of(error)
+    if cause in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR):
+        return CaptureFailure(cause, describe_exception(error))
+    line, text = location_in(_frames(error)), _type_and_message(error)
+    return CaptureFailure(cause, f"{line} ({text})" if line else text)
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return which line, of which module, raised an exception, with its type and first line."""
+    line, text = location_in(_frames(error)), _type_and_message(error)
+    own = _defect_of_graphkit(error)
+    if own is not None:
+        text = f"{text} at {quoted(own)}"
+        return f"{line} called graphkit, which raised {text}" if line else f"graphkit raised {text}"
+    return f"{line} raised {text}" if line else text
+
+
+def _cause_of(error: BaseException) -> CaptureCause:
+    if isinstance(error, GraphkitError):
+        return CaptureCause.FORWARD_ERROR
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return CaptureCause.OUT_OF_MEMORY
+    if isinstance(error, NotImplementedError):
+        return CaptureCause.UNSUPPORTED_OP
+    texts = [str(each).lower() for each in _chain(error)]
+    for cause, messages in _MESSAGES.items():
+        if any(message in text for text in texts for message in messages):
+            return cause
+    is_defect = _defect_of_graphkit(error) is not None
+    return CaptureCause.GRAPHKIT_ERROR if is_defect else CaptureCause.FORWARD_ERROR
+
+
+def _defect_of_graphkit(error: BaseException) -> Frame | None:
+    """Return graphkit's line that raised an exception other than a ``GraphkitError``."""
+    for frame in _frames(error):
+        filename = frame[0].f_code.co_filename
+        if is_graphkit(filename) and not filename.startswith(_DISPATCH):
+            return None if isinstance(error, GraphkitError) else frame
+        if not is_internal(filename):
+            break
+    return None
+
+
+def _frames(error: BaseException) -> list[Frame]:
+    """Return the frames of the traceback, innermost first."""
+    return list(traceback.walk_tb(error.__traceback__))[::-1]
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _type_and_message(error: BaseException) -> str:
+    message = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {message}".removesuffix(": ")

@@ -1,0 +1,125 @@
+"""The operations that a CUDA graph capture refuses, and dispatch modes that refuse them.
+
+CUDA refuses to wait for the device during a capture, hence to read its values on the host; a graph
+has static shapes, hence no shape may depend on values of the device. See "CUDA Graphs" in the
+notes of PyTorch's documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphkit.errors import CaptureCause
+from graphkit.graphs.capture_failure import CaptureFailure
+from graphkit.graphs.source_lines import caller_location
+
+_HOST_READS = {
+    torch.Tensor.tolist: "Tensor.tolist",
+    torch.Tensor.numpy: "Tensor.numpy",
+    torch.Tensor.cpu: "Tensor.cpu",
+    torch.Tensor.__array__: "Tensor.__array__",
+    torch.Tensor.__format__: "Tensor.__format__",
+    torch.Tensor.__repr__: "Tensor.__repr__",
+}
+"""Methods that wait for the device on CUDA. On the CPU they dispatch no operation that shows it."""
+
+
+class CaptureRulesMode(TorchDispatchMode):
+    """Raises at the first operation that a capture refuses, before the operation runs.
+
+    Raises:
+        CaptureFailure: With the cause, the operation and the user's line.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Refuse or run one operation."""
+        cause = refusal_of(func, args, kwargs or {})
+        if cause is not None:
+            raise CaptureFailure(cause, f"{func.name()} at {caller_location()}")
+        return self.run_allowed(func, args, kwargs or {})
+
+    def run_allowed(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run an operation that a capture accepts."""
+        return func(*args, **kwargs)
+
+
+class HostReadsMode(TorchFunctionMode):
+    """Raises at calls that a CUDA capture refuses but that look harmless on the CPU.
+
+    Raises:
+        CaptureFailure: As for ``CaptureRulesMode``.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _HOST_READS:
+            where = f"{_HOST_READS[func]} at {caller_location()}"
+            raise CaptureFailure(CaptureCause.HOST_SYNCHRONISATION, where)
+        if func is torch.Tensor.__setitem__ and _assigns_tensor_by_mask(*args):
+            where = f"Tensor.__setitem__ at {caller_location()}"
+            raise CaptureFailure(CaptureCause.DATA_DEPENDENT_SHAPE, where)
+        return func(*args, **(kwargs or {}))
+
+
+def refusal_of(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> CaptureCause | None:
+    """Return why a capture refuses this operation; ``None`` if it accepts it."""
+    name = op.overloadpacket.__name__
+    if torch.Tag.data_dependent_output in op.tags:
+        return CaptureCause.HOST_SYNCHRONISATION
+    if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
+        # Integer indices give a static shape, boolean ones a number of rows known on the device.
+        counts = any(map(_is_mask, args[1])) and not _fills(*args[1:4])
+        return CaptureCause.DATA_DEPENDENT_SHAPE if counts else None
+    if name in ("_to_copy", "copy_") and _copies_and_waits(name, args, kwargs):
+        return CaptureCause.HOST_SYNCHRONISATION
+    if name == "repeat_interleave" and kwargs.get("output_size") is not None:
+        return None
+    if torch.Tag.dynamic_output_shape in op.tags:
+        return CaptureCause.DATA_DEPENDENT_SHAPE
+    return None
+
+
+def _copies_and_waits(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a copy crosses host and device and makes the host wait for it."""
+    if name == "copy_":
+        target, waits = args[0].device, not (args[2] if len(args) > 2 else False)
+        return waits and target.type != args[1].device.type
+    target = torch.device(kwargs.get("device") or args[0].device)
+    return not kwargs.get("non_blocking") and target.type != args[0].device.type
+
+
+def _is_mask(index: Any) -> bool:
+    """Return whether an index selects as many rows as it has true values."""
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _fills(indices: Any, values: torch.Tensor | None = None, accumulate: bool = False) -> bool:
+    """Return whether a host number is assigned by one mask, which torch runs as masked_fill."""
+    is_number = values is not None and values.dim() == 0 and values.device.type == "cpu"
+    return is_number and not accumulate and sum(each is not None for each in indices) == 1
+
+
+def _assigns_tensor_by_mask(_target: Any, index: Any, value: Any) -> bool:
+    """Return whether a tensor is assigned by a mask; to the dispatcher a number is one as well."""
+    indices = index if isinstance(index, tuple) else (index,)
+    return isinstance(value, torch.Tensor) and any(map(_is_mask, indices))

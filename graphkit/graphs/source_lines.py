@@ -1,0 +1,114 @@
+"""User lines on a stack: the innermost ones that belong neither to torch nor to graphkit."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from graphkit.graphs.module_names import running_module
+
+Frame = tuple[FrameType, int]
+"""A frame of a stack and its line number."""
+
+_PACKAGE = Path(__file__).parents[1]
+_MODELS = "reference"
+"""The room of graphkit's own models, whose lines are shown like a user's."""
+_GRAPHKIT = tuple(str(room.resolve()) for room in _PACKAGE.iterdir() if room.name != _MODELS)
+_SITE_PACKAGES = Path(torch.__file__).parents[1]
+_LIBRARIES = tuple(f"{_SITE_PACKAGES / name}{os.sep}" for name in ("torch", "triton", "numpy"))
+_CONTEXTLIB = str(Path(contextlib.__file__).resolve())
+"""Runs the ends of graphkit's context managers on behalf of the line that entered them."""
+_COMMAND = "graphkit.cli"
+"""Frames outside of the command are no user's."""
+_GENERATED = ("<eval_with_key", "<frozen ", "<string>")
+"""Names of code without a file, other than code typed at a prompt."""
+
+
+def caller_line() -> str:
+    """Return the innermost user line of the current stack, as ``folder/file.py:12 in forward``.
+
+    The path before the folder is left out, since records are read on other machines. Empty if the
+    stack has no user line.
+    """
+    frame = next(_user_frames(_current_stack()), None)
+    if frame is None:
+        return ""
+    code = frame[0].f_code
+    return f"{_short_path(code.co_filename)}:{frame[1]} in {code.co_name}"
+
+
+def caller_location() -> str:
+    """Return the innermost user line of the current stack; see ``location_in``."""
+    return location_in(list(_current_stack())) or "an unknown line"
+
+
+def location_in(stack: Iterable[Frame]) -> str:
+    """Return the innermost user line of a stack: file, line, text, and the module that runs.
+
+    Args:
+        stack: Frames, innermost first.
+
+    Returns:
+        Such as ``/models/llama.py:12 `x.item()` in module Llama.layers.0``; empty if the stack has
+        no user line.
+    """
+    stack = list(stack)
+    frame = next(_user_frames(stack), None)
+    if frame is None:
+        return ""
+    module = running_module([frame for frame, _ in reversed(stack)])
+    return quoted(frame) + (f" in module {module}" if module else "")
+
+
+def quoted(frame: Frame) -> str:
+    """Return a frame's file, line and text."""
+    file, line = frame[0].f_code.co_filename, frame[1]
+    return f"{file}:{line} `{linecache.getline(file, line).strip()}`"
+
+
+def is_graphkit(filename: str) -> bool:
+    """Return whether a file belongs to graphkit, its reference models excepted."""
+    path = _resolved(filename)
+    return any(path == room or path.startswith(f"{room}{os.sep}") for room in _GRAPHKIT)
+
+
+@cache
+def is_internal(filename: str) -> bool:
+    """Return whether a file belongs to graphkit, torch, triton or numpy, or is generated code."""
+    is_library = _resolved(filename).startswith((*_LIBRARIES, _CONTEXTLIB))
+    return is_library or filename.startswith(_GENERATED) or is_graphkit(filename)
+
+
+def _current_stack() -> Iterator[Frame]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame, frame.f_lineno
+        frame = frame.f_back
+
+
+def _user_frames(stack: Iterable[Frame]) -> Iterator[Frame]:
+    for frame, line in stack:
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith(_COMMAND):
+            return
+        # Code that torch.compile generates names a module of torch.
+        if not module.startswith("torch.") and not is_internal(frame.f_code.co_filename):
+            yield frame, line
+
+
+@cache
+def _resolved(filename: str) -> str:
+    return str(Path(filename).resolve())
+
+
+@cache
+def _short_path(filename: str) -> str:
+    return "/".join(Path(filename).parts[-2:])
