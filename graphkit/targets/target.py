@@ -91,8 +91,8 @@ class CaptureTarget:
             batch = self.sample_batch(mode, batch_size, seed)
         except Exception as error:
             raise TargetError(
-                f"target {self.name!r}: sample_batch({mode.name}, {batch_size}, {seed}) failed "
-                f"at {describe_exception(error)}."
+                f"target {self.name!r}: sample_batch({mode.name}, {batch_size}, {seed}) failed: "
+                f"{describe_exception(error)}."
             ) from error
         if not isinstance(batch, StepInputs):
             raise TargetError(

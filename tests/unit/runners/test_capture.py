@@ -33,7 +33,7 @@ def fail_at_two(inputs, how):
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
-        ("raise", CaptureCause.OTHER),
+        ("raise", CaptureCause.FORWARD_ERROR),
         ("item", CaptureCause.HOST_SYNCHRONISATION),
         ("nonzero", CaptureCause.DATA_DEPENDENT_SHAPE),
     ],
