@@ -17,7 +17,7 @@ from graphkit.graphs import (
     CaptureFailure,
     GraphSequence,
     SizeTable,
-    preserved,
+    StateSnapshot,
 )
 from graphkit.records import ModeRecord, SizeRecord
 from graphkit.runners.known_memory import buffer_records
@@ -74,7 +74,7 @@ class SizeCapture:
         graphs: dict[int, CapturedGraph] = {}
         records: list[SizeRecord] = []
         try:
-            with self._backend.session(), preserved(self._state):
+            with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 for size in reversed(self._table.sizes):
                     began = time.perf_counter()
                     graphs[size] = self._one(size)

@@ -25,7 +25,7 @@ from graphkit.graphs import (
     environment,
     inspect_graph,
 )
-from graphkit.graphs.state import checked
+from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch
@@ -143,7 +143,7 @@ class Runner(Generic[InputsT, OutputT]):
             bound_fields=bound_fields,
             check_device=self.backend.check_device,
         )
-        self.mutable_state = checked(mutable_state or {})
+        self.mutable_state = check_restorable(mutable_state or {})
         """Tensors that a step changes, by name."""
         self.step: Step[OutputT] = self.step_type(
             forward,
@@ -393,8 +393,13 @@ class Runner(Generic[InputsT, OutputT]):
         Raises:
             InputError: A field is missing or wrong; its name is in the text.
             SizeError: The batch does not fit the size.
+            ReplayError: The runner is closed.
         """
+        if self.status == "closed":
+            raise ReplayError("the runner is closed. Create a new runner.")
         requests, tokens = batch.batch_size, self.buffers.tokens_of(batch)
+        if not requests:
+            return self.fall_back(batch)
         size = self.table.fit(requests) if padded_batch_size is None else padded_batch_size
         if not 0 < requests <= size <= self.table.largest:
             raise SizeError(
@@ -406,8 +411,8 @@ class Runner(Generic[InputsT, OutputT]):
         self.dispatch.check(batch)
         self.buffers.prepare(size)
         self.backend.wait_for_replays()
-        self.buffers.post(batch)
         self.step.plan_on_host(batch, size)
+        self.buffers.post(batch)
         made = [stage() for stage in self.step.captured(size)][-1]
         output: OutputT = self.output_type(**made)
         return output.live(requests, tokens)

@@ -57,7 +57,11 @@ def test_optional_fields_that_nobody_asked_for_are_not_there(make_buffers):
 @pytest.mark.parametrize(
     ("options", "field", "text"),
     [
-        ({"optional_fields": ["mask"]}, "optional_fields", "'mask'.*custom_mask, input_embeds, mrope_positions"),
+        (
+            {"optional_fields": ["mask"]},
+            "optional_fields",
+            "'mask'.*custom_mask, input_embeds, mrope_positions",
+        ),
         ({"optional_fields": ["seq_lens"]}, "optional_fields", "'seq_lens'"),
         ({"bound_fields": {"ids": torch.zeros(1)}}, "bound_fields", "'ids'.*input_ids"),
     ],

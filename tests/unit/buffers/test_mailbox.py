@@ -72,12 +72,12 @@ def test_claim_waits_until_its_entry_was_consumed(mailbox):
 def test_a_dead_device_ends_the_wait(verify_layouts):
     deaths = [RuntimeError("an illegal memory access"), None]
 
-    def is_alive():
+    def check_device():
         if deaths[0]:
             raise deaths.pop(0)
         consume(mailbox, 2)
 
-    mailbox = Mailbox(tuple(verify_layouts.values()), CPU, is_alive)
+    mailbox = Mailbox(tuple(verify_layouts.values()), CPU, check_device)
     for _ in range(ENTRIES):
         launch(mailbox)
     assert len(deaths) == 2, "asked without waiting"

@@ -27,7 +27,7 @@ class Ring(RuleBasedStateMachine):
         super().__init__()
         self.inputs_type, self.queue, self.seed = inputs_type, deque(), 0
         self.buffers = InputBuffers(
-            capacity, CPU, inputs_type=inputs_type, is_alive=self.device_steps
+            capacity, CPU, inputs_type=inputs_type, check_device=self.device_steps
         )
         for size in range(1, 5):
             self.buffers.prepare(size)

@@ -98,13 +98,11 @@ def test_metadata_is_made_anew_for_each_warm_up_and_capture(make_attending, make
     assert attention.asked[-1][1] == 3
 
 
-@pytest.mark.parametrize("way", ["replay", "run", "shadow", "fall_back"])
+@pytest.mark.parametrize("way", ["replay", "run", "run_padded", "fall_back"])
 def test_metadata_is_of_the_batch_at_hand(make_attending, make_batch, expect, way):
     """Made in the graph after the refresh: lengths of live rows and of pads."""
     runner = make_attending(Spy())
     runner.capture()
-    if way == "shadow":
-        runner.shadow, way = "padded", "replay"
     for seed in range(3):
         batch = make_batch(3, seed=seed)
         pads = 0 if way == "fall_back" else 7 + 4
@@ -136,8 +134,7 @@ def test_the_host_plans_before_each_replay(make_attending, make_batch, expect):
         assert torch.equal(got, expect(batch).hidden_states + lengths + turn)
     mode = ForwardMode.TARGET_VERIFY
     assert attention.planned == [(mode, b, p) for b, p in zip(batches, (4, 1, 2), strict=True)]
-    runner.shadow = "padded"
-    runner.replay(batches[0], padded_batch_size=4)
+    runner.run_padded(batches[0], padded_batch_size=4)
     assert attention.planned[3:] == [(mode, batches[0], 4)]
     runner.replay(make_batch(0))
     assert len(attention.planned) == 4

@@ -61,7 +61,7 @@ def test_staged_batches_have_no_rows_of_them(make_bound, expect, assert_same, na
     staged = runner.stage(2)
     for other in set(NAMES) - {name}:
         getattr(staged, other)[:] = getattr(batch, other)
-    with pytest.raises(InputError, match=f"no field '{name}'"):
+    with pytest.raises(InputError, match=f"field '{name}' was not captured"):
         getattr(staged, name)
     assert_same(staged.replay(), expect(whole))
 

@@ -66,10 +66,10 @@ class MayStayEager(TargetVerifyRunner):
 
 
 TEXTS = {
-    Reason.NOT_CAPTURED: "runner is planned, not captured",
-    Reason.CLOSED: "runner is closed, not captured",
-    Reason.BATCH_TOO_LARGE: "batch of 6 requests; the largest captured is 4",
-    Reason.WRONG_WIDTH: "6 tokens in 3 requests; captured are 4 tokens per request",
+    Reason.NOT_CAPTURED: "the runner is planned, not captured",
+    Reason.CLOSED: "the runner is closed, not captured",
+    Reason.BATCH_TOO_LARGE: "the batch has 6 requests; the largest captured size is 4",
+    Reason.WRONG_WIDTH: "the batch has 6 tokens in 3 requests; captured are 4 tokens per request",
     Reason.FIELD_NOT_CAPTURED: "field 'mrope_positions' was not captured. Pass "
     "optional_fields=['mrope_positions'] to the runner.",
     Reason.UNSUPPORTED_ATTENTION: "attention backend Unwilling does not support "

@@ -86,7 +86,7 @@ def test_verify_has_the_rows_that_its_algorithm_says(
 )
 def test_a_draft_worker_verifies_only_if_its_algorithm_lets_it(make_runner, settings):
     spec = SpecConfig(*settings, is_draft_worker=True)
-    with pytest.raises(ConfigError, match="draft worker may not capture TARGET_VERIFY") as caught:
+    with pytest.raises(ConfigError, match="draft worker cannot capture TARGET_VERIFY") as caught:
         make_runner(spec=spec)
     assert caught.value.field == "is_draft_worker"
     assert settings[0] in str(caught.value)

@@ -28,13 +28,13 @@ def test_live_rows_are_views_and_clones_are_not():
     assert copy.hidden_states.gt(0).all()
 
 
-@pytest.mark.parametrize("shadow", [None, "padded"])
-def test_callers_own_the_object_that_they_get(runner, make_batch, expect, assert_same, shadow):
+@pytest.mark.parametrize("way", ["replay", "run_padded"])
+def test_callers_own_the_object_that_they_get(runner, make_batch, expect, assert_same, way):
     """Engines write back what they select: ``output.next_token_logits = logits[rows]``."""
-    runner.shadow = shadow
+    run = getattr(runner, way)
     for seed in range(3):
         batch = make_batch(2, seed=seed)
-        output = runner.replay(batch)
+        output = run(batch)
         assert_same(output, expect(batch))
         output.next_token_logits, output.hidden_states = output.next_token_logits[:1] * 0, None
 

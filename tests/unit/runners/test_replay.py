@@ -91,20 +91,19 @@ def test_the_next_replay_overwrites_what_was_not_cloned(runner, make_batch, expe
     assert_same(run_copy, expect(first))
 
 
-@pytest.mark.parametrize("shadow", [None, "padded"])
+@pytest.mark.parametrize("way", ["replay", "run_padded"])
 def test_rows_by_address_live_until_the_device_has_read_them(
-    make_runner, make_batch, expect, assert_same, shadow
+    make_runner, make_batch, expect, assert_same, way
 ):
     """The caller may drop them at once; they go when a later replay shows that nobody reads."""
     runner = make_runner(optional_fields=["input_embeds"])
     runner.capture()
-    runner.shadow = shadow
     refs = []
     for seed in range(9):
         rows = np.full((8, 8), seed, np.float32)
         refs.append(weakref.ref(rows))
         batch = make_batch(2, seed=seed, input_embeds=torch.from_numpy(rows))
-        assert_same(runner.replay(batch), expect(batch))
+        assert_same(getattr(runner, way)(batch), expect(batch))
         del rows, batch
         alive = [n for n, ref in enumerate(refs) if ref() is not None]
         assert alive == list(range(max(seed - ENTRIES, 0), seed + 1))

@@ -12,7 +12,7 @@ from graphkit import InputError, ReplayError, SizeError, TargetVerifyInputs
 from graphkit.buffers import Axis, declare
 
 NAMES = ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc")
-OVER = "this staged batch is over"
+OVER = "this staged batch is no longer valid"
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_field_by_address_must_be_assigned(make_runner, make_batch, expect, as
     rows = torch.arange(64.0).view(8, 8)
     batch = make_batch(2, input_embeds=rows)
     staged = stage(runner, batch)
-    with pytest.raises(InputError, match="'input_embeds' travels by address") as unread:
+    with pytest.raises(InputError, match="'input_embeds' has no numpy view") as unread:
         _ = staged.input_embeds
     with pytest.raises(InputError, match="'input_embeds' was not assigned") as missing:
         staged.replay()

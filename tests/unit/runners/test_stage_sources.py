@@ -14,7 +14,7 @@ WIDTH = 4
 
 @dataclass(kw_only=True, eq=False)
 class Scaled(gk.TargetVerifyInputs):
-    """Two fields that numpy cannot hold: one fits the slot, one travels by address."""
+    """Two fields that numpy cannot hold: one fits the entry, the graph reads the other through its address."""
 
     scales: Rows = declare(Axis.REQUEST, torch.bfloat16, "of each request", pad=1)
     hidden: Rows = declare(Axis.TOKEN, torch.bfloat16, "of each row", row=(8,), on_device=True)
@@ -41,11 +41,9 @@ def runner():
     made.close()
 
 
-def test_a_bf16_field_in_the_slot_holds_pads_until_it_is_assigned(runner):
+def test_a_bf16_field_in_the_entry_holds_pads_until_it_is_assigned(runner):
     staged = runner.stage(2)
-    with pytest.raises(
-        gk.InputError, match="'scales' travels by address, or numpy lacks its dtype"
-    ):
+    with pytest.raises(gk.InputError, match="'scales' has no numpy view"):
         staged.scales  # noqa: B018 - reading is the test
     staged.hidden = torch.ones(2 * WIDTH, 8, dtype=torch.bfloat16)
     assert (staged.replay().next_token_logits == 1).all()

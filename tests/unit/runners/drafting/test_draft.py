@@ -38,9 +38,7 @@ def test_every_way_makes_the_tree_by_hand(draft_case, poison, assert_in_step, sh
         output = runner.replay(batch, clone=True)
         case.check(output, batch)
         same(runner.replay(batch, padded_batch_size=4), output)
-        runner.shadow = "padded"
-        same(runner.replay(batch), output)
-        runner.shadow = None
+        same(runner.run_padded(batch), output)
         same(runner.fall_back(batch), output)
         assert output.parent_list.shape == (requests, shape[1] * (shape[0] - 1) + 1)
         assert {rows.dtype for rows in output.tensors().values()} == {torch.int64}

@@ -24,8 +24,7 @@ def test_each_step_sees_its_rows(draft_case, shape, way):
     runner, batch = case.runner(), case.batch(3, seed=2)
     case.model.seen.clear()
     if way == "padded":
-        runner.shadow = "padded"
-        runner.replay(batch)
+        runner.run_padded(batch)
     else:
         runner.fall_back(batch)
     assert len(case.model.seen) == steps - 1
@@ -48,9 +47,8 @@ def test_each_step_sees_its_rows(draft_case, shape, way):
 def test_pad_rows_stay_in_slot_0(draft_case):
     case = draft_case(3, 2, 6)
     runner = case.runner()
-    runner.shadow = "padded"
     case.model.seen.clear()
-    runner.replay(case.batch(3))
+    runner.run_padded(case.batch(3))
     for step, seen in enumerate(case.model.seen):
         assert seen["out_cache_loc"][6:].tolist() == [0, 0]
         assert seen["req_pool_indices"][3:].tolist() == [0]

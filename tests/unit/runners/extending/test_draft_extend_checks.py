@@ -135,7 +135,7 @@ def test_a_prompt_falls_back(runner, case):
     batch = case.batch([9], seed=3)
     assert (
         runner.can_replay(batch).reason
-        == "9 tokens in 1 requests; captured are 1 to 4 tokens per request"
+        == "the batch has 9 tokens in 1 requests; captured are 1 to 4 tokens per request"
     )
     output = runner.run(batch)
     assert output.next_token_logits.tolist() == [case.rows(batch)[0][-1][0]]

@@ -93,9 +93,7 @@ def test_every_way_turns_the_windows(
         same(runner.replay(batch, padded_batch_size=4), output)
         assert layers[-1].calls == calls, "Python ran again"
         check(case, output, batch)
-        runner.shadow = "padded"
-        same(runner.replay(batch), output)
-        runner.shadow = None
+        same(runner.run_padded(batch), output)
         same(runner.fall_back(batch), output)
     assert_in_step(runner)
 
@@ -112,8 +110,7 @@ def test_each_layer_sees_its_window(chain, by_layer, way):
     case, layers, runner = chain()
     batch = windows(case, [3, 1, 4], seed=4)
     if way == "padded":
-        runner.shadow = "padded"
-        runner.replay(batch)
+        runner.run_padded(batch)
     else:
         runner.fall_back(batch)
     due = [list(by_layer(case, batch, request)) for request in range(3)]
@@ -133,8 +130,7 @@ def test_pads_touch_no_live_row(chain, check):
     batch = windows(case, [1], seed=2)
     assert batch.select_index.tolist() == [0]
     check(case, runner.replay(batch), batch)
-    runner.shadow = "padded"
-    runner.replay(batch)
+    runner.run_padded(batch)
     assert runner.buffers.view(4).select_index.tolist() == [0, 0, 0, 0]
     for model in layers:  # what selects by it in the forward stays in its own rows, too
         assert model.seen[-1].select_index.tolist() == [0, 6, 12, 18]

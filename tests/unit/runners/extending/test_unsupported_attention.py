@@ -21,8 +21,8 @@ WHY = "attention backend Picky does not support DRAFT_EXTEND_V2 graphs"
 NEEDS_A_GRAPH = {
     "replay": lambda runner, batch: runner.replay(batch),
     "stage": lambda runner, batch: runner.stage(2),
-    "read shadow": lambda runner, batch: runner.shadow,
-    "set shadow": lambda runner, batch: setattr(runner, "shadow", "padded"),
+    "observe": lambda runner, batch: runner.observe(lambda launch: launch()),
+    "graphs": lambda runner, batch: runner.graphs,
 }
 
 

@@ -14,8 +14,8 @@ NOTHING = ReplayStats(replays=0, padded_rows=0, fallbacks={}, replays_by_size={}
 NEEDS_A_GRAPH = {
     "replay": lambda runner, batch: runner.replay(batch),
     "stage": lambda runner, batch: runner.stage(2),
-    "read shadow": lambda runner, batch: runner.shadow,
-    "set shadow": lambda runner, batch: setattr(runner, "shadow", "padded"),
+    "observe": lambda runner, batch: runner.observe(lambda launch: launch()),
+    "graphs": lambda runner, batch: runner.graphs,
 }
 
 
@@ -41,10 +41,11 @@ def test_captured_takes_every_verb_but_capture(runner, make_batch, expect, asser
     batch = make_batch(3)
     assert runner.status == "captured"
     assert runner.can_replay(batch)
-    assert runner.shadow is None
     for way in (runner.replay, runner.run, runner.fall_back):
         assert_same(way(batch), expect(batch))
-    with pytest.raises(ReplayError, match=r"is captured: capture\(\) needs planned"):
+    with pytest.raises(
+        ReplayError, match=r"capture\(\) needs a planned runner, but this one is captured"
+    ):
         runner.capture()
     assert_same(runner.replay(batch), expect(batch))
 
@@ -52,7 +53,7 @@ def test_captured_takes_every_verb_but_capture(runner, make_batch, expect, asser
 @pytest.mark.parametrize("verb", NEEDS_A_GRAPH)
 def test_closed_refuses(runner, make_batch, verb):
     runner.close()
-    with pytest.raises(ReplayError, match=r"is closed.*Make a new one"):
+    with pytest.raises(ReplayError, match=r"is closed.*Create a new runner"):
         NEEDS_A_GRAPH[verb](runner, make_batch(2))
 
 

@@ -1,0 +1,105 @@
+"""``observe``: every launch of a block passes through an observer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit import ReplayError
+
+
+def test_an_observer_sees_every_launch(runner, make_batch, expect, assert_same, assert_in_step):
+    seen = []
+
+    def observer(launch):
+        seen.append((launch.batch_size, launch.padded_batch_size, launch.num_tokens))
+        return launch()
+
+    with runner.observe(observer):
+        assert_same(runner.replay(make_batch(3)), expect(make_batch(3)))
+        runner.run(make_batch(2, seed=1))
+        staged = runner.stage(1)
+        for name, rows in vars(make_batch(1)).items():
+            if rows is not None:
+                setattr(staged, name, rows)
+        staged.replay()
+        runner.replay(make_batch(0))
+        runner.fall_back(make_batch(1))
+    runner.replay(make_batch(4))
+    assert seen == [(3, 4, 12), (2, 2, 8), (1, 1, 4)]
+    assert runner.stats.replays == 4
+    assert_in_step(runner)
+
+
+def test_the_batch_can_be_read_before_the_launch(runner, make_batch, assert_in_step):
+    batches = []
+
+    def observer(launch):
+        batches.append(launch.read_batch())
+        batches.append(launch.read_batch())
+        return launch()
+
+    batch = make_batch(3, kind="mixed")
+    alone = runner.replay(batch, clone=True)
+    with runner.observe(observer):
+        observed = runner.replay(batch)
+    assert torch.equal(observed.hidden_states, alone.hidden_states)
+    for read in batches:
+        for name in ("req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc"):
+            assert getattr(read, name).tolist() == getattr(batch, name).tolist()
+    assert_in_step(runner)
+
+
+def test_what_an_observer_returns_is_the_output(runner, make_batch):
+    with runner.observe(lambda launch: launch().clone()):
+        first = runner.replay(make_batch(2, seed=1))
+        kept = first.hidden_states.clone()
+        runner.replay(make_batch(2, seed=2))
+    assert torch.equal(first.hidden_states, kept)
+
+
+def test_observers_nest(runner, make_batch):
+    order = []
+
+    def observer(name):
+        return lambda launch: (order.append(name), launch())[1]
+
+    with runner.observe(observer("outer")), runner.observe(observer("inner")):
+        runner.replay(make_batch(1))
+    assert order == ["inner", "outer"]
+
+
+def test_an_observer_that_fails_leaves_the_runner_usable(
+    runner, make_batch, expect, assert_same, assert_in_step
+):
+    def fail(launch):
+        raise ValueError("observed")
+
+    with runner.observe(fail), pytest.raises(ValueError, match="observed"):
+        runner.replay(make_batch(2))
+    assert_same(runner.replay(make_batch(2, seed=3)), expect(make_batch(2, seed=3)))
+    assert_in_step(runner)
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_only_a_captured_runner_can_be_observed(make_runner, close):
+    runner = make_runner()
+    if close:
+        runner.close()
+    with pytest.raises(ReplayError, match="observe needs a captured runner"):
+        runner.observe(lambda launch: launch())
+
+
+def test_a_wrapped_forward_runs_eagerly_and_padded_but_not_in_graphs(runner, make_batch):
+    calls = []
+
+    def wrapper(forward):
+        return lambda inputs: (calls.append(inputs.batch_size), forward(inputs))[1]
+
+    with runner.step.wrapped(wrapper):
+        runner.replay(make_batch(3))
+        assert calls == []
+        runner.run_padded(make_batch(3))
+        runner.fall_back(make_batch(3))
+    runner.fall_back(make_batch(3))
+    assert calls == [4, 3]
