@@ -1,20 +1,23 @@
-"""A small speculative engine that drives the runners end to end.
+"""A small speculative decoding engine that drives the runners end to end.
 
-A request's way: ``engine`` (queue, prefill, batch) -> a drafter (``eagle``, ``multi_layer``,
-``ngram``, ``root``) -> ``verifier`` -> ``generations`` (what the host waits for) -> its tokens.
-``memory`` knows which KV slots it holds meanwhile.
+A request passes through ``engine`` (queue, prefill, batch), a drafter (``eagle``, ``multi_layer``,
+``ngram``, ``null_drafter``), the ``verifier``, and a generation, which decides when the host waits
+for its tokens. ``request_memory`` holds its KV slots meanwhile.
 """
 
+from graphkit.engine.context import EngineContext, EngineModel
 from graphkit.engine.drafter import Drafter
 from graphkit.engine.eagle import EagleDrafter
 from graphkit.engine.engine import SpeculativeEngine
 from graphkit.engine.multi_layer import MultiLayerDrafter
 from graphkit.engine.ngram import NgramDrafter
-from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Prefilled, Verified
+from graphkit.engine.null_drafter import NullDrafter
 from graphkit.engine.request import FinishReason, Request, SamplingParams
-from graphkit.engine.root import RootDrafter
+from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats
-from graphkit.engine.tree_path import finalize_accepted_tree_path
+from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.engine.transfers import NewTokens
+from graphkit.engine.tree_path import MovableKVPool, finalize_accepted_tree_path
 
 __all__ = [
     "DraftTree",
@@ -24,11 +27,14 @@ __all__ = [
     "EngineModel",
     "EngineStats",
     "FinishReason",
+    "MovableKVPool",
     "MultiLayerDrafter",
+    "NewTokens",
     "NgramDrafter",
+    "NullDrafter",
     "Prefilled",
     "Request",
-    "RootDrafter",
+    "RequestMemory",
     "SamplingParams",
     "SpeculativeEngine",
     "Verified",

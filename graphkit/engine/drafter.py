@@ -1,4 +1,4 @@
-"""What the engine asks of whoever proposes tokens."""
+"""Interface between the engine and the algorithm that proposes draft tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphkit.engine.parts import DraftTree, EngineContext, Prefilled, Verified
+from graphkit.engine.context import EngineContext
+from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
 
 if TYPE_CHECKING:
     import torch
@@ -15,17 +16,26 @@ if TYPE_CHECKING:
 
 
 class Drafter(ABC):
-    """Proposes the tokens that the target verifies. Everything it does is enqueued; it never waits.
+    """Proposes the tokens that the target verifies. Subclass it to add a drafting algorithm.
 
-    Results for the next step go through the context's ``future_map`` under names of its own.
+    The engine calls ``prepare`` once, ``prefill`` for each chunk of a prompt, and then in every
+    step ``draft`` and one of ``extend`` (v2) or ``extend_accepted`` (v1).
+
+    ``prepare`` and ``extend_accepted`` may wait for the device. ``prefill``, ``draft`` and
+    ``extend`` must only enqueue work on the current stream: a wait there does not change the
+    output, but in v2 it removes the overlap of host and device.
+
+    State that a later step needs must stay on the device. Store it per request row with
+    ``context.future_map.stash`` and read it with ``resolve``, under names other than ``seq_lens``
+    and ``bonus_tokens``.
     """
 
-    runners: tuple[Runner[Any], ...] = ()
-    """Its runners, once ``prepare`` was called; the engine captures and closes them."""
+    runners: tuple[Runner[Any, Any], ...] = ()
+    """The drafter's runners, set by ``prepare``. The engine captures and closes them."""
 
     @abstractmethod
     def prepare(self, context: EngineContext) -> None:
-        """Make the runners.
+        """Create the runners and buffers. May wait for the device.
 
         Raises:
             ConfigError: The context's settings do not suit this drafter.
@@ -34,36 +44,44 @@ class Drafter(ABC):
     @property
     @abstractmethod
     def max_path(self) -> int:
-        """Most tokens that one verify step can accept, bonus included. After ``prepare``."""
+        """Most tokens that one verify step can accept, bonus included. Read after ``prepare``."""
 
     @property
     def slots_needed(self) -> int:
-        """KV slots behind the committed tokens that drafting writes."""
+        """KV slots behind the committed tokens that ``draft`` writes. Read after ``prepare``."""
         return 0
 
     @abstractmethod
     def prefill(self, chunk: Prefilled) -> None:
-        """Read a chunk of a prompt; after the last one, be ready to draft."""
+        """Process a chunk of one request's prompt. Must not wait for the device.
+
+        After the chunk with ``is_last`` set, ``draft`` is called for the request.
+        """
 
     @abstractmethod
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
     ) -> DraftTree:
-        """Propose trees of W nodes; with topk 1, chains: their mask is not read.
+        """Return a tree of W nodes per request, its bonus token at node 0. Must not wait.
 
         Shapes:
-            req_pool_indices: [B] int64. seq_lens: [B] int32. bonus_tokens: [B] int64.
+            req_pool_indices: [B] int64, request rows.
+            seq_lens: [B] int32, committed tokens; the position of the bonus token.
+            bonus_tokens: [B] int64.
         """
 
     @abstractmethod
     def extend(self, verified: Verified) -> None:
-        """v2: catch up on every row, without knowing on the host which were accepted."""
+        """Catch up on all W rows of every request (v2). Must not wait for the device.
+
+        The host does not know yet which rows were accepted, nor which requests have finished.
+        """
 
     @abstractmethod
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
-        """v1: catch up on the accepted rows of the requests that go on.
+        """Catch up on the accepted rows of the requests that continue (v1). May wait.
 
         Args:
-            verified: All of the step's requests.
-            num_accepted_tokens: How many rows each request has to catch up on; 0 if it has ended.
+            verified: Result of the step, for all its requests.
+            num_accepted_tokens: Accepted rows of each request, on the host; 0 if it has finished.
         """

@@ -1,7 +1,8 @@
-"""Drafting with a draft model: an Eagle head, or a small language model of its own (STANDALONE).
+"""Drafting with a draft model: an EAGLE head, or a small language model (STANDALONE).
 
-Both see the text one token ahead: the row of position p holds the token of position p + 1, beside
-what the target made of position p, and predicts the token of position p + 2.
+A draft model runs one token ahead of the target. The row of position p takes the token of position
+p + 1 and, for EAGLE, the target's hidden state of position p; it predicts the token of position
+p + 2 (arXiv 2401.15077, section 3.1).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import replace
 import torch
 
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
+from graphkit.engine.context import EngineContext, EngineModel
 from graphkit.engine.drafter import Drafter
-from graphkit.engine.memory import to_device
-from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Prefilled, Verified
+from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.engine.transfers import to_device
 from graphkit.errors import ConfigError
 from graphkit.ops import (
     assign_draft_cache_locs_contiguous,
-    build_tree,
     create_extend_after_decode_spec_info,
 )
 from graphkit.runners import (
@@ -27,15 +28,16 @@ from graphkit.runners import (
     DraftExtendV2Runner,
     DraftRunner,
 )
-from graphkit.spec import SpecConfig
 from graphkit.spec.tree import top_candidates
 
 
 class EagleDrafter(Drafter):
-    """Drafts step by step with DRAFT, and catches up with DRAFT_EXTEND or DRAFT_EXTEND_V2.
+    """Drafts with a ``DraftRunner`` and catches up with a draft-extend runner.
+
+    The runner is a ``DraftExtendRunner`` in v1 and a ``DraftExtendV2Runner`` in v2.
 
     Args:
-        model: The draft model. Its forward gets ``DraftInputs`` and ``DraftExtendInputs``.
+        model: The draft model. Its forward receives ``DraftInputs`` and ``DraftExtendInputs``.
     """
 
     def __init__(self, model: EngineModel) -> None:
@@ -45,7 +47,8 @@ class EagleDrafter(Drafter):
         """See ``Drafter.prepare``."""
         if context.spec.num_steps < 1:
             raise ConfigError(
-                "SpecConfig.num_steps is 0: a draft model has nothing to draft. Use at least 1.",
+                "SpecConfig.num_steps is 0, but EagleDrafter needs at least 1 draft step. Set "
+                "num_steps to 1 or more, or use no drafter.",
                 field="num_steps",
             )
         context.check(self._model)
@@ -66,7 +69,7 @@ class EagleDrafter(Drafter):
 
     @property
     def slots_needed(self) -> int:
-        """A slot per branch and step."""
+        """One slot per branch and step, K * S."""
         return self._spec.topk * self._spec.num_steps
 
     def prefill(self, chunk: Prefilled) -> None:
@@ -81,12 +84,12 @@ class EagleDrafter(Drafter):
                 input_ids=chunk.next_ids,
                 positions=chunk.start + torch.arange(length, device=self._context.device),
                 out_cache_loc=chunk.out_cache_loc,
-                hidden_states=self._fed(chunk.hidden_states),
+                hidden_states=self._hidden_input(chunk.hidden_states),
                 **counts.fields(),
             )
         )
         if chunk.is_last:
-            self._keep(
+            self._store_candidates(
                 chunk.req_pool_indices, out, torch.full_like(chunk.req_pool_indices, length - 1)
             )
 
@@ -113,7 +116,7 @@ class EagleDrafter(Drafter):
                 out_cache_loc=slots,
             )
         )
-        return tree_of(bonus_tokens, drafted.tensors(), seq_lens, spec)
+        return DraftTree.from_candidates(bonus_tokens, drafted.tensors(), seq_lens, spec)
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
@@ -127,12 +130,12 @@ class EagleDrafter(Drafter):
                 input_ids=verified.predict,
                 positions=(verified.seq_lens[:, None] + steps).flatten(),
                 out_cache_loc=verified.out_cache_loc,
-                hidden_states=self._fed(verified.hidden_states),
+                hidden_states=self._hidden_input(verified.hidden_states),
                 **verified.counts.fields(),
             )
         )
         starts = torch.arange(len(rows), device=rows.device) * width
-        self._keep(rows, out, starts + verified.counts.num_accepted_drafts)
+        self._store_candidates(rows, out, starts + verified.counts.num_accepted_drafts)
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
         """See ``Drafter.extend_accepted``."""
@@ -148,7 +151,7 @@ class EagleDrafter(Drafter):
         accepted = verified.predict[index]
         positions, bonus = torch.empty_like(accepted), torch.empty_like(rows)
         create_extend_after_decode_spec_info(accepted, seq_lens, tokens, positions, bonus)
-        hidden_states = self._fed(verified.hidden_states)
+        hidden_states = self._hidden_input(verified.hidden_states)
         out = self._extend.run(
             DraftExtendInputs(
                 req_pool_indices=rows,
@@ -161,52 +164,32 @@ class EagleDrafter(Drafter):
                 **counts.fields(),
             )
         )
-        self._keep(rows, out, None)
+        self._store_candidates(rows, out, None)
 
-    def _fed(self, hidden_states: torch.Tensor | None) -> torch.Tensor | None:
+    def _hidden_input(self, hidden_states: torch.Tensor | None) -> torch.Tensor | None:
         return hidden_states if self._uses_hidden else None
 
-    def _keep(
+    def _store_candidates(
         self,
         req_pool_indices: torch.Tensor,
         out: DraftExtendOutput,
         select_index: torch.Tensor | None,
     ) -> None:
-        """Leave the candidates after each request's last token for the next step.
+        """Store the best candidates after each request's last token for the next step.
 
-        v1 has them in its output. Of v2's rows, ``select_index`` are the ones to look at.
+        DRAFT_EXTEND returns them. DRAFT_EXTEND_V2 returns logits of every row; ``select_index``
+        gives each request's last row.
         """
         logits, hidden_states = out.next_token_logits, out.hidden_states
         topk_p, topk_index = out.topk_p, out.topk_index
         if topk_p is None or topk_index is None:
-            assert select_index is not None, "v2 says which rows are the last ones"
+            assert select_index is not None, "v2 passes the last rows"
             topk_p, topk_index = top_candidates(logits[select_index], self._spec.topk)
             hidden_states = None if hidden_states is None else hidden_states[select_index]
-        kept = {"topk_p": topk_p, "topk_index": topk_index}
+        stored = {"topk_p": topk_p, "topk_index": topk_index}
         if self._uses_hidden and hidden_states is not None:
-            kept["hidden_states"] = hidden_states
-        self._context.future_map.stash(req_pool_indices, kept)
-
-
-def tree_of(
-    bonus_tokens: torch.Tensor,
-    drafted: dict[str, torch.Tensor],
-    seq_lens: torch.Tensor,
-    spec: SpecConfig,
-) -> DraftTree:
-    """The tree of a ``DraftOutput``'s tensors."""
-    mask, positions, index, next_token, next_sibling, tokens = build_tree(
-        bonus_tokens, drafted["parent_list"], drafted["top_scores_index"], drafted["draft_tokens"],
-        seq_lens, spec.num_steps, spec.topk, spec.num_draft_tokens,
-    )  # fmt: skip
-    return DraftTree(
-        draft_tokens=tokens,
-        positions=positions,
-        tree_mask=mask,
-        retrieve_index=index,
-        retrieve_next_token=next_token,
-        retrieve_next_sibling=next_sibling,
-    )
+            stored["hidden_states"] = hidden_states
+        self._context.future_map.stash(req_pool_indices, stored)
 
 
 def _full(req_pool_indices: torch.Tensor, value: int) -> torch.Tensor:

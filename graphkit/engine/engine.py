@@ -1,4 +1,4 @@
-"""A small speculative engine: requests join and leave, and every step goes through the runners."""
+"""The engine: requests join and finish, and every step runs through graph runners."""
 
 from __future__ import annotations
 
@@ -8,46 +8,62 @@ from typing import Literal, Self
 import torch
 
 from graphkit.config import BufferSizes
+from graphkit.engine.context import EngineContext, EngineModel
+from graphkit.engine.device_step import DeviceStep
 from graphkit.engine.drafter import Drafter
-from graphkit.engine.generations import Core, HostInLoop, Overlapped, generation_of
-from graphkit.engine.memory import RequestMemory, check_pools
-from graphkit.engine.parts import EngineContext, EngineModel
-from graphkit.engine.prompts import PromptReader
+from graphkit.engine.generations import HostInLoop, Overlapped, select_generation
+from graphkit.engine.null_drafter import NullDrafter
+from graphkit.engine.prompts import PromptPrefill
 from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request import Request, SamplingParams, has_ended
-from graphkit.engine.results import Events
-from graphkit.engine.root import RootDrafter
+from graphkit.engine.request import Request, SamplingParams
+from graphkit.engine.request_memory import RequestMemory, check_pools
 from graphkit.engine.stats import EngineStats, Tally
-from graphkit.engine.verifier import Batch
+from graphkit.engine.transfers import NewTokens
+from graphkit.engine.verifier import RunningBatch
 from graphkit.errors import ConfigError, ReplayError
 from graphkit.graphs import Backend, backend_for
 from graphkit.spec import SpecConfig
 
 
 class SpeculativeEngine:
-    """Continues prompts by drafting, verifying, accepting and catching up, with captured graphs.
+    """Generates text by drafting, verifying, accepting and catching up with captured graphs.
 
-    Greedy output is token for token the target's own greedy decoding. Until ``capture`` was called,
-    every step runs eagerly, with that reason counted. A context manager, which closes; for one
-    thread.
+    Greedy output equals the target's own greedy decoding token for token. Every step runs eagerly
+    until ``capture`` has been called, and is counted as a fallback then.
+
+    The engine allocates rows and KV slots from the target's pools and frees them when a request
+    finishes or the engine closes. It is a context manager that closes on exit, and is not
+    thread-safe.
 
     Args:
-        target: The model whose output it is.
-        drafter: Proposes tokens; ``None`` decodes plainly.
-        spec: How to draft and verify.
-        sizes: How large batches and contexts become. ``max_context_len`` counts drafts too: prompt
-            and output together stay below it by what two steps may write ahead.
-        batch_sizes: Sizes to capture; ``None`` takes the field's list.
-        device, backend: As for ``Runner``; shared by all runners.
-        generation: ``None`` takes what ``spec.plan()`` says; ``"v1"`` may be asked for always.
-        chunked_prefill_size: Most prompt tokens that are read at once.
-        bos_token_id: What an empty prompt is replaced by; without it, one is refused.
-        seed: Of the draws for requests with a temperature.
-        debug: Whether the future map checks that each result is picked up once. Waits for the
-            device.
+        target: The model whose output the requests receive.
+        drafter: Proposes draft tokens; ``None`` decodes one token per step. Belongs to one engine.
+        spec: Drafting and verification settings.
+        sizes: Limits on batch and context. ``max_context_len`` includes the slots that two steps
+            may write ahead; see ``context_limit``.
+        batch_sizes: Batch sizes to capture; ``None`` takes the default list up to
+            ``sizes.max_batch_size``.
+        device: As for ``Runner``; all runners share it.
+        backend: As for ``Runner``; all runners share it.
+        generation: ``"v1"`` waits for each step's tokens. ``"v2"`` launches a step before it reads
+            the previous one's tokens. ``None`` takes the one that ``spec.plan()`` selects.
+        chunked_prefill_size: Most prompt tokens per forward.
+        bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
+        seed: Seed of the random numbers for requests with a temperature.
+        debug: Check that each result in the future map is read exactly once. Waits for the device
+            at every read.
+
+    Attributes:
+        spec: As passed.
+        sizes: As passed.
+        generation: The generation that runs, ``"v1"`` or ``"v2"``.
+        device: The device of all tensors.
+        runners: The runner of each mode, the target's first.
+        context_limit: Most tokens of a request's prompt and output together.
+        memory: Rows and KV slots of the running requests.
 
     Raises:
-        ConfigError: The settings contradict each other, or the pools.
+        ConfigError: Settings or pools contradict each other.
     """
 
     def __init__(
@@ -67,7 +83,7 @@ class SpeculativeEngine:
         debug: bool = False,
     ) -> None:
         self.spec, self.sizes = spec, sizes
-        self.generation = generation_of(spec, generation)
+        self.generation = select_generation(spec, generation)
         backend = backend_for(device, backend)
         self.device = backend.device
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
@@ -91,37 +107,39 @@ class SpeculativeEngine:
             },
         )
         generator = torch.Generator(self.device).manual_seed(seed)
-        core = Core(target, drafter or RootDrafter(), context, generator)
-        self.runners = core.runners
-        """The runner of each mode."""
-        # A step may follow the one that ends a request: v2 learns of it one step late.
-        slots_ahead = core.drafter.max_path + core.slots_ahead
-        self.limit = _limit(sizes, slots_ahead)
-        """Most tokens of a request's prompt and output together."""
+        device_step = DeviceStep(target, drafter or NullDrafter(), context, generator)
+        self.runners = device_step.runners
+        # v2 launches one more step after the one that finishes a request.
+        slots_ahead = device_step.drafter.max_path + device_step.slots_ahead
+        self.context_limit = _context_limit(sizes, slots_ahead)
         self.memory = RequestMemory(pool, kv_pool.size, kv_pool.page_size)
         overlaps = self.generation == "v2"
-        self._steps = Overlapped(core) if overlaps else HostInLoop(core, self.memory)
+        self._steps = Overlapped(device_step) if overlaps else HostInLoop(device_step, self.memory)
         self._queue = RequestQueue(
-            PromptReader(core, pool.req_to_token, chunked_prefill_size, bos_token_id, generator),
+            PromptPrefill(
+                device_step, pool.req_to_token, chunked_prefill_size, bos_token_id, generator
+            ),
             self.memory,
-            limit=self.limit,
+            context_limit=self.context_limit,
             slots_ahead=slots_ahead,
             max_running=sizes.max_batch_size,
-            holds_all=overlaps,
+            reserve_all=overlaps,
         )
-        self._batch: tuple[list[Request], Batch] | None = None
+        self._batch: tuple[list[Request], RunningBatch] | None = None
         self._tally = Tally()
         self._closed = False
 
-    def capture(self, progress: Callable[[str], None] = lambda _what: None) -> None:
-        """Capture the graphs of all runners that have none yet.
+    def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
+        """Capture the graphs of all runners that have not been captured yet.
+
+        May be called while requests are running. Waits for the device.
 
         Args:
-            progress: Told what is done next.
+            progress: Called with a short message before each runner is captured.
 
         Raises:
-            CaptureError: A forward cannot be captured. Runners before it keep their graphs, so that
-                another call goes on from there.
+            CaptureError: A forward cannot be captured. Runners captured before it keep their
+                graphs; call ``capture`` again to continue.
             ReplayError: The engine is closed.
         """
         for runner in self.runners:
@@ -130,65 +148,81 @@ class SpeculativeEngine:
                 runner.capture()
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams | None = None) -> Request:
-        """Queue a prompt; it joins the batch as soon as there is room.
+        """Queue a prompt. A later ``step`` admits it as soon as there is room.
+
+        Args:
+            prompt_ids: Token ids to continue.
+            sampling: ``None`` takes the defaults of ``SamplingParams``.
+
+        Returns:
+            The request, whose ``output_ids`` grow with each ``step``.
 
         Raises:
-            InputError: The prompt is empty and there is no ``bos_token_id``, holds what is no
-                token, or is too long.
+            InputError: The prompt is empty without a ``bos_token_id``, contains something other
+                than token ids, or is too long for the context or the KV pool.
             ReplayError: The engine is closed.
         """
         self._check_open()
-        request = self._queue.made(prompt_ids, sampling)
+        request = self._queue.create(prompt_ids, sampling)
         self._queue.put([request])
         return request
 
     @property
     def has_work(self) -> bool:
-        """Whether a request waits or runs."""
+        """Whether a request is waiting or running."""
         return bool(self._queue)
 
     @property
     def stats(self) -> EngineStats:
-        """What was done so far."""
+        """Counts over all requests so far, as a snapshot."""
         return self._tally.stats(self._queue.running, self.runners)
 
     @torch.no_grad()
-    def step(self) -> Events:
-        """Admit what fits, make one step for all that run, let go of what has ended.
+    def step(self) -> NewTokens:
+        """Admit waiting requests, run one step for all running ones, and remove finished ones.
+
+        v1 drafts and verifies, waits for the accepted tokens, then catches up on them. The tokens
+        of this step are returned. v2 enqueues the whole step, then waits for the tokens of the
+        previous one and returns those: a step's tokens are returned by the next call, and the call
+        that finishes the last request returns all that remain.
 
         Returns:
-            New tokens by request, in order. v2 learns of a step's tokens in the next one. What a
-            step that failed had learned, the next one tells.
+            The new tokens of each request, in order. If a step raises, the tokens that it had
+            delivered are returned by the next call.
         """
         self._queue.admit(self._steps.begin)
-        self._let_go()
+        self._remove_finished()
         if self._queue.running:
-            self._steps.advance(self._queue.running, self._current_batch())
-            self._let_go()
+            self._steps.advance(self._queue.running, self._running_batch())
+            self._remove_finished()
         if not self._queue.running:
             self._steps.drain()
-        return self._steps.take_events()
+        return self._steps.take_new_tokens()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
     ) -> list[Request]:
-        """Continue all prompts to their ends; requests in the order of the prompts.
+        """Continue all prompts until they finish; return the requests in the same order.
 
         Raises:
-            InputError: As ``submit``; then none of them is queued.
+            InputError: As for ``submit``. No prompt is queued then.
+            ReplayError: The engine is closed.
         """
         self._check_open()
-        requests = [self._queue.made(prompt, sampling) for prompt in prompts]
+        requests = [self._queue.create(prompt, sampling) for prompt in prompts]
         self._queue.put(requests)
         while self.has_work:
             self.step()
         return requests
 
     def close(self) -> None:
-        """Give all graphs back, and what unfinished requests hold. May be called again."""
+        """Close all runners and free what unfinished requests hold. May be called repeatedly.
+
+        Unfinished requests keep the tokens generated so far, with ``finish_reason`` ``None``.
+        """
         if not self._closed:
             self._steps.drain()
-            self._let_go(lambda _request: True)
+            self._remove(self._queue.running)
             self._queue.clear()
             self._closed = True
             for runner in self.runners:
@@ -202,25 +236,33 @@ class SpeculativeEngine:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ReplayError("engine is closed: submit needs an open one. Make a new one.")
+            raise ReplayError(
+                "the engine is closed: submit needs an open one. Create a new engine."
+            )
 
-    def _let_go(self, is_over: Callable[[Request], bool] = has_ended) -> None:
-        for request in self._queue.let_go(is_over):
+    def _remove_finished(self) -> None:
+        self._remove([request for request in self._queue.running if request.is_finished])
+
+    def _remove(self, requests: Sequence[Request]) -> None:
+        self._queue.remove(requests)
+        for request in requests:
             self._tally.add(request)
 
-    def _current_batch(self) -> Batch:
-        """The running requests on the device; made anew only when they change."""
+    def _running_batch(self) -> RunningBatch:
+        """Return the running requests on the device, copied only when they have changed."""
         running = self._queue.running
         if self._batch is None or self._batch[0] != running:
-            self._batch = list(running), Batch.of(running, self.device)
+            self._batch = list(running), RunningBatch.from_requests(running, self.device)
         return self._batch[1]
 
 
-def _limit(sizes: BufferSizes, slots_ahead: int) -> int:
-    if sizes.max_context_len - slots_ahead < 2:
+def _context_limit(sizes: BufferSizes, slots_ahead: int) -> int:
+    limit = sizes.max_context_len - slots_ahead
+    if limit < 2:
         raise ConfigError(
-            f"BufferSizes.max_context_len is {sizes.max_context_len}, of which two steps may write "
-            f"{slots_ahead} ahead. Make it larger.",
+            f"BufferSizes.max_context_len is {sizes.max_context_len}, but two steps may write "
+            f"{slots_ahead} tokens ahead, and a request needs room for 2 tokens. Set it to at "
+            f"least {slots_ahead + 2}.",
             field="max_context_len",
         )
-    return sizes.max_context_len - slots_ahead
+    return limit

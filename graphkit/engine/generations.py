@@ -1,8 +1,11 @@
-"""The two ways in which a step meets the host.
+"""Generations: when the host waits for the device in a step.
 
-v1 keeps the host in the loop: it waits for what verify accepted, ends requests in the middle of a
-step, and catches up on accepted tokens alone. v2 overlaps: while the device works on one step, the
-host books the one before, so it learns one step late that a request has ended.
+v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
+have finished before the draft model catches up, and KV slots are reserved one step at a time.
+
+v2 (overlapped) launches a step before it reads the tokens of the previous one, so host and device
+work at the same time. The host learns one step late that a request has finished; the tokens of the
+extra step are dropped, and KV slots are reserved when the request joins.
 """
 
 from __future__ import annotations
@@ -11,194 +14,148 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from graphkit.engine.drafter import Drafter
-from graphkit.engine.memory import RequestMemory
-from graphkit.engine.parts import EngineContext, EngineModel, Verified
+from graphkit.engine.device_step import DeviceStep
 from graphkit.engine.request import Request
-from graphkit.engine.results import Events, Results
-from graphkit.engine.verifier import Batch, Verifier
+from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.transfers import NewTokens, PendingTokens
+from graphkit.engine.verifier import RunningBatch
 from graphkit.errors import ConfigError
-from graphkit.runners import Runner
 from graphkit.spec import SpecConfig, SpecFallbackWarning
 
 
-class Core:
-    """What both generations do on the device.
-
-    Args:
-        target: The model whose output it is.
-        drafter: Prepared here.
-        context: The engine's.
-        generator: Draws for requests with a temperature.
-
-    Attributes:
-        runners: The runner of each mode.
-        slots_ahead: Slots behind the committed tokens that one step writes.
-    """
-
-    def __init__(
-        self,
-        target: EngineModel,
-        drafter: Drafter,
-        context: EngineContext,
-        generator: torch.Generator,
-    ) -> None:
-        drafter.prepare(context)
-        self.drafter, self.context = drafter, context
-        self.verifier = verifier = Verifier(target, context, drafter.max_path, generator)
-        self.runners: tuple[Runner[Any], ...] = (verifier.runner, *drafter.runners)
-        self.slots_ahead = max(context.verify_width, drafter.slots_needed)
-
-    def start(self, req_pool_indices: torch.Tensor, length: int, first_token: torch.Tensor) -> None:
-        """Leave a read prompt where ``draft_and_verify`` finds it."""
-        lengths = torch.full_like(req_pool_indices, length, dtype=torch.int32)
-        self._stash(req_pool_indices, lengths, first_token)
-
-    def draft_and_verify(self, batch: Batch) -> Verified:
-        """One step up to the point where the generations part."""
-        rows, resolve = batch.req_pool_indices, self.context.future_map.resolve
-        seq_lens, bonus = resolve("seq_lens", rows), resolve("bonus_tokens", rows)
-        verified = self.verifier.verify(batch, seq_lens, self.drafter.draft(rows, seq_lens, bonus))
-        self._stash(rows, verified.new_seq_lens, verified.bonus_tokens)
-        return verified
-
-    def accepted(self, verified: Verified) -> torch.Tensor:
-        """The tokens of each request's accepted path, [B, most]."""
-        predict = verified.predict.view(len(verified.seq_lens), -1)
-        return predict[:, : self.drafter.max_path]
-
-    def _stash(self, rows: torch.Tensor, seq_lens: torch.Tensor, bonus: torch.Tensor) -> None:
-        self.context.future_map.stash(rows, {"seq_lens": seq_lens, "bonus_tokens": bonus})
-
-
 class Generation(ABC):
-    """How steps meet the host.
+    """Runs steps and delivers their tokens to the requests.
 
     Args:
-        core: The device's side.
+        device_step: The device's part of a step.
     """
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._events: Events = []
+    def __init__(self, device_step: DeviceStep) -> None:
+        self._device_step = device_step
+        self._new_tokens: NewTokens = []
 
     @abstractmethod
     def begin(self, request: Request, first_token: torch.Tensor) -> None:
-        """Take over a request whose prompt was read; first_token is [1] int64."""
+        """Add a prefilled request; ``first_token`` is [1] int64 on the device."""
 
     @abstractmethod
-    def advance(self, requests: Sequence[Request], batch: Batch) -> None:
-        """Make one step for the running requests."""
+    def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
+        """Run one step for the running requests."""
 
     @abstractmethod
     def drain(self) -> None:
-        """Wait for whatever is on its way."""
+        """Wait for all tokens on their way to the host and deliver them."""
 
-    def take_events(self) -> Events:
-        """New tokens since the last call, also of a step that failed after they were booked."""
-        events, self._events = self._events, []
-        return events
+    def take_new_tokens(self) -> NewTokens:
+        """Return the tokens delivered since the last call, those of a failed step included."""
+        new_tokens, self._new_tokens = self._new_tokens, []
+        return new_tokens
 
 
 class HostInLoop(Generation):
-    """v1. Slots are held for the step at hand alone.
+    """Generation v1: waits for each step's tokens; reserves KV slots for one step at a time.
 
     Args:
-        core: The device's side.
-        memory: Where slots come from.
+        device_step: The device's part of a step.
+        memory: Provides the slots.
     """
 
-    def __init__(self, core: Core, memory: RequestMemory) -> None:
-        super().__init__(core)
+    def __init__(self, device_step: DeviceStep, memory: RequestMemory) -> None:
+        super().__init__(device_step)
         self._memory = memory
 
     def begin(self, request: Request, first_token: torch.Tensor) -> None:
-        """See ``Generation.begin``."""
-        sent = Results.send([request], first_token[:, None], _ones(first_token), False)
-        self._events += sent.book()
+        """See ``Generation.begin``. Waits for the token."""
+        self._new_tokens += _send_first_token(request, first_token).deliver()
 
-    def advance(self, requests: Sequence[Request], batch: Batch) -> None:
-        """See ``Generation.advance``."""
-        # A request's newest token is its bonus token, which no KV slot holds yet.
-        ahead = self._core.slots_ahead - 1
+    def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
+        """See ``Generation.advance``. Waits for verify, before the draft model catches up."""
+        # The newest token of a request is its bonus token, which has no KV slot yet.
+        ahead = self._device_step.slots_ahead - 1
         self._memory.reserve((r.row, r.num_tokens + ahead) for r in requests)
-        verified = self._core.draft_and_verify(batch)
+        verified = self._device_step.draft_and_verify(batch)
         counts = verified.counts.num_accepted_tokens
-        results = Results.send(requests, self._core.accepted(verified), counts, True)
-        self._events += results.book()
-        accepted = results.counts.tolist()
-        live = [n * (r.finish_reason is None) for r, n in zip(requests, accepted, strict=True)]
-        self._core.drafter.extend_accepted(verified, live)
+        tokens = self._device_step.accepted_tokens(verified)
+        pending = PendingTokens.send(requests, tokens, counts, is_verify=True)
+        self._new_tokens += pending.deliver()
+        catch_up = [
+            0 if request.is_finished else count
+            for request, count in zip(requests, pending.counts.tolist(), strict=True)
+        ]
+        self._device_step.drafter.extend_accepted(verified, catch_up)
         for request in requests:
-            if request.finish_reason is None:
+            if not request.is_finished:
                 self._memory.shrink(request.row, request.num_tokens - 1)
 
     def drain(self) -> None:
-        """Nothing is ever on its way."""
+        """Do nothing: every step delivers its own tokens."""
 
 
 class Overlapped(Generation):
-    """v2. Slots of all steps are held from the beginning.
+    """Generation v2: launches a step before it reads the previous one's tokens.
 
     Args:
-        core: The device's side.
+        device_step: The device's part of a step.
     """
 
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self._on_their_way: deque[Results] = deque()
+    def __init__(self, device_step: DeviceStep) -> None:
+        super().__init__(device_step)
+        self._pending: deque[PendingTokens] = deque()
 
     def begin(self, request: Request, first_token: torch.Tensor) -> None:
-        """See ``Generation.begin``."""
-        sent = Results.send([request], first_token[:, None], _ones(first_token), False)
-        self._on_their_way.append(sent)
+        """See ``Generation.begin``. Does not wait; the next step delivers the token."""
+        self._pending.append(_send_first_token(request, first_token))
 
-    def advance(self, requests: Sequence[Request], batch: Batch) -> None:
-        """See ``Generation.advance``. Books what was launched before; never waits for this step."""
-        earlier = len(self._on_their_way)
+    def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
+        """See ``Generation.advance``. Waits for earlier steps only, after launching this one."""
+        earlier = len(self._pending)
         self._launch(requests, batch)
-        self._book(earlier)
+        self._deliver(earlier)
 
     def drain(self) -> None:
         """See ``Generation.drain``."""
-        self._book(len(self._on_their_way))
+        self._deliver(len(self._pending))
 
-    def _launch(self, requests: Sequence[Request], batch: Batch) -> None:
-        """Everything of a step that the device does. No line of it waits for the device."""
-        verified = self._core.draft_and_verify(batch)
+    def _launch(self, requests: Sequence[Request], batch: RunningBatch) -> None:
+        """Enqueue a whole step without waiting for the device."""
+        verified = self._device_step.draft_and_verify(batch)
         counts = verified.counts.num_accepted_tokens
-        sent = Results.send(requests, self._core.accepted(verified), counts, True)
-        self._on_their_way.append(sent)  # before anything else can fail: the step is committed
-        self._core.drafter.extend(verified)
+        tokens = self._device_step.accepted_tokens(verified)
+        # Appended before the drafter can fail: the lengths of this step are stored already.
+        self._pending.append(PendingTokens.send(requests, tokens, counts, is_verify=True))
+        self._device_step.drafter.extend(verified)
 
-    def _book(self, count: int) -> None:
+    def _deliver(self, count: int) -> None:
         for _ in range(count):
-            self._events += self._on_their_way.popleft().book()
+            self._new_tokens += self._pending.popleft().deliver()
 
 
-def _ones(tokens: torch.Tensor) -> torch.Tensor:
-    return torch.ones_like(tokens, dtype=torch.int32)
+def _send_first_token(request: Request, token: torch.Tensor) -> PendingTokens:
+    count = torch.ones_like(token, dtype=torch.int32)
+    return PendingTokens.send([request], token[:, None], count, is_verify=False)
 
 
-def generation_of(spec: SpecConfig, wanted: Literal["v1", "v2"] | None) -> str:
-    """The generation to run.
+def select_generation(spec: SpecConfig, requested: Literal["v1", "v2"] | None) -> str:
+    """Return the generation to run: the requested one, or the one that ``spec.plan()`` selects.
 
     Raises:
-        ConfigError: v2 was asked for, and the plan does not allow it.
+        ConfigError: v2 is requested, and the plan does not allow it.
     """
-    if wanted == "v1":
-        return wanted
-    if wanted not in ("v2", None):
-        raise ConfigError(f"generation is 'v1', 'v2' or None, got {wanted!r}.", field="generation")
+    if requested == "v1":
+        return requested
+    if requested not in ("v2", None):
+        raise ConfigError(
+            f"generation must be 'v1', 'v2' or None, got {requested!r}.", field="generation"
+        )
     with warnings.catch_warnings():
-        if wanted == "v2":  # refused below, so nothing falls back
+        if requested == "v2":  # raises below instead of falling back
             warnings.simplefilter("ignore", SpecFallbackWarning)
         plan = spec.plan()
-    if wanted == "v2" and plan.generation != "v2":
+    if requested == "v2" and plan.generation != "v2":
         raise ConfigError(
             f"generation 'v2' cannot run: {plan.reason}. Use None or 'v1'.", field="generation"
         )

@@ -1,4 +1,4 @@
-"""Drafting with a chain of draft layers, which catch up and draft in one go (multi-layer Eagle)."""
+"""Drafting with a chain of draft layers: multi-layer EAGLE."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
+from graphkit.engine.context import EngineContext, EngineModel
 from graphkit.engine.drafter import Drafter
-from graphkit.engine.eagle import tree_of
-from graphkit.engine.memory import to_device
-from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Prefilled, Verified
+from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.engine.transfers import to_device
+from graphkit.errors import ConfigError
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.spec.tree import TreeGrowth
 
 
 class MultiLayerDrafter(Drafter):
-    """One forward per layer and step; no DRAFT.
+    """Drafts with a ``MultiLayerEagleRunner``: one layer per draft step, and no DRAFT replay.
 
-    Every layer proposes K tokens after the likeliest token of the layer before, so a tree has one
-    branch that goes on at each depth.
+    Layer i proposes K tokens after the most probable token of layer i - 1. A tree therefore has one
+    branch that continues at each depth.
 
     Args:
-        model: Its ``forward`` is the sequence of the layers' forwards, which get
+        model: Its ``forward`` is a sequence of forwards, one per layer, that receive
             ``MultiLayerDraftExtendInputs``.
     """
 
@@ -33,7 +34,12 @@ class MultiLayerDrafter(Drafter):
         """See ``Drafter.prepare``."""
         context.check(self._model)
         self._context, self._spec = context, context.spec
-        assert not callable(self._model.forward), "a chain is a sequence of forwards"
+        if callable(self._model.forward):
+            raise ConfigError(
+                "EngineModel.forward is one callable, but MultiLayerDrafter needs a sequence of "
+                "forwards. Pass one forward per layer.",
+                field="forward",
+            )
         self._layers = MultiLayerEagleRunner(
             self._model.forward,
             spec=context.spec,
@@ -63,7 +69,7 @@ class MultiLayerDrafter(Drafter):
             select_index=torch.full_like(rows, length - 1),
             **AcceptedCounts.from_tokens(whole).fields(),
         )
-        self._keep(rows, self._layers.fall_back(inputs).tensors())
+        self._store_candidates(rows, self._layers.fall_back(inputs).tensors())
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
@@ -74,14 +80,14 @@ class MultiLayerDrafter(Drafter):
         tokens = resolve("topk_index", req_pool_indices)
         tree = TreeGrowth(probs[:, 0], tokens[:, 0])
         for step in range(1, spec.num_steps):
-            # Only the first branch, the likeliest one, was continued by the next layer.
+            # The next layer continues the first branch alone, which is the most probable one.
             branch_probs = probs.new_zeros(len(probs), spec.topk, spec.topk)
             branch_probs[:, 0] = probs[:, step]
             branch_tokens = tokens[:, step, None].expand(-1, spec.topk, -1)
             tree.grow(branch_probs.flatten(0, 1), branch_tokens.flatten(0, 1))
         names = "parent_list", "top_scores_index", "draft_tokens"
-        drafted = dict(zip(names, tree.best(spec.num_draft_tokens), strict=True))
-        return tree_of(bonus_tokens, drafted, seq_lens, spec)
+        candidates = dict(zip(names, tree.best(spec.num_draft_tokens), strict=True))
+        return DraftTree.from_candidates(bonus_tokens, candidates, seq_lens, spec)
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
@@ -101,14 +107,16 @@ class MultiLayerDrafter(Drafter):
                 **verified.counts.fields(),
             )
         )
-        self._keep(rows, out.tensors())
+        self._store_candidates(rows, out.tensors())
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
-        """As ``extend``, for the requests that go on: the layers' window has one width."""
+        """Catch up on all W rows of the requests that continue; the runner has a fixed width."""
         live = [i for i, count in enumerate(num_accepted_tokens) if count]
         if live:
-            self.extend(verified.of_requests(to_device(live, verified.predict.device)))
+            self.extend(verified.select(to_device(live, verified.predict.device)))
 
-    def _keep(self, req_pool_indices: torch.Tensor, made: dict[str, torch.Tensor]) -> None:
-        kept = {name: made[name] for name in ("topk_p", "topk_index")}
-        self._context.future_map.stash(req_pool_indices, kept)
+    def _store_candidates(
+        self, req_pool_indices: torch.Tensor, output: dict[str, torch.Tensor]
+    ) -> None:
+        stored = {name: output[name] for name in ("topk_p", "topk_index")}
+        self._context.future_map.stash(req_pool_indices, stored)

@@ -1,6 +1,6 @@
-"""Drafting without a draft model: what followed the last few tokens earlier in the same text.
+"""Drafting without a draft model, from earlier matches of the last tokens in the same request.
 
-The text so far lies on the device, so that a lookup needs no host round trip.
+The text of every request is kept on the device, so that a lookup does not wait for the host.
 """
 
 from __future__ import annotations
@@ -9,63 +9,70 @@ from collections.abc import Sequence
 
 import torch
 
+from graphkit.engine.context import EngineContext
 from graphkit.engine.drafter import Drafter
-from graphkit.engine.memory import to_device
-from graphkit.engine.parts import DraftTree, EngineContext, Prefilled, Verified
+from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.engine.transfers import to_device
 
-LONGEST_MATCH = 4
-"""Tokens that are compared at most; more hardly ever change the choice."""
+MAX_MATCH = 4
+"""Most tokens that a lookup compares. Longer matches rarely change the choice."""
 
 
-class Forest:
-    """Trees of one fixed shape: K chains that begin at the root, as even as W allows.
+class ChainTree:
+    """A tree of fixed shape: K chains that start at the root, with lengths as equal as W allows.
 
     Args:
-        topk: Chains (K).
-        width: Nodes, the root included (W).
-        device: Where the tensors live.
+        topk: Number of chains (K).
+        width: Number of nodes, the root included (W).
+        device: The device of the tensors.
 
     Attributes:
-        chain, depth: [W] int64, of each node; the root has depth 0.
-        mask: [W, W] bool.
-        next_token, next_sibling: [W] int64.
+        chain: [W] int64, the chain of each node.
+        depth: [W] int64, the depth of each node; 0 for the root.
+        mask: [W, W] bool, as ``DraftTree.tree_mask``.
+        next_token, next_sibling: [W] int64, as in ``DraftTree``.
+        max_depth: Depth of the longest chain.
     """
 
     def __init__(self, topk: int, width: int, device: torch.device) -> None:
-        chains = [(node - 1) % topk for node in range(1, width)]
-        depths = [(node - 1) // topk + 1 for node in range(1, width)]
-        follows = [node + topk if node + topk < width else -1 for node in range(1, width)]
-        beside = [node + 1 if node < min(topk, width - 1) else -1 for node in range(1, width)]
-        self.chain = to_device([0, *chains], device)
-        self.depth = to_device([0, *depths], device)
-        self.next_token = to_device([1 if width > 1 else -1, *follows], device)
-        self.next_sibling = to_device([-1, *beside], device)
+        chain = [(node - 1) % topk for node in range(1, width)]
+        depth = [(node - 1) // topk + 1 for node in range(1, width)]
+        child = [node + topk if node + topk < width else -1 for node in range(1, width)]
+        sibling = [node + 1 if node < min(topk, width - 1) else -1 for node in range(1, width)]
+        self.chain = to_device([0, *chain], device)
+        self.depth = to_device([0, *depth], device)
+        self.next_token = to_device([1 if width > 1 else -1, *child], device)
+        self.next_sibling = to_device([-1, *sibling], device)
         same_chain = self.chain[:, None] == self.chain
         is_above = self.depth[:, None] >= self.depth
         self.mask = (same_chain & is_above) | (self.depth == 0)
         self.mask[0, 1:] = False
-        self.deepest = max(depths, default=0)
+        self.max_depth = max(depth, default=0)
 
 
 class NgramDrafter(Drafter):
-    """Looks the last tokens up in the request's own text; tries the K longest, latest matches."""
+    """Drafts the tokens that followed the K best earlier matches of a request's last tokens.
+
+    The longest match is best; of equal lengths, the latest. No model runs and no tree is grown: the
+    first draft of each match is a child of the bonus token.
+    """
 
     def prepare(self, context: EngineContext) -> None:
         """See ``Drafter.prepare``."""
         self._context = context
         rows, self._context_len = context.req_to_token.shape
         self._text = torch.zeros(rows, self._context_len, dtype=torch.int64, device=context.device)
-        self._forest = Forest(context.spec.topk, context.verify_width, context.device)
+        self._tree = ChainTree(context.spec.topk, context.verify_width, context.device)
 
     @property
     def max_path(self) -> int:
-        """The deepest chain and the bonus token."""
-        return self._forest.deepest + 1
+        """Length of the longest chain, plus the bonus token."""
+        return self._tree.max_depth + 1
 
     def prefill(self, chunk: Prefilled) -> None:
         """See ``Drafter.prefill``."""
-        places = chunk.start + torch.arange(len(chunk.input_ids), device=self._context.device)
-        self._text[chunk.req_pool_indices, places] = chunk.input_ids
+        columns = chunk.start + torch.arange(len(chunk.input_ids), device=self._context.device)
+        self._text[chunk.req_pool_indices, columns] = chunk.input_ids
 
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
@@ -74,46 +81,45 @@ class NgramDrafter(Drafter):
         last = seq_lens.long()
         self._text[req_pool_indices, last] = bonus_tokens
         text = self._text[req_pool_indices]
-        forest, requests = self._forest, len(last)
-        width = len(forest.depth)
-        found = self._matches(text, last)[:, forest.chain]
-        # What follows a match may run into the present: it then goes on from where it began.
-        period = last[:, None] - found
-        place = found + 1 + (forest.depth - 1) % period
-        place = torch.where(forest.depth == 0, last[:, None], place)
-        node_ids = torch.arange(requests * width, device=text.device).view(requests, width)
+        tree, batch_size = self._tree, len(last)
+        width = len(tree.depth)
+        match = self._matches(text, last)[:, tree.chain]
+        # The text after a match ends at the last token. Longer drafts repeat it from the match on.
+        period = last[:, None] - match
+        source = match + 1 + (tree.depth - 1) % period
+        source = torch.where(tree.depth == 0, last[:, None], source)
+        node_ids = torch.arange(batch_size * width, device=text.device).view(batch_size, width)
         return DraftTree(
-            draft_tokens=text.gather(1, place).flatten(),
-            positions=(last[:, None] + forest.depth).flatten(),
-            tree_mask=forest.mask.expand(requests, -1, -1).contiguous(),
+            draft_tokens=text.gather(1, source).flatten(),
+            positions=(last[:, None] + tree.depth).flatten(),
+            tree_mask=tree.mask.expand(batch_size, -1, -1).contiguous(),
             retrieve_index=node_ids,
-            retrieve_next_token=forest.next_token.expand(requests, -1).contiguous(),
-            retrieve_next_sibling=forest.next_sibling.expand(requests, -1).contiguous(),
+            retrieve_next_token=tree.next_token.expand(batch_size, -1).contiguous(),
+            retrieve_next_sibling=tree.next_sibling.expand(batch_size, -1).contiguous(),
         )
 
     def extend(self, verified: Verified) -> None:
-        """Append what was accepted. What is written behind it is overwritten before it is read."""
-        requests = len(verified.seq_lens)
-        predict = verified.predict.view(requests, -1)
+        """Append all W predicted tokens. Those behind the accepted path are never read."""
+        predict = verified.predict.view(len(verified.seq_lens), -1)
         steps = torch.arange(predict.shape[1], device=predict.device) + 1
-        places = (verified.seq_lens[:, None] + steps).clamp(max=self._context_len - 1)
-        self._text[verified.req_pool_indices[:, None], places] = predict
+        columns = (verified.seq_lens[:, None] + steps).clamp(max=self._context_len - 1)
+        self._text[verified.req_pool_indices[:, None], columns] = predict
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """As ``extend``; requests that have ended do not mind."""
+        """See ``extend``, which is harmless for requests that have finished."""
         self.extend(verified)
 
     def _matches(self, text: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Places of the K best matches, [B, K]: where an earlier copy of the last tokens ends."""
-        places = torch.arange(text.shape[1], device=text.device)
+        """Return the columns at which the K best matches end, [B, K]."""
+        columns = torch.arange(text.shape[1], device=text.device)
         is_equal = torch.ones_like(text, dtype=torch.bool)
         length = torch.zeros_like(text)
-        for back in range(LONGEST_MATCH):
+        for back in range(MAX_MATCH):
             wanted = text.gather(1, (last - back).clamp(min=0)[:, None])
             is_equal = is_equal & (text.roll(back, 1) == wanted)
-            is_equal = is_equal & (places >= back) & (last >= back)[:, None]
+            is_equal = is_equal & (columns >= back) & (last >= back)[:, None]
             length = length + is_equal
-        is_earlier = places < last[:, None]
-        score = torch.where(is_earlier, length * text.shape[1] + places, -1)
+        is_earlier = columns < last[:, None]
+        score = torch.where(is_earlier, length * text.shape[1] + columns, -1)
         best = score.topk(min(self._context.spec.topk, text.shape[1]), 1).indices
-        return torch.minimum(best, last[:, None] - 1)  # a text without a past has no match at all
+        return torch.minimum(best, last[:, None] - 1)  # a text of one token has no match

@@ -1,4 +1,4 @@
-"""Prompts: which are taken, and how target and drafter read them."""
+"""Validation and chunked prefill of prompts."""
 
 from __future__ import annotations
 
@@ -8,81 +8,94 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.config import require_int
-from graphkit.engine.generations import Core
-from graphkit.engine.memory import to_device
-from graphkit.engine.parts import Prefilled
+from graphkit.engine.device_step import DeviceStep
 from graphkit.engine.request import Request
-from graphkit.engine.sampling import choose
+from graphkit.engine.sampling import sample_tokens
+from graphkit.engine.step_tensors import Prefilled
+from graphkit.engine.transfers import to_device
 from graphkit.errors import InputError
 
 
-class PromptReader:
-    """Reads prompts chunk by chunk, eagerly: a prompt's length is no captured width.
+class PromptPrefill:
+    """Prefills prompts chunk by chunk with target and drafter.
+
+    Chunks run eagerly, since their length is not a captured width.
 
     Args:
-        core: The device's side.
-        req_to_token: The request pool's table.
-        chunk: Most tokens at once.
-        bos_token_id: What an empty prompt is replaced by; ``None`` refuses it.
-        generator: Draws first tokens.
+        device_step: The device's part of a step.
+        req_to_token: KV slot of each token, the request pool's table.
+        chunk_size: Most prompt tokens per forward.
+        bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
+        generator: Source of random numbers for first tokens.
 
     Raises:
-        ConfigError: ``chunk`` is below 1.
+        ConfigError: ``chunk_size`` is below 1.
     """
 
     def __init__(
         self,
-        core: Core,
+        device_step: DeviceStep,
         req_to_token: torch.Tensor,
-        chunk: int,
+        chunk_size: int,
         bos_token_id: int | None,
         generator: torch.Generator,
     ) -> None:
-        require_int("SpeculativeEngine", "chunked_prefill_size", chunk)
-        self._core, self._req_to_token, self._chunk = core, req_to_token, chunk
-        self._bos, self._generator = bos_token_id, generator
+        require_int("SpeculativeEngine", "chunked_prefill_size", chunk_size)
+        self._device_step, self._req_to_token = device_step, req_to_token
+        self._chunk_size, self._bos, self._generator = chunk_size, bos_token_id, generator
 
-    def checked(self, prompt_ids: Sequence[int], limit: int) -> tuple[int, ...]:
-        """The prompt, if it can be continued within ``limit`` tokens.
+    def validate(self, prompt_ids: Sequence[int], context_limit: int) -> tuple[int, ...]:
+        """Return the prompt's token ids, or the BOS token for an empty prompt.
 
         Raises:
-            InputError: It cannot.
+            InputError: The prompt is empty without a BOS token, is no sequence of token ids, or
+                leaves no room for a new token within ``context_limit`` tokens.
         """
         try:
             ids = tuple(operator.index(token) for token in prompt_ids)
         except TypeError as error:
-            raise _refusal(f"is no sequence of token ids: {error}", "Give ints.") from error
+            raise _error(
+                f"is not a sequence of token ids: {error}", "Pass a sequence of ints."
+            ) from error
         if not ids and self._bos is not None:
             ids = (self._bos,)
-        vocab_size = self._core.context.sizes.vocab_size
+        vocab_size = self._device_step.context.sizes.vocab_size
         if not ids:
-            raise _refusal("is empty", "Give at least one token, or the engine a bos_token_id.")
-        if min(ids) < 0 or max(ids) >= vocab_size:
-            raise _refusal(f"holds {min(ids)} to {max(ids)}", f"Tokens are 0 to {vocab_size - 1}.")
-        if len(ids) >= limit:
-            raise _refusal(
-                f"has {len(ids)} tokens; prompt and output together have room for {limit}",
-                "Shorten it or make max_context_len larger.",
+            raise _error("is empty", "Pass at least one token, or give the engine a bos_token_id.")
+        outside = next((token for token in ids if not 0 <= token < vocab_size), None)
+        if outside is not None:
+            raise _error(
+                f"contains token {outside}, but the vocabulary has {vocab_size} tokens",
+                f"Use ids from 0 to {vocab_size - 1}.",
+            )
+        if len(ids) >= context_limit:
+            raise _error(
+                f"has {len(ids)} tokens, but prompt and output together are limited to "
+                f"{context_limit}",
+                "Shorten the prompt, or increase max_context_len.",
             )
         return ids
 
-    def read(self, request: Request) -> torch.Tensor:
-        """Have target and drafter read the prompt; its slots are reserved.
+    def prefill(self, request: Request) -> torch.Tensor:
+        """Prefill the prompt with target and drafter; its KV slots must be reserved.
 
         Returns:
             The first new token, int64 [1], on the device.
         """
         length, device = len(request.prompt_ids), self._req_to_token.device
         row = to_device([request.row], device)
-        ids = to_device([*request.prompt_ids, 0], device)  # the last place is for the first token
+        # The last element receives the first new token.
+        ids = to_device([*request.prompt_ids, 0], device)
         slots = self._req_to_token[request.row, :length].long()
-        for start in range(0, length, self._chunk):
-            end = min(start + self._chunk, length)
-            output = self._core.verifier.read(row, start, ids[start:end], slots[start:end])
+        for start in range(0, length, self._chunk_size):
+            end = min(start + self._chunk_size, length)
+            output = self._device_step.verifier.prefill(
+                row, start, ids[start:end], slots[start:end]
+            )
             if end == length:
                 logits = output.next_token_logits[-1:]
-                ids[length:] = choose(logits, request.sampling.temperature, self._generator)
-            self._core.drafter.prefill(
+                ids[length:] = sample_tokens(logits, request.sampling.temperature, self._generator)
+            self._device_step.drafter.prefill(
                 Prefilled(
                     req_pool_indices=row,
                     start=start,
@@ -93,9 +106,9 @@ class PromptReader:
                     is_last=end == length,
                 )
             )
-        self._core.start(row, length, ids[length:])
+        self._device_step.start(row, length, ids[length:])
         return ids[length:]
 
 
-def _refusal(fact: str, remedy: str) -> InputError:
+def _error(fact: str, remedy: str) -> InputError:
     return InputError(f"the prompt {fact}. {remedy}", field="prompt_ids")

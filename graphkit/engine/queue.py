@@ -1,4 +1,4 @@
-"""Requests that wait and requests that run, and what each of them holds."""
+"""Queue of waiting requests and the batch of running ones."""
 
 from __future__ import annotations
 
@@ -7,114 +7,116 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from graphkit.engine.memory import RequestMemory
-from graphkit.engine.prompts import PromptReader
+from graphkit.engine.prompts import PromptPrefill
 from graphkit.engine.request import Request, SamplingParams
+from graphkit.engine.request_memory import RequestMemory
 from graphkit.errors import InputError
 
 
 class RequestQueue:
-    """First come, first served; a request joins as soon as it can be promised all its slots.
+    """Admits requests in order of submission, each as soon as it can be promised all its KV slots.
 
     Args:
-        prompts: Reads the prompt of a request that joins.
-        memory: Where rows and slots come from.
-        limit: Most tokens of a request's prompt and output together.
-        slots_ahead: Slots behind them that steps may write.
-        max_running: Most requests that run at once.
-        holds_all: Whether a request holds all its slots from the beginning.
+        prompts: Prefills the prompt of an admitted request.
+        memory: Provides rows and slots.
+        context_limit: Most tokens of a request's prompt and output together.
+        slots_ahead: KV slots that steps may write behind a request's tokens.
+        max_running: Most requests that run at the same time.
+        reserve_all: Whether a request's slots are all reserved when it is admitted.
 
     Attributes:
-        running: In the order in which they joined.
+        running: The running requests, in the order of admission.
     """
 
     def __init__(
         self,
-        prompts: PromptReader,
+        prompts: PromptPrefill,
         memory: RequestMemory,
         *,
-        limit: int,
+        context_limit: int,
         slots_ahead: int,
         max_running: int,
-        holds_all: bool,
+        reserve_all: bool,
     ) -> None:
-        self._prompts, self._memory, self._limit = prompts, memory, limit
+        self._prompts, self._memory, self._context_limit = prompts, memory, context_limit
         self._slots_ahead, self._max_running = slots_ahead, max_running
-        self._holds_all = holds_all
+        self._reserve_all = reserve_all
         self._waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self.running)
 
-    def made(self, prompt_ids: Sequence[int], sampling: SamplingParams | None) -> Request:
-        """A request that can be served, not queued yet.
+    def create(self, prompt_ids: Sequence[int], sampling: SamplingParams | None) -> Request:
+        """Create a request without queueing it.
 
         Raises:
-            InputError: It never could be.
+            InputError: The prompt is invalid, or the request needs more slots than the pool has.
         """
         request = Request(
-            prompt_ids=self._prompts.checked(prompt_ids, self._limit),
+            prompt_ids=self._prompts.validate(prompt_ids, self._context_limit),
             sampling=sampling or SamplingParams(),
-            limit=self._limit,
+            context_limit=self._context_limit,
         )
-        slots = self._memory.whole_pages(self._most_tokens(request))
+        slots = self._memory.whole_pages(self._max_slots(request))
         if slots > self._memory.total_slots:
             raise InputError(
-                f"a request of up to {request.most_tokens} tokens takes {slots} KV slots; the pool "
-                f"has {self._memory.total_slots}. Ask for fewer new tokens.",
+                f"a request of up to {request.max_tokens} tokens needs {slots} KV slots, but the "
+                f"pool has {self._memory.total_slots}. Reduce max_new_tokens, or enlarge the pool.",
                 field="prompt_ids",
             )
         return request
 
     def put(self, requests: Sequence[Request]) -> None:
-        """Let them wait."""
+        """Append requests to the queue."""
         self._waiting += requests
 
     def admit(self, begin: Callable[[Request, torch.Tensor], None]) -> None:
-        """Read the prompts of waiting requests while there is room.
+        """Prefill waiting requests in order while there is room.
 
         Args:
-            begin: Takes over a request and its first new token.
+            begin: Called with each admitted request and its first new token.
         """
         while self._waiting and self._has_room_for(self._waiting[0]):
-            first_token = self._read(self._waiting[0])
+            first_token = self._prefill(self._waiting[0])
             request = self._waiting.popleft()
             self.running.append(request)
             begin(request, first_token)
 
-    def let_go(self, is_over: Callable[[Request], bool]) -> list[Request]:
-        """Free what such requests hold. Work in flight writes before whoever gets it next."""
-        over = [request for request in self.running if is_over(request)]
-        for request in over:
-            self._release(request)
+    def remove(self, requests: Sequence[Request]) -> None:
+        """Remove running requests and free their rows and slots.
+
+        A step that is still in flight may write to the freed slots. Streams are ordered, so it does
+        so before the next owner writes there.
+        """
+        for request in requests:
+            self._free(request)
         self.running = [request for request in self.running if request.row]
-        return over
 
     def clear(self) -> None:
-        """Let nobody wait any more."""
+        """Drop all waiting requests."""
         self._waiting.clear()
 
-    def _read(self, request: Request) -> torch.Tensor:
-        """Read its prompt; if that fails it holds nothing, and waits as before."""
-        most = self._most_tokens(request)
-        request.row = self._memory.open(most)
-        length = most if self._holds_all else len(request.prompt_ids)
+    def _prefill(self, request: Request) -> torch.Tensor:
+        """Allocate memory and prefill. On an error, free the memory; the request stays queued."""
+        max_slots = self._max_slots(request)
+        request.row = self._memory.allocate_row(max_slots)
+        length = max_slots if self._reserve_all else len(request.prompt_ids)
         self._memory.reserve([(request.row, length)])
         try:
-            return self._prompts.read(request)
+            return self._prompts.prefill(request)
         except BaseException:
-            self._release(request)
+            self._free(request)
             raise
 
-    def _release(self, request: Request) -> None:
-        self._memory.close(request.row)
+    def _free(self, request: Request) -> None:
+        self._memory.free_row(request.row)
         request.row = 0
 
     def _has_room_for(self, request: Request) -> bool:
-        has_place = len(self.running) < self._max_running
-        return has_place and self._memory.has_room(self._most_tokens(request))
+        is_below_limit = len(self.running) < self._max_running
+        return is_below_limit and self._memory.has_room(self._max_slots(request))
 
-    def _most_tokens(self, request: Request) -> int:
-        """Tokens whose slots it may come to hold: its own, and what steps write ahead."""
-        return request.most_tokens + self._slots_ahead
+    def _max_slots(self, request: Request) -> int:
+        """Return the slots of the longest possible text and of what steps write ahead."""
+        return request.max_tokens + self._slots_ahead

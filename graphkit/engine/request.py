@@ -1,4 +1,4 @@
-"""A request: what was asked, and what has come of it so far."""
+"""Requests, their sampling parameters and their output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.errors import ConfigError
 
 
 class FinishReason(Enum):
-    """Why a request ended."""
+    """Reason for which a request finished."""
 
     STOP = "stop token"
     LENGTH = "max_new_tokens"
@@ -22,14 +22,14 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of a request are chosen, and when it ends.
+    """Sampling and stopping parameters of a request.
 
     Attributes:
-        max_new_tokens: Most tokens to make.
-        temperature: 0 takes the likeliest token; above, tokens follow the target's distribution,
-            its logits divided by it.
-        stop_token_ids: Tokens that end the request, kept as a frozenset; the one that did is its
-            last token.
+        max_new_tokens: Most tokens to generate, at least 1.
+        temperature: 0 selects the most probable token. Above 0, tokens follow the target's
+            distribution with its logits divided by the temperature.
+        stop_token_ids: Tokens that finish the request; stored as a frozenset. The stop token is
+            part of the output.
 
     Raises:
         ConfigError: A value is out of range.
@@ -44,14 +44,15 @@ class SamplingParams:
         if not _is_temperature(self.temperature):
             raise ConfigError(
                 "SamplingParams.temperature must be a finite number >= 0, got "
-                f"{self.temperature!r}.",
+                f"{self.temperature!r}. Use 0 for greedy decoding.",
                 field="temperature",
             )
         try:
             tokens = frozenset(operator.index(token) for token in self.stop_token_ids)
         except TypeError as error:
             raise ConfigError(
-                f"SamplingParams.stop_token_ids must be token ids, got {self.stop_token_ids!r}.",
+                "SamplingParams.stop_token_ids must be a collection of token ids, got "
+                f"{self.stop_token_ids!r}. Pass a collection of ints.",
                 field="stop_token_ids",
             ) from error
         object.__setattr__(self, "stop_token_ids", tokens)
@@ -59,23 +60,25 @@ class SamplingParams:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request:
-    """A request in the engine. Owned by it; callers read.
+    """A request and its output so far.
+
+    ``SpeculativeEngine.submit`` creates it; the engine alone changes it, inside ``step``.
 
     Attributes:
         prompt_ids: Tokens to continue.
-        sampling: How, and how far.
-        limit: Most tokens of prompt and output together.
-        output_ids: Tokens made so far; grows as results arrive.
-        finish_reason: ``None`` while it runs.
-        row: Its row in the request pool while it runs, else 0.
-        num_verifies: Verify steps that made tokens for it.
-        num_accepted_tokens: Tokens that those steps accepted, bonus tokens included, also those
-            behind its end.
+        sampling: Sampling and stopping parameters.
+        context_limit: Most tokens of prompt and output together.
+        output_ids: Tokens generated so far, without the prompt.
+        finish_reason: ``None`` until the request has finished.
+        row: Row in the request pool while the request runs, else 0.
+        num_verifies: Verify steps that generated tokens for the request.
+        num_accepted_tokens: Tokens that those steps accepted, bonus tokens included. Counts tokens
+            behind the end of the request too.
     """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
-    limit: int
+    context_limit: int
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     row: int = 0
@@ -84,42 +87,42 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and output."""
+        """Tokens of prompt and output so far."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
-    def most_tokens(self) -> int:
-        """Tokens that prompt and output can come to."""
-        return min(self.limit, len(self.prompt_ids) + self.sampling.max_new_tokens)
+    def max_tokens(self) -> int:
+        """Most tokens that prompt and output can reach."""
+        return min(self.context_limit, len(self.prompt_ids) + self.sampling.max_new_tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has its last token."""
+        return self.finish_reason is not None
 
     @property
     def accept_length(self) -> float:
-        """Mean tokens per verify step, bonus included; 0 before the first."""
+        """Mean accepted tokens per verify step, bonus included; 0 before the first step."""
         return self.num_accepted_tokens / self.num_verifies if self.num_verifies else 0.0
 
-    def take(self, tokens: Sequence[int]) -> list[int]:
-        """Append tokens up to the one that ends the request; returns those appended."""
-        taken: list[int] = []
+    def append(self, tokens: Sequence[int]) -> list[int]:
+        """Append tokens up to the one that finishes the request; return those appended."""
+        appended: list[int] = []
         for token in tokens:
-            if self.finish_reason is not None:
+            if self.is_finished:
                 break
             self.output_ids.append(token)
-            taken.append(token)
-            self.finish_reason = self._reason_after(token)
-        return taken
+            appended.append(token)
+            self.finish_reason = self._finish_reason_after(token)
+        return appended
 
-    def _reason_after(self, token: int) -> FinishReason | None:
+    def _finish_reason_after(self, token: int) -> FinishReason | None:
         if token in self.sampling.stop_token_ids:
             return FinishReason.STOP
         if len(self.output_ids) >= self.sampling.max_new_tokens:
             return FinishReason.LENGTH
-        return FinishReason.CONTEXT if self.num_tokens >= self.limit else None
+        return FinishReason.CONTEXT if self.num_tokens >= self.context_limit else None
 
 
 def _is_temperature(value: object) -> bool:
     return isinstance(value, Real) and 0 <= float(value) < float("inf")
-
-
-def has_ended(request: Request) -> bool:
-    """Whether its last token is there."""
-    return request.finish_reason is not None

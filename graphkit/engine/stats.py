@@ -1,4 +1,4 @@
-"""What an engine did so far."""
+"""Counters of an engine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from graphkit.runners import Runner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts over all requests since the engine was made.
+    """Counts over all requests since the engine was created.
 
     Attributes:
-        new_tokens: Tokens made.
-        num_verifies: Requests times the verify steps that they took part in.
-        accept_length: Mean tokens that such a step accepted, bonus included, also behind the end of
-            a request (the field's name); 0 before the first.
-        replays: Graph replays, by forward mode.
-        fallbacks: Eager runs, by forward mode and reason.
+        new_tokens: Tokens generated.
+        num_verifies: Verify steps, counted once per request that took part.
+        accept_length: Mean tokens accepted per request and verify step, bonus included; 0 before
+            the first step. Counts tokens behind the end of a request too.
+        replays: Graph replays by forward mode.
+        fallbacks: Eager runs by forward mode and reason.
     """
 
     new_tokens: int
@@ -32,19 +32,19 @@ class EngineStats:
 
 
 class Tally:
-    """Adds up what finished requests did."""
+    """Sums the counters of finished requests."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def add(self, request: Request) -> None:
-        """Count a request that has ended."""
+        """Add a finished request."""
         self._counts["tokens"] += len(request.output_ids)
         self._counts["verifies"] += request.num_verifies
         self._counts["accepted"] += request.num_accepted_tokens
 
-    def stats(self, running: Iterable[Request], runners: Iterable[Runner[Any]]) -> EngineStats:
-        """The counts, those of requests that still run included."""
+    def stats(self, running: Iterable[Request], runners: Iterable[Runner[Any, Any]]) -> EngineStats:
+        """Return the counts, those of the running requests included."""
         total = Tally()
         total._counts.update(self._counts)
         for request in running:

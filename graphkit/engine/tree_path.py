@@ -1,4 +1,4 @@
-"""Moving an accepted tree path to where a chain would have it."""
+"""Compaction of accepted tree paths: KV cache, predicted tokens and hidden states."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from graphkit.ops import compact_accepted_to_front
 
 
 class MovableKVPool(Protocol):
-    """Any of the pools of ``graphkit.kv``."""
+    """A KV pool that can move slots, such as those of ``graphkit.kv``."""
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-        """Copy slots; every source is read before any target is written."""
+        """Copy ``src_loc`` to ``tgt_loc``; read every source before writing any target."""
 
 
 def finalize_accepted_tree_path(
@@ -23,19 +23,21 @@ def finalize_accepted_tree_path(
     predict: torch.Tensor,
     hidden_states: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Put each request's accepted nodes at the front of its W rows: KV, predict, hidden states.
+    """Move each request's accepted nodes to the first of its W rows and KV slots.
 
-    A chain is there already: call this for trees only. Enqueues; never synchronises.
+    Needed for trees only: the accepted path of a chain is in place already. Enqueues on the current
+    stream; never synchronises.
 
     Args:
-        kv_pool: The target's.
-        accept_index: Flat ids of the accepted nodes, -1 padded.
-        out_cache_loc: Slot of each node.
-        predict: Token after each node.
-        hidden_states: The target's, if it made any.
+        kv_pool: The target's KV pool; moved in place.
+        accept_index: Flat rows of the accepted nodes, padded with -1.
+        out_cache_loc: KV slot of each node.
+        predict: The target's token after each node.
+        hidden_states: The target's, or ``None``.
 
     Returns:
-        predict and hidden states in their new order; rows behind the path are of no meaning.
+        ``predict`` and ``hidden_states`` as new tensors in the new order. Rows behind the path are
+        undefined.
 
     Shapes:
         accept_index: [B, S + 1] int32. out_cache_loc: [B * W] int64. predict: [B * W].
@@ -46,7 +48,7 @@ def finalize_accepted_tree_path(
     is_accepted = accept_index >= 0
     source = out_cache_loc[accept_index.clamp(min=0).long()]
     target = out_cache_loc.view(requests, width)[:, :path]
-    # What was not accepted moves from the dummy slot to the dummy slot.
+    # Padding moves slot 0 to slot 0, the slot of pad rows.
     kv_pool.move_kv_cache(
         torch.where(is_accepted, target, 0).flatten(), torch.where(is_accepted, source, 0).flatten()
     )

@@ -1,4 +1,4 @@
-"""The target's side of a step: read prompts, score draft trees, accept."""
+"""Prefill and verification with the target, and acceptance of draft tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
-from graphkit.engine.memory import to_device
-from graphkit.engine.parts import DraftTree, EngineContext, EngineModel, Verified
+from graphkit.engine.context import EngineContext, EngineModel
 from graphkit.engine.request import Request
 from graphkit.engine.sampling import target_distribution
+from graphkit.engine.step_tensors import DraftTree, Verified
+from graphkit.engine.transfers import to_device
 from graphkit.engine.tree_path import finalize_accepted_tree_path
 from graphkit.errors import InputError
 from graphkit.ops import (
@@ -23,13 +24,12 @@ from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The running requests of a step, as the device sees them.
-
-    Shapes:
-        req_pool_indices: [B] int64. temperatures: [B] float32.
+class RunningBatch:
+    """Request rows and temperatures of the running requests, on the device.
 
     Attributes:
+        req_pool_indices: [B] int64, request rows.
+        temperatures: [B] float32.
         is_greedy: Whether every temperature is 0.
     """
 
@@ -38,8 +38,8 @@ class Batch:
     is_greedy: bool
 
     @classmethod
-    def of(cls, requests: Sequence[Request], device: torch.device) -> Batch:
-        """Bring what the step must know of the requests to the device."""
+    def from_requests(cls, requests: Sequence[Request], device: torch.device) -> RunningBatch:
+        """Copy rows and temperatures to the device without waiting for it."""
         temperatures = [request.sampling.temperature for request in requests]
         return cls(
             req_pool_indices=to_device([request.row for request in requests], device),
@@ -49,13 +49,13 @@ class Batch:
 
 
 class Verifier:
-    """Drives the target. Everything it does is enqueued; it never waits.
+    """Runs the target. Every method only enqueues work; none waits for the device.
 
     Args:
         model: The target.
         context: The engine's.
-        max_path: Most tokens that one step accepts, bonus included.
-        generator: Draws for requests with a temperature.
+        max_path: Most tokens that one step can accept, bonus included.
+        generator: Source of random numbers for requests with a temperature.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Verifier:
         self._model, self._context = model, context
         self._max_path, self._generator = max_path, generator
         self._is_tree = context.spec.topk > 1
-        kind = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
-        self.runner: Runner[ForwardOutput] = kind(
+        runner = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
+        self.runner: Runner[ForwardOutput] = runner(
             model.forward,
             spec=context.spec,
             sizes=context.sizes,
@@ -77,17 +77,20 @@ class Verifier:
             **context.runner_options,
         )
 
-    def read(
+    def prefill(
         self,
         req_pool_indices: torch.Tensor,
         start: int,
         input_ids: torch.Tensor,
         out_cache_loc: torch.Tensor,
     ) -> ForwardOutput:
-        """Read a chunk of one request's prompt, of any length.
+        """Run the target eagerly over a chunk of one request's prompt.
 
-        Shapes:
-            req_pool_indices: [1] int64. input_ids, out_cache_loc: [C] int64.
+        Args:
+            req_pool_indices: The request row, [1] int64.
+            start: Position of the chunk's first token.
+            input_ids: The chunk's tokens, [C] int64.
+            out_cache_loc: Their KV slots, [C] int64.
         """
         length, device = len(input_ids), input_ids.device
         return self.runner.fall_back(
@@ -101,18 +104,23 @@ class Verifier:
             without=("custom_mask",),
         )
 
-    def verify(self, batch: Batch, seq_lens: torch.Tensor, tree: DraftTree) -> Verified:
-        """Score the trees and accept a path of each.
+    def verify(self, batch: RunningBatch, seq_lens: torch.Tensor, tree: DraftTree) -> Verified:
+        """Run the target over the trees and accept a path of each.
 
-        Shapes:
-            seq_lens: [B] int32, committed tokens.
+        Args:
+            batch: The running requests.
+            seq_lens: Committed tokens, [B] int32.
+            tree: The draft tokens.
+
+        Raises:
+            InputError: The tree has a different number of nodes than verify has rows.
         """
         slots = torch.empty_like(tree.draft_tokens)
         width = self._context.verify_width
         if len(slots) != len(seq_lens) * width:
             raise InputError(
-                f"the drafter proposed {len(slots)} nodes for {len(seq_lens)} requests; verify has "
-                f"{width} rows for each. Fill the width that the algorithm says.",
+                f"the drafter returned {len(slots)} nodes for {len(seq_lens)} requests, but verify "
+                f"has {width} rows per request. Return context.verify_width nodes per request.",
                 field="draft_tokens",
             )
         assign_extend_cache_locs(
@@ -144,25 +152,25 @@ class Verifier:
         )
 
     def _accept(
-        self, batch: Batch, tree: DraftTree, logits: torch.Tensor
+        self, batch: RunningBatch, tree: DraftTree, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Give predicts [B * W], accept_index [B, path] and accepted drafts [B], all int32."""
+        """Return predict [B * W], accept_index [B, max_path] and accepted drafts [B], int32."""
         requests, width = tree.retrieve_index.shape
-        predicts = torch.zeros_like(tree.draft_tokens, dtype=torch.int32)
-        accept_index = predicts.new_empty(requests, self._max_path)
-        drafts = predicts.new_empty(requests)
+        predict = torch.zeros_like(tree.draft_tokens, dtype=torch.int32)
+        accept_index = predict.new_empty(requests, self._max_path)
+        drafts = predict.new_empty(requests)
         candidates = tree.draft_tokens.view(requests, width)
         links = tree.retrieve_index, tree.retrieve_next_token, tree.retrieve_next_sibling
         if batch.is_greedy:
             chosen = logits.argmax(-1).view(requests, width)
-            verify_tree_greedy(predicts, accept_index, drafts, candidates, *links, chosen)
-            return predicts, accept_index, drafts
+            verify_tree_greedy(predict, accept_index, drafts, candidates, *links, chosen)
+            return predict, accept_index, drafts
         probs = target_distribution(logits, batch.temperatures.repeat_interleave(width))
         target_probs = probs.view(requests, width, -1)
         coins = torch.rand(requests, width + 1, generator=self._generator, device=probs.device)
         tree_speculative_sampling_target_only(
-            predicts, accept_index, drafts, candidates, *links,
+            predict, accept_index, drafts, candidates, *links,
             coins[:, :width].contiguous(), coins[:, width].contiguous(),
             target_probs, torch.zeros_like(target_probs), 1.0, 1.0,
         )  # fmt: skip
-        return predicts, accept_index, drafts
+        return predict, accept_index, drafts

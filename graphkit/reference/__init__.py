@@ -1,4 +1,4 @@
-"""A small real model in Llama layout, its draft models, and loaders for checkpoints like them."""
+"""A small trained model in Llama layout, its draft models, and loaders for such checkpoints."""
 
 from graphkit.reference.checkpoint import (
     default_checkpoint,
@@ -18,17 +18,18 @@ from graphkit.reference.draft_checkpoint import (
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine import ALGORITHMS, reference_engine
-from graphkit.reference.forwards import (
+from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
+from graphkit.reference.model import LlamaModel, causal_attend, full_logits
+from graphkit.reference.mtp import MTPHead
+from graphkit.reference.pools import PoolFactory
+from graphkit.reference.rope import RotaryEmbedding
+from graphkit.reference.runner_forwards import (
     EagleForward,
     MTPForward,
     StandaloneForward,
     VerifyForward,
 )
-from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
-from graphkit.reference.model import LlamaModel, causal_attend, full_logits
-from graphkit.reference.mtp import MTPHead
-from graphkit.reference.rope import RotaryEmbedding
-from graphkit.reference.target import reference_target, tree_target
+from graphkit.reference.target import model_target, reference_target, tree_target
 from graphkit.reference.tokenizer import decode, encode
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "LlamaModel",
     "MTPForward",
     "MTPHead",
+    "PoolFactory",
     "RMSNorm",
     "RopeScaling",
     "RotaryEmbedding",
@@ -60,6 +62,7 @@ __all__ = [
     "load_eagle3_head",
     "load_eagle_head",
     "load_mtp_head",
+    "model_target",
     "reference_engine",
     "reference_target",
     "save_checkpoint",

@@ -1,4 +1,4 @@
-"""Load and save whole language models."""
+"""Loading and saving of language models."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from graphkit.errors import CheckpointError
-from graphkit.reference.config import LlamaConfig
-from graphkit.reference.folder import (
+from graphkit.reference.checkpoint_folder import (
     StoredWeights,
     default_folder,
     read_config,
     write_folder,
 )
+from graphkit.reference.config import LlamaConfig
 from graphkit.reference.model import LlamaModel
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -25,7 +25,7 @@ def default_checkpoint() -> Path:
 
 
 def default_standalone_checkpoint() -> Path:
-    """Return the folder of the small model that drafts for the reference model on its own."""
+    """Return the folder of the small language model that drafts for the reference model."""
     return default_folder("standalone")
 
 
@@ -40,14 +40,14 @@ def load_checkpoint(
     Args:
         folder: Holds ``config.json`` and ``model.safetensors``, or shards with an index, or
             ``pytorch_model.bin``.
-        device: Where the weights go, one tensor at a time.
-        dtype: What the stored weights are converted to.
+        device: Device of the weights, which are copied one tensor at a time.
+        dtype: Data type that the weights are converted to.
 
     Returns:
         The model, in evaluation mode and without gradients.
 
     Raises:
-        CheckpointError: A file or tensor is missing, damaged, unexpected or not supported.
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported.
     """
     folder = Path(folder)
     config = LlamaConfig.from_dict(read_config(folder))
@@ -61,9 +61,9 @@ def load_checkpoint(
 
 
 def save_checkpoint(model: LlamaModel, folder: str | Path) -> None:
-    """Write a model in its own dtype as a folder that transformers loads too.
+    """Write a model, in its current dtype, as a folder that transformers can load.
 
-    Makes the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
+    Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
     """
     state = model.state_dict()
     if model.config.tie_word_embeddings:
@@ -72,11 +72,11 @@ def save_checkpoint(model: LlamaModel, folder: str | Path) -> None:
 
 
 def _tie(model: LlamaModel, *, has_head: bool) -> None:
-    """Tie the head, unless the checkpoint stored another one: then config and weights disagree."""
+    """Tie the head to the embedding, after checking that a stored head equals the embedding."""
     head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
     if model.config.tie_word_embeddings and has_head and not torch.equal(head, embedding):
         raise CheckpointError(
-            f"{_HEAD} differs from {_EMBEDDING}, but config.json ties them. Set "
-            "tie_word_embeddings to false, or drop one of the tensors."
+            f"{_HEAD} differs from {_EMBEDDING}, but config.json sets tie_word_embeddings. Set it "
+            f"to false, or remove {_HEAD} from the checkpoint."
         )
     model.tie_weights()

@@ -1,4 +1,4 @@
-"""The shape of a Llama-layout model, and how a Hugging Face ``config.json`` says it."""
+"""Configuration of a Llama-layout model, read from and written to ``config.json``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _SAME_NAME = (*_SIZES, "rms_norm_eps", "rope_theta", "tie_word_embeddings")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Stretched rotary frequencies of type ``llama3`` (Llama 3.1 and later).
+    """Scaling of rotary frequencies of type ``llama3`` (Llama 3.1 and later).
+
+    Attributes:
+        factor: Divisor of low frequencies.
+        low_freq_factor: Frequencies with fewer turns than this over the original context are low.
+        high_freq_factor: Frequencies with more turns than this are kept.
+        original_max_position_embeddings: Context length of pretraining, in tokens.
 
     Raises:
         ConfigError: A factor is not positive, or the low factor is not below the high one.
@@ -41,34 +47,35 @@ class RopeScaling:
         if self.factor <= 0 or not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ConfigError(
                 f"RopeScaling needs factor > 0 and 0 < low_freq_factor < high_freq_factor, got "
-                f"{self.factor}, {self.low_freq_factor} and {self.high_freq_factor}.",
+                f"factor {self.factor}, low_freq_factor {self.low_freq_factor} and "
+                f"high_freq_factor {self.high_freq_factor}. Correct these values.",
                 field="factor",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes and switches of one dense decoder.
+    """Sizes and options of a dense decoder.
 
     Attributes:
         vocab_size: Size of the vocabulary (V).
         hidden_size: Width of the residual stream (H).
-        intermediate_size: Width inside the SwiGLU.
+        intermediate_size: Width of the SwiGLU's hidden layer.
         num_hidden_layers: Decoder layers.
         num_attention_heads: Query heads (N).
         num_key_value_heads: Key and value heads (M); divides N.
         head_dim: Width of one head (D), even; N x D need not be H.
-        max_position_embeddings: Longest context that the model was made for, in tokens.
-        rms_norm_eps: Added to the mean square before the root.
+        max_position_embeddings: Longest context that the model supports, in tokens.
+        rms_norm_eps: Added to the mean square before the square root.
         rope_theta: Base of the rotary frequencies.
-        rope_scaling: Stretch of those frequencies, or ``None``.
-        tie_word_embeddings: Whether the head is the embedding.
+        rope_scaling: Scaling of those frequencies, or ``None``.
+        tie_word_embeddings: Whether the output head shares the embedding's weight.
         attention_bias: Whether the q, k and v projections have a bias.
-        output_bias: Whether the o projection has one too (Llama with a bias; Qwen2 has none).
+        output_bias: Whether the o projection has a bias (Llama with ``attention_bias``; not Qwen2).
         qk_norm: Whether each query and key head is normalised before rotation (Qwen3).
 
     Raises:
-        ConfigError: A value breaks a rule; field, value and rule are in the text.
+        ConfigError: A value is out of range, or two values contradict each other.
     """
 
     vocab_size: int
@@ -93,27 +100,31 @@ class LlamaConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"LlamaConfig.num_key_value_heads is {self.num_key_value_heads}, but it must "
-                f"divide num_attention_heads = {self.num_attention_heads}.",
+                f"divide num_attention_heads, which is {self.num_attention_heads}. Change one of "
+                "them.",
                 field="num_key_value_heads",
             )
         if self.head_dim % 2:
             raise ConfigError(
-                f"LlamaConfig.head_dim must be even to be rotated, got {self.head_dim}.",
+                f"LlamaConfig.head_dim is {self.head_dim}, but rotary embedding needs an even "
+                "number. Set an even head_dim.",
                 field="head_dim",
             )
         if self.attention_bias != self.output_bias and (self.output_bias or self.qk_norm):
             raise ConfigError(
-                "LlamaConfig.output_bias must equal attention_bias, unless attention_bias stands "
-                "alone without qk_norm as in Qwen2.",
+                f"LlamaConfig has attention_bias {self.attention_bias}, output_bias "
+                f"{self.output_bias} and qk_norm {self.qk_norm}, which no supported model type "
+                "has. Set output_bias equal to attention_bias. Only a Qwen2 model, which has no "
+                "qk_norm, has attention_bias alone.",
                 field="output_bias",
             )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> LlamaConfig:
-        """Read a Hugging Face ``config.json``, of transformers 4 or 5.
+        """Create a configuration from a ``config.json`` of transformers 4 or 5.
 
         Raises:
-            CheckpointError: A key is missing or malformed, or asks for what is not supported.
+            CheckpointError: A key is missing, malformed or unsupported.
         """
         model_type = hf.check_supported(data)
         heads = hf.integer(data, "num_attention_heads")
@@ -142,24 +153,26 @@ class LlamaConfig:
                 qk_norm=model_type == "qwen3",
             )
         except ConfigError as error:
-            raise CheckpointError(f"config.json contradicts itself: {error} Mend it.") from error
+            raise CheckpointError(
+                f"config.json is inconsistent: {error} Correct config.json."
+            ) from error
 
     @property
     def model_type(self) -> str:
-        """The Hugging Face ``model_type`` that has these switches."""
+        """The Hugging Face ``model_type`` with these options."""
         if self.qk_norm:
             return "qwen3"
         return "qwen2" if self.attention_bias and not self.output_bias else "llama"
 
     def to_dict(self) -> dict[str, object]:
-        """Say the same as a Hugging Face ``config.json``; ``from_dict`` reads it back.
+        """Return the configuration as a Hugging Face ``config.json``, the inverse of ``from_dict``.
 
-        Rotary settings are written in the keys of transformers 4, which version 5 reads too.
+        Rotary settings use the keys of transformers 4, which version 5 reads too.
         """
         data: dict[str, object] = {name: getattr(self, name) for name in _SAME_NAME}
         kind = self.model_type
         data |= {"model_type": kind, "architectures": [hf.ARCHITECTURES[kind]]}
-        # transformers would fill in 1 and 2 for Llama, which are tokens like any other here.
+        # The defaults of transformers, 1 and 2, are ordinary tokens of the byte vocabulary.
         data |= {"hidden_act": "silu", "bos_token_id": None, "eos_token_id": None}
         if kind != "qwen2":
             data["attention_bias"] = self.attention_bias

@@ -1,4 +1,4 @@
-"""Load and save draft heads, in the layouts in which the field publishes them."""
+"""Loading and saving of draft heads, in the layouts of published checkpoints."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import nn
 
 from graphkit.errors import CheckpointError, ConfigError
 from graphkit.reference import hf_config as hf
-from graphkit.reference.config import LlamaConfig
-from graphkit.reference.eagle import EagleHead
-from graphkit.reference.eagle3 import Eagle3Head
-from graphkit.reference.folder import (
+from graphkit.reference.checkpoint_folder import (
     StoredWeights,
     default_folder,
     read_config,
     write_folder,
 )
+from graphkit.reference.config import LlamaConfig
+from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 
@@ -47,36 +47,38 @@ def load_eagle_head(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> EagleHead:
-    """Build the EAGLE or EAGLE-2 head that a local folder holds.
+    """Build the EAGLE or EAGLE-2 head of a local folder.
 
     Args:
         folder: ``config.json`` of one Llama, Qwen2 or Qwen3 layer beside ``model.safetensors`` or
             ``pytorch_model.bin``.
-        target: The model that the head was trained for; lends its head, and its embedding unless
-            the folder holds one.
-        device: Where the weights go; ``None`` is where the target is.
-        dtype: What they are converted to; ``None`` is the target's.
+        target: The model that the head was trained for. The head uses its output head, and its
+            embedding unless the folder contains one.
+        device: Device of the weights; ``None`` takes the target's.
+        dtype: Data type of the weights; ``None`` takes the target's.
 
     Returns:
         The head, in evaluation mode and without gradients.
 
     Raises:
-        CheckpointError: A file or tensor is missing, damaged, unexpected or not supported, or the
-            head does not fit the target.
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            head does not match the target.
     """
     folder = Path(folder)
     config = LlamaConfig.from_dict(read_config(folder))
     stored = StoredWeights(folder)
     if any(name.startswith("midlayer.") for name in stored.forms):
-        raise CheckpointError(f"{str(folder)!r} holds an EAGLE3 head. Use load_eagle3_head.")
-    with _building():
+        raise CheckpointError(
+            f"{str(folder)!r} contains an EAGLE3 head, not an EAGLE head. Use load_eagle3_head."
+        )
+    with _on_meta_device():
         head = EagleHead(
             config,
             target,
             fc_bias=_FC_BIAS in stored.forms,
             has_embedding=_EMBEDDING in stored.forms,
         )
-    return _filled(head, stored, target, device, dtype)
+    return _load_weights(head, stored, target, device, dtype)
 
 
 def load_eagle3_head(
@@ -86,19 +88,19 @@ def load_eagle3_head(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Eagle3Head:
-    """Build the EAGLE-3 head that a local folder holds; arguments as of ``load_eagle_head``.
+    """Build the EAGLE-3 head of a local folder; arguments as for ``load_eagle_head``.
 
-    ``draft_vocab_size`` in ``config.json`` is the head's own vocabulary.
+    ``draft_vocab_size`` in ``config.json`` is the size of the head's own vocabulary.
 
     Raises:
-        CheckpointError: A file or tensor is missing, damaged, unexpected or not supported, or the
-            head does not fit the target.
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            head does not match the target.
     """
     folder = Path(folder)
     data = read_config(folder)
     config = LlamaConfig.from_dict(data)
     stored = StoredWeights(folder)
-    with _building():
+    with _on_meta_device():
         head = Eagle3Head(
             config,
             target,
@@ -106,8 +108,8 @@ def load_eagle3_head(
             fc_bias=_FC_BIAS in stored.forms,
             has_embedding=_EMBEDDING in stored.forms,
         )
-    # t2d tells which tokens the vocabulary has, which d2t does too.
-    return _filled(head, stored, target, device, dtype, unread=frozenset({"t2d"}))
+    # t2d marks the tokens of the draft vocabulary, which d2t lists too.
+    return _load_weights(head, stored, target, device, dtype, ignored=frozenset({"t2d"}))
 
 
 def load_mtp_head(
@@ -117,41 +119,41 @@ def load_mtp_head(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> MTPHead:
-    """Build the MTP layers that a folder of ``save_draft_head`` holds.
+    """Build the MTP layers of a folder that ``save_draft_head`` wrote.
 
     Args:
-        folder: ``config.json``, whose num_hidden_layers counts the layers, beside the weights.
-        target: The model that the layers were trained for; lends its embedding and head.
-        device: Where the weights go; ``None`` is where the target is.
-        dtype: What they are converted to; ``None`` is the target's.
+        folder: ``config.json``, with num_hidden_layers as the number of layers, and the weights.
+        target: The model that the layers were trained for. They use its embedding and output head.
+        device: Device of the weights; ``None`` takes the target's.
+        dtype: Data type of the weights; ``None`` takes the target's.
 
     Returns:
         The head, in evaluation mode and without gradients.
 
     Raises:
-        CheckpointError: A file or tensor is missing, damaged, unexpected or not supported, or the
-            layers do not fit the target.
+        CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
+            layers do not match the target.
     """
     folder = Path(folder)
     config = LlamaConfig.from_dict(read_config(folder))
     stored = StoredWeights(folder)
-    with _building():
+    with _on_meta_device():
         head = MTPHead(config, target)
-    return _filled(head, stored, target, device, dtype)
+    return _load_weights(head, stored, target, device, dtype)
 
 
 def save_draft_head(head: EagleHead | MTPHead, folder: str | Path) -> None:
-    """Write a head in its own dtype, without what it borrows from its target.
+    """Write a head in its current dtype, without the weights that it shares with its target.
 
-    Makes the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
+    Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
     """
     config = head.config.to_dict() | {"architectures": [_ARCHITECTURES[type(head)]]}
     write_folder(Path(folder), config, head.state_dict())
 
 
 @contextmanager
-def _building() -> Iterator[None]:
-    """Build without memory; what a config says wrong is the checkpoint's fault here."""
+def _on_meta_device() -> Iterator[None]:
+    """Create parameters without memory; report a ConfigError as an error of the checkpoint."""
     try:
         with torch.device("meta"):
             yield
@@ -159,15 +161,15 @@ def _building() -> Iterator[None]:
         raise CheckpointError(str(error)) from error
 
 
-def _filled(
+def _load_weights(
     head: Head,
     stored: StoredWeights,
     target: LlamaModel,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
-    unread: frozenset[str] = frozenset(),
+    ignored: frozenset[str] = frozenset(),
 ) -> Head:
-    like = target.lm_head.weight
-    head.to(dtype or like.dtype)
-    stored.fill(head, device or like.device, unread=unread)
+    target_weight = target.lm_head.weight
+    head.to(dtype or target_weight.dtype)
+    stored.fill(head, device or target_weight.device, ignored=ignored)
     return head.eval().requires_grad_(False)

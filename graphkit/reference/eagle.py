@@ -1,4 +1,4 @@
-"""EAGLE's draft head: one decoder layer over the target's features.
+"""The draft head of EAGLE: one decoder layer over the target's hidden states.
 
 Tensor suffixes: T tokens, H hidden, V vocabulary.
 """
@@ -24,18 +24,19 @@ class EagleHead(nn.Module):
     Further draft steps feed the head's own hidden states back as features. Layer 0 has no input
     norm and there is no final one (arXiv 2401.15077, section 3.1).
 
-    The target's head, and its embedding unless the weights bring their own, are borrowed: they
-    appear in no ``state_dict`` or ``parameters`` of this module and do not move with it.
-    ``forward`` and ``logits`` never synchronise and have static shapes; they may be captured.
+    The head uses the target's output head, and its embedding unless ``has_embedding``. These belong
+    to the target: they are not in this module's ``state_dict`` or ``parameters`` and do not move
+    with it. ``forward`` and ``logits`` never synchronise and have static shapes, so that they can
+    be captured.
 
     Args:
-        config: Sizes and switches of the one layer.
+        config: Sizes and options of the layer.
         target: The model that the head drafts for.
         fc_bias: Whether ``fc`` has a bias.
-        has_embedding: Whether the head has an embedding of its own.
+        has_embedding: Whether the head has its own embedding.
 
     Raises:
-        ConfigError: The config asks for several layers, or does not fit the target.
+        ConfigError: The config has several layers, or does not match the target.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([DecoderLayer(config, 0, has_input_norm=False)])
         self.rotary_emb = RotaryEmbedding(config)
-        # Bound methods, as assigning a module would register it.
+        # Bound methods, because assigning a module would register it as a submodule.
         embedding = self.embed_tokens if has_embedding else target.model.embed_tokens
         self._embed, self._target_logits = embedding.forward, target.logits
 
@@ -65,9 +66,9 @@ class EagleHead(nn.Module):
         """Run the head over flat tokens.
 
         Args:
-            input_ids_T: Each row's next token: that of its position plus 1.
-            hidden_TH: The target's features, or this head's last result.
-            positions_T: Each row's position in its own request.
+            input_ids_T: Token of the position after each row.
+            hidden_TH: The target's features, or the result of the previous draft step.
+            positions_T: Position of each row in its request.
             attend: Stores keys and values and attends; called with layer 0.
 
         Shapes:
@@ -80,35 +81,35 @@ class EagleHead(nn.Module):
         return out_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """Apply the target's head: [T, H] to [T, V]."""
+        """Apply the target's output head: [T, H] to [T, V]."""
         return self._target_logits(hidden_TH)
 
 
 def check_fit(config: LlamaConfig, target: LlamaModel) -> None:
-    """Compare what a draft head shares with its target.
+    """Check that a draft head has the hidden size and vocabulary of its target.
 
     Raises:
-        ConfigError: Hidden size or vocabulary differ; the text names both values.
+        ConfigError: One of them differs.
     """
     for field in ("hidden_size", "vocab_size"):
-        drafted, allowed = getattr(config, field), getattr(target.config, field)
-        if drafted != allowed:
+        value, expected = getattr(config, field), getattr(target.config, field)
+        if value != expected:
             raise ConfigError(
-                f"the draft head has {field} {drafted}, but its target has {allowed}. Take the "
+                f"the draft head has {field} {value}, but its target has {expected}. Use the "
                 "target that the head was trained for.",
                 field=field,
             )
 
 
 def check_one_layer(config: LlamaConfig) -> None:
-    """Refuse a head of several layers.
+    """Check that a head has one layer.
 
     Raises:
-        ConfigError: num_hidden_layers is not 1.
+        ConfigError: ``num_hidden_layers`` is not 1.
     """
     if config.num_hidden_layers != 1:
         raise ConfigError(
-            f"an EAGLE head has num_hidden_layers 1, got {config.num_hidden_layers}. Give the "
-            "head's config, not the target's.",
+            f"an EAGLE head must have num_hidden_layers 1, got {config.num_hidden_layers}. Pass "
+            "the config of the head, not of the target.",
             field="num_hidden_layers",
         )

@@ -1,4 +1,4 @@
-"""EAGLE-3's draft head: features of three target layers, and a vocabulary of its own.
+"""The draft head of EAGLE-3: features of three target layers and a reduced vocabulary.
 
 Tensor suffixes: T tokens, H hidden, F features (H or 3 H), V draft vocabulary.
 """
@@ -17,7 +17,7 @@ from graphkit.reference.rope import RotaryEmbedding, Rotation
 
 
 class Eagle3Layer(nn.Module):
-    """A decoder layer that attends over embedding and feature side by side."""
+    """A decoder layer whose attention reads the concatenation of embedding and feature."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Eagle3Layer(nn.Module):
     def forward(
         self, embedded_TH: Tensor, hidden_TH: Tensor, rotation: Rotation, attend: Attend
     ) -> Tensor:
-        """Return the residual stream after this layer, [T, H]; it began as the feature."""
+        """Return the residual stream after this layer, [T, H]. It starts with the feature."""
         both = torch.cat((self.input_layernorm(embedded_TH), self.hidden_norm(hidden_TH)), dim=-1)
         hidden_TH = hidden_TH + self.self_attn(both, rotation, attend)
         fed_TH: Tensor = self.mlp(self.post_attention_layernorm(hidden_TH))
@@ -41,19 +41,19 @@ class Eagle3Layer(nn.Module):
 class Eagle3Head(nn.Module):
     """The head of EAGLE-3 (arXiv 2503.01840), in the layout of its published weights.
 
-    Tokens are shifted as for ``EagleHead``. The first draft step takes the outputs of three target
-    layers side by side; further steps take the head's own last result. The target's embedding is
-    borrowed unless the weights bring their own. Nothing synchronises; shapes are static.
+    Tokens are shifted as in ``EagleHead``. The first draft step reads the concatenated outputs of
+    three target layers; later steps read the result of the step before. The head uses the target's
+    embedding unless ``has_embedding``. Nothing synchronises; shapes are static.
 
     Args:
-        config: Sizes and switches of the one layer.
+        config: Sizes and options of the layer.
         target: The model that the head drafts for.
-        draft_vocab_size: Tokens that the head may draft; ``None`` is the target's vocabulary.
+        draft_vocab_size: Tokens that the head can draft; ``None`` takes the target's vocabulary.
         fc_bias: Whether ``fc`` has a bias.
-        has_embedding: Whether the head has an embedding of its own.
+        has_embedding: Whether the head has its own embedding.
 
     Raises:
-        ConfigError: The config asks for several layers, or does not fit the target.
+        ConfigError: The config has several layers, or does not match the target.
     """
 
     d2t: Tensor | None
@@ -83,7 +83,7 @@ class Eagle3Head(nn.Module):
             "d2t", torch.zeros(vocab_size, dtype=torch.int64) if is_reduced else None
         )
         self.rotary_emb = RotaryEmbedding(config)
-        # A bound method, as assigning a module would register it.
+        # A bound method, because assigning a module would register it as a submodule.
         embedding = self.embed_tokens if has_embedding else target.model.embed_tokens
         self._embed = embedding.forward
 
@@ -93,9 +93,9 @@ class Eagle3Head(nn.Module):
         """Run the head over flat tokens.
 
         Args:
-            input_ids_T: Each row's next token, in the target's vocabulary.
-            hidden_TF: Three target layers' outputs, or this head's last result.
-            positions_T: Each row's position in its own request.
+            input_ids_T: Token of the position after each row, in the target's vocabulary.
+            hidden_TF: Outputs of three target layers, or the result of the previous draft step.
+            positions_T: Position of each row in its request.
             attend: Stores keys and values and attends; called with layer 0.
 
         Shapes:
@@ -109,10 +109,10 @@ class Eagle3Head(nn.Module):
         return out_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """Apply norm and head: [T, H] to [T, V]."""
+        """Apply the final norm and the output head: [T, H] to [T, V]."""
         logits_TV: Tensor = self.lm_head(self.norm(hidden_TH))
         return logits_TV
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Translate draft tokens of any shape: ``d2t`` holds how far off each one's own id is."""
+        """Map draft token ids of any shape to target token ids; ``d2t`` holds the differences."""
         return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]

@@ -1,9 +1,8 @@
-"""An engine over the reference models, for every algorithm that graphkit drafts with."""
+"""An engine over the reference models, for every algorithm that has a reference drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,57 +20,31 @@ from graphkit.engine import (
 )
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, resolve_device
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.kv import ReqToTokenPool
 from graphkit.reference.checkpoint import (
     default_checkpoint,
     default_standalone_checkpoint,
     load_checkpoint,
 )
-from graphkit.reference.config import LlamaConfig
 from graphkit.reference.draft_checkpoint import (
     default_eagle_checkpoint,
     default_mtp_checkpoint,
     load_eagle_head,
     load_mtp_head,
 )
-from graphkit.reference.forwards import (
+from graphkit.reference.model import LlamaModel
+from graphkit.reference.pools import PoolFactory
+from graphkit.reference.runner_forwards import (
     EagleForward,
     MTPForward,
     StandaloneForward,
     VerifyForward,
 )
-from graphkit.reference.model import LlamaModel
 from graphkit.reference.tokenizer import END_OF_TEXT
 from graphkit.spec import SpecConfig
 
 ALGORITHMS = ("NONE", "EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
-"""What ``reference_engine`` drafts with. MULTI_LAYER_EAGLE is EAGLE with a chain of layers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pools:
-    """Makes attention backends, each over a KV pool of its own, behind one request pool.
-
-    Attributes:
-        requests: Shared by all models.
-        kind: The backend.
-        page_size: Slots per page.
-        dtype: Of keys and values.
-    """
-
-    requests: ReqToTokenPool
-    kind: type[PagedAttention]
-    page_size: int
-    dtype: torch.dtype
-
-    def attention(self, config: LlamaConfig) -> PagedAttention:
-        """A backend with room for every request at its longest."""
-        tokens = -(-self.requests.max_context_len // self.page_size) * self.page_size
-        pool = MHATokenToKVPool(
-            self.requests.size * tokens, self.page_size, self.dtype, config.num_key_value_heads,
-            config.head_dim, config.num_hidden_layers, self.requests.device,
-        )  # fmt: skip
-        return self.kind(self.requests, pool)
+"""Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
 
 
 def reference_engine(
@@ -93,37 +66,40 @@ def reference_engine(
     seed: int = 0,
     debug: bool = False,
 ) -> SpeculativeEngine:
-    """An engine whose target and draft models ship with graphkit; nothing is captured yet.
+    """Create an engine over the models that ship with graphkit. Nothing is captured yet.
 
     Args:
         algorithm: One of ``ALGORITHMS``.
-        topk: 1 drafts chains, more drafts trees.
+        topk: Branches per draft step: 1 drafts chains, more drafts trees.
         num_steps: Draft steps.
-        num_draft_tokens: Nodes verified per request, the root included; ``None`` takes
+        num_draft_tokens: Nodes verified per request, the bonus token included; ``None`` takes
             ``num_steps + 1`` for a chain and twice that for a tree.
-        max_batch_size: Most requests at once.
+        max_batch_size: Most requests that run at the same time.
         max_context_len: Most tokens of a request, drafts included.
         page_size: Slots per KV page.
-        batch_sizes: Sizes to capture; ``None`` takes the field's list.
+        batch_sizes: As for ``SpeculativeEngine``.
         device: As for ``SpeculativeEngine``.
         backend: As for ``SpeculativeEngine``.
         generation: As for ``SpeculativeEngine``.
         seed: As for ``SpeculativeEngine``.
         debug: As for ``SpeculativeEngine``.
-        dtype: Of weights and KV. float32 makes output independent of the batch that a request
-            happens to be in, up to its last bits; in bfloat16 near ties may fall either way.
-        attention: Backend; ``None`` takes Triton on CUDA, torch elsewhere.
-        checkpoint: Another target, for algorithms without trained heads: NONE and NGRAM.
+        dtype: Data type of weights and KV. In bfloat16, the output of a request can depend on the
+            batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
+        attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
+        checkpoint: Folder of a different target. Supported for NONE and NGRAM, which need no
+            trained draft model.
 
     Raises:
-        ConfigError: A setting is out of range, or another target has no draft model.
+        ConfigError: A setting is out of range, or ``checkpoint`` is given for an algorithm that
+            needs a trained draft model.
         CheckpointError: The folder cannot be loaded.
     """
-    name = _known(algorithm, checkpoint)
-    place = resolve_device(device)
-    model = load_checkpoint(checkpoint or default_checkpoint(), device=place, dtype=dtype)
-    kind = attention or (TritonAttention if place.type == "cuda" else SdpaAttention)
-    pools = Pools(ReqToTokenPool(max_batch_size, max_context_len, place), kind, page_size, dtype)
+    name = _check_algorithm(algorithm, checkpoint)
+    torch_device = resolve_device(device)
+    model = load_checkpoint(checkpoint or default_checkpoint(), device=torch_device, dtype=dtype)
+    kind = attention or (TritonAttention if torch_device.type == "cuda" else SdpaAttention)
+    requests = ReqToTokenPool(max_batch_size, max_context_len, torch_device)
+    pools = PoolFactory(requests, kind, page_size, dtype)
     target_attention = pools.attention(model.config)
     return SpeculativeEngine(
         EngineModel(VerifyForward(model, target_attention), target_attention),
@@ -138,7 +114,7 @@ def reference_engine(
             page_size=page_size,
         ),
         batch_sizes=batch_sizes,
-        device=place,
+        device=torch_device,
         backend=backend,
         generation=generation,
         bos_token_id=END_OF_TEXT,
@@ -147,18 +123,18 @@ def reference_engine(
     )
 
 
-def _known(algorithm: str, checkpoint: str | Path | None) -> str:
+def _check_algorithm(algorithm: str, checkpoint: str | Path | None) -> str:
     name = algorithm.upper()
     if name not in ALGORITHMS:
         raise ConfigError(
-            f"algorithm {algorithm!r} has no reference draft model. Use one of "
+            f"algorithm {algorithm!r} has no reference drafter. Use one of "
             f"{', '.join(ALGORITHMS)}.",
             field="algorithm",
         )
     if checkpoint is not None and name not in ("NONE", "NGRAM"):
         raise ConfigError(
-            f"the draft models that ship with graphkit were trained for its own target, so "
-            f"{name} cannot run with {str(checkpoint)!r}. Use NONE or NGRAM.",
+            f"{name} needs a draft model trained for its target, and graphkit has none for "
+            f"{str(checkpoint)!r}. Use NONE or NGRAM, or omit the checkpoint.",
             field="checkpoint",
         )
     return name
@@ -176,7 +152,7 @@ def _spec(
     return SpecConfig(kind, num_steps, topk, width, page_size=page_size)
 
 
-def _drafter(name: str, model: LlamaModel, pools: Pools, num_steps: int) -> Drafter | None:
+def _drafter(name: str, model: LlamaModel, pools: PoolFactory, num_steps: int) -> Drafter | None:
     makers: dict[str, Callable[[], Drafter]] = {
         "EAGLE": lambda: _eagle(model, pools),
         "MULTI_LAYER_EAGLE": lambda: _multi_layer(model, pools, num_steps),
@@ -186,19 +162,19 @@ def _drafter(name: str, model: LlamaModel, pools: Pools, num_steps: int) -> Draf
     return makers[name]() if name in makers else None
 
 
-def _eagle(model: LlamaModel, pools: Pools) -> Drafter:
+def _eagle(model: LlamaModel, pools: PoolFactory) -> Drafter:
     head = load_eagle_head(default_eagle_checkpoint(), model)
     attention = pools.attention(head.config)
     return EagleDrafter(EngineModel(EagleForward(head, attention), attention))
 
 
-def _multi_layer(model: LlamaModel, pools: Pools, num_steps: int) -> Drafter:
+def _multi_layer(model: LlamaModel, pools: PoolFactory, num_steps: int) -> Drafter:
     head = load_mtp_head(default_mtp_checkpoint(), model)
     layers = head.config.num_hidden_layers
     if not 1 <= num_steps <= layers:
         raise ConfigError(
-            f"num_steps is {num_steps}, but the reference chain has {layers} layers. Use 1 to "
-            f"{layers}.",
+            f"num_steps is {num_steps}, but the reference MTP chain has {layers} layers, one per "
+            f"step. Set num_steps to a value from 1 to {layers}.",
             field="num_steps",
         )
     attention = pools.attention(head.config)
@@ -206,7 +182,7 @@ def _multi_layer(model: LlamaModel, pools: Pools, num_steps: int) -> Drafter:
     return MultiLayerDrafter(EngineModel(forwards, attention))
 
 
-def _standalone(pools: Pools) -> Drafter:
+def _standalone(pools: PoolFactory) -> Drafter:
     folder = default_standalone_checkpoint()
     model = load_checkpoint(folder, device=pools.requests.device, dtype=pools.dtype)
     attention = pools.attention(model.config)

@@ -1,4 +1,4 @@
-"""Values out of a Hugging Face ``config.json``, checked one by one."""
+"""Checked access to the values of a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 
-# Values under which this room computes what the checkpoint means; a key that is absent agrees.
+# Supported values of options that the reference models do not implement; absent keys are fine.
 _SUPPORTED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False, None),
@@ -22,26 +22,26 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "use_sliding_window": (False, None),
 }
-_REMEDY = "Take a dense llama, qwen2 or qwen3 checkpoint without it, or bring your own forward."
+_REMEDY = "Use a dense llama, qwen2 or qwen3 checkpoint, or write a CaptureTarget for this model."
 
 
 def check_supported(data: Mapping[str, object]) -> str:
-    """Return ``model_type``.
+    """Check that the reference models implement this configuration; return its ``model_type``.
 
     Raises:
-        CheckpointError: The type, or a setting beside it, is not computed here.
+        CheckpointError: The type or an option is unsupported.
     """
     model_type = data.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        _refuse("model_type", model_type, tuple(ARCHITECTURES))
+        _unsupported("model_type", model_type, tuple(ARCHITECTURES))
     for key, allowed in _SUPPORTED.items():
         if key in data and data[key] not in allowed:
-            _refuse(key, data[key], allowed)
+            _unsupported(key, data[key], allowed)
     return model_type
 
 
 def rope_parameters(data: Mapping[str, object]) -> dict[str, object]:
-    """Gather rotary settings from the keys of transformers 4 and 5 under the names of 5.
+    """Return the rotary settings of transformers 4 or 5 under the names of version 5.
 
     Raises:
         CheckpointError: The rotary type is neither ``default`` nor ``llama3``.
@@ -50,57 +50,65 @@ def rope_parameters(data: Mapping[str, object]) -> dict[str, object]:
     for key in ("rope_scaling", "rope_parameters"):
         given = data.get(key) or {}
         if not isinstance(given, Mapping):
-            raise CheckpointError(f"config.json: {key} must be an object, got {given!r}. Mend it.")
+            raise CheckpointError(
+                f"config.json: {key} must be an object, got {given!r}. Correct config.json."
+            )
         rope |= given
     rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
     if rope["rope_type"] not in ("default", "llama3"):
-        _refuse("rope_type", rope["rope_type"], ("default", "llama3"))
+        _unsupported("rope_type", rope["rope_type"], ("default", "llama3"))
     if rope.get("partial_rotary_factor") not in (1.0, None):
-        _refuse("partial_rotary_factor", rope["partial_rotary_factor"], (1.0, None))
+        _unsupported("partial_rotary_factor", rope["partial_rotary_factor"], (1.0, None))
     return rope
 
 
 def integer(data: Mapping[str, object], key: str, default: int | None = None) -> int:
-    """Read an int of at least 1; ``None`` in the file counts as absent.
+    """Return an int of at least 1; ``None`` in the file counts as absent.
 
     Raises:
         CheckpointError: The key is missing without a default, or is not such an int.
     """
     value = default if data.get(key) is None else data[key]
     if value is None:
-        raise CheckpointError(f"config.json lacks {key}, an int >= 1. Add it.")
+        raise CheckpointError(f"config.json has no {key}. Add it, an int >= 1.")
     try:
         require_int("config.json", key, value)
     except ConfigError as error:
-        raise CheckpointError(f"{error} Mend it.") from error
-    assert isinstance(value, int), "require_int lets ints through only"
+        raise CheckpointError(f"{error} Correct config.json.") from error
+    assert isinstance(value, int), "require_int accepts ints only"
     return value
 
 
 def number(data: Mapping[str, object], key: str, default: float | None = None) -> float:
-    """Read a number above 0; ``None`` in the file counts as absent.
+    """Return a number above 0; ``None`` in the file counts as absent.
 
     Raises:
         CheckpointError: The key is missing without a default, or is not such a number.
     """
     value = default if data.get(key) is None else data[key]
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise CheckpointError(f"config.json: {key} must be a number > 0, got {value!r}. Mend it.")
+        raise CheckpointError(
+            f"config.json: {key} must be a number > 0, got {value!r}. Correct config.json."
+        )
     return float(value)
 
 
 def flag(data: Mapping[str, object], key: str) -> bool:
-    """Read a switch; absent or ``None`` is off.
+    """Return a boolean; absent or ``None`` is False.
 
     Raises:
         CheckpointError: The value is not a boolean.
     """
     value = data.get(key)
     if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"config.json: {key} must be true or false, got {value!r}. Mend it.")
+        raise CheckpointError(
+            f"config.json: {key} must be true or false, got {value!r}. Correct config.json."
+        )
     return bool(value)
 
 
-def _refuse(key: str, value: object, allowed: tuple[object, ...]) -> NoReturn:
+def _unsupported(key: str, value: object, allowed: tuple[object, ...]) -> NoReturn:
     names = " or ".join(str(one) for one in allowed if one is not None) or "none"
-    raise CheckpointError(f"config.json has {key} {value!r}, but only {names} works. {_REMEDY}")
+    raise CheckpointError(
+        f"config.json has {key} {value!r}, but only {names} is supported. {_REMEDY}"
+    )

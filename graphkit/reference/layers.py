@@ -1,7 +1,7 @@
-"""The parts of a Llama-layout decoder, named as Hugging Face names them.
+"""Layers of a Llama-layout decoder, with the parameter names of Hugging Face.
 
 Tensor suffixes: T tokens, H hidden, N query heads, M key and value heads, D head dim.
-Every forward here may run inside a CUDA graph: no host synchronisation, static shapes.
+Every forward can be captured in a CUDA graph: no host synchronisation, static shapes.
 """
 # ruff: noqa: N803, N806 -- the suffixes are shapes
 
@@ -19,11 +19,11 @@ from graphkit.reference.rope import Rotation, rotate
 
 
 class Attend(Protocol):
-    """Stores keys and values, then attends; the caller's half of attention.
+    """Stores keys and values, then attends. Implemented by the caller of a model.
 
     Shapes:
-        query_TND: [T, N, D], rotated, unscaled: the scores are to be divided by sqrt(D).
-        key_TMD, value_TMD: [T, M, D]; the key is rotated.
+        query_TND: [T, N, D], rotated and unscaled: divide the scores by sqrt(D).
+        key_TMD, value_TMD: [T, M, D], the key rotated.
         result: [T, N, D].
     """
 
@@ -34,10 +34,10 @@ class Attend(Protocol):
 
 
 class RMSNorm(nn.Module):
-    """Scale rows to a root mean square of 1, in float32, then by a weight in their own dtype.
+    """Root mean square normalisation, computed in float32; the weight is applied in x's dtype.
 
     Shapes:
-        x: [..., size]; so is the result.
+        x, result: [..., size].
     """
 
     def __init__(self, size: int, eps: float) -> None:
@@ -54,12 +54,12 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention whose key and value storage belongs to the caller.
+    """Grouped-query attention. The caller stores keys and values.
 
     Args:
-        config: Sizes and switches.
-        layer: The number that ``attend`` is called with.
-        input_size: Width of the rows that come in; ``None`` is the hidden size.
+        config: Sizes and options.
+        layer: Layer number passed to ``attend``.
+        input_size: Width of the input rows; ``None`` takes the hidden size.
     """
 
     def __init__(self, config: LlamaConfig, layer: int, *, input_size: int | None = None) -> None:
@@ -79,7 +79,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """Project, rotate, let the caller attend, and project back to [T, H]."""
+        """Project to heads, rotate, call ``attend``, and project back to [T, H]."""
         query_TND = self._split(self.q_proj(hidden_TH))
         key_TMD = self._split(self.k_proj(hidden_TH))
         value_TMD = self._split(self.v_proj(hidden_TH))
@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """SwiGLU feed-forward network."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -111,12 +111,12 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and SwiGLU, each after its norm and around a residual.
+    """Attention and SwiGLU, each with a norm before it and a residual connection.
 
     Args:
-        config: Sizes and switches.
-        layer: The number that ``attend`` is called with.
-        has_input_norm: Whether attention has its norm; EAGLE's only layer has none.
+        config: Sizes and options.
+        layer: Layer number passed to ``attend``.
+        has_input_norm: Whether attention has a norm before it; EAGLE's layer has none.
     """
 
     def __init__(self, config: LlamaConfig, layer: int, *, has_input_norm: bool = True) -> None:
@@ -136,13 +136,15 @@ class DecoderLayer(nn.Module):
 
 
 def initialise(module: nn.Module, num_layers: int) -> None:
-    """Draw weights for training as GPT-2 did, from torch's global generator.
+    """Initialise weights for training as GPT-2 does, from torch's global generator.
 
-    Deviation 0.02, less for what adds to the residual stream of ``num_layers`` layers; biases 0.
+    Weights are normal with standard deviation 0.02. Projections that add to the residual stream of
+    ``num_layers`` layers have 0.02 / sqrt(2 * num_layers). Biases are 0.
     """
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            adds = name.endswith(("o_proj", "down_proj"))
-            nn.init.normal_(part.weight, std=0.02 / math.sqrt(2 * num_layers) if adds else 0.02)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Linear | nn.Embedding):
+            is_residual = name.endswith(("o_proj", "down_proj"))
+            std = 0.02 / math.sqrt(2 * num_layers) if is_residual else 0.02
+            nn.init.normal_(child.weight, std=std)
+        if isinstance(child, nn.Linear) and child.bias is not None:
+            nn.init.zeros_(child.bias)

@@ -1,4 +1,4 @@
-"""A Llama-layout language model over flat tokens, whose attention belongs to the caller.
+"""A Llama-layout language model over flat tokens. The caller provides attention.
 
 Tensor suffixes: B requests, L tokens of each, T tokens, H hidden, V vocabulary, N query heads,
 M key and value heads, D head dim.
@@ -18,7 +18,7 @@ from graphkit.reference.rope import RotaryEmbedding
 
 
 class LlamaDecoder(nn.Module):
-    """Embedding, layers and final norm: what Hugging Face keeps under ``model.``."""
+    """Embedding, decoder layers and final norm: the ``model.`` prefix of Hugging Face."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class LlamaDecoder(nn.Module):
 class LlamaModel(nn.Module):
     """A dense Llama, Qwen2 or Qwen3 language model.
 
-    Parameters carry the names of a Hugging Face state dict, which loads one to one.
-    ``forward`` and ``logits`` never synchronise and have static shapes; they may be captured.
+    Parameters have the names of a Hugging Face state dict. ``forward`` and ``logits`` never
+    synchronise and have static shapes, so that they can be captured.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -53,9 +53,9 @@ class LlamaModel(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Make the head the embedding again, where the config ties them.
+        """Share the embedding's weight with the output head if the config ties them.
 
-        Needed only after parameters were replaced, as ``to_empty`` does.
+        Call it after parameters were replaced, for example by ``to_empty``.
         """
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -71,10 +71,10 @@ class LlamaModel(nn.Module):
         """Run the model over flat tokens up to and including the final norm.
 
         Args:
-            input_ids_T: Token ids; may be ``None`` when ``input_embeds`` is given.
-            positions_T: Each token's position in its own request.
-            attend: Stores keys and values and attends, once per layer.
-            input_embeds: Used instead of the embedded ids.
+            input_ids_T: Token ids; may be ``None`` if ``input_embeds`` is given.
+            positions_T: Position of each token in its request.
+            attend: Stores keys and values and attends; called once per layer.
+            input_embeds: Replaces the embeddings of the ids.
 
         Shapes:
             input_ids_T, positions_T: [T] int32 or int64.
@@ -82,12 +82,12 @@ class LlamaModel(nn.Module):
             result: [T, H], in the model's dtype.
 
         Raises:
-            InputError: Neither ids nor embeddings came.
+            InputError: Both ``input_ids_T`` and ``input_embeds`` are ``None``.
         """
         if input_embeds is None:
             if input_ids_T is None:
                 raise InputError(
-                    "forward got neither input_ids_T nor input_embeds. Give one.",
+                    "forward got neither input_ids_T nor input_embeds. Pass one of them.",
                     field="input_ids_T",
                 )
             input_embeds = self.model.embed_tokens(input_ids_T)
@@ -95,22 +95,22 @@ class LlamaModel(nn.Module):
         return hidden_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """Apply the head: [T, H] after the final norm to [T, V], in the model's dtype."""
+        """Apply the output head: [T, H] after the final norm to [T, V], in the model's dtype."""
         logits_TV: Tensor = self.lm_head(hidden_TH)
         return logits_TV
 
 
 def causal_attend(batch_size: int, length: int) -> Attend:
-    """Return an ``attend`` for whole sequences of one length, packed as T = B x L, without a cache.
+    """Return an ``attend`` without a cache, for B sequences of length L packed as T = B * L rows.
 
-    Token b * L + i sees tokens b * L + 0 .. i. For training and plain full-sequence runs.
+    Row b * L + i attends to rows b * L to b * L + i. For training and full-sequence runs.
     """
 
     def heads_first(x: Tensor) -> Tensor:
         return x.reshape(batch_size, length, *x.shape[1:]).transpose(1, 2)
 
     def attend(layer: int, query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor) -> Tensor:
-        del layer  # every layer attends alike
+        del layer  # all layers use the same mask
         query, key, value = (heads_first(x) for x in (query_TND, key_TMD, value_TMD))
         out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1)
@@ -119,7 +119,7 @@ def causal_attend(batch_size: int, length: int) -> Attend:
 
 
 def full_logits(model: LlamaModel, ids_BL: Tensor) -> Tensor:
-    """Run whole sequences from position 0 without a cache: ids [B, L] to logits [B, L, V]."""
+    """Run full sequences from position 0 without a cache: ids [B, L] to logits [B, L, V]."""
     batch_size, length = ids_BL.shape
     positions_T = torch.arange(length, device=ids_BL.device).repeat(batch_size)
     hidden_TH = model(ids_BL.flatten(), positions_T, causal_attend(batch_size, length))

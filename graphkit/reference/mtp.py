@@ -1,4 +1,4 @@
-"""Multi-token prediction: one draft layer per step, as multi-layer Eagle drives them.
+"""Multi-token prediction: one draft layer per step, for multi-layer EAGLE.
 
 Tensor suffixes: T tokens, H hidden, V vocabulary.
 """
@@ -17,7 +17,7 @@ from graphkit.reference.rope import RotaryEmbedding
 
 
 class MTPLayer(DecoderLayer):
-    """A decoder layer with what merges token and feature before it, and its norm after it."""
+    """A decoder layer, the projection that merges token and feature, and the final norm."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -27,29 +27,29 @@ class MTPLayer(DecoderLayer):
         self.shared_head = nn.ModuleDict({"norm": RMSNorm(size, eps)})
 
     def merge(self, embedded_TH: Tensor, hidden_TH: Tensor) -> Tensor:
-        """Return what the decoder layer takes, [T, H]."""
+        """Return the input of the decoder layer, [T, H]."""
         both = torch.cat((self.enorm(embedded_TH), self.hnorm(hidden_TH)), dim=-1)
         merged_TH: Tensor = self.eh_proj(both)
         return merged_TH
 
 
 class MTPHead(nn.Module):
-    """A chain of S draft layers, named as DeepSeek-V3 names its one (arXiv 2412.19437, 2.2).
+    """A chain of S draft layers with the parameter names of DeepSeek-V3 (arXiv 2412.19437, 2.2).
 
-    Row p of layer i takes the token of position p + 1 + i and the hidden state that layer i - 1
-    gave for row p (layer 0: the target's feature, its hidden state after the final norm); its
-    logits predict the token of position p + 2 + i.
+    Row p of layer i takes the token of position p + 1 + i and layer i - 1's hidden state of row p.
+    Layer 0 takes the target's feature instead, its hidden state after the final norm. The logits
+    predict the token of position p + 2 + i.
 
-    The target's embedding and head are borrowed: they appear in no ``state_dict`` or
-    ``parameters`` of this module and do not move with it. ``forward`` and ``logits`` never
-    synchronise and have static shapes; they may be captured.
+    The layers use the target's embedding and output head. These belong to the target: they are not
+    in this module's ``state_dict`` or ``parameters`` and do not move with it. ``forward`` and
+    ``logits`` never synchronise and have static shapes, so that they can be captured.
 
     Args:
-        config: Sizes and switches; ``num_hidden_layers`` is S.
+        config: Sizes and options; ``num_hidden_layers`` is S.
         target: The model that the layers draft for.
 
     Raises:
-        ConfigError: The config does not fit the target.
+        ConfigError: The config does not match the target.
     """
 
     def __init__(self, config: LlamaConfig, target: LlamaModel) -> None:
@@ -58,7 +58,7 @@ class MTPHead(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(MTPLayer(config, i) for i in range(config.num_hidden_layers))
         self.rotary_emb = RotaryEmbedding(config)
-        # Bound methods, as assigning a module would register it.
+        # Bound methods, because assigning a module would register it as a submodule.
         self._embed, self._target_logits = target.model.embed_tokens.forward, target.logits
 
     def forward(
@@ -67,10 +67,10 @@ class MTPHead(nn.Module):
         """Run layer ``i`` over flat tokens.
 
         Args:
-            i: The layer, 0 .. S - 1.
-            input_ids_T: Each row's token: that of its position plus 1 + i.
+            i: The layer, from 0 to S - 1.
+            input_ids_T: Token of position p + 1 + i for the row of position p.
             hidden_TH: The target's features for layer 0, else the result of layer i - 1.
-            positions_T: Each row's position in its own request, the same for every layer.
+            positions_T: Position of each row in its request, equal for all layers.
             attend: Stores keys and values and attends; called with layer ``i``.
 
         Shapes:
@@ -78,13 +78,13 @@ class MTPHead(nn.Module):
             hidden_TH, result: [T, H].
         """
         layer = self.layers[i]
-        assert isinstance(layer, MTPLayer), "the list holds nothing else"
+        assert isinstance(layer, MTPLayer), "self.layers contains MTPLayer only"
         merged_TH = layer.merge(self._embed(input_ids_T), hidden_TH)
         out_TH: Tensor = layer(merged_TH, self.rotary_emb(positions_T, merged_TH.dtype), attend)
         return out_TH
 
     def logits(self, i: int, hidden_TH: Tensor) -> Tensor:
-        """Apply layer ``i``'s norm and the target's head: [T, H] to [T, V]."""
+        """Apply layer ``i``'s norm and the target's output head: [T, H] to [T, V]."""
         layer = self.layers[i]
-        assert isinstance(layer, MTPLayer), "the list holds nothing else"
+        assert isinstance(layer, MTPLayer), "self.layers contains MTPLayer only"
         return self._target_logits(layer.shared_head["norm"](hidden_TH))

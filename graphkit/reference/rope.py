@@ -1,4 +1,4 @@
-"""Rotary position embedding, as Hugging Face's Llama computes it.
+"""Rotary position embedding, as in Hugging Face's Llama.
 
 Tensor suffixes: T tokens, D head dim.
 """
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from graphkit.reference.config import LlamaConfig
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosine and sine of each token's angles, both [T, D]."""
+"""Cosine and sine of the rotation angles, [T, D] each."""
 
 
 def inverse_frequencies(config: LlamaConfig) -> Tensor:
-    """Compute the rotary frequencies, float32 [D / 2] on the CPU.
+    """Return the rotary frequencies, float32 [D / 2] on the CPU.
 
-    Type ``llama3`` divides slow frequencies by ``factor``, keeps fast ones and blends between; the
-    formula is that of Llama 3.1 (``apply_scaling`` in Meta's llama-models).
+    Scaling of type ``llama3`` divides low frequencies by ``factor``, keeps high ones and
+    interpolates between them (``apply_scaling`` in Meta's llama-models).
     """
     exponents = torch.arange(0, config.head_dim, 2, device="cpu").float() / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents
@@ -37,10 +37,10 @@ def inverse_frequencies(config: LlamaConfig) -> Tensor:
 
 
 class RotaryEmbedding(nn.Module):
-    """Angles of rotary position embedding, computed from the positions on the fly.
+    """Rotary position embedding, computed from the positions in each forward.
 
-    ``inv_freq`` stays float32 whatever dtype the model is cast to, as rounded frequencies would
-    turn far positions by whole radians.
+    ``inv_freq`` stays float32 when the model is cast: at large positions, rounded frequencies would
+    change the angles by whole radians.
     """
 
     inv_freq: Tensor
@@ -52,7 +52,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def forward(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
-        """Return cosine and sine in ``dtype``, both [T, D], for positions [T] of any int dtype."""
+        """Return cosine and sine in ``dtype``, [T, D] each, of positions [T] of any int dtype."""
         half = positions_T[:, None].float() * self.inv_freq
         angles_TD = torch.cat((half, half), dim=-1)
         return angles_TD.cos().to(dtype), angles_TD.sin().to(dtype)
@@ -61,16 +61,16 @@ class RotaryEmbedding(nn.Module):
         before = self.inv_freq
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.inv_freq.device == before.device:
-            self.inv_freq = before  # the same storage: captured graphs hold its address
+            self.inv_freq = before  # keeps the storage, whose address captured graphs contain
         else:
             self.inv_freq = inverse_frequencies(self.config).to(self.inv_freq.device)
         return self
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each head by its token's angles; [T, heads, D] in and out.
+    """Rotate each head by the angles of its token; [T, heads, D] to the same shape.
 
-    Dimension i is paired with i + D / 2, the order of Hugging Face checkpoints.
+    Dimension i is paired with i + D / 2, as in Hugging Face checkpoints.
     """
     cos, sin = (table_TD[:, None] for table_TD in rotation)
     first, second = heads.chunk(2, dim=-1)

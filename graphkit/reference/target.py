@@ -1,4 +1,4 @@
-"""The reference models as a capture target: what ``graphkit capture`` works on by default."""
+"""Capture targets of the reference models, the default of ``graphkit capture``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from graphkit.reference.draft_checkpoint import (
     load_mtp_head,
 )
 from graphkit.reference.eagle import EagleHead
-from graphkit.reference.engine import Pools
-from graphkit.reference.forwards import EagleForward, MTPForward, VerifyForward
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
+from graphkit.reference.pools import PoolFactory
+from graphkit.reference.prefilled_requests import CONTEXT, PrefilledRequests
+from graphkit.reference.runner_forwards import EagleForward, MTPForward, VerifyForward
 from graphkit.reference.sample_batches import SampleBatches
-from graphkit.reference.sample_requests import CONTEXT, SampleRequests
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
 
@@ -42,16 +42,18 @@ def reference_target(
     checkpoint: str | Path | None = None,
     attention: type[PagedAttention] | None = None,
 ) -> CaptureTarget:
-    """A Llama-layout model and its draft models in the middle of real text.
+    """Create a target of a Llama-layout model and its draft models, with prefilled requests.
 
     Args:
-        device: ``cpu``, where the models run in float32, or a CUDA device, in bfloat16.
-        topk: 1 drafts and verifies chains of 4 tokens, more drafts trees of 8 and verifies random
-            ones.
-        max_batch_size: Requests; ``None`` makes 64 on CUDA and 8 elsewhere.
-        checkpoint: Any local Llama, Qwen2 or Qwen3 folder, for which there are no draft models:
-            TARGET_VERIFY and DECODE alone. ``None`` takes what ships, with all modes.
-        attention: Backend; ``None`` takes Triton on CUDA, torch elsewhere.
+        device: ``cpu``, where the models run in float32, or a CUDA device, where they run in
+            bfloat16.
+        topk: 1 drafts and verifies chains of 4 tokens. More drafts trees of 8 tokens; sample
+            batches of TARGET_VERIFY contain random trees then.
+        max_batch_size: Number of requests; ``None`` takes 64 on CUDA and 8 elsewhere.
+        checkpoint: A local Llama, Qwen2 or Qwen3 folder. The target then has TARGET_VERIFY and
+            DECODE only, since there is no draft model for it. ``None`` takes the models that ship
+            with graphkit, with all modes.
+        attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
 
     Raises:
         CheckpointError: The folder cannot be loaded.
@@ -74,7 +76,7 @@ def reference_target(
 
 
 def tree_target(device: str = "cpu") -> CaptureTarget:
-    """``reference_target`` with trees of 8 tokens instead of chains of 4."""
+    """Create ``reference_target`` with trees of 8 tokens instead of chains of 4."""
     return reference_target(device, topk=2)
 
 
@@ -88,13 +90,13 @@ def model_target(
     max_batch_size: int | None = None,
     attention: type[PagedAttention] | None = None,
 ) -> CaptureTarget:
-    """Models in the middle of real text, on the device and in the dtype that they have.
+    """Create a target of given models, on their device and in their dtype.
 
     Args:
-        model: For TARGET_VERIFY and DECODE.
-        eagle: For DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2; without it there are none.
-        mtp: For MULTI_LAYER_EAGLE, with at least 3 layers.
-        name: Shown to people.
+        model: Runs TARGET_VERIFY and DECODE.
+        eagle: Runs DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2; ``None`` omits these modes.
+        mtp: Runs MULTI_LAYER_EAGLE; needs at least 3 layers. ``None`` omits the mode.
+        name: Name of the target in records and reports.
         topk: As for ``reference_target``.
         max_batch_size: As for ``reference_target``.
         attention: As for ``reference_target``.
@@ -107,9 +109,9 @@ def model_target(
     count = max_batch_size or (64 if is_cuda else 8)
     kind = attention or (TritonAttention if is_cuda else SdpaAttention)
     spec = SpecConfig("EAGLE", _STEPS, topk, _STEPS + 1 if topk == 1 else 2 * (_STEPS + 1))
-    pools = Pools(ReqToTokenPool(count, CONTEXT, weight.device), kind, 1, weight.dtype)
-    requests = SampleRequests(count, spec, pools.requests)
-    parts = list(_parts(model, eagle, mtp, pools, requests))
+    pools = PoolFactory(ReqToTokenPool(count, CONTEXT, weight.device), kind, 1, weight.dtype)
+    requests = PrefilledRequests(count, spec, pools.requests)
+    entries = list(_prefilled_models(model, eagle, mtp, pools, requests))
     return CaptureTarget(
         name=name,
         spec=spec,
@@ -120,18 +122,20 @@ def model_target(
             vocab_size=model.config.vocab_size,
             dtype=weight.dtype,
         ),
-        forwards={mode: part.forward for part in parts for mode in part.modes},
+        forwards={mode: entry.forward for entry in entries for mode in entry.modes},
         sample_batch=SampleBatches(requests),
-        weights=_named({part.name: tensors_of(part.model) for part in parts}),
-        mutable_state=_named({part.name: part.attention.kv_pool.tensors() for part in parts}),
-        attention={mode: part.attention for part in parts for mode in part.modes},
+        weights=_prefixed({entry.name: tensors_of(entry.model) for entry in entries}),
+        mutable_state=_prefixed(
+            {entry.name: entry.attention.kv_pool.tensors() for entry in entries}
+        ),
+        attention={mode: entry.attention for entry in entries for mode in entry.modes},
         batch_sizes=None if is_cuda or max_batch_size else (1, 2, 4, 8),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One of the models, with a KV pool of its own."""
+class _ModelEntry:
+    """A model of the target with its attention backend and modes."""
 
     name: str
     model: nn.Module
@@ -140,31 +144,35 @@ class _Part:
     modes: tuple[ForwardMode, ...]
 
 
-def _parts(
+def _prefilled_models(
     model: LlamaModel,
     eagle: EagleHead | None,
     mtp: MTPHead | None,
-    pools: Pools,
-    requests: SampleRequests,
-) -> Iterator[_Part]:
-    """The models, each having read the requests."""
+    pools: PoolFactory,
+    requests: PrefilledRequests,
+) -> Iterator[_ModelEntry]:
+    """Yield the models after prefilling the requests with each of them."""
     attention = pools.attention(model.config)
-    requests.read_by_target(model, attention)
+    requests.prefill_target(model, attention)
     modes: tuple[ForwardMode, ...] = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
-    yield _Part("target", model, attention, VerifyForward(model, attention), modes)
+    yield _ModelEntry("target", model, attention, VerifyForward(model, attention), modes)
     if eagle is not None:
         attention = pools.attention(eagle.config)
-        requests.read_by_eagle(eagle, attention)
+        requests.prefill_eagle(eagle, attention)
         modes = (ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2)
-        yield _Part("draft", eagle, attention, EagleForward(eagle, attention), modes)
+        yield _ModelEntry("draft", eagle, attention, EagleForward(eagle, attention), modes)
     if mtp is not None:
         attention = pools.attention(mtp.config)
-        requests.read_by_mtp(mtp, attention)
+        requests.prefill_mtp(mtp, attention)
         layers = range(min(_STEPS, mtp.config.num_hidden_layers))
         chain = [MTPForward(mtp, layer, attention) for layer in layers]
-        yield _Part("mtp", mtp, attention, chain, (ForwardMode.MULTI_LAYER_EAGLE,))
+        yield _ModelEntry("mtp", mtp, attention, chain, (ForwardMode.MULTI_LAYER_EAGLE,))
 
 
-def _named(parts: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Tensors of all parts, the part's name before each."""
-    return {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
+def _prefixed(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the tensors of all models in one dict, each name prefixed with the model's name."""
+    return {
+        f"{model}.{name}": tensor
+        for model, by_name in tensors.items()
+        for name, tensor in by_name.items()
+    }

@@ -1,4 +1,4 @@
-"""The byte-level vocabulary of the reference model: a token is a byte, its id the byte's value."""
+"""Byte-level tokenizer of the reference model: a token id is the value of a byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graphkit.errors import InputError
 
 VOCAB_SIZE = 256
 END_OF_TEXT = 0
-"""Stands between the files that the reference model was trained on."""
+"""Separator between the files of the training corpus."""
 
 
 def encode(text: str) -> list[int]:
@@ -25,4 +25,8 @@ def decode(ids: Iterable[int]) -> str:
     try:
         return bytes(list(ids)).decode(errors="replace")
     except ValueError as error:
-        raise InputError(f"ids must lie in 0 .. 255: {error}.", field="ids") from error
+        raise InputError(
+            f"token ids of the byte tokenizer must be ints from 0 to 255: {error}. Decode "
+            "output of the reference models only.",
+            field="ids",
+        ) from error

@@ -35,8 +35,8 @@ def test_a_custom_algorithm_is_lossless(
         engine.capture()
     requests = run_in_waves(engine, task)
     assert [request.output_ids for request in requests] == task.expected
-    assert isinstance(drafter.relay, copying["CountingFutureMap"])
-    steps = drafter.relay.steps
+    assert isinstance(drafter.future_map, copying["CountingFutureMap"])
+    steps = drafter.future_map.steps
     assert steps.sum() >= engine.stats.num_verifies
     assert steps[1:].sum() > 0, "something was copied rightly"
 

@@ -40,7 +40,7 @@ class TestPages:
         engine = make_engine(page_size=16, max_context_len=58, generation=generation)
         request = engine.generate([prompt_of(5)], SamplingParams(max_new_tokens=99))[0]
         assert request.finish_reason is FinishReason.CONTEXT
-        assert [request.output_ids] == plain([prompt_of(5)], [engine.limit - 5])
+        assert [request.output_ids] == plain([prompt_of(5)], [engine.context_limit - 5])
 
     def test_v2_refuses_trees_of_them(self, make_engine):
         with pytest.raises(ConfigError, match=r"topk 2 with page_size 4.*Use None or 'v1'"):
@@ -68,26 +68,31 @@ class TestContext:
             "EXACT", topk=topk, generation=generation, max_context_len=40, batch_sizes=[8]
         )
         engine.capture()
-        prompts = [prompt_of(engine.limit - left) for left in range(1, 9)]
+        prompts = [prompt_of(engine.context_limit - left) for left in range(1, 9)]
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=99))
         assert outputs(requests) == plain(prompts, list(range(1, 9)))
         assert {request.finish_reason for request in requests} == {FinishReason.CONTEXT}
-        assert {request.num_tokens for request in requests} == {engine.limit}
+        assert {request.num_tokens for request in requests} == {engine.context_limit}
 
     def test_a_request_may_fill_it_exactly(self, make_engine):
         engine = make_engine(max_context_len=40)
         prompt = prompt_of(10)
-        request = engine.generate([prompt], SamplingParams(max_new_tokens=engine.limit - 10))[0]
+        request = engine.generate(
+            [prompt], SamplingParams(max_new_tokens=engine.context_limit - 10)
+        )[0]
         assert request.finish_reason is FinishReason.LENGTH
 
     def test_too_long_a_prompt_is_refused(self, make_engine):
         engine = make_engine(max_context_len=40)
-        with pytest.raises(InputError, match=f"has {engine.limit} tokens.*room for {engine.limit}"):
-            engine.submit(prompt_of(engine.limit))
+        with pytest.raises(
+            InputError,
+            match=f"has {engine.context_limit} tokens.*limited to {engine.context_limit}",
+        ):
+            engine.submit(prompt_of(engine.context_limit))
         assert not engine.has_work
 
     def test_one_without_room_for_a_step_is_refused(self, make_engine):
-        with pytest.raises(ConfigError, match="max_context_len is 8, of which two steps"):
+        with pytest.raises(ConfigError, match="max_context_len is 8, but two steps may write"):
             make_engine(max_context_len=8)
 
 
@@ -125,7 +130,9 @@ class TestEnds:
     @pytest.mark.parametrize("tokens", [5, None, [[5]]])
     def test_what_are_no_stop_tokens_is_refused(self, tokens):
         """At once: found out in the middle of a step, it would take the whole batch with it."""
-        with pytest.raises(ConfigError, match="stop_token_ids must be token ids") as caught:
+        with pytest.raises(
+            ConfigError, match="stop_token_ids must be a collection of token ids"
+        ) as caught:
             SamplingParams(stop_token_ids=tokens)
         assert caught.value.field == "stop_token_ids"
 
@@ -196,8 +203,11 @@ class TestPrompts:
         ("prompt", "says"),
         [
             ([], "empty.*bos_token_id"),
-            ([4, 96], "holds 4 to 96. Tokens are 0 to 95"),
-            ([-1], "holds -1 to -1"),
+            (
+                [4, 96],
+                r"contains token 96, but the vocabulary has 96 tokens\. Use ids from 0 to 95",
+            ),
+            ([-1], "contains token -1"),
             ([1.5], "float"),
         ],
     )
@@ -210,7 +220,7 @@ class TestPrompts:
 
     def test_one_that_is_refused_takes_the_others_with_it(self, make_engine, task):
         engine = make_engine()
-        with pytest.raises(InputError, match="holds 99"):
+        with pytest.raises(InputError, match="contains token 99"):
             engine.generate([task.prompts[0], [99]])
         assert not engine.has_work, "nobody holds the other request"
 
@@ -229,5 +239,5 @@ class TestPrompts:
     def test_a_closed_engine_takes_none(self, make_engine):
         engine = make_engine()
         engine.close()
-        with pytest.raises(ReplayError, match=r"closed.*Make a new one"):
+        with pytest.raises(ReplayError, match=r"closed.*Create a new engine"):
             engine.submit([1])

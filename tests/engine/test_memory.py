@@ -81,9 +81,9 @@ def test_requests_wait_for_slots_in_the_order_in_which_they_came(
 @EITHER_WAY
 def test_a_request_that_never_fits_is_refused(make_engine, task, generation):
     engine = make_engine(kv_tokens=40, generation=generation)
-    most = 40 - (engine.sizes.max_context_len - engine.limit) - 8
+    most = 40 - (engine.sizes.max_context_len - engine.context_limit) - 8
     fits = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=most))
-    with pytest.raises(InputError, match=r"takes 41 KV slots; the pool has 40\. Ask for fewer"):
+    with pytest.raises(InputError, match=r"needs 41 KV slots, but the pool has 40\. Reduce"):
         engine.submit(task.prompts[1], SamplingParams(max_new_tokens=most + 1))
     while engine.has_work:
         engine.step()
@@ -99,7 +99,7 @@ def test_v1_holds_the_step_at_hand_and_v2_all_steps(make_engine, task):
         held[generation] = engine.memory.held_slots
         if generation == "v1":
             assert engine.memory.held_slots == request.num_tokens - 1
-    assert held["v2"] == 8 + 40 + engine.sizes.max_context_len - engine.limit
+    assert held["v2"] == 8 + 40 + engine.sizes.max_context_len - engine.context_limit
 
 
 @EITHER_WAY

@@ -11,9 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.generations import HostInLoop, Overlapped
-from graphkit.engine.results import Results
+from graphkit.engine.transfers import PendingTokens
 from graphkit.errors import ReplayError
-from graphkit.graphs.refusing import _READS_THE_DEVICE, RefusingMode
+from graphkit.graphs.capture_rules import _HOST_READS, CaptureRulesMode
 
 DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "NONE"]
 
@@ -22,7 +22,7 @@ DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "NONE"]
 def log(monkeypatch):
     """What happened in which order: each verify's ``sent``, its ``booked``, each ``extended``."""
     happened = []
-    send, book, extend = Results.send.__func__, Results.book, EagleDrafter.extend
+    send, book, extend = PendingTokens.send.__func__, PendingTokens.deliver, EagleDrafter.extend
 
     def sending(cls, requests, tokens, counts, is_verify):
         results = send(cls, requests, tokens, counts, is_verify)
@@ -30,7 +30,7 @@ def log(monkeypatch):
         kept.append(results)
         return results
 
-    def booking(results):
+    def delivering(results):
         happened.append(("booked", id(results)))
         return book(results)
 
@@ -39,8 +39,8 @@ def log(monkeypatch):
         extend(drafter, verified)
 
     kept = []
-    monkeypatch.setattr(Results, "send", classmethod(sending))
-    monkeypatch.setattr(Results, "book", booking)
+    monkeypatch.setattr(PendingTokens, "send", classmethod(sending))
+    monkeypatch.setattr(PendingTokens, "deliver", delivering)
     monkeypatch.setattr(EagleDrafter, "extend", extending)
     return happened
 
@@ -88,7 +88,7 @@ def only_cpu(device):
         pytest.skip("tests/gpu/test_engine.py asks CUDA itself")
 
 
-class HostReads(TorchFunctionMode):
+class HostReadsMode(TorchFunctionMode):
     """Keeps the places that read a tensor's values on the host."""
 
     def __init__(self):
@@ -96,9 +96,9 @@ class HostReads(TorchFunctionMode):
         self.places = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _READS_THE_DEVICE:
+        if func in _HOST_READS:
             ours = [f for f in extract_stack() if "site-packages" not in f.filename][-2]
-            self.places.append(f"{_READS_THE_DEVICE[func]} at {ours.filename}:{ours.lineno}")
+            self.places.append(f"{_HOST_READS[func]} at {ours.filename}:{ours.lineno}")
         return func(*args, **(kwargs or {}))
 
 
@@ -109,10 +109,10 @@ class HostReads(TorchFunctionMode):
 def test_no_line_of_a_launch_reads_the_device(
     make_engine, task, monkeypatch, algorithm, topk, captured
 ):
-    launch, reads = Overlapped._launch, HostReads()
+    launch, reads = Overlapped._launch, HostReadsMode()
 
     def watched(*args):
-        with reads, RefusingMode():
+        with reads, CaptureRulesMode():
             launch(*args)
 
     monkeypatch.setattr(Overlapped, "_launch", watched)
@@ -128,7 +128,7 @@ def test_no_line_of_a_launch_reads_the_device(
 @pytest.mark.usefixtures("only_cpu")
 def test_the_watch_sees_a_read(make_engine, task, monkeypatch):
     """The test above would notice: v1 does read."""
-    reads, refused = HostReads(), RefusingMode()
+    reads, refused = HostReadsMode(), CaptureRulesMode()
     advance = HostInLoop.advance
 
     def watched(*args):

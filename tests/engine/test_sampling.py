@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.engine.sampling import choose, target_distribution
+from graphkit.engine.sampling import sample_tokens, target_distribution
 from graphkit.errors import ConfigError
 from graphkit.reference import LlamaConfig, LlamaModel
 
@@ -108,7 +108,7 @@ def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, ge
 def test_first_tokens_follow_the_target(logits, device):
     generator = torch.Generator(device).manual_seed(0)
     for temperature in TEMPERATURES:
-        drawn = choose(logits[:1].to(device).expand(5000, -1), temperature, generator)
+        drawn = sample_tokens(logits[:1].to(device).expand(5000, -1), temperature, generator)
         counts = torch.bincount(drawn.cpu(), minlength=VOCAB)[None].float()
         assert_follow(counts, (logits[:1] / temperature).softmax(-1))
 
@@ -155,7 +155,7 @@ def test_no_temperature_is_too_cold(temperature, device):
     """Logits divided by it leave float32, and below 1e-45 it is 0 there."""
     logits = torch.tensor([[1.0, 30.0, 20.0], [50.0, 4.0, -float("inf")]], device=device)
     generator = torch.Generator(device).manual_seed(0)
-    assert choose(logits, temperature, generator).tolist() == [1, 0]
+    assert sample_tokens(logits, temperature, generator).tolist() == [1, 0]
     probs = target_distribution(logits, torch.full((2,), temperature, device=device))
     assert probs.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 

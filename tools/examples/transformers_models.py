@@ -1,8 +1,7 @@
-"""Verify graphs for Hugging Face transformers models, whose code nobody changes.
+"""Verify graphs for Hugging Face transformers models, without changes to their code.
 
-The model's attention becomes graphkit's paged attention through transformers' own registry. One
-wrapper serves every decoder that goes through that registry; here a Llama and a Qwen3, built from
-their configs.
+graphkit's paged attention replaces the model's attention through the registry of transformers. One
+wrapper works for every decoder that uses the registry, here a small Llama and a small Qwen3.
 
 graphkit audit tools.examples.transformers_models:llama
 """
@@ -33,25 +32,25 @@ def paged(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any,
     *, inputs: gk.TargetVerifyInputs, backend: PagedAttention, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """The attention that transformers calls per layer: [1, heads, T, D] to [1, T, heads, D]."""
+    """Attend in one layer, called by transformers: [1, heads, T, D] to [1, T, heads, D]."""
     rows = (each[0].transpose(0, 1) for each in (query, key, value))
     attended = backend.attend(module.layer_idx, *rows, inputs.out_cache_loc, inputs.attention)
     return attended[None], None
 
 
 class Samples:
-    """Makes batches: every request has read 8 tokens and brings 4 more.
+    """Creates batches in which every request has 8 committed tokens and 4 new ones.
 
     Args:
-        table: The slots of each request, [REQUESTS, CONTEXT].
-        vocab_size: Ids are below.
+        table: KV slots of each request, [REQUESTS, CONTEXT].
+        vocab_size: Upper bound of the token ids.
     """
 
     def __init__(self, table: torch.Tensor, vocab_size: int) -> None:
         self.table, self.vocab_size = table.numpy(), vocab_size
 
     def __call__(self, _mode: gk.ForwardMode, batch_size: int, seed: int) -> gk.TargetVerifyInputs:
-        """A batch, the same for the same arguments."""
+        """Return a batch, deterministic for the same arguments."""
         positions = np.tile(np.arange(8, 8 + WIDTH), batch_size)
         rows = np.repeat(np.arange(batch_size), WIDTH)
         return gk.TargetVerifyInputs(
@@ -64,7 +63,7 @@ class Samples:
 
 
 def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTarget:
-    """A target around a model."""
+    """Create a target for a transformers model."""
     AttentionInterface.register("graphkit", paged)
     model = model.to(device).eval()
     model.config._attn_implementation = "graphkit"
@@ -105,25 +104,25 @@ SMALL = {
 
 
 def llama(device: str = "cpu") -> gk.CaptureTarget:
-    """A small Llama."""
+    """Create a target of a small Llama."""
     torch.manual_seed(0)
     return wrapped(LlamaForCausalLM(LlamaConfig(**SMALL)), device)
 
 
 def qwen3(device: str = "cpu") -> gk.CaptureTarget:
-    """A small Qwen3."""
+    """Create a target of a small Qwen3."""
     torch.manual_seed(0)
     return wrapped(Qwen3ForCausalLM(Qwen3Config(**SMALL)), device)
 
 
 def main() -> int:
-    """Capture both, check every replay, print the verdicts."""
-    wrong = 0
+    """Capture both models, compare every replay with the eager forward, and print the results."""
+    mismatches = 0
     for factory in (llama, qwen3):
         record = gk.capture_target(factory(), batch_sizes=[1, 8], device="cpu")
         print(f"{record.target}: {len(record.mismatches)} mismatches")
-        wrong += len(record.mismatches)
-    return 1 if wrong else 0
+        mismatches += len(record.mismatches)
+    return 1 if mismatches else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Verify drafts with a captured graph: what an engine's step does with the runner.
+"""Verify draft chains with a captured graph, as one step of an engine does.
 
-The drafts are what the target itself would write, spoilt at another place in each request, so that
-it shows what acceptance sees.
+The drafts are the target's own tokens with one wrong token per request, so that the number of
+accepted drafts is known.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ VERIFY = gk.ForwardMode.TARGET_VERIFY
 def verify(
     runner: gk.TargetVerifyRunner, batch: gk.TargetVerifyInputs, drafts: torch.Tensor
 ) -> torch.Tensor:
-    """What the target chooses after every row of a batch with these drafts: [B, W] to [B, W]."""
+    """Return the target's token after every row of a batch with these drafts, [B, W]."""
     output = runner.replay(replace(batch, input_ids=drafts.flatten()))
     return output.next_token_logits.argmax(-1).view_as(drafts).cpu()
 
 
 def drafts_for(runner: gk.TargetVerifyRunner, batch: gk.TargetVerifyInputs) -> torch.Tensor:
-    """The target's own chain with a wrong token in it, [B, W]; every W-th request has none."""
+    """Return the target's own chains with one wrong token, [B, W]; every W-th has none."""
     width = runner.tokens_per_request
     drafts = torch.as_tensor(batch.input_ids).view(-1, width)
     for node in range(1, width):
@@ -36,12 +36,12 @@ def drafts_for(runner: gk.TargetVerifyRunner, batch: gk.TargetVerifyInputs) -> t
 
 
 def accepted_drafts(chosen: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """Drafts that the target would have chosen itself, per request: [B, W], [B, W] to [B]."""
+    """Count the leading drafts that equal the target's own tokens: [B, W], [B, W] to [B]."""
     return (chosen[:, :-1] == drafts[:, 1:]).long().cumprod(1).sum(1)
 
 
 def main() -> int:
-    """Replay three batches of different sizes and print how many drafts each request keeps."""
+    """Replay three batches of different sizes and print the accepted drafts of each request."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target = reference_target(device)
     with target.runner(VERIFY, device=device) as runner:
@@ -49,8 +49,8 @@ def main() -> int:
         for requests in (3, 8, 1):
             batch = target.sample_batch(VERIFY, requests, requests)
             drafts = drafts_for(runner, batch)
-            kept = accepted_drafts(verify(runner, batch, drafts), drafts)
-            print(f"{requests} requests at size {runner.table.fit(requests)}: kept {kept.tolist()}")
+            accepted = accepted_drafts(verify(runner, batch, drafts), drafts).tolist()
+            print(f"{requests} requests at size {runner.table.fit(requests)}: accepted {accepted}")
         print(runner.stats)
     return 0
 

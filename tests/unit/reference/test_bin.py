@@ -58,7 +58,7 @@ def test_code_is_not_run(eagle, folder, target):
 @pytest.mark.parametrize("stored", [[torch.ones(2)], {"fc.weight": 3}, torch.ones(2)])
 def test_more_than_tensors(stored, folder, target):
     torch.save(stored, folder / BIN)
-    refused(folder, target, "holds more than tensors by name")
+    refused(folder, target, "must contain a dict from names to tensors")
 
 
 def test_safetensors_go_first(eagle, folder, target):

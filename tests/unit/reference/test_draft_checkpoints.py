@@ -154,31 +154,31 @@ def test_another_target(kind, target, request):
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_no_folder_and_no_weights(kind, target, tmp_path, request):
-    refused(LOADERS[kind], tmp_path / "nowhere", target, "there is no checkpoint folder")
+    refused(LOADERS[kind], tmp_path / "nowhere", target, "the checkpoint folder .* does not exist")
     folder = request.getfixturevalue(f"{kind}_folder")
     (folder / "model.safetensors").unlink()
-    refused(LOADERS[kind], folder, target, "nor pytorch_model.bin")
+    refused(LOADERS[kind], folder, target, "and pytorch_model.bin")
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "match"),
     [
-        ("eagle", {"fc__weight": None}, "lacks fc.weight"),
-        ("eagle", {"fc__weight": torch.ones(64, 64)}, r"shape \[64, 64\], .* makes it \[64, 128\]"),
+        ("eagle", {"fc__weight": None}, "has no fc.weight"),
+        ("eagle", {"fc__weight": torch.ones(64, 64)}, r"shape \[64, 64\], .* requires \[64, 128\]"),
         ("eagle", {"fc__weight": torch.ones(64, 128).char()}, "stored as I8"),
         ("eagle", {"fc__bias": torch.ones(63)}, r"fc.bias has shape \[63\]"),
-        ("eagle", {"norm__weight": torch.ones(64)}, "holds norm.weight"),
+        ("eagle", {"norm__weight": torch.ones(64)}, "has norm.weight"),
         ("eagle", {"layers__0__input_layernorm__weight": torch.ones(64)}, "input_layernorm"),
-        ("eagle", {"layers__1__mlp__up_proj__weight": torch.ones(112, 64)}, "holds layers.1.mlp"),
+        ("eagle", {"layers__1__mlp__up_proj__weight": torch.ones(112, 64)}, "has layers.1.mlp"),
         ("eagle", {"embed_tokens__weight": torch.ones(95, 64)}, r"\[95, 64\], .*\[96, 64\]"),
-        ("eagle", {"t2d": torch.ones(96)}, "holds t2d"),
-        ("eagle3", {"fc__weight": torch.ones(64, 128)}, r"makes it \[64, 192\]"),
+        ("eagle", {"t2d": torch.ones(96)}, "has t2d"),
+        ("eagle3", {"fc__weight": torch.ones(64, 128)}, r"requires \[64, 192\]"),
         ("eagle3", {"d2t": torch.ones(32)}, "d2t is stored as F32, but only I64, I32"),
-        ("eagle3", {"d2t": None}, "lacks d2t"),
+        ("eagle3", {"d2t": None}, "has no d2t"),
         ("eagle3", {"lm_head__weight": torch.ones(96, 64)}, r"\[96, 64\], .*\[32, 64\]"),
-        ("mtp", {"layers__2__enorm__weight": None}, "lacks layers.2.enorm.weight"),
-        ("mtp", {"layers__3__enorm__weight": torch.ones(64)}, "holds layers.3.enorm.weight"),
-        ("mtp", {"layers__1__eh_proj__weight": torch.ones(64, 64)}, r"makes it \[64, 128\]"),
+        ("mtp", {"layers__2__enorm__weight": None}, "has no layers.2.enorm.weight"),
+        ("mtp", {"layers__3__enorm__weight": torch.ones(64)}, "has layers.3.enorm.weight"),
+        ("mtp", {"layers__1__eh_proj__weight": torch.ones(64, 64)}, r"requires \[64, 128\]"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
@@ -192,14 +192,14 @@ def test_tensors(kind, changes, match, is_bin, target, request):
 
 
 def test_each_eagle_names_the_other(eagle_folder, eagle3_folder, target):
-    refused(load_eagle_head, eagle3_folder, target, "holds an EAGLE3 head. Use load_eagle3_head")
-    refused(load_eagle3_head, eagle_folder, target, "lacks .*midlayer")
+    refused(load_eagle_head, eagle3_folder, target, "an EAGLE3 head, not an EAGLE head. Use load_eagle3_head")
+    refused(load_eagle3_head, eagle_folder, target, "has no .*midlayer")
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"num_hidden_layers": 32}, "num_hidden_layers 1, got 32"),
+        ({"num_hidden_layers": 32}, "must have num_hidden_layers 1, got 32"),
         ({"vocab_size": 97}, "has vocab_size 97, but its target has 96"),
         ({"model_type": "eagle"}, "model_type 'eagle', but only llama"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),

@@ -40,13 +40,13 @@ def edit_tensors(folder, **changes):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model_type": "gemma3"}, "model_type 'gemma3', but only llama or qwen2 or qwen3 works"),
+        ({"model_type": "gemma3"}, "model_type 'gemma3', but only llama or qwen2 or qwen3 is"),
         ({"model_type": ["llama"]}, r"model_type \['llama'\]"),
         ({"model_type": None}, "model_type None"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu', but only silu works"),
-        ({"mlp_bias": True}, "mlp_bias True, but only False works"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu', but only silu is supported"),
+        ({"mlp_bias": True}, "mlp_bias True, but only False is supported"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config .*but only none works"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config .*but only none is supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn', but only default or"),
@@ -55,13 +55,13 @@ def edit_tensors(folder, **changes):
         ({"rope_scaling": "llama3"}, "rope_scaling must be an object, got 'llama3'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor must be a number > 0, got None"),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "RopeScaling needs factor > 0"),
-        ({"vocab_size": None}, "lacks vocab_size"),
+        ({"vocab_size": None}, "has no vocab_size"),
         ({"num_attention_heads": 0}, "num_attention_heads must be an int >= 1, got 0"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers must be an int >= 1, got '2'"),
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a number > 0, got 'tiny'"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, but it must divide"),
-        ({"head_dim": 15}, "head_dim must be even to be rotated, got 15"),
+        ({"head_dim": 15}, "head_dim is 15, but rotary embedding needs an even"),
     ],
 )
 def test_config_values(change, match):
@@ -96,23 +96,23 @@ def test_a_config_built_by_hand_is_checked():
     assert LlamaConfig(**sizes).model_type == "llama"
     with pytest.raises(ConfigError, match="hidden_size must be an int >= 1, got -8"):
         LlamaConfig(**sizes | {"hidden_size": -8})
-    with pytest.raises(ConfigError, match="output_bias must equal attention_bias"):
+    with pytest.raises(ConfigError, match="Set output_bias equal to attention_bias"):
         LlamaConfig(**sizes, output_bias=True)
-    with pytest.raises(ConfigError, match="output_bias must equal attention_bias"):
+    with pytest.raises(ConfigError, match="Set output_bias equal to attention_bias"):
         LlamaConfig(**sizes, attention_bias=True, qk_norm=True)
 
 
 def test_no_folder(tmp_path):
-    refused(tmp_path / "nowhere", "there is no checkpoint folder .*nowhere")
+    refused(tmp_path / "nowhere", "the checkpoint folder .*nowhere' does not exist")
 
 
 def test_no_config(tmp_path):
-    refused(tmp_path, "holds no config.json")
+    refused(tmp_path, "contains no config.json")
 
 
 @pytest.mark.parametrize(
     ("text", "match"),
-    [(b"{", "is not JSON"), (b"\xff\xfe\xff", "is not JSON"), (b"[1]", r"no object but \[1\]")],
+    [(b"{", "not valid JSON"), (b"\xff\xfe\xff", "not valid JSON"), (b"[1]", r"got \[1\]")],
 )
 def test_config_is_no_object(checkpoint, text, match):
     (checkpoint / "config.json").write_bytes(text)
@@ -121,35 +121,35 @@ def test_config_is_no_object(checkpoint, text, match):
 
 def test_no_weights(checkpoint):
     (checkpoint / "model.safetensors").unlink()
-    refused(checkpoint, "holds neither model.safetensors nor model.safetensors.index.json")
+    refused(checkpoint, "contains none of model.safetensors, model.safetensors.index.json")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -100])
 def test_weights_cut_short(checkpoint, keep):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    refused(checkpoint, "model.safetensors' is not a safetensors file")
+    refused(checkpoint, "model.safetensors' is not a valid safetensors file")
 
 
 def test_missing_tensors(checkpoint):
     edit_tensors(checkpoint, lm_head__weight=None, model__norm__weight=None)
-    refused(checkpoint, "lacks lm_head.weight, model.norm.weight, which config.json calls for")
+    refused(checkpoint, "has no lm_head.weight, model.norm.weight, which its config.json")
 
 
 def test_many_missing_tensors_are_counted(checkpoint):
     path = checkpoint / "model.safetensors"
     save_file({"model.norm.weight": torch.ones(64)}, path)
-    refused(checkpoint, r"lacks lm_head.weight, \S+, \S+ and 26 more")
+    refused(checkpoint, r"has no lm_head.weight, \S+, \S+ and 26 more")
 
 
 def test_unexpected_tensor(checkpoint):
     edit_tensors(checkpoint, model__norm__bias=torch.ones(64))
-    refused(checkpoint, "holds model.norm.bias, which config.json does not call for")
+    refused(checkpoint, "has model.norm.bias, which the model of its config.json does not")
 
 
 def test_wrong_shape(checkpoint):
     edit_tensors(checkpoint, model__norm__weight=torch.ones(63))
-    refused(checkpoint, r"model.norm.weight has shape \[63\], but config.json makes it \[64\]")
+    refused(checkpoint, r"model.norm.weight has shape \[63\], but config.json requires \[64\]")
 
 
 def test_stored_dtype_is_no_float(checkpoint):
@@ -167,11 +167,11 @@ def test_tied_head_that_differs(checkpoint):
 @pytest.mark.parametrize(
     ("index", "match"),
     [
-        ("{", "is not JSON"),
+        ("{", "is not valid JSON"),
         ("{}", "has no weight_map"),
         ('{"weight_map": {"model.norm.weight": 3}}', "has no weight_map"),
-        ('{"weight_map": {"model.norm.weight": "two.safetensors"}}', "holds no two.safetensors"),
-        ('{"weight_map": {"model.norm.weight": "one.safetensors"}}', "lacks .* and 26 more"),
+        ('{"weight_map": {"model.norm.weight": "two.safetensors"}}', "contains no two.safetensors"),
+        ('{"weight_map": {"model.norm.weight": "one.safetensors"}}', "has no .* and 26 more"),
     ],
 )
 def test_index(checkpoint, index, match):

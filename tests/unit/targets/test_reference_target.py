@@ -10,9 +10,9 @@ import graphkit as gk
 from graphkit.attention import TritonAttention
 from graphkit.errors import ConfigError
 from graphkit.reference import default_checkpoint, reference_target
-from graphkit.reference.sample_requests import CONTEXT
+from graphkit.reference.prefilled_requests import CONTEXT
 from graphkit.reference.target import model_target
-from graphkit.targets import RUNNERS
+from graphkit.runners import RUNNERS
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
@@ -105,7 +105,7 @@ def test_the_longest_prefix_leaves_room_for_drafts(models, topk):
 
 
 def test_a_topk_that_leaves_no_room_is_refused(models):
-    with pytest.raises(ConfigError, match="the sample requests have 128") as caught:
+    with pytest.raises(ConfigError, match="the sample requests have room for 119") as caught:
         model_target(*models, name="tiny", topk=50)
     assert caught.value.field == "topk"
 

@@ -1,10 +1,9 @@
-"""A temperature that is a Python number.
+"""A temperature stored as a Python number.
 
 graphkit audit tools.examples.broken.baked_temperature:target
 
-What is wrong: the number is an argument of the division when it is captured, and stays that.
-What a user sees: every request is sampled at the temperature of the first one, whatever it asks
-for; without graphs all is well.
+Error: capture stores the number as an argument of the division, and replays use that value.
+Effect: every request is sampled at the temperature of the capture. Eager runs are correct.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from tools.examples.broken.sound import Model, target_of
 
 
 class Broken(Model):
-    """Keeps the temperature on the host."""
+    """Stores the temperature on the host."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heat = 1.0
+        self.python_temperature = 1.0
 
     def set_temperature(self, value: float) -> None:
-        """Change it where no graph looks."""
-        self.heat = value
+        """Change the number, which no graph reads."""
+        self.python_temperature = value
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits, [T, V]."""
-        return self.head(hidden) / self.heat
+        """Return the logits, [T, V]."""
+        return self.head(hidden) / self.python_temperature
 
 
 def target(device: str = "auto") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """Create the target; commands call this factory."""
     torch.manual_seed(0)
     return target_of(Broken(), "baked temperature", device)

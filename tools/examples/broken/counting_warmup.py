@@ -1,10 +1,10 @@
-"""A forward that counts its calls.
+"""A forward that counts its calls on the host.
 
 graphkit audit tools.examples.broken.counting_warmup:target
 
-What is wrong: warm-ups and captures are calls, too, and replays are none.
-What a user sees: whatever follows the count (a schedule, a seed, the next log line) begins in the
-middle, and then stands still.
+Error: warm-ups and captures call the forward, and replays do not.
+Effect: everything that depends on the count, such as a schedule or a seed, starts at a wrong value
+and then stays constant.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Broken(Model):
         self.steps = 0
 
     def forward(self, inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
-        """Score the drafted tokens."""
+        """Return logits and hidden states of the draft tokens."""
         self.steps += 1
         return super().forward(inputs)
 
 
 def target(device: str = "auto") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """Create the target; commands call this factory."""
     torch.manual_seed(0)
     return target_of(Broken(), "counting warmup", device)

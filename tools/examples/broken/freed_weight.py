@@ -1,12 +1,12 @@
-"""A prepared weight of which only the last one is kept.
+"""A prepared weight that is replaced for every number of rows.
 
 graphkit audit tools.examples.broken.freed_weight:target
 
-What is wrong: the head is laid out anew for each number of rows, and the copy for one size replaces
-that for the size before, to which the graph of that size still points.
-What a user sees: nothing, until something else is allocated there; then garbage from some batch
-sizes, or an illegal address. On a CPU the recorder keeps the memory alive: there the audit says
-that nobody declared it.
+Error: the head's weight is copied for each number of rows, and the copy for one size replaces that
+for the size before, whose address the graph of that size contains.
+Effect: none until the freed memory is allocated again; then wrong results at some batch sizes, or
+an illegal address. On a CPU the recorder keeps the memory alive, and the audit reports undeclared
+memory instead.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tools.examples.broken.sound import Model, target_of
 
 
 class Broken(Model):
-    """Keeps its head laid out for the rows of the last batch."""
+    """Keeps a copy of the head's weight for the last number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.prepared: tuple[int, torch.Tensor] | None = None
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits, [T, V]."""
+        """Return the logits, [T, V]."""
         rows = len(hidden)
         if self.prepared is None or self.prepared[0] != rows:
             self.prepared = rows, self.head.weight.t().contiguous()
@@ -33,6 +33,6 @@ class Broken(Model):
 
 
 def target(device: str = "auto") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """Create the target; commands call this factory."""
     torch.manual_seed(0)
     return target_of(Broken(), "freed weight", device)

@@ -1,10 +1,10 @@
-"""A forward that asks the device for a number.
+"""A forward that reads a number from the device.
 
 graphkit audit tools.examples.broken.host_sync:target
 
-What is wrong: ``item`` waits for the device, which a capture cannot do, and Python would decide
-once and for all.
-What a user sees: the capture is refused, and says at which line.
+Error: ``item`` waits for the device, which capture does not allow. Python would also take the
+branch once, at capture.
+Effect: capture fails with an error that names the line.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tools.examples.broken.sound import CONTEXT, Model, target_of
 
 
 class Broken(Model):
-    """Scales long batches."""
+    """Scales batches with long requests."""
 
-    def past(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
-        """What its request said before adds to each row, [T, H]."""
+    def history_term(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
+        """Return what earlier steps of each row's request contribute, [T, H]."""
         longest = inputs.seq_lens.max().item()
-        return super().past(inputs) * (2 if longest > CONTEXT // 2 else 1)
+        return super().history_term(inputs) * (2 if longest > CONTEXT // 2 else 1)
 
 
 def target(device: str = "auto") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """Create the target; commands call this factory."""
     torch.manual_seed(0)
     return target_of(Broken(), "host sync", device)

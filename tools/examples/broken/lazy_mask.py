@@ -1,10 +1,10 @@
-"""A mask that is built when it is first needed, and kept.
+"""A mask that is built on first use and cached.
 
 graphkit audit tools.examples.broken.lazy_mask:target
 
-What is wrong: it depends on the tokens of the batch, but is kept by their number alone. Warm-up
-builds it from pads; the capture finds it there and records nothing that would build it.
-What a user sees: the tokens of the pads are forbidden in every batch, those of the batch never.
+Error: the mask depends on the tokens of the batch, but the cache key is their number. Warm-up
+builds the mask from pad rows; capture finds it cached and records no operation that builds it.
+Effect: every batch masks the tokens of the pad rows instead of its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tools.examples.broken.sound import VOCAB, Model, target_of
 
 
 class Broken(Model):
-    """Forbids to repeat a token."""
+    """Masks the logit of each row's own token."""
 
     def __init__(self) -> None:
         super().__init__()
         self.masks: dict[int, torch.Tensor] = {}
 
     def forward(self, inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
-        """Score the drafted tokens."""
+        """Return logits and hidden states of the draft tokens."""
         size = inputs.num_tokens
         if size not in self.masks:
             tokens = torch.arange(VOCAB, device=inputs.input_ids.device)
@@ -34,6 +34,6 @@ class Broken(Model):
 
 
 def target(device: str = "auto") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """Create the target; commands call this factory."""
     torch.manual_seed(0)
     return target_of(Broken(), "lazy mask", device)

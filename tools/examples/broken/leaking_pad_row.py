@@ -1,10 +1,9 @@
-"""A batch norm that counts pad rows.
+"""A batch norm that includes pad rows.
 
 graphkit audit tools.examples.broken.leaking_pad_row:target
 
-What is wrong: mean and variance are taken over all rows of the batch, those of nobody included.
-What a user sees: answers that depend on how many requests happen to run; with a batch of exactly a
-captured size all is well.
+Error: mean and variance are computed over all rows of the batch, pad rows included.
+Effect: results depend on the number of pad rows. A batch of exactly a captured size is correct.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tools.examples.broken.sound import HIDDEN, Model, target_of
 
 
 class Broken(Model):
-    """Normalises over the batch."""
+    """Normalises over the rows of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,6 +24,6 @@ class Broken(Model):
 
 
 def target(device: str = "auto") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """Create the target; commands call this factory."""
     torch.manual_seed(0)
     return target_of(Broken(), "leaking pad row", device)

@@ -1,9 +1,9 @@
-"""A small verify step with nothing wrong. Every other file of this folder breaks one thing of it.
+"""A correct small verify step. Every other file of this folder adds one error to it.
 
 graphkit audit tools.examples.broken.sound:target
 
-The model keeps what each slot said in ``cache``, as a KV pool does, reads what each request said in
-``said``, and divides its scores by a temperature that lies on the device.
+The model writes to ``cache`` by KV slot, as to a KV pool, reads ``history`` by request row, and
+divides its logits by a temperature on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLOTS = REQUESTS * WIDTH + 1
 
 
 class Model(nn.Module):
-    """Scores every row by its token, its position and what its request said before."""
+    """Predicts from a row's token, its position and the history of its request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,40 +28,42 @@ class Model(nn.Module):
         self.norm: nn.Module = nn.LayerNorm(HIDDEN)
         self.head = nn.Linear(HIDDEN, VOCAB)
         self.register_buffer("cache", torch.zeros(SLOTS, HIDDEN))
-        self.register_buffer("said", torch.randn(REQUESTS + 1, HIDDEN))
+        self.register_buffer("history", torch.randn(REQUESTS + 1, HIDDEN))
         self.register_buffer("temperature", torch.ones(1))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a step, or the host between two steps, may change."""
-        return {"cache": self.cache, "said": self.said, "temperature": self.temperature}
+        """Return the tensors that a step, or the host between two steps, may change."""
+        return {"cache": self.cache, "history": self.history, "temperature": self.temperature}
 
     def set_temperature(self, value: float) -> None:
-        """Change it for the steps to come."""
+        """Change the temperature of later steps."""
         self.temperature.fill_(value)
 
     def forward(self, inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
-        """Score the drafted tokens."""
-        hidden = self.norm(self.embed(inputs.input_ids) + self.place(inputs) + self.past(inputs))
+        """Return logits and hidden states of the draft tokens."""
+        hidden = self.norm(
+            self.embed(inputs.input_ids) + self.position_term(inputs) + self.history_term(inputs)
+        )
         self.cache.index_copy_(0, inputs.out_cache_loc, hidden)
         return gk.ForwardOutput(next_token_logits=self.scores(hidden), hidden_states=hidden)
 
-    def place(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
-        """What the position of each row adds, [T, 1]."""
+    def position_term(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
+        """Return what the position of each row contributes, [T, 1]."""
         return inputs.positions[:, None] / CONTEXT
 
-    def past(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
-        """What its request said before adds to each row, [T, H]."""
-        of_requests = self.said[inputs.req_pool_indices] / inputs.seq_lens[:, None]
+    def history_term(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
+        """Return what earlier steps of each row's request contribute, [T, H]."""
+        of_requests = self.history[inputs.req_pool_indices] / inputs.seq_lens[:, None]
         width = inputs.tokens_per_request
         return of_requests.repeat_interleave(width, 0, output_size=inputs.num_tokens)
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits, [T, V]."""
+        """Return the logits, [T, V]."""
         return self.head(hidden) / self.temperature
 
 
 def sample_batch(_mode: gk.ForwardMode, batch_size: int, seed: int) -> gk.TargetVerifyInputs:
-    """A live batch, the same for the same arguments."""
+    """Return a batch, deterministic for the same arguments."""
     random = np.random.default_rng([seed, batch_size])
     lengths = random.integers(5, CONTEXT - WIDTH, batch_size).astype(np.int32)
     requests = random.permutation(REQUESTS)[:batch_size]
@@ -75,7 +77,7 @@ def sample_batch(_mode: gk.ForwardMode, batch_size: int, seed: int) -> gk.Target
 
 
 def target_of(model: Model, name: str, device: str) -> gk.CaptureTarget:
-    """A target around a model of this kind."""
+    """Create a target for a model of this kind."""
     model.to(resolve_device(device)).requires_grad_(False)
     return gk.CaptureTarget(
         name=name,
@@ -91,6 +93,6 @@ def target_of(model: Model, name: str, device: str) -> gk.CaptureTarget:
 
 
 def target(device: str = "auto") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """Create the target; commands call this factory."""
     torch.manual_seed(0)
     return target_of(Model(), "sound", device)

@@ -2,10 +2,10 @@
 
 graphkit audit tools.examples.broken.stale_positions:target
 
-What is wrong: the scheduler calls ``prepare`` before each forward, the graph only knows the copy's
-address, and a replay refreshes the inputs but not the copy.
-What a user sees: right answers as long as somebody calls ``prepare``; after that, the positions of
-another batch, and an illegal address once they lead beyond a table.
+Error: the graph reads the copy, which only ``prepare`` updates. A replay refreshes the inputs, but
+not the copy.
+Effect: correct results only if the scheduler calls ``prepare`` before each replay; otherwise the
+positions of an earlier batch.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tools.examples.broken.sound import CONTEXT, REQUESTS, WIDTH, Model, target_
 
 
 class Broken(Model):
-    """Keeps the positions of the step in a buffer of its own."""
+    """Copies the positions of each step to its own buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("positions", torch.zeros(REQUESTS * WIDTH, dtype=torch.int64))
 
     def prepare(self, batch: gk.TargetVerifyInputs) -> None:
-        """To be called before each forward."""
+        """Copy the positions of a batch; to be called before each forward."""
         positions = torch.as_tensor(batch.positions)
         self.positions[: len(positions)].copy_(positions)
 
-    def place(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
-        """What the position of each row adds, [T, 1]."""
+    def position_term(self, inputs: gk.TargetVerifyInputs) -> torch.Tensor:
+        """Return what the position of each row contributes, [T, 1]."""
         return self.positions[: inputs.num_tokens, None] / CONTEXT
 
 
 def target(device: str = "auto") -> gk.CaptureTarget:
-    """The factory that the command calls."""
+    """Create the target; commands call this factory."""
     torch.manual_seed(0)
     return target_of(Broken(), "stale positions", device)

@@ -1,4 +1,4 @@
-"""No drafts at all: plain decoding, as the case of a tree that is its root."""
+"""Plain decoding, as speculative decoding whose trees consist of the bonus token."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from collections.abc import Sequence
 
 import torch
 
+from graphkit.engine.context import EngineContext
 from graphkit.engine.drafter import Drafter
-from graphkit.engine.parts import DraftTree, EngineContext, Prefilled, Verified
+from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
 from graphkit.errors import ConfigError
 
 
-class RootDrafter(Drafter):
-    """Proposes the bonus token alone."""
+class NullDrafter(Drafter):
+    """Proposes no drafts: every tree is its bonus token."""
 
     def prepare(self, context: EngineContext) -> None:
-        """See ``Drafter.prepare``. There is nothing to make."""
+        """Check that verify has one row per request."""
         if context.verify_width != 1:
             raise ConfigError(
-                f"without a drafter one row per request is verified, but num_draft_tokens "
-                f"{context.spec.num_draft_tokens} makes {context.verify_width}. Give the engine a "
-                "drafter, or set num_draft_tokens to 1.",
+                f"SpeculativeEngine has no drafter, but num_draft_tokens is "
+                f"{context.spec.num_draft_tokens}, which verifies {context.verify_width} rows per "
+                "request. Pass a drafter, or set num_draft_tokens to 1.",
                 field="num_draft_tokens",
             )
 
     @property
     def max_path(self) -> int:
-        """The bonus token."""
+        """One: the bonus token."""
         return 1
 
     def prefill(self, chunk: Prefilled) -> None:
-        """Nothing to read."""
+        """Do nothing."""
 
     def draft(
         self,
@@ -38,20 +39,20 @@ class RootDrafter(Drafter):
         seq_lens: torch.Tensor,
         bonus_tokens: torch.Tensor,
     ) -> DraftTree:
-        """See ``Drafter.draft``."""
-        requests = len(seq_lens)
-        none = bonus_tokens.new_full((requests, 1), -1)
+        """Return trees of one node, the bonus token."""
+        batch_size = len(seq_lens)
+        none = bonus_tokens.new_full((batch_size, 1), -1)
         return DraftTree(
             draft_tokens=bonus_tokens,
             positions=seq_lens.long(),
             tree_mask=torch.ones_like(none, dtype=torch.bool)[:, :, None],
-            retrieve_index=torch.arange(requests, device=none.device)[:, None],
+            retrieve_index=torch.arange(batch_size, device=none.device)[:, None],
             retrieve_next_token=none,
             retrieve_next_sibling=none,
         )
 
     def extend(self, verified: Verified) -> None:
-        """Nothing to catch up on."""
+        """Do nothing."""
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
-        """Nothing to catch up on."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""The reference models as forwards of the runners: what a user of graphkit writes. Capturable."""
+"""Forwards that connect the reference models to the runners. All of them can be captured."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class VerifyForward:
 
     Args:
         model: The target.
-        attention: The backend that keeps its keys and values.
+        attention: The backend that stores its keys and values.
     """
 
     def __init__(self, model: LlamaModel, attention: PagedAttention) -> None:
         self._model, self._attention = model, attention
 
     def __call__(self, inputs: TargetVerifyInputs) -> ForwardOutput:
-        """Score every row."""
+        """Return logits and hidden states of every row."""
         hidden = self._model(
             inputs.input_ids,
             inputs.positions,
@@ -42,42 +42,42 @@ class VerifyForward:
 
 
 class EagleForward:
-    """An Eagle head in DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2.
+    """An EAGLE head in DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2.
 
     Args:
         head: The head.
-        attention: The backend that keeps its keys and values.
+        attention: The backend that stores its keys and values.
     """
 
     def __init__(self, head: EagleHead, attention: PagedAttention) -> None:
         self._head, self._attention = head, attention
 
     def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
-        """Predict from every row, or from each request's last one where rows vary."""
+        """Return logits of every row, or of each request's last row in DRAFT_EXTEND."""
         hidden = self._head(
             inputs.input_ids,
             inputs.hidden_states,
             inputs.positions,
             _attend(self._attention, inputs),
         )
-        hidden = _last_of_varying(inputs, hidden)
+        hidden = _last_rows(inputs, hidden)
         return ForwardOutput(next_token_logits=self._head.logits(hidden), hidden_states=hidden)
 
 
 class MTPForward:
-    """One layer of a multi-layer Eagle chain.
+    """One layer of a multi-layer EAGLE chain, in MULTI_LAYER_EAGLE.
 
     Args:
         head: The chain.
-        layer: Which of its layers, from 0.
-        attention: The backend that keeps the keys and values of all layers.
+        layer: Index of the layer, from 0.
+        attention: The backend that stores the keys and values of all layers.
     """
 
     def __init__(self, head: MTPHead, layer: int, attention: PagedAttention) -> None:
         self._head, self._layer, self._attention = head, layer, attention
 
     def __call__(self, inputs: MultiLayerDraftExtendInputs) -> ForwardOutput:
-        """Predict from each request's selected row; hidden states of every row."""
+        """Return logits of each request's selected row and hidden states of every row."""
         hidden = self._head(
             self._layer,
             inputs.input_ids,
@@ -85,33 +85,33 @@ class MTPForward:
             inputs.positions,
             _attend(self._attention, inputs),
         )
-        chosen = hidden.index_select(0, inputs.select_index)
-        logits = self._head.logits(self._layer, chosen)
+        selected = hidden.index_select(0, inputs.select_index)
+        logits = self._head.logits(self._layer, selected)
         return ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 
 
 class StandaloneForward:
-    """A small language model of its own as the draft model.
+    """A small language model as the draft model, in DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2.
 
     Args:
         model: The draft model, with the target's vocabulary.
-        attention: The backend that keeps its keys and values.
+        attention: The backend that stores its keys and values.
     """
 
     def __init__(self, model: LlamaModel, attention: PagedAttention) -> None:
         self._model, self._attention = model, attention
 
     def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
-        """Predict from every row, or from each request's last one where rows vary."""
+        """Return logits of every row, or of each request's last row in DRAFT_EXTEND."""
         attend = _attend(self._attention, inputs)
         hidden = self._model(inputs.input_ids, inputs.positions, attend)
-        hidden = _last_of_varying(inputs, hidden)
+        hidden = _last_rows(inputs, hidden)
         return ForwardOutput(next_token_logits=self._model.logits(hidden))
 
 
 def _attend(attention: PagedAttention, inputs: Inputs) -> Attend:
     metadata, slots = inputs.attention, inputs.out_cache_loc
-    assert metadata is not None, "the runner was given this attention backend"
+    assert metadata is not None, "the runner has an attention backend"
 
     def attend(
         layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -121,8 +121,8 @@ def _attend(attention: PagedAttention, inputs: Inputs) -> Attend:
     return attend
 
 
-def _last_of_varying(inputs: Inputs, hidden: torch.Tensor) -> torch.Tensor:
-    """The rows that v1 asks for; so the head of the model runs on no row in vain."""
+def _last_rows(inputs: Inputs, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the rows whose logits the mode needs, so that the output head runs on no others."""
     if isinstance(inputs, DraftExtendInputs) and inputs.width is not None:
         return hidden.index_select(0, inputs.last_rows())
     return hidden

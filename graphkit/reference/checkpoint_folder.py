@@ -1,4 +1,4 @@
-"""Checkpoint folders in Hugging Face layout: ``config.json`` beside the weights."""
+"""Checkpoint folders in Hugging Face layout: ``config.json`` and weight files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from graphkit.errors import CheckpointError
-from graphkit.reference.shards import check_forms, copy_tensors, shard_files, stored_forms
+from graphkit.reference.weight_files import (
+    check_tensors,
+    copy_tensors,
+    shard_files,
+    stored_tensors,
+)
 
 _CONFIG = "config.json"
 _WEIGHTS, _BIN = "model.safetensors", "pytorch_model.bin"
@@ -19,7 +24,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def default_folder(name: str) -> Path:
-    """Return the folder of trained weights that ships with the package under ``name``."""
+    """Return the folder of trained weights with this name in the package."""
     return Path(__file__).parent / "weights" / name
 
 
@@ -27,19 +32,20 @@ def read_config(folder: Path) -> Mapping[str, object]:
     """Read ``config.json``.
 
     Raises:
-        CheckpointError: There is no such folder or file, or it is not a JSON object.
+        CheckpointError: The folder or file does not exist, or the file is not a JSON object.
     """
     return _read_json(folder, _CONFIG)
 
 
 class StoredWeights:
-    """The tensors of a folder, known by name and form before any is read.
+    """Names, shapes and dtypes of the tensors in a folder, read without loading the tensors.
 
     Args:
-        folder: Holds one file of safetensors, else its shards with an index, else PyTorch's one.
+        folder: Contains ``model.safetensors``, or shards with an index, or ``pytorch_model.bin``;
+            the first of these is read.
 
     Attributes:
-        forms: Each tensor's shape and dtype.
+        forms: Shape and dtype of each tensor.
 
     Raises:
         CheckpointError: A file is missing or damaged.
@@ -48,7 +54,7 @@ class StoredWeights:
     def __init__(self, folder: Path) -> None:
         self._files = _weight_files(folder)
         self.forms = {
-            name: form for file in self._files for name, form in stored_forms(file).items()
+            name: form for file in self._files for name, form in stored_tensors(file).items()
         }
 
     def fill(
@@ -57,30 +63,30 @@ class StoredWeights:
         device: torch.device | str,
         *,
         optional: frozenset[str] = frozenset(),
-        unread: frozenset[str] = frozenset(),
+        ignored: frozenset[str] = frozenset(),
     ) -> None:
-        """Move a module from the meta device to ``device`` and copy all of its tensors.
+        """Move a module from the meta device to ``device`` and copy the stored tensors into it.
 
         Args:
-            module: Expects what its state dict names, in the dtypes that it has.
-            device: Where the tensors go, one at a time.
-            optional: What may be absent, and then stays uninitialised.
-            unread: What may be there and is left.
+            module: Receives the tensors of its state dict, converted to its dtypes.
+            device: The target device; tensors are copied one at a time.
+            optional: Names that may be missing; their tensors stay uninitialised.
+            ignored: Stored names that are not read.
 
         Raises:
-            CheckpointError: A tensor is missing, unexpected or of another form.
+            CheckpointError: A tensor is missing or unexpected, or has the wrong shape or dtype.
         """
-        forms = {name: form for name, form in self.forms.items() if name not in unread}
-        check_forms(forms, module.state_dict(), optional)
+        forms = {name: form for name, form in self.forms.items() if name not in ignored}
+        check_tensors(forms, module.state_dict(), optional)
         module.to_empty(device=device)
         for file in self._files:
             copy_tensors(file, module.state_dict())
 
 
 def write_folder(folder: Path, config: Mapping[str, object], state: Mapping[str, Tensor]) -> None:
-    """Write a config and tensors of one dtype, which the config then tells.
+    """Write a configuration and tensors of one dtype, which is added to the configuration.
 
-    Makes the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
+    Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
@@ -98,26 +104,30 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / _BIN).is_file():
         return [folder / _BIN]
     raise CheckpointError(
-        f"{str(folder)!r} holds neither {_WEIGHTS} nor {_INDEX} nor {_BIN}. Fetch the weights, or "
-        "convert them to safetensors."
+        f"{str(folder)!r} contains none of {_WEIGHTS}, {_INDEX} and {_BIN}. Download the weights, "
+        "or convert them to safetensors."
     )
 
 
 def _read_json(folder: Path, name: str) -> Mapping[str, object]:
     if not folder.is_dir():
         raise CheckpointError(
-            f"there is no checkpoint folder {str(folder)!r}. Give a local folder that holds "
-            f"{_CONFIG} and {_WEIGHTS}."
+            f"the checkpoint folder {str(folder)!r} does not exist. Pass a local folder that "
+            f"contains {_CONFIG} and {_WEIGHTS}."
         )
     path = folder / name
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{str(folder)!r} holds no {name}. Give a folder in Hugging Face layout."
+            f"{str(folder)!r} contains no {name}. Pass a folder in Hugging Face layout."
         ) from error
     except ValueError as error:
-        raise CheckpointError(f"{str(path)!r} is not JSON: {error}. Fetch it again.") from error
+        raise CheckpointError(
+            f"{str(path)!r} is not valid JSON: {error}. Download it again."
+        ) from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{str(path)!r} holds no object but {data!r}. Fetch it again.")
+        raise CheckpointError(
+            f"{str(path)!r} must contain a JSON object, got {data!r}. Download it again."
+        )
     return data

@@ -1,8 +1,8 @@
-"""Requests in the middle of a text, as a draft model and its target leave them between two steps.
+"""Requests whose prefixes are prefilled into the KV pools of a target and its draft models.
 
-Of each request the first tokens are committed. The next one, its root, is known too, as the
-target's own; no KV pool holds it yet. Draft models run one token ahead: the row of position p holds
-token p + 1, beside the target's hidden state of p.
+The state is that between two steps of an engine. The first tokens of each request are committed.
+The next token, the bonus token, is known but not in any KV pool. Draft models run one token ahead:
+the row of position p takes token p + 1 and the target's hidden state of position p.
 """
 
 from __future__ import annotations
@@ -27,31 +27,33 @@ from graphkit.spec import SpecConfig
 from graphkit.spec.tree import top_candidates
 
 CONTEXT = 128
-"""Most tokens of a request, drafts included."""
+"""Longest context of a request in tokens, drafts included."""
 
 _SHORTEST_PREFIX = 8
 
 
-class SampleRequests:
-    """Requests with their slots, and what each model knows of their prefixes.
+class PrefilledRequests:
+    """Requests with their texts, rows and KV slots, and the models' state after their prefixes.
 
     Args:
-        count: How many.
-        spec: How far a step may write ahead.
-        req_to_token_pool: Where their slots are entered; nothing else may be in it.
+        count: Number of requests.
+        spec: Determines how many tokens a step writes ahead.
+        req_to_token_pool: Receives the slots; must be empty.
 
     Attributes:
-        texts: int64 [count, CONTEXT + S + 1], more than any row reads.
+        texts: int64 [count, CONTEXT + S + 1], token ids. Longer than the context, because draft
+            models read ahead.
         lengths: int64 [count], committed tokens.
-        rows: int64 [count], rows of the request pool.
-        slots: int64 [count, CONTEXT].
-        features: The target's hidden states [count, CONTEXT, H]; once ``read_by_target`` ran.
-        topk_p, topk_index: [count, K], the first candidates after each root; once ``read_by_eagle``
-            ran.
-        hidden_states: [count, H], the head's that made them; on the device, as ``features`` are.
+        rows: int64 [count], request rows.
+        slots: int64 [count, CONTEXT], KV slot of each position.
+        features: [count, CONTEXT, H], the target's hidden states, set by ``prefill_target``.
+        topk_p, topk_index: [count, K], candidates after each bonus token, set by
+            ``prefill_eagle``.
+        hidden_states: [count, H], the head's hidden states that the candidates come from, set by
+            ``prefill_eagle``. Like ``features`` on the device; all others are numpy arrays.
 
     Raises:
-        ConfigError: A step writes too far ahead.
+        ConfigError: A step writes more tokens ahead than a request has room for.
     """
 
     features: torch.Tensor
@@ -73,45 +75,47 @@ class SampleRequests:
         self._positions = torch.arange(CONTEXT, device=self.device).repeat(count)
 
     def on_device(self, numbers: NDArray[np.integer[Any]]) -> torch.Tensor:
-        """An index for device tensors."""
+        """Copy an array to the device as a tensor."""
         return torch.from_numpy(numbers).to(self.device)
 
     @torch.no_grad()
-    def read_by_target(self, model: LlamaModel, attention: PagedAttention) -> None:
-        """Read all prefixes into the target's KV pool."""
-        hidden = model(self._ahead(0), self._positions, self._keeping(attention))
+    def prefill_target(self, model: LlamaModel, attention: PagedAttention) -> None:
+        """Prefill all prefixes with the target and keep its hidden states."""
+        hidden = model(self._shifted_tokens(0), self._positions, self._storing_attend(attention))
         self.features = hidden.view(self.count, CONTEXT, -1)
 
     @torch.no_grad()
-    def read_by_eagle(self, head: EagleHead, attention: PagedAttention) -> None:
-        """Read them into the head's, and keep what it predicts from each request's last row."""
+    def prefill_eagle(self, head: EagleHead, attention: PagedAttention) -> None:
+        """Prefill all prefixes with the head and keep its candidates after each prefix."""
         features = self.features.flatten(0, 1)
-        hidden = head(self._ahead(1), features, self._positions, self._keeping(attention))
+        hidden = head(
+            self._shifted_tokens(1), features, self._positions, self._storing_attend(attention)
+        )
         last = self.on_device(np.arange(self.count) * CONTEXT + self.lengths - 1)
         self.hidden_states = hidden[last]
         topk_p, topk_index = top_candidates(head.logits(self.hidden_states), self.spec.topk)
         self.topk_p, self.topk_index = topk_p.cpu().numpy(), topk_index.cpu().numpy()
 
     @torch.no_grad()
-    def read_by_mtp(self, head: MTPHead, attention: PagedAttention) -> None:
-        """Read them into the layers', each one token further ahead than the one before."""
-        hidden, attend = self.features.flatten(0, 1), self._keeping(attention)
+    def prefill_mtp(self, head: MTPHead, attention: PagedAttention) -> None:
+        """Prefill all prefixes with each layer, shifted by one more token per layer."""
+        hidden, attend = self.features.flatten(0, 1), self._storing_attend(attention)
         for layer in range(min(self.spec.num_steps, len(head.layers))):
-            hidden = head(layer, self._ahead(1 + layer), hidden, self._positions, attend)
+            hidden = head(layer, self._shifted_tokens(1 + layer), hidden, self._positions, attend)
 
-    def _ahead(self, tokens: int) -> torch.Tensor:
-        """The token so far ahead of each row, flat."""
-        return self.on_device(self.texts[:, tokens : tokens + CONTEXT]).flatten()
+    def _shifted_tokens(self, shift: int) -> torch.Tensor:
+        """Return token p + ``shift`` for the row of each position p, flat."""
+        return self.on_device(self.texts[:, shift : shift + CONTEXT]).flatten()
 
-    def _keeping(self, attention: PagedAttention) -> Attend:
-        """Attend over whole texts; what lies behind the prefixes is not kept."""
+    def _storing_attend(self, attention: PagedAttention) -> Attend:
+        """Return an ``attend`` over whole texts that stores keys and values of prefixes only."""
         causal = causal_attend(self.count, CONTEXT)
 
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
-            kept = key[self._prefix], value[self._prefix]
-            attention.kv_pool.set_kv_buffer(layer, self._prefix_slots, *kept)
+            stored = key[self._prefix], value[self._prefix]
+            attention.kv_pool.set_kv_buffer(layer, self._prefix_slots, *stored)
             return causal(layer, query, key, value)
 
         return attend
@@ -122,8 +126,9 @@ def _prefix_lengths(count: int, spec: SpecConfig) -> NDArray[np.int64]:
     room = CONTEXT - ahead - _SHORTEST_PREFIX
     if room < 1:
         raise ConfigError(
-            f"topk is {spec.topk}: {spec.num_steps} steps of it write {ahead} tokens ahead, but "
-            f"the sample requests have {CONTEXT}. Make it smaller.",
+            f"topk {spec.topk} with num_steps {spec.num_steps} writes {ahead} tokens ahead, but "
+            f"the sample requests have room for {CONTEXT - _SHORTEST_PREFIX - 1}. Use a smaller "
+            "topk.",
             field="topk",
         )
     return _SHORTEST_PREFIX + np.arange(count) * 29 % room

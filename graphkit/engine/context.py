@@ -1,0 +1,83 @@
+"""Models and settings that the engine gives to its verifier and drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphkit.attention import PagedAttention
+from graphkit.config import BufferSizes
+from graphkit.errors import ConfigError
+from graphkit.spec import ForwardMode, FutureMap, SpecConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """A target or draft model: its forward and its attention backend.
+
+    Attributes:
+        forward: A callable from the inputs of a mode to a ``ForwardOutput``. A target's forward
+            receives ``TargetVerifyInputs``; a draft model's receives ``DraftInputs`` and
+            ``DraftExtendInputs``. For ``MultiLayerDrafter``, a sequence of one per layer.
+        attention: The backend that the forward attends with, over a KV pool that belongs to this
+            model. All models of an engine share one ``ReqToTokenPool``.
+    """
+
+    forward: Any
+    attention: PagedAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """Settings and shared state of an engine, given to ``Drafter.prepare``.
+
+    Valid until the engine is closed.
+
+    Attributes:
+        spec: The drafting and verification settings.
+        sizes: Limits on batch and context.
+        generation: ``"v1"`` (host in the loop) or ``"v2"`` (overlapped).
+        future_map: Holds per-request results on the device until the next step reads them.
+        req_to_token: KV slot of each token, int32 [rows, context]; the request pool's own table.
+        kv_slots: Slots that every KV pool must have.
+        device: The device of all tensors.
+        runner_options: Keyword arguments that every runner of the engine takes: ``batch_sizes``,
+            ``device`` and ``backend``.
+    """
+
+    spec: SpecConfig
+    sizes: BufferSizes
+    generation: str
+    future_map: FutureMap
+    req_to_token: torch.Tensor
+    kv_slots: int
+    device: torch.device
+    runner_options: Mapping[str, Any]
+
+    def check(self, model: EngineModel) -> None:
+        """Check that a draft model's pools match the target's.
+
+        Raises:
+            ConfigError: The model uses a different request pool, or its KV pool has too few slots.
+        """
+        attention = model.attention
+        if attention.req_to_token_pool.req_to_token is not self.req_to_token:
+            raise ConfigError(
+                "the draft model's attention uses a different ReqToTokenPool than the target's. "
+                "Create both attention backends over one ReqToTokenPool.",
+                field="drafter",
+            )
+        if attention.kv_pool.size < self.kv_slots:
+            raise ConfigError(
+                f"the draft model's KV pool has {attention.kv_pool.size} slots, but the target's "
+                f"has {self.kv_slots}. Give the draft model a KV pool of at least that size.",
+                field="drafter",
+            )
+
+    @property
+    def verify_width(self) -> int:
+        """Nodes per request in TARGET_VERIFY (W), the bonus token included."""
+        return self.spec.tokens_per_request(ForwardMode.TARGET_VERIFY)

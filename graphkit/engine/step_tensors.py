@@ -1,0 +1,156 @@
+"""Tensors that the engine and its drafter exchange: prompt chunks, draft trees, accepted tokens.
+
+Shape letters: B requests, W nodes per request in TARGET_VERIFY, C prompt tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from graphkit.buffers import AcceptedCounts
+from graphkit.ops import build_tree
+from graphkit.spec import SpecConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTree:
+    """Draft tokens of one step, linked to one tree per request.
+
+    Node 0 of each request is its bonus token at position ``seq_lens``. With ``topk == 1`` the trees
+    are chains and ``tree_mask`` is not read. The verifier reads the tensors within the same step;
+    a drafter may reuse their memory in its next ``draft``.
+
+    Shapes:
+        draft_tokens, positions: [B * W] int64.
+        tree_mask: [B, W, W] bool; entry [b, i, j] is set if node i attends to node j.
+        retrieve_index: [B, W] int64, flat row ``b * W + i`` of each node.
+        retrieve_next_token: [B, W] int64, first child of each node, -1 if it has none.
+        retrieve_next_sibling: [B, W] int64, next child of the same parent, -1 if there is none.
+    """
+
+    draft_tokens: torch.Tensor
+    positions: torch.Tensor
+    tree_mask: torch.Tensor
+    retrieve_index: torch.Tensor
+    retrieve_next_token: torch.Tensor
+    retrieve_next_sibling: torch.Tensor
+
+    @classmethod
+    def from_candidates(
+        cls,
+        bonus_tokens: torch.Tensor,
+        candidates: Mapping[str, torch.Tensor],
+        seq_lens: torch.Tensor,
+        spec: SpecConfig,
+    ) -> DraftTree:
+        """Link the selected candidates of each request with ``ops.build_tree``.
+
+        Args:
+            bonus_tokens: [B] int64, the roots.
+            candidates: ``parent_list``, ``top_scores_index`` and ``draft_tokens``, as in
+                ``DraftOutput``.
+            seq_lens: [B] int32, committed tokens.
+            spec: Gives S, K and W.
+        """
+        mask, positions, index, next_token, next_sibling, tokens = build_tree(
+            bonus_tokens,
+            candidates["parent_list"],
+            candidates["top_scores_index"],
+            candidates["draft_tokens"],
+            seq_lens,
+            spec.num_steps,
+            spec.topk,
+            spec.num_draft_tokens,
+        )
+        return cls(
+            draft_tokens=tokens,
+            positions=positions,
+            tree_mask=mask,
+            retrieve_index=index,
+            retrieve_next_token=next_token,
+            retrieve_next_sibling=next_sibling,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """Result of a verify step. Each request's accepted path occupies the first of its W rows.
+
+    Valid until the next step: ``hidden_states`` may alias the output of the captured graph, which
+    the next replay overwrites.
+
+    Attributes:
+        req_pool_indices: [B] int64, request rows.
+        seq_lens: [B] int32, committed tokens before this step.
+        out_cache_loc: [B * W] int64, KV slots of the positions from ``seq_lens`` on.
+        predict: [B * W] int64, the target's token after each accepted row; undefined in rows behind
+            the accepted path.
+        hidden_states: [B * W, H], the target's; ``None`` if its forward returns none.
+        counts: Accepted drafts and tokens, [B] int32 each.
+    """
+
+    req_pool_indices: torch.Tensor
+    seq_lens: torch.Tensor
+    out_cache_loc: torch.Tensor
+    predict: torch.Tensor
+    hidden_states: torch.Tensor | None
+    counts: AcceptedCounts
+
+    @property
+    def new_seq_lens(self) -> torch.Tensor:
+        """Committed tokens after this step, [B] int32."""
+        result: torch.Tensor = self.seq_lens + self.counts.num_accepted_tokens
+        return result
+
+    @property
+    def bonus_tokens(self) -> torch.Tensor:
+        """The target's token after each accepted path, [B] int64."""
+        predict = self.predict.view(len(self.seq_lens), -1)
+        bonus: torch.Tensor = predict.gather(1, self.counts.num_accepted_drafts.long()[:, None])
+        return bonus[:, 0]
+
+    def select(self, requests: torch.Tensor) -> Verified:
+        """Return the result of some requests, copied.
+
+        Args:
+            requests: Indices into the batch, int64 [selected].
+        """
+        batch_size = len(self.seq_lens)
+
+        def rows_of(rows: torch.Tensor) -> torch.Tensor:
+            return rows.view(batch_size, -1, *rows.shape[1:])[requests].flatten(0, 1)
+
+        return Verified(
+            req_pool_indices=self.req_pool_indices[requests],
+            seq_lens=self.seq_lens[requests],
+            out_cache_loc=rows_of(self.out_cache_loc),
+            predict=rows_of(self.predict),
+            hidden_states=None if self.hidden_states is None else rows_of(self.hidden_states),
+            counts=AcceptedCounts.from_tokens(self.counts.num_accepted_tokens[requests]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """A chunk of one request's prompt that the target has prefilled.
+
+    Attributes:
+        req_pool_indices: [1] int64, the request row.
+        start: Position of the chunk's first token.
+        input_ids: [C] int64, the chunk's tokens.
+        next_ids: [C] int64, the token after each of them.
+        out_cache_loc: [C] int64, their KV slots.
+        hidden_states: [C, H], the target's; ``None`` if its forward returns none.
+        is_last: Whether the chunk ends the prompt. ``next_ids`` then ends with the first new token.
+    """
+
+    req_pool_indices: torch.Tensor
+    start: int
+    input_ids: torch.Tensor
+    next_ids: torch.Tensor
+    out_cache_loc: torch.Tensor
+    hidden_states: torch.Tensor | None
+    is_last: bool

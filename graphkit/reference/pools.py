@@ -1,0 +1,37 @@
+"""KV pools and attention backends for the models of one engine or target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from graphkit.attention import PagedAttention
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.reference.config import LlamaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFactory:
+    """Creates attention backends that share a request pool, each over a KV pool of its own.
+
+    Attributes:
+        requests: The request pool that all models share.
+        kind: The backend class.
+        page_size: Slots per page.
+        dtype: Data type of keys and values.
+    """
+
+    requests: ReqToTokenPool
+    kind: type[PagedAttention]
+    page_size: int
+    dtype: torch.dtype
+
+    def attention(self, config: LlamaConfig) -> PagedAttention:
+        """Create a backend with slots for every request at its longest, for a model's layers."""
+        tokens = -(-self.requests.max_context_len // self.page_size) * self.page_size
+        pool = MHATokenToKVPool(
+            self.requests.size * tokens, self.page_size, self.dtype, config.num_key_value_heads,
+            config.head_dim, config.num_hidden_layers, self.requests.device,
+        )  # fmt: skip
+        return self.kind(self.requests, pool)
