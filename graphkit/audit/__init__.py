@@ -1,4 +1,4 @@
-"""Is what a graph replays what was meant? Each audit looks for one way in which it is not."""
+"""Audits: each searches the graphs of a target for one cause of silently wrong replays."""
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.lock import fingerprint

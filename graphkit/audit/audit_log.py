@@ -75,12 +75,13 @@ class AuditLog:
         )
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun, such as ``1 node`` or ``2 nodes``.
+def argument_place(node: Node, argument: int, offset: int = 0) -> str:
+    """Return the text of a place in a node's arguments, such as ``argument 1 of `mul` (node 4)``.
 
     Args:
-        number: The count.
-        noun: Singular.
-        plural: Plural, if it is not the singular with an ``s``.
+        node: The node.
+        argument: Index of the argument.
+        offset: Bytes from the beginning of the argument.
     """
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    byte = f" at byte {offset}" if offset else ""
+    return f"argument {argument}{byte} of `{node.short_name}` (node {node.index})"

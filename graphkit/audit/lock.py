@@ -1,7 +1,7 @@
-"""What a target's graphs consist of, kept in a file, so that a change does not go unseen.
+"""Lock file: the contents of a target's graphs, to detect changes.
 
-A new driver, a new kernel library or a changed model shows as other kernels, grids or arguments.
-What differs from run to run is left out: addresses, times, and the unused bytes of structs.
+A new driver, a new kernel library or a changed model shows as different kernels, grids or
+arguments. A lock leaves out what differs from run to run: addresses, times, and unset bytes.
 """
 
 from __future__ import annotations
@@ -14,89 +14,92 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog
 from graphkit.diff import diff_graphs
 from graphkit.graphs import UNSET_MARKER, Attribution, inspect_graph
-from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer
+from graphkit.records import Argument, Environment, GraphRecord, LockRecord, Node, Pointer, count_of
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
-_NOWHERE = Environment(device="", torch="", triton="", cuda="", driver="", graphkit="")
-_ADVICE = "If the change is meant, write the lock file anew with --lock."
-_MOST_WORDS = 6
+_NO_ENVIRONMENT = Environment(device="", torch="", triton="", cuda="", driver="", graphkit="")
+_ADVICE = "If the change is intended, write the lock file again with --lock."
+_MAX_SENTENCES = 6
+_DECLARED = ("weight", "state", "input", "mailbox")
 
 
-def graphs_to_lock(target: CaptureTarget, runner: Runner[Any]) -> list[GraphRecord]:
-    """The graphs of a captured runner without what a second capture makes otherwise."""
+def graphs_to_lock(target: CaptureTarget, runner: Runner[Any, Any]) -> list[GraphRecord]:
+    """Return the graphs of a captured runner, without arguments that differ in a second capture."""
     if runner.eager_reason:
         return []
     names = runner.memory_names(target.weights)
     attribution = Attribution(target.weights, stack_fill=UNSET_MARKER)
-    with runner.captured_aside(attribution=attribution) as again:
-        others = {size: inspect_graph(graph, names=names) for size, graph in again.items()}
+    with runner.captured_aside(attribution=attribution) as graphs:
+        second = {size: inspect_graph(graph, names=names) for size, graph in graphs.items()}
     return [
-        _settled(runner.inspect(size, weights=target.weights), others[size])
+        _without_unset_numbers(runner.inspect(size, weights=target.weights), second[size])
         for size in runner.table
     ]
 
 
 def lock_of(target: str, graphs: Sequence[GraphRecord], environment: Environment) -> LockRecord:
-    """A lock of a target's graphs; ``target`` is its name."""
-    kept = tuple(_locked(graph) for graph in graphs)
+    """Return the lock of the graphs of a target, given by name."""
+    locked = tuple(_locked(graph) for graph in graphs)
     return LockRecord(
         target=target,
         environment=environment,
-        fingerprints={graph.name: fingerprint(graph) for graph in kept},
-        graphs=kept,
+        fingerprints={graph.name: fingerprint(graph) for graph in locked},
+        graphs=locked,
     )
 
 
 def fingerprint(graph: GraphRecord) -> str:
-    """A hash of a graph's kernels, launches, edges and arguments, 16 hex digits."""
-    plain = replace(_locked(graph), environment=_NOWHERE)
+    """Return a hash of a graph's kernels, launches, edges and arguments, 16 hex digits."""
+    plain = replace(_locked(graph), environment=_NO_ENVIRONMENT)
     return hashlib.blake2b(plain.to_json().encode(), digest_size=8).hexdigest()
 
 
 def check_lock(lock: LockRecord, now: LockRecord, log: AuditLog) -> None:
-    """Say in words what changed since a lock was made."""
+    """Report what changed since a lock was written."""
     before = {graph.name: graph for graph in lock.graphs}
     for graph in now.graphs:
         with log.check("lock", graph.mode, graph.batch_size) as check:
             locked = before.pop(graph.name, None)
             if locked is None:
                 check.text = "not in the lock file"
-                check.report(
-                    "graph is new", f"{graph.name} is not in the lock file.", advice=_ADVICE
-                )
+                check.report("graph is new", "the lock file has no such graph.", advice=_ADVICE)
             elif lock.fingerprints.get(graph.name) == now.fingerprints[graph.name]:
                 check.text = f"as locked: {now.fingerprints[graph.name]}"
             else:
-                words = diff_graphs(locked, graph).words
                 check.text = f"changed: {now.fingerprints[graph.name]}"
-                check.report("graph changed", _sentence(graph.name, words), advice=_ADVICE)
-    for name, graph in before.items():
+                text = _summary(diff_graphs(locked, graph).words)
+                check.report("graph changed", text, advice=_ADVICE)
+    for graph in before.values():
         with log.check("lock", graph.mode, graph.batch_size) as check:
-            check.text = "not captured any more"
-            check.report("graph is gone", f"{name} was not captured any more.", advice=_ADVICE)
+            check.text = "not captured"
+            check.report(
+                "graph is gone",
+                "the lock file has this graph, but it was not captured.",
+                advice=_ADVICE,
+            )
 
 
-def _settled(graph: GraphRecord, other: GraphRecord) -> GraphRecord:
-    """A graph, its arguments that another capture has otherwise left out."""
-    if len(graph.nodes) != len(other.nodes):
+def _without_unset_numbers(graph: GraphRecord, second: GraphRecord) -> GraphRecord:
+    """Return a graph with ``unset`` for each number that a second capture has differently."""
+    if len(graph.nodes) != len(second.nodes):
         return graph
     nodes = tuple(
-        replace(node, arguments=tuple(map(_agreed, node.arguments, twin.arguments)))
-        for node, twin in zip(graph.nodes, other.nodes, strict=True)
+        replace(node, arguments=tuple(map(_settled, node.arguments, again.arguments)))
+        for node, again in zip(graph.nodes, second.nodes, strict=True)
     )
     return replace(graph, nodes=nodes)
 
 
-def _agreed(argument: Argument, other: Argument) -> Argument:
-    same = argument.kind != "number" or argument.text == other.text
-    return argument if same else replace(argument, text="unset")
+def _settled(argument: Argument, second: Argument) -> Argument:
+    is_settled = argument.kind != "number" or argument.text == second.text
+    return argument if is_settled else replace(argument, text="unset")
 
 
-def _sentence(name: str, words: Sequence[str]) -> str:
-    more = len(words) - _MOST_WORDS
-    told = "; ".join(words[:_MOST_WORDS]) + (f"; and {more} more changes" if more > 0 else "")
-    return f"{name}: {told}."
+def _summary(sentences: Sequence[str]) -> str:
+    more = len(sentences) - _MAX_SENTENCES
+    shown = [*sentences[:_MAX_SENTENCES], *([count_of(more, "more change")] if more > 0 else [])]
+    return f"the graph differs from the lock file: {'; '.join(shown)}."
 
 
 def _locked(graph: GraphRecord) -> GraphRecord:
@@ -110,9 +113,9 @@ def _locked_node(node: Node) -> Node:
 
 
 def _locked_argument(argument: Argument) -> Argument:
-    """An argument by its value, or by the kind of memory it leads to; a struct by its size."""
+    """Return an argument by value, by the memory that it points to, or as a struct by size."""
     pointers = tuple(
-        Pointer(address=0, memory=pointer.memory, name=_lasting(pointer))
+        Pointer(address=0, memory=pointer.memory, name=_stable_name(pointer))
         for pointer in argument.pointers
     )
     if argument.kind in ("pointer", "tensor"):
@@ -123,7 +126,6 @@ def _locked_argument(argument: Argument) -> Argument:
     return argument
 
 
-def _lasting(pointer: Pointer) -> str:
-    """A name that the next run will give as well."""
-    declared = pointer.memory in ("weight", "state", "input", "mailbox")
-    return pointer.name if declared else pointer.memory
+def _stable_name(pointer: Pointer) -> str:
+    """Return a name that does not change from run to run."""
+    return pointer.name if pointer.memory in _DECLARED else pointer.memory

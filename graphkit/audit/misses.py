@@ -1,6 +1,6 @@
-"""Which batches would miss their graph, and which graphs no batch would ever use.
+"""Find batches without a graph, and graphs without a batch.
 
-Needs no capture: a planned runner knows its sizes and its fields.
+Needs no capture: a planned runner knows its sizes and fields.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
+from graphkit.records import count_of
 from graphkit.runners import Decision, Reason, Runner
 from graphkit.runners.dispatch import Dispatch
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
 
 _SEED = 10
-_MOST_WASTE = 1 / 3
-"""Share of pads that is worth a finding. Sizes that double each time stay below."""
+_MAX_PAD_SHARE = 1 / 3
+"""Share of pad rows above which the audit reports it; sizes that double each time stay below."""
 _ADVICE = {
-    Reason.WRONG_WIDTH: "Let the scheduler bring as many rows per request as the spec says.",
-    Reason.FIELD_NOT_CAPTURED: "Name the field in the target's optional, or leave it out.",
-    Reason.UNSUPPORTED_ATTENTION: "Use an attention backend that has graphs for the mode.",
-    Reason.BAD_FIELD: "Give the field as its mode declares it; there is no eager way either.",
+    Reason.WRONG_WIDTH: "Schedule as many rows per request as the SpecConfig says.",
+    Reason.FIELD_NOT_CAPTURED: "Add the field to the target's optional_fields, or leave it out of "
+    "batches.",
+    Reason.UNSUPPORTED_ATTENTION: "Use an attention backend that supports graphs for the mode.",
+    Reason.BAD_FIELD: "Pass the field as its mode declares it; the eager path refuses it too.",
 }
 
 
@@ -36,12 +38,12 @@ def audit_misses(
     modes: Sequence[ForwardMode] | None = None,
     device: str = "auto",
 ) -> None:
-    """Check for batches without a graph and graphs without a batch, at the target's own sizes.
+    """Report batches without a graph and graphs without a batch, at the target's own sizes.
 
     Args:
-        target: Its sample batches stand for what the scheduler brings.
-        log: Takes what is found.
-        modes: ``None`` takes all that the target has, and looks for those that it lacks.
+        target: Its sample batches represent what the scheduler forms.
+        log: Collects the findings.
+        modes: Modes to check; ``None`` checks all of the target, and reports those it lacks.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
@@ -50,107 +52,108 @@ def audit_misses(
     for mode in target.forwards if modes is None else modes:
         runner = target.runner(mode, device=device)
         with log.check("misses", mode.name) as check, runner:
-            _look_at_batches(target, runner, check)
+            _check_batches(target, runner, check)
     if modes is None:
         with log.check("misses") as check:
-            _look_for_modes(target, check)
+            _check_modes(target, check)
 
 
-def _look_at_batches(target: CaptureTarget, runner: Runner[Any], check: Check) -> None:
-    """Bring a batch of every live size to a planned runner."""
+def _check_batches(target: CaptureTarget, runner: Runner[Any, Any], check: Check) -> None:
+    """Dispatch a sample batch of every batch size."""
     dispatch = Dispatch(runner.table, runner.buffers, runner.eager_reason)
     decisions: dict[int, Decision] = {}
-    for live in range(1, _most_running(runner) + 1):
+    for batch_size in range(1, _max_running(runner) + 1):
         try:
-            batch = target.batch(runner.mode, live, _SEED + live)
-        except TargetError:  # the scheduler brings none of that size
+            batch = target.batch(runner.mode, batch_size, _SEED + batch_size)
+        except TargetError:  # the scheduler forms no batch of this size
             continue
-        decisions[live] = dispatch.decide(batch, "captured")
-    _tell_misses(decisions, check)
-    check.text = f"{len(decisions)} live sizes, {sum(map(bool, decisions.values()))} with a graph"
+        decisions[batch_size] = dispatch.decide(batch, "captured")
+    _report_misses(decisions, check)
+    replayed = sum(map(bool, decisions.values()))
+    check.text = f"{replayed} of {count_of(len(decisions), 'batch size')} with a graph"
     if decisions and not runner.eager_reason:
-        _tell_unused(runner.table, list(decisions), check)
-        _tell_waste(runner.table, list(decisions), check)
+        _report_unused_sizes(runner.table, list(decisions), check)
+        _report_pads(runner.table, list(decisions), check)
 
 
-def _most_running(runner: Runner[Any]) -> int:
-    """Most requests in a batch: there are no more than the request pool has rows."""
+def _max_running(runner: Runner[Any, Any]) -> int:
+    """Return the most requests of a batch, which the rows of the request pool limit."""
     pool = getattr(runner.attention, "req_to_token_pool", None)
     return min(runner.table.max_batch_size, getattr(pool, "size", runner.table.max_batch_size))
 
 
-def _tell_misses(decisions: dict[int, Decision], check: Check) -> None:
-    alike: dict[tuple[Reason | None, str], list[int]] = {}
-    for live, decision in decisions.items():
+def _report_misses(decisions: dict[int, Decision], check: Check) -> None:
+    groups: dict[tuple[Reason | None, str], list[int]] = {}
+    for batch_size, decision in decisions.items():
         if not decision:
             reason = re.sub(r"\d+", "", decision.reason)  # numbers differ from size to size
-            alike.setdefault((decision.kind, reason), []).append(live)
-    for (kind, _), lives in alike.items():
+            groups.setdefault((decision.kind, reason), []).append(batch_size)
+    for (kind, _), batch_sizes in groups.items():
         assert kind is not None, "a batch that is not replayed has a reason"
         check.report(
             "batch falls back" if kind.has_eager_way else "batch is refused",
-            f"batches of {spans(lives)} requests have no graph: "
-            f"{decisions[lives[0]].reason.rstrip('.')}.",
+            f"batches of {_requests(batch_sizes)} have no graph: "
+            f"{decisions[batch_sizes[0]].reason.rstrip('.')}.",
             severity="warning" if kind is Reason.UNSUPPORTED_ATTENTION else "error",
             advice=_ADVICE.get(kind, ""),
         )
 
 
-def _tell_unused(table: SizeTable, lives: Sequence[int], check: Check) -> None:
-    reached = {table.fit(live) for live in lives}
+def _report_unused_sizes(table: SizeTable, batch_sizes: Sequence[int], check: Check) -> None:
+    used = {table.fit(batch_size) for batch_size in batch_sizes}
     for size in table:
-        if size not in reached:
+        if size not in used:
             check.report(
                 "unreachable size",
-                f"no batch runs at size {size}: there are batches of {spans(lives)} requests, and "
-                f"they run at {', '.join(map(str, sorted(reached)))}.",
+                f"no batch replays size {size}: batches of {_requests(batch_sizes)} replay "
+                f"{', '.join(map(str, sorted(used)))}.",
                 batch_size=size,
                 severity="warning",
-                advice="Leave the size out, or let the request pool and the sample batches have "
-                "as many requests as max_batch_size.",
+                advice="Leave the size out of batch_sizes, or let the request pool and the sample "
+                "batches reach max_batch_size requests.",
             )
 
 
-def _tell_waste(table: SizeTable, lives: Sequence[int], check: Check) -> None:
-    """Pads, if every live size is as likely as any other."""
-    worst = max(lives, key=lambda live: 1 - live / table.fit(live))
-    share, at_worst = _waste(table, lives), 1 - worst / table.fit(worst)
-    text = f"{share:.0%} of all rows are pads, {at_worst:.0%} at worst ({worst} live at size "
-    text += f"{table.fit(worst)})"
+def _report_pads(table: SizeTable, batch_sizes: Sequence[int], check: Check) -> None:
+    """Report the share of pad rows, over batches of each size once."""
+    worst = max(batch_sizes, key=lambda batch_size: 1 - batch_size / table.fit(batch_size))
+    share, at_worst = _pad_share(table, batch_sizes), 1 - worst / table.fit(worst)
+    text = f"{share:.0%} of rows are pads, at most {at_worst:.0%} "
+    text += f"({count_of(worst, 'request')} at size {table.fit(worst)})"
     check.text += f"; {text}" if share else "; no pads"
-    if share > _MOST_WASTE:
-        more, best = min((_waste(table, lives, size), size) for size in lives)
+    if share > _MAX_PAD_SHARE:
+        less, best = min((_pad_share(table, batch_sizes, size), size) for size in batch_sizes)
         check.report(
             "padding waste",
             f"{text}.",
             severity="warning",
-            advice=f"Capture {best} as well: then it is {more:.0%}.",
+            advice=f"Capture size {best} too: then {less:.0%} of rows are pads.",
         )
 
 
-def _waste(table: SizeTable, lives: Sequence[int], extra: int = 0) -> float:
-    """The share of pads, with one more size captured if it is given."""
-    padded = [extra if live <= extra < table.fit(live) else table.fit(live) for live in lives]
-    return 1 - sum(lives) / sum(padded)
+def _pad_share(table: SizeTable, batch_sizes: Sequence[int], extra: int = 0) -> float:
+    """Return the share of pad rows, optionally with one more captured size."""
+    padded = [extra if n <= extra < table.fit(n) else table.fit(n) for n in batch_sizes]
+    return 1 - sum(batch_sizes) / sum(padded)
 
 
-def _look_for_modes(target: CaptureTarget, check: Check) -> None:
-    """Modes that the algorithm dispatches although the target has no forward for them."""
-    for modes in _dispatched(target.spec):
+def _check_modes(target: CaptureTarget, check: Check) -> None:
+    """Report modes that the algorithm runs and for which the target has no forward."""
+    algorithm = _name_of(target.spec)
+    for modes in _modes_of(target.spec):
         if not any(mode in target.forwards for mode in modes):
-            names = " or ".join(mode.name for mode in modes)
             check.report(
                 "mode without a graph",
-                f"{_name_of(target.spec)} runs {names}, for which the target has no forward: it "
-                "will run without a graph.",
+                f"{algorithm} runs {' or '.join(mode.name for mode in modes)}, but the target has "
+                "no forward for it: the mode runs without a graph.",
                 severity="warning",
-                advice="Give the target that forward, unless another target has it.",
+                advice="Add the forward to the target, unless another target has it.",
             )
-    check.text = f"the modes of {_name_of(target.spec)}"
+    check.text = f"modes that {algorithm} runs"
 
 
-def _dispatched(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
-    """What a step runs; any mode of each group will do."""
+def _modes_of(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
+    """Yield the modes that a step runs; of each tuple, any one is enough."""
     algorithm = spec.resolved
     if algorithm.is_none():
         yield (ForwardMode.DECODE,)
@@ -160,7 +163,7 @@ def _dispatched(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
     if spec.num_steps and (algorithm.is_eagle() or algorithm.is_standalone()):
         chain = (ForwardMode.MULTI_LAYER_EAGLE,) if algorithm.is_eagle() else ()
         yield (ForwardMode.DRAFT, *chain)
-        with warnings.catch_warnings(action="ignore"):  # of falling back to v1
+        with warnings.catch_warnings(action="ignore"):  # plan() warns of falling back to v1
             is_v2 = spec.plan().generation == "v2"
         yield (ForwardMode.DRAFT_EXTEND_V2 if is_v2 else ForwardMode.DRAFT_EXTEND, *chain)
 
@@ -169,8 +172,12 @@ def _name_of(spec: SpecConfig) -> str:
     return str(getattr(spec.resolved, "name", type(spec.resolved).__name__))
 
 
+def _requests(batch_sizes: Sequence[int]) -> str:
+    return f"{spans(batch_sizes)} request{'' if list(batch_sizes) == [1] else 's'}"
+
+
 def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers for people, such as ``1 to 3, 5``."""
+    """Return ascending numbers as text, such as ``1 to 3, 5``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

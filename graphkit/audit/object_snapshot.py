@@ -1,4 +1,7 @@
-"""What things were at one moment, so that a later look can say what changed, and put them back."""
+"""Snapshot of the host objects and tensors that a forward can reach, to see what a capture changes.
+
+Tensors are compared by checksum, so that the weights of a model need not be copied.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphkit.audit.reachable_objects import MOST_ITEMS, ReachableObjects
+from graphkit.audit.reachable_objects import MAX_ITEMS, ReachableObjects
+from graphkit.records import count_of
 
-_PLAIN = (bool, int, float, complex, str, bytes, Enum, np.generic)
+RANDOM_STATE = "random state"
+"""Text of a random generator."""
+_SCALARS = (bool, int, float, complex, str, bytes, Enum, np.generic)
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator)
-_TOLD = (torch.Tensor, np.ndarray, *_GENERATORS, list, set, deque, *_PLAIN)
-_MOST_SHOWN = 40
-_MOST_NUMBERS = 4
-"""Tensors of so few numbers are told by them."""
+_SUMMARIZED = (torch.Tensor, np.ndarray, *_GENERATORS, list, set, deque, *_SCALARS)
+_MAX_TEXT = 40
+_MAX_ELEMENTS = 4
+"""Tensors of up to this many elements are shown with their elements."""
 _CHUNK = 1 << 20
-"""Words that are added up at once: it bounds the memory that a checksum takes."""
+"""Words that one step of a checksum reads, which bounds its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectSummary:
-    """What a value was.
+    """Content of an object at the time of a snapshot.
 
     Attributes:
-        text: For people.
-        content: What is the same as long as its content is.
-        address: Where a tensor lies; ``None`` for what is no tensor.
+        text: Short description.
+        content: Equal for equal content.
+        address: Data pointer of a tensor; ``None`` for other objects.
     """
 
     text: str
@@ -40,82 +46,85 @@ class ObjectSummary:
 
 
 ABSENT = ObjectSummary("nothing", None)
-"""There is nothing of that name, or something that is told by what it holds."""
+"""Stands for a missing name, for ``None``, and for containers whose items have their own names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange:
-    """Something that is not what it was."""
+    """A difference between two snapshots.
+
+    Attributes:
+        name: Name of the object, such as ``Model.layers.0.steps``.
+        before, after: The object in each snapshot.
+    """
 
     name: str
     before: ObjectSummary
     after: ObjectSummary
 
     @property
-    def is_built(self) -> bool:
-        """Whether it was made where there was nothing, as a cache is."""
+    def is_created(self) -> bool:
+        """Whether there was no object before, as of a cache."""
         return self.before.content is None
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a tensor gave way to another one, or to something else."""
+        """Whether a tensor was replaced by one at another address, or by another object."""
         return self.before.address not in (None, self.after.address)
 
 
 class ObjectSnapshot:
-    """Everything that forwards can reach, and random numbers, at the moment of its making.
-
-    Tensors are told by checksum, so that a model's weights need not be copied.
+    """Everything that forwards can reach, named tensors, and the shared random states.
 
     Args:
         roots: See ``ReachableObjects``.
-        tensors: Those with names of their own.
+        tensors: Further tensors by name.
 
     Attributes:
-        images: What there was, by name.
+        summaries: Objects by name.
     """
 
     def __init__(self, roots: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        self._held = ReachableObjects(roots)
+        self._objects = ReachableObjects(roots)
         self._checksums: dict[Any, int] = {}
-        self.images = {name: self._image(tensor) for name, tensor in tensors.items()}
-        for holder, entries in self._held.entries:
-            for key, value in entries.items():
-                if _is_told(value):
-                    self.images.setdefault(holder.name(key), self._image(value))
-        self.images |= {name: ObjectSummary(name, state) for name, state in _random_states()}
+        self.summaries = {name: self._summary(tensor) for name, tensor in tensors.items()}
+        for container, values in self._objects.entries:
+            for key, value in values.items():
+                if _is_summarized(value):
+                    self.summaries.setdefault(container.name(key), self._summary(value))
+        for name, state in _shared_random_states():
+            self.summaries[name] = ObjectSummary(RANDOM_STATE, state)
 
     def changes(self, later: ObjectSnapshot) -> Iterator[ObjectChange]:
-        """What is not the same later; a tensor of two names is told once."""
-        told: set[int | None] = set()
-        for name in {**self.images, **later.images}:
-            before, after = self.images.get(name, ABSENT), later.images.get(name, ABSENT)
-            is_told = after.address is not None and after.address in told
-            if before != after and not is_told:
-                told.add(after.address)
+        """Yield what a later snapshot has differently; a tensor with two names appears once."""
+        reported: set[int | None] = set()
+        for name in {**self.summaries, **later.summaries}:
+            before, after = self.summaries.get(name, ABSENT), later.summaries.get(name, ABSENT)
+            is_reported = after.address is not None and after.address in reported
+            if before != after and not is_reported:
+                reported.add(after.address)
                 yield ObjectChange(name, before, after)
 
-    def put_back(self) -> None:
-        """See ``ReachableObjects.put_back``."""
-        self._held.put_back()
+    def restore(self) -> None:
+        """Restore references, see ``ReachableObjects.restore``."""
+        self._objects.restore()
 
-    def _image(self, value: Any) -> ObjectSummary:
+    def _summary(self, value: Any) -> ObjectSummary:
         if isinstance(value, torch.Tensor):
-            return self._image_of_tensor(value)
+            return self._summary_of_tensor(value)
         if isinstance(value, np.ndarray):
             return ObjectSummary(f"{value.dtype} {list(value.shape)}", hash(value.tobytes()))
         if isinstance(value, _GENERATORS):
-            return ObjectSummary("random numbers", _state_of(value))
+            return ObjectSummary(RANDOM_STATE, _state_of(value))
         if value is None:
             return ABSENT
-        if isinstance(value, _PLAIN):
-            text = repr(value)  # not the value: nan is not itself, and True is 1
-            return ObjectSummary(
-                text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...", text
-            )
-        return ObjectSummary(f"{len(value)} items", len(value))
+        if isinstance(value, _SCALARS):
+            text = repr(value)  # compared instead of the value: NaN != NaN, and True == 1
+            shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+            return ObjectSummary(shown, text)
+        return ObjectSummary(count_of(len(value), "item"), len(value))
 
-    def _image_of_tensor(self, tensor: torch.Tensor) -> ObjectSummary:
+    def _summary_of_tensor(self, tensor: torch.Tensor) -> ObjectSummary:
         dtype = str(tensor.dtype).removeprefix("torch.")
         text = f"{dtype} {list(tensor.shape)}"
         if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
@@ -124,13 +133,13 @@ class ObjectSnapshot:
         key = (address, tensor.dtype, tensor.shape, tensor.stride())
         if key not in self._checksums:
             self._checksums[key] = checksum(tensor)
-        if tensor.numel() <= _MOST_NUMBERS:
+        if tensor.numel() <= _MAX_ELEMENTS:
             text = f"{text} {tensor.tolist()}"
         return ObjectSummary(text, (text, self._checksums[key]), address)
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """A number that depends on every bit of a strided tensor and on where the bit stands."""
+    """Return a number that depends on every bit of a strided tensor and on its position."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     whole = len(data) // 8 * 8
     total = 0
@@ -142,11 +151,11 @@ def checksum(tensor: torch.Tensor) -> int:
     return hash((total, len(data), *rest))
 
 
-def _is_told(value: Any) -> bool:
-    """Whether it is told itself; a small dict is told by what it holds."""
+def _is_summarized(value: Any) -> bool:
+    """Return whether a value gets a summary; the items of small dicts get their own."""
     if isinstance(value, dict):
-        return len(value) > MOST_ITEMS
-    return value is None or isinstance(value, _TOLD)
+        return len(value) > MAX_ITEMS
+    return value is None or isinstance(value, _SUMMARIZED)
 
 
 def _state_of(generator: torch.Generator | random.Random | np.random.Generator) -> int:
@@ -157,11 +166,11 @@ def _state_of(generator: torch.Generator | random.Random | np.random.Generator) 
     return hash(repr(generator.bit_generator.state))
 
 
-def _random_states() -> Iterator[tuple[str, int]]:
-    """Every generator that a forward shares with others."""
-    yield "torch's random numbers on the CPU", checksum(torch.random.get_rng_state())
+def _shared_random_states() -> Iterator[tuple[str, int]]:
+    """Yield name and state of each generator that a process shares."""
+    yield "torch.default_generator", checksum(torch.random.get_rng_state())
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        yield "torch's random numbers on CUDA", checksum(torch.cuda.get_rng_state())
-    yield "Python's random numbers", hash(random.getstate())
-    _, key, at, *_ = np.random.get_state(legacy=True)
-    yield "numpy's random numbers", hash((np.asarray(key).tobytes(), at))
+        yield "torch.cuda.default_generators", checksum(torch.cuda.get_rng_state())
+    yield "random", hash(random.getstate())
+    _, key, position, *_ = np.random.get_state(legacy=True)
+    yield "numpy.random", hash((np.asarray(key).tobytes(), position))

@@ -1,8 +1,8 @@
-"""What a forward can reach on the host, by the names that its author would use.
+"""Walk the host objects that a forward can reach, named as its author would write them.
 
-A forward's own object, what its function closes over, the globals that it names, and the attributes
-of all these: modules at any depth, plain objects two levels deep. What belongs to graphkit, torch
-or the standard library is left out: it minds its own state.
+The walk enters the forward's own object, the variables that its function closes over, the globals
+that its code names, and the attributes of all of these: modules at any depth, plain objects two
+levels deep. Objects of graphkit, torch and the standard library are left out.
 """
 
 from __future__ import annotations
@@ -18,71 +18,73 @@ from torch import nn
 
 from graphkit.attention import AttentionBackend
 
-LEVELS = 2
-"""How deep attributes of plain objects are followed."""
-MOST_ITEMS = 64
-"""Longer lists and dicts are data, not attributes."""
-_OTHERS = {*sys.stdlib_module_names, "torch", "numpy", "triton", "cuda", "graphkit"}
-_EVERY_MODULES = frozenset(vars(nn.Module()))
+MAX_ITEMS = 64
+"""Length up to which the walk enters lists and dicts; longer ones are data."""
+_MAX_DEPTH = 2
+"""Levels of plain objects that the walk enters."""
+_EXCLUDED_PACKAGES = {*sys.stdlib_module_names, "torch", "numpy", "triton", "cuda", "graphkit"}
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 class Container:
-    """A dict that holds values by name, or a part of one.
+    """A dict of named values, or the part of one whose keys are kept.
 
-    Attributes:
-        prefix: What it is called.
+    Args:
+        prefix: Name of the object that the values belong to.
+        values: The dict, by reference.
+        keep: Selects keys.
     """
 
-    form = "{}.{}"
+    name_format = "{}.{}"
 
     def __init__(
-        self, prefix: str, held: dict[Any, Any], keep: Callable[[Any], bool] = lambda _key: True
+        self, prefix: str, values: dict[Any, Any], keep: Callable[[Any], bool] = lambda _key: True
     ) -> None:
-        self.prefix, self._held, self._keep = prefix, held, keep
+        self._prefix, self._values, self._keep = prefix, values, keep
 
     def name(self, key: Any) -> str:
-        """What an entry is called."""
-        return self.form.format(self.prefix, key)
+        """Return the full name of a value."""
+        return self.name_format.format(self._prefix, key)
 
     def read(self) -> dict[Any, Any]:
-        """What it holds now."""
-        return {key: value for key, value in self._held.items() if self._keep(key)}
+        """Return the current values by key."""
+        return {key: value for key, value in self._values.items() if self._keep(key)}
 
-    def put_back(self, saved: Mapping[Any, Any]) -> None:
-        """Let it hold again what ``read`` gave, and nothing else."""
+    def restore(self, saved: Mapping[Any, Any]) -> None:
+        """Set the values to those that ``read`` returned, and delete all others."""
         now = self.read()
         for key in now.keys() - saved.keys():
-            del self._held[key]
+            del self._values[key]
         for key, value in saved.items():
             if key not in now or now[key] is not value:
-                self._held[key] = value
+                self._values[key] = value
 
 
-class _Items(Container):
-    """A dict of the user's."""
+class _DictItems(Container):
+    """Items of a user's dict."""
 
-    form = "{}[{!r}]"
+    name_format = "{}[{!r}]"
 
 
-class _List(Container):
-    """A list or a tuple."""
+class _ListItems(Container):
+    """Items of a list or a tuple."""
 
-    form = "{}[{}]"
+    name_format = "{}[{}]"
 
-    def __init__(self, prefix: str, held: list[Any] | tuple[Any, ...]) -> None:
+    def __init__(self, prefix: str, items: list[Any] | tuple[Any, ...]) -> None:
         super().__init__(prefix, {})
-        self._items = held
+        self._items = items
 
     def read(self) -> dict[Any, Any]:
         return dict(enumerate(self._items))
 
-    def put_back(self, saved: Mapping[Any, Any]) -> None:
+    def restore(self, saved: Mapping[Any, Any]) -> None:
         if isinstance(self._items, list):
             self._items[:] = saved.values()
 
 
-class _Cells(Container):
-    """What a function closes over."""
+class _ClosureCells(Container):
+    """Variables that a function closes over."""
 
     def __init__(self, prefix: str, names: tuple[str, ...], cells: tuple[CellType, ...]) -> None:
         super().__init__(prefix, {})
@@ -91,105 +93,107 @@ class _Cells(Container):
     def read(self) -> dict[Any, Any]:
         return {name: value for name, cell in self._cells.items() for value in _contents(cell)}
 
-    def put_back(self, saved: Mapping[Any, Any]) -> None:
+    def restore(self, saved: Mapping[Any, Any]) -> None:
         for name, value in saved.items():
             self._cells[name].cell_contents = value
 
 
 class ReachableObjects:
-    """What everything holds that some roots can reach, each thing once, as it is now.
+    """References that the objects reachable from some roots hold, as of construction.
 
     Args:
-        roots: Forwards, or sequences of them, by name.
+        roots: Forwards, or sequences of forwards, by name.
 
     Attributes:
-        entries: Each holder, and what it holds.
+        entries: Each container, once, with the values that it held.
     """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         walk = _Walk()
         for name, root in roots.items():
-            many = isinstance(root, (list, tuple, nn.ModuleList))
-            for i, each in enumerate(root if many else (root,)):
-                walk.enter(f"{name}[{i}]" if many else name, each, LEVELS, is_root=True)
-        self.entries = tuple((holder, holder.read()) for holder in walk.holders)
+            is_sequence = isinstance(root, (list, tuple, nn.ModuleList))
+            for i, each in enumerate(root if is_sequence else (root,)):
+                walk.enter(f"{name}[{i}]" if is_sequence else name, each, _MAX_DEPTH, is_root=True)
+        self.entries = tuple((container, container.read()) for container in walk.containers)
 
-    def put_back(self) -> None:
-        """Let everything hold again what it held; what is in tensors stays."""
-        for holder, entries in self.entries:
-            holder.put_back(entries)
+    def restore(self) -> None:
+        """Restore all references. The contents of tensors are not restored."""
+        for container, values in self.entries:
+            container.restore(values)
 
 
 class _Walk:
-    """Goes from thing to thing."""
+    """Collects the containers of objects, each object once."""
 
     def __init__(self) -> None:
-        self.holders: list[Container] = []
+        self.containers: list[Container] = []
         self._seen: dict[int, Any] = {}
 
-    def enter(self, name: str, value: Any, levels: int, is_root: bool = False) -> None:
-        """Go through what a thing holds, and on from there."""
+    def enter(self, name: str, value: Any, depth: int, is_root: bool = False) -> None:
+        """Collect the containers of an object and of the objects in them."""
         is_module = isinstance(value, nn.Module)
-        if not (is_root or is_module or (levels and _is_entered(value))) or id(value) in self._seen:
+        if not (is_root or is_module or (depth and _is_entered(value))) or id(value) in self._seen:
             return
-        self._seen[id(value)] = value  # kept, so that nothing else gets its id
-        inside = LEVELS if is_module else levels if is_root else levels - 1
-        for holder in _holders(name, value):
-            self.holders.append(holder)
-            for key, inner in holder.read().items():
-                self.enter(holder.name(key), inner, inside)
+        self._seen[id(value)] = value  # the reference keeps the id from being used again
+        inner_depth = _MAX_DEPTH if is_module else depth if is_root else depth - 1
+        for container in _containers(name, value):
+            self.containers.append(container)
+            for key, inner in container.read().items():
+                self.enter(container.name(key), inner, inner_depth)
 
 
 def _is_entered(value: Any) -> bool:
     if isinstance(value, (MethodType, partial, SimpleNamespace)):
         return True
     if isinstance(value, (list, tuple, dict)):
-        return len(value) <= MOST_ITEMS
+        return len(value) <= MAX_ITEMS
     if isinstance(value, (type, Enum, AttentionBackend)):
         return False
     owner = value if isinstance(value, FunctionType) else type(value)
-    return hasattr(value, "__dict__") and str(owner.__module__).split(".")[0] not in _OTHERS
+    package = str(owner.__module__).split(".")[0]
+    return hasattr(value, "__dict__") and package not in _EXCLUDED_PACKAGES
 
 
-def _holders(name: str, value: Any) -> Iterator[Container]:
+def _containers(name: str, value: Any) -> Iterator[Container]:
     if isinstance(value, nn.Module):
-        yield Container(name, vars(value), lambda key: key not in _EVERY_MODULES)
-        for apart in (value._parameters, value._buffers, value._modules):
-            yield Container(name, apart)
-        yield from _globals_of(type(value), "forward")
+        yield Container(name, vars(value), lambda key: key not in _MODULE_ATTRIBUTES)
+        for values in (value._parameters, value._buffers, value._modules):
+            yield Container(name, values)
+        yield from _globals_of_method(type(value), "forward")
     elif isinstance(value, FunctionType):
-        yield _Cells(name, value.__code__.co_freevars, value.__closure__ or ())
+        yield _ClosureCells(name, value.__code__.co_freevars, value.__closure__ or ())
         yield Container(name, vars(value))
-        yield from _named_globals(value)
+        yield _globals_of(value)
     elif isinstance(value, MethodType):
-        yield from _holders(type(value.__self__).__name__, value.__self__)
-        yield from _holders(name, value.__func__)
+        yield from _containers(type(value.__self__).__name__, value.__self__)
+        yield from _containers(name, value.__func__)
     elif isinstance(value, partial):
         yield Container(name, {"func": value.func, "args": value.args, "keywords": value.keywords})
     elif isinstance(value, dict):
-        yield _Items(name, value)
+        yield _DictItems(name, value)
     elif isinstance(value, (list, tuple)):
-        yield _List(name, value)
+        yield _ListItems(name, value)
     else:
         yield Container(name, vars(value))
-        yield from _globals_of(type(value), "__call__")
+        yield from _globals_of_method(type(value), "__call__")
 
 
-def _globals_of(kind: type, method: str) -> Iterator[Container]:
-    """The globals that a method of a user's class names."""
-    function = getattr(kind, method, None)
+def _globals_of_method(cls: type, method: str) -> Iterator[Container]:
+    """Yield the globals that a method of a user's class names."""
+    function = getattr(cls, method, None)
     if isinstance(function, FunctionType) and _is_entered(function):
-        yield from _named_globals(function)
+        yield _globals_of(function)
 
 
-def _named_globals(function: FunctionType) -> Iterator[Container]:
+def _globals_of(function: FunctionType) -> Container:
+    """Return the globals that a function's code names."""
     names = frozenset(function.__code__.co_names)
-    module = str(function.__module__ or "globals")  # code that was made by exec has no module
-    yield Container(module.rpartition(".")[2], function.__globals__, names.__contains__)
+    module = str(function.__module__ or "globals")  # None for code that exec compiled
+    return Container(module.rpartition(".")[2], function.__globals__, names.__contains__)
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
-    """What a cell holds; nothing while its variable has no value."""
+    """Return the content of a cell, or nothing while its variable is unbound."""
     try:
         return (cell.cell_contents,)
     except ValueError:

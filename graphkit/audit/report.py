@@ -1,4 +1,4 @@
-"""All audits of a target, one after the other."""
+"""Run all audits of a target, and write its lock."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 
-RunnerAudit = Callable[[CaptureTarget, Runner[Any], AuditLog], None]
+RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
 
-# The first capture of all is the one that leaves most behind.
 BEFORE_CAPTURE: dict[str, RunnerAudit] = {"warmup": audit_warmup, "baked": audit_baked}
-"""Audits of a planned runner, by name."""
+"""Audits of a planned runner, by name. ``warmup`` must see the first capture of a forward."""
 AFTER_CAPTURE: dict[str, RunnerAudit] = {
     "pointers": audit_pointers,
     "pads": audit_pads,
     "shadow": audit_shadow,
 }
-"""Audits of a captured one."""
+"""Audits of a captured runner, by name."""
 AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "misses")
-"""All, by name."""
+"""Names of all audits."""
 
 
 def audit_target(
@@ -44,38 +43,38 @@ def audit_target(
     batch_sizes: Sequence[int] | None = None,
     device: str = "auto",
     lock: LockRecord | None = None,
-    progress: Callable[[int, int, str], None] = lambda _done, _total, _what: None,
+    progress: Callable[[int, int, str], None] = lambda _done, _total, _task: None,
 ) -> AuditReport:
     """Audit every mode of a target.
 
     Args:
-        target: What to audit.
-        only: Names of audits; ``None`` takes all.
-        modes: Modes to audit; ``None`` takes all that the target has.
-        batch_sizes: Sizes to capture; ``None`` takes the smallest, a middle one and the largest.
+        target: The target.
+        only: Names of audits to run; ``None`` runs all of ``AUDITS``.
+        modes: Modes to audit; ``None`` audits all modes of the target.
+        batch_sizes: Sizes to capture; ``None`` captures the smallest, a middle one and the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
-        lock: What the graphs are to consist of, from ``lock_target``.
-        progress: Called with steps done, steps in all, and what is being done.
+        lock: Lock to compare the graphs with, from ``lock_target``.
+        progress: Called with the number of finished steps, of all steps, and the current task.
 
     Returns:
-        The report; its findings are empty if all is well.
+        The checks and findings.
 
     Raises:
         CaptureError: A forward cannot be captured.
-        ConfigError: ``only`` names no audit.
+        ConfigError: ``only`` has an unknown name.
         TargetError: The target lacks a mode.
     """
-    chosen = _chosen(only)
+    chosen = _names(only)
     log = AuditLog()
     all_modes = list(dict.fromkeys(modes or target.forwards))
     if not all_modes:
-        raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
+        raise TargetError(f"target {target.name!r} has no forward. Give it one for a mode.")
     backend = backend_for(device, None)
     here = environment(backend.device)
     graphs: list[GraphRecord] = []
     for done, mode in enumerate(all_modes):
         progress(done, len(all_modes), f"auditing {mode.name}")
-        sizes = batch_sizes or few_sizes(target)
+        sizes = batch_sizes or representative_sizes(target)
         with target.runner(mode, batch_sizes=sizes, device=device) as runner:
             _audit_runner(target, runner, log, chosen)
             graphs += graphs_to_lock(target, runner) if lock is not None else []
@@ -83,8 +82,8 @@ def audit_target(
         audit_misses(target, log, modes=modes, device=device)
     progress(len(all_modes), len(all_modes), "audited")
     if lock is not None:
-        asked_for = {mode.name for mode in all_modes} if modes else None
-        check_lock(_part_of(lock, asked_for), lock_of(target.name, graphs, here), log)
+        names = {mode.name for mode in all_modes} if modes else None
+        check_lock(_lock_of_modes(lock, names), lock_of(target.name, graphs, here), log)
     return AuditReport(
         target=target.name,
         backend=backend.name,
@@ -101,37 +100,37 @@ def lock_target(
     batch_sizes: Sequence[int] | None = None,
     device: str = "auto",
 ) -> LockRecord:
-    """What a target's graphs consist of now; see ``audit_target`` for the arguments.
+    """Return a lock of a target's graphs; arguments as for ``audit_target``.
 
     Raises:
         CaptureError: A forward cannot be captured.
-        TargetError: The target lacks a mode, or has no graph at all.
+        TargetError: The target lacks a mode, or has no graph.
     """
     graphs: list[GraphRecord] = []
     for mode in dict.fromkeys(modes or target.forwards):
-        sizes = batch_sizes or few_sizes(target)
+        sizes = batch_sizes or representative_sizes(target)
         with target.runner(mode, batch_sizes=sizes, device=device) as runner:
             runner.capture(attribution=Attribution(target.weights))
             graphs += graphs_to_lock(target, runner)
     if not graphs:
-        raise TargetError(f"target {target.name!r} has no graph that could be locked.")
+        raise TargetError(f"target {target.name!r} has no graph to lock: its modes run eagerly.")
     return lock_of(target.name, graphs, graphs[0].environment)
 
 
-def few_sizes(target: CaptureTarget) -> list[int]:
-    """Of a target's sizes the smallest, a middle one and the largest: others are like them."""
+def representative_sizes(target: CaptureTarget) -> list[int]:
+    """Return the smallest, a middle and the largest size of a target, to represent all."""
     table = SizeTable(target.sizes.max_batch_size, target.batch_sizes)
     return sorted({table.sizes[0], table.fit(max(table.largest // 8, 1)), table.largest})
 
 
-def _part_of(lock: LockRecord, modes: Collection[str] | None) -> LockRecord:
-    """What a lock says of some modes; ``None`` stands for all."""
+def _lock_of_modes(lock: LockRecord, modes: Collection[str] | None) -> LockRecord:
+    """Return a lock of some modes; ``None`` keeps all."""
     if modes is None:
         return lock
     return replace(lock, graphs=tuple(graph for graph in lock.graphs if graph.mode in modes))
 
 
-def _chosen(only: Collection[str] | None) -> Collection[str]:
+def _names(only: Collection[str] | None) -> Collection[str]:
     unknown = sorted(set(only or ()) - set(AUDITS))
     if unknown:
         raise ConfigError(
@@ -141,7 +140,7 @@ def _chosen(only: Collection[str] | None) -> Collection[str]:
 
 
 def _audit_runner(
-    target: CaptureTarget, runner: Runner[Any], log: AuditLog, chosen: Collection[str]
+    target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog, chosen: Collection[str]
 ) -> None:
     for name, audit in BEFORE_CAPTURE.items():
         if name in chosen and not runner.eager_reason:

@@ -1,4 +1,4 @@
-"""Which host values did a graph freeze?"""
+"""Search for host values that a graph captured."""
 
 from graphkit.audit.baked.audit import audit_baked
 

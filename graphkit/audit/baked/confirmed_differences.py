@@ -1,7 +1,7 @@
-"""Which differences a change surely made.
+"""Find the differences between captures that a change of the host causes.
 
-What shows once must show again, whichever of the two is captured first and whatever torch's unset
-bytes hold: those may hold anything, the change's own traces included.
+A difference counts only if it shows again with the two captures in the other order, and with other
+contents of the bytes that torch leaves unset, which may hold anything, even traces of the change.
 """
 
 from __future__ import annotations
@@ -15,53 +15,60 @@ from graphkit.graphs import UNSET_MARKER
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.records import Node
 
-Found = Mapping[int, Sequence[CaptureDifference]]
-"""The differences of each size."""
-_ROUNDS = ((UNSET_MARKER, False), (0, True), (UNSET_MARKER, True))
-"""To look for it again: what unset bytes hold, and whether the change is captured first."""
+DifferencesBySize = Mapping[int, Sequence[CaptureDifference]]
+_CONFIRMATIONS = ((UNSET_MARKER, False), (0, True), (UNSET_MARKER, True))
+"""Fill of the stack, and whether the changed capture comes first, of each repetition."""
 
 
-def what_changes(recaptures: Recaptures, baseline: Baseline, change: HostChange) -> Found:
-    """What a change changes in each size."""
+def confirmed_differences(
+    recaptures: Recaptures, baseline: Baseline, change: HostChange
+) -> DifferencesBySize:
+    """Return the differences that a change causes at each size, and undo the change."""
     try:
-        found: Found = baseline.differences(baseline.images, recaptures.images(change.make()))
-        for unset, changed_first in _ROUNDS:
+        found: DifferencesBySize = baseline.differences(
+            baseline.nodes, recaptures.canonical_nodes(change.apply())
+        )
+        for stack_fill, changed_first in _CONFIRMATIONS:
             if any(found.values()):
-                again = _once_more(recaptures, baseline, change, unset, changed_first)
+                again = _compare_again(recaptures, baseline, change, stack_fill, changed_first)
                 found = {
                     size: [each for each in found[size] if each in again[size]] for size in found
                 }
-        return _without_leftovers(found, recaptures, baseline, change)
+        return _without_unset_bytes(found, recaptures, baseline, change)
     finally:
         change.undo()
 
 
-def _once_more(
-    recaptures: Recaptures, baseline: Baseline, change: HostChange, unset: int, changed_first: bool
-) -> Found:
-    both = {}
+def _compare_again(
+    recaptures: Recaptures,
+    baseline: Baseline,
+    change: HostChange,
+    stack_fill: int,
+    changed_first: bool,
+) -> DifferencesBySize:
+    captures = {}
     for is_changed in (changed_first, not changed_first):
         change.undo()
-        batch_of = change.make() if is_changed else recaptures.batch_of(seed=1)
-        both[is_changed] = recaptures.images(batch_of, unset)
-    return baseline.differences(both[False], both[True])
+        batch_of = change.apply() if is_changed else recaptures.batch_of(seed=1)
+        captures[is_changed] = recaptures.canonical_nodes(batch_of, stack_fill)
+    return baseline.differences(captures[False], captures[True])
 
 
-def _without_leftovers(
-    found: Found, recaptures: Recaptures, baseline: Baseline, change: HostChange
-) -> Found:
-    """Leave out what stands where bytes may be unset, if no replay shows a difference."""
-    known = {
-        size: [each for each in those if not _is_doubtful(each, baseline.nodes[size])]
-        for size, those in found.items()
+def _without_unset_bytes(
+    found: DifferencesBySize, recaptures: Recaptures, baseline: Baseline, change: HostChange
+) -> DifferencesBySize:
+    """Drop differences in bytes that may be unset, if replays of the captures are equal."""
+    certain = {
+        size: [each for each in differences if not _may_be_unset(each, baseline.records[size])]
+        for size, differences in found.items()
     }
-    if known == found:
+    if certain == found:
         return found
-    with recaptures.captured(change.make()) as graphs:
-        return known if recaptures.verdict(graphs) == "alike" else found
+    with recaptures.captured(change.apply()) as graphs:
+        return certain if recaptures.compare_replays(graphs) == "equal" else found
 
 
-def _is_doubtful(difference: CaptureDifference, nodes: Sequence[Node]) -> bool:
+def _may_be_unset(difference: CaptureDifference, nodes: Sequence[Node]) -> bool:
     if difference.argument is None or difference.offset is None:
         return False
     node = nodes[difference.node]

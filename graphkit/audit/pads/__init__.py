@@ -1,4 +1,4 @@
-"""Do pad rows reach live rows, or memory that is not theirs?"""
+"""Search for pad rows and earlier batches that affect live rows or declared state."""
 
 from graphkit.audit.pads.audit import audit_pads, live_sizes
 

@@ -1,9 +1,8 @@
-"""Whether pad rows, and what earlier batches left behind, can reach live rows or declared state.
+"""Search for pad rows and earlier batches that affect live rows or declared state.
 
-A live batch is replayed again and again at one captured size, each time from the same state, with
-other contents in its pad rows, after other batches, in another order. Live rows must come out equal
-to the bit. After each replay state is looked at: only rows that the batch names, and the dummy's,
-may have changed.
+The audit replays each live batch many times at one captured size, always from the same state, with
+different contents of its pad rows, after different batches, and in different orders. Live rows must
+be equal in every bit. Each replay may write only the state rows of its batch and the reserved ones.
 """
 
 from __future__ import annotations
@@ -16,29 +15,31 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.misses import spans
 from graphkit.audit.pads.batch_variants import Fill, largest_number, worst_of
-from graphkit.audit.pads.bugs import Bug, Case, tell
+from graphkit.audit.pads.bugs import Bug, WrongReplay, report_wrong_replays
 from graphkit.audit.pads.greedy_acceptance import accepted_drafts
 from graphkit.audit.pads.trials import Tensors, Trials
+from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
-from graphkit.targets.compare import first_difference, tolerance
+from graphkit.verify.differences import even_owner, first_difference, tolerance
 
-_ALL_UP_TO = 8
-"""Sizes for which every live batch size is tried."""
+_TRY_ALL_UP_TO = 8
+"""Captured sizes up to which every number of live requests is tried."""
 
 
-def audit_pads(target: CaptureTarget, runner: Runner[Any], log: AuditLog) -> None:
-    """Replay live batches of every captured size with pads, leftovers and places varied.
+def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
+    """Report pad rows and earlier batches that affect live rows or declared state.
 
-    State, random numbers and shadow mode are put back. Holds a copy of the target's ``state``
-    meanwhile, which alone is looked at for writes.
+    Restores state and random numbers. Holds a copy of the target's ``mutable_state`` meanwhile;
+    writes to other memory are not found.
 
     Args:
-        target: Makes the batches, and says what is state.
-        runner: One of the target's, captured.
-        log: Takes what is found: one finding per size and class of bug.
+        target: Draws the batches, and declares the state.
+        runner: A runner of the target, captured.
+        log: Collects the findings: one per size and class of bug.
 
     Raises:
         ReplayError: The runner is not captured.
@@ -47,64 +48,67 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any], log: AuditLog) -> Non
         smaller = 0
         for size in runner.table:
             with log.check("pads", runner.mode.name, size) as check:
-                before, lives = trials.count, live_sizes(size, smaller)
-                tell(check, [case for live in lives for case in _Audit(trials, size, live).cases()])
+                before, sizes = trials.count, live_sizes(size, smaller)
+                wrong = [each for live in sizes for each in _LiveBatch(trials, size, live).audit()]
+                report_wrong_replays(check, wrong)
                 check.text = (
-                    f"{trials.count - before} replays with {_listed(lives)} live requests: other "
-                    "pads, leftovers, order, and sizes before"
+                    f"{count_of(trials.count - before, 'replay')} of batches of {spans(sizes)}: "
+                    "varied pad rows, request order, and the batch before"
                 )
             smaller = size
 
 
 def live_sizes(size: int, smaller: int) -> list[int]:
-    """The live batch sizes to try at a captured size: all, or the ends and the middle.
+    """Return the numbers of live requests to try at a captured size: all, or ends and middle.
 
     Args:
         size: The captured size.
-        smaller: The next smaller one; batches up to it seldom run here.
+        smaller: The next smaller captured size, which normally replays batches up to it.
     """
-    if size <= _ALL_UP_TO:
+    if size <= _TRY_ALL_UP_TO:
         return list(range(1, size + 1))
     return sorted({1, smaller + 1, size // 2, size - 1, size})
 
 
-class _Audit:
-    """One live batch at one captured size."""
+class _LiveBatch:
+    """A live batch, replayed with variations at one captured size."""
 
     def __init__(self, trials: Trials, size: int, live: int) -> None:
         self._trials, self._size, self._live = trials, size, live
         self._requests = trials.requests(live)
         self._batch = self._requests.batch()
         self._expected: Tensors = {}
-        self._writes: list[Case] = []
+        self._stray_writes: list[WrongReplay] = []
 
-    def cases(self) -> Iterator[Case]:
-        """Everything that goes wrong."""
+    def audit(self) -> Iterator[WrongReplay]:
+        """Yield all wrong replays. A nondeterministic batch is not varied further."""
         padded = self._requests.padded(self._size)
-        self._trials.leave(padded, self._size)  # so that all begin behind a replay of this size
+        self._trials.leave(padded, self._size)  # all replays then follow one of this size
         self._expected = self._trials.run(padded, self._size, self._live)
-        found = list(self._try(Bug.REPLAYS_DIFFER_BY_THEMSELVES, "", padded))
-        if not found:  # else all of the following would differ as well
-            found = [*self._pads(), *self._leftovers(), *self._places()]
-        yield from found
-        yield from self._writes
+        found = list(
+            self._replay(
+                Bug.NONDETERMINISTIC_REPLAY, "in a second replay of the same batch", padded
+            )
+        )
+        yield from found or [*self._vary_pads(), *self._vary_previous(), *self._vary_order()]
+        yield from self._stray_writes
 
-    def _pads(self) -> Iterator[Case]:
-        """Other contents in pad rows and in what pad rows read."""
+    def _vary_pads(self) -> Iterator[WrongReplay]:
+        """Vary the contents of pad rows, and of the memory that pad rows read."""
         state, bug = self._trials.state, Bug.LEAKING_PAD_ROW
         for value in (math.nan, math.inf):
             batch = self._requests.padded(self._size, worst_of(value))
-            what = f"{value} in pad rows and dummy slots"
-            yield from self._try(bug, what, batch, prepare=partial(state.poison, value))
-        for what, fill in self._fillings().items() if self._size > self._live else ():
+            variation = f"with {value} in pad rows and reserved slots"
+            yield from self._replay(bug, variation, batch, prepare=partial(state.poison, value))
+        for content, fill in self._fills().items() if self._size > self._live else ():
             batch = self._requests.padded(self._size, fill)
-            yield from self._try(bug, f"{what} in pad rows", batch)
+            yield from self._replay(bug, f"with {content} in pad rows", batch)
         if state.mislead(self._batch):
-            what = "other slots in the dummy's row of a request table"
+            variation = "with slots of another request in the reserved row of a request table"
             mislead = partial(state.mislead, self._batch)
-            yield from self._try(bug, what, self._batch, prepare=mislead, watch=False)
+            yield from self._replay(bug, variation, self._batch, prepare=mislead, judge_state=False)
 
-    def _fillings(self) -> dict[str, Fill]:
+    def _fills(self) -> dict[str, Fill]:
         runner, own = self._trials.runner, self._requests.rows
         ahead = runner.steps_ahead()
         other = self._trials.requests(self._size, which=1).rows
@@ -114,69 +118,84 @@ class _Audit:
             "rows of another batch": lambda layout, rows: other[layout.name][-len(rows) :],
         }
 
-    def _leftovers(self) -> Iterator[Case]:
-        """After other batches, at this size and at its neighbours."""
+    def _vary_previous(self) -> Iterator[WrongReplay]:
+        """Replay other batches before, at this size and at the next smaller and larger ones."""
         sizes = self._trials.runner.table.sizes
-        at = sizes.index(self._size)
-        for size in sizes[max(at - 1, 0) : at + 2]:
+        index = sizes.index(self._size)
+        for size in sizes[max(index - 1, 0) : index + 2]:
             is_own = size == self._size
-            bug = Bug.STALE_ROWS_OF_A_LARGER_BATCH if is_own else Bug.SIZES_DISTURB_EACH_OTHER
+            bug = Bug.STALE_ROWS_OF_A_LARGER_BATCH if is_own else Bug.SIZES_INTERFERE
+            variation = f"after a batch of {count_of(size, 'request')}"
             for which in (1, 2) if is_own else (1,):
-                before = self._trials.batch(size, which), size
-                what = f"a batch of {size} requests just before"
-                yield from self._try(bug, what, self._batch, before=before)
+                previous = self._trials.batch(size, which), size
+                yield from self._replay(bug, variation, self._batch, previous=previous)
 
-    def _places(self) -> Iterator[Case]:
-        """In another order, with tolerance: kernels may round by place.
+    def _vary_order(self) -> Iterator[WrongReplay]:
+        """Reorder the requests, with tolerance: kernels may round by the index of a row.
 
-        Where rounding decides between two tokens that are almost equally likely, one order may
-        differ. A bug shows in every order. Random numbers belong to places, so with them there is
-        nothing to compare.
+        Rounding may decide between two almost equally probable tokens in one order, so that only a
+        difference in every order is a bug. Random numbers belong to row indices, so a step that
+        draws some cannot be compared.
         """
         if self._trials.draws:
             return
-        each = range(self._live)
-        orders = sorted({tuple(reversed(each)), (*each[1:], *each[:1])} - {tuple(each)})
-        found = [list(self._in_order(order)) for order in orders]
+        indices = range(self._live)
+        orders = {tuple(reversed(indices)), (*indices[1:], *indices[:1])} - {tuple(indices)}
+        found = [list(self._reorder(order)) for order in sorted(orders)]
         if found and all(found):
             yield found[0][0]
 
-    def _in_order(self, order: Sequence[int]) -> Iterator[Case]:
+    def _reorder(self, order: Sequence[int]) -> Iterator[WrongReplay]:
         expected = {
             name: rows.unflatten(0, (self._live, -1))[list(order)].flatten(0, 1)
             for name, rows in self._expected.items()
         }
-        bug, what = Bug.ROWS_DEPEND_ON_THEIR_PLACE, f"the requests in the order {list(order)}"
-        yield from self._try(bug, what, self._requests.take(order).batch(), expected=expected)
+        bug, variation = Bug.ROWS_DEPEND_ON_BATCH_ORDER, f"with requests in the order {list(order)}"
+        yield from self._replay(
+            bug, variation, self._requests.take(order).batch(), reordered=expected
+        )
 
-    def _try(
+    def _replay(
         self,
         bug: Bug,
-        what: str,
+        variation: str,
         batch: Any,
         *,
-        before: tuple[Any, int] | None = None,
-        expected: Tensors | None = None,
+        previous: tuple[Any, int] | None = None,
+        reordered: Tensors | None = None,
         prepare: Callable[[], object] = lambda: None,
-        watch: bool = True,
-    ) -> Iterator[Case]:
-        """Replay a batch, and compare: to the bit, unless another output is expected."""
-        trials, live = self._trials, self._live
-        if before is not None:
-            trials.leave(*before)
-        got = trials.run(batch, self._size, live, prepare)
-        write = trials.state.stray_write(batch) if watch else None
-        if write is not None:
-            self._writes.append(Case(Bug.WRITE_OUTSIDE_LIVE_SLOTS, what, live, write))
-        allowed = 0.0 if expected is None else tolerance(expected)
-        expected = self._expected if expected is None else expected
-        found = first_difference(expected, got, allowed, lambda row, rows: row * live // rows)
-        if found is not None:
-            then = self._then(batch, expected, got) if found.field == "next_token_logits" else ""
-            yield Case(bug, what, live, found, then)
+        judge_state: bool = True,
+    ) -> Iterator[WrongReplay]:
+        """Replay a batch, and yield the first wrong row; collect a stray write.
 
-    def _then(self, batch: Any, expected: Tensors, got: Tensors) -> str:
-        """What other logits lead to in a verify."""
+        Args:
+            bug: Class of bug that a wrong row shows.
+            variation: What differs from the replay that gave the expected output.
+            batch: The batch.
+            previous: A batch to replay before it, and the captured size of that.
+            reordered: Output to expect within tolerance, instead of the first one in every bit.
+            prepare: Called before the replay, when state is restored.
+            judge_state: Whether to look for stray writes.
+        """
+        trials, live = self._trials, self._live
+        if previous is not None:
+            trials.leave(*previous)
+        got = trials.run(batch, self._size, live, prepare)
+        write = trials.state.stray_write(batch) if judge_state else None
+        if write is not None:
+            self._stray_writes.append(
+                WrongReplay(Bug.WRITE_OUTSIDE_LIVE_SLOTS, variation, live, write)
+            )
+        allowed = 0.0 if reordered is None else tolerance(reordered)
+        expected = self._expected if reordered is None else reordered
+        wrong = first_difference(expected, got, allowed, even_owner(live))
+        if wrong is not None:
+            is_logits = wrong.field == "next_token_logits"
+            consequence = self._acceptance(batch, expected, got) if is_logits else ""
+            yield WrongReplay(bug, variation, live, wrong, consequence)
+
+    def _acceptance(self, batch: Any, expected: Tensors, got: Tensors) -> str:
+        """Return a sentence if wrong logits of a verify change how many drafts are accepted."""
         runner = self._trials.runner
         if runner.mode is not ForwardMode.TARGET_VERIFY:
             return ""
@@ -187,12 +206,5 @@ class _Audit:
         if one is None or other is None or torch.equal(one, other):
             return ""
         request = int((one != other).nonzero()[0])
-        return (
-            f" Request {request} then accepts {int(other[request])} drafts instead of "
-            f"{int(one[request])}."
-        )
-
-
-def _listed(lives: Sequence[int]) -> str:
-    whole = list(lives) == list(range(1, len(lives) + 1)) and len(lives) > 2
-    return f"1 to {lives[-1]}" if whole else ", ".join(map(str, lives))
+        drafts = count_of(int(other[request]), "draft")
+        return f" Request {request} then accepts {drafts} instead of {int(one[request])}."

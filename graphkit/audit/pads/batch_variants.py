@@ -1,8 +1,8 @@
-"""Variations of a batch, made from what its fields declare: other pads, another order.
+"""Derive variants of a batch from its declared fields: other pad rows, other orders of requests.
 
-A field either says where the rows of its request are and where they write, which is structure, or a
-row is computed from it, which is content. What stands in the content of a pad row must not matter
-to live rows; its structure keeps it out of their way, and is never varied.
+A field is structure or content. Structure says where the rows of a request are and where they
+write; it keeps pad rows away from live rows and is never varied. Content is what a row is computed
+from; the content of a pad row must not affect live rows.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ import torch
 from graphkit.buffers import Axis, Capacity, FieldLayout, Inputs
 from graphkit.config import BufferSizes
 
-_OWN_ROW = "select_index"
-"""Numbers of this field are rows of the very batch that they stand in."""
-_DESTINATION = "out_cache_loc"
 TOKEN_IDS = ("input_ids", "topk_index")
 _POSITIONS = ("positions", "mrope_positions")
-
+_ROW_INDEX = "select_index"
+"""Holds row indices of its own batch."""
+_DESTINATION = "out_cache_loc"
 
 Fill = Callable[[FieldLayout, torch.Tensor], Any]
-"""What to write into the content of rows, given a field and its rows; ``None`` changes nothing."""
+"""Returns new content for the rows of a field; ``None`` keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """A batch taken apart, so that its requests can be picked, put in order, and padded.
+    """The requests of a batch, to select, reorder and pad them.
 
     Attributes:
-        inputs: The class of the batch.
-        layouts: The fields that it brings.
-        capacity: Their runner's.
+        inputs: Class of the batch.
+        layouts: Fields that the batch has.
+        capacity: Capacity of the runner's buffers.
         counts: Rows of each request, int64 [B].
-        rows: Every field, rows first; ``select_index`` counts from its request's first row.
+        rows: Each field with rows first; ``select_index`` counts from its request's first row.
     """
 
     inputs: type[Inputs]
@@ -50,44 +49,63 @@ class Requests:
 
     @classmethod
     def of(cls, batch: Any, layouts: Sequence[FieldLayout], capacity: Capacity) -> Requests:
-        """Take a batch apart. Its arrays become tensors of their fields' dtypes."""
+        """Return the requests of a batch; arrays become tensors of their fields' dtypes."""
         present = tuple(each for each in layouts if getattr(batch, each.name) is not None)
         rows = {each.name: _rows_first(each, getattr(batch, each.name)) for each in present}
-        counts = _counts(type(batch), rows, capacity, batch.batch_size)
-        return cls(type(batch), present, capacity, counts, _moved(rows, -_starts(counts)))
+        counts = _row_counts(type(batch), rows, capacity, batch.batch_size)
+        return cls(type(batch), present, capacity, counts, _shifted(rows, -_starts(counts)))
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def batch(self) -> Any:
-        """Put the batch together."""
-        rows = _moved(self.rows, _starts(self.counts))
+        """Return the requests as a batch."""
+        rows = _shifted(self.rows, _starts(self.counts))
         values: dict[str, Any] = {
-            each.name: _laid_out(each, rows[each.name]) for each in self.layouts
+            each.name: _as_field(each, rows[each.name]) for each in self.layouts
         }
         return self.inputs(**values)
 
     def padded(self, size: int, fill: Fill = lambda _layout, _rows: None) -> Any:
-        """A batch of ``size`` live requests: these, and behind them what a refresh would write.
+        """Return a batch of ``size`` live requests: these, then the pads that a refresh writes.
 
         Args:
-            size: At least as many requests as there are.
-            fill: Changes the content of the pads.
+            size: At least the number of requests.
+            fill: Replaces the content of the pads.
         """
-        return self._join(self._pads(size - len(self)).filled(fill)).batch()
+        pads = self._pads(size - len(self)).filled(fill)
+
+        def joined(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
+            if layout.field.axis is Axis.NONE:
+                return rows
+            return torch.cat([rows, pads.rows[layout.name].to(rows.device)])
+
+        counts = torch.cat([self.counts, pads.counts])
+        return replace(self._map_rows(joined), counts=counts).batch()
 
     def take(self, order: Sequence[int]) -> Requests:
-        """Some of the requests, in this order."""
+        """Return the requests of these indices, in this order."""
         chosen = torch.tensor(order, dtype=torch.int64)
         owner = torch.arange(len(self)).repeat_interleave(self.counts)
         tokens = torch.cat([(owner == request).nonzero()[:, 0] for request in order])
         index = {Axis.REQUEST: chosen, Axis.TOKEN: tokens}
 
-        def pick(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
+        def taken(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
             axis = layout.field.axis
             return rows if axis is Axis.NONE else rows[index[axis].to(rows.device)]
 
-        return replace(self._each(pick), counts=self.counts[chosen])
+        return replace(self._map_rows(taken), counts=self.counts[chosen])
+
+    def filled(self, fill: Fill) -> Requests:
+        """Return the requests with other content."""
+
+        def filled(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
+            value = fill(layout, rows) if is_content(layout) else None
+            if value is None:
+                return rows
+            return torch.as_tensor(value, dtype=rows.dtype).to(rows.device).expand_as(rows)
+
+        return self._map_rows(filled)
 
     def _pads(self, number: int) -> Requests:
         capacity = self.capacity
@@ -103,58 +121,37 @@ class Requests:
         }
         return replace(self, counts=counts, rows=rows)
 
-    def filled(self, fill: Fill) -> Requests:
-        """The same requests with other contents."""
-
-        def filled(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
-            value = fill(layout, rows) if is_content(layout) else None
-            if value is None:
-                return rows
-            return torch.as_tensor(value, dtype=rows.dtype).to(rows.device).expand_as(rows)
-
-        return self._each(filled)
-
-    def _join(self, others: Requests) -> Requests:
-        """What belongs to no row stays these' own."""
-
-        def joined(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
-            if layout.field.axis is Axis.NONE:
-                return rows
-            return torch.cat([rows, others.rows[layout.name].to(rows.device)])
-
-        return replace(self._each(joined), counts=torch.cat([self.counts, others.counts]))
-
-    def _each(self, change: Callable[[FieldLayout, torch.Tensor], torch.Tensor]) -> Requests:
+    def _map_rows(self, change: Callable[[FieldLayout, torch.Tensor], torch.Tensor]) -> Requests:
         rows = {each.name: change(each, self.rows[each.name]) for each in self.layouts}
         return replace(self, rows=rows)
 
 
 def is_content(layout: FieldLayout) -> bool:
-    """Whether a row is computed from the field; whole numbers per request are structure."""
+    """Return whether a field is content. Integers per request are structure."""
     field = layout.field
-    is_number = not field.row and not layout.dtype.is_floating_point
+    is_integer = not field.row and not layout.dtype.is_floating_point
     return not (
         field.axis is Axis.NONE
         or field.name == _DESTINATION
-        or (field.axis is Axis.REQUEST and is_number)
+        or (field.axis is Axis.REQUEST and is_integer)
     )
 
 
 def largest_number(layout: FieldLayout, sizes: BufferSizes, steps_ahead: int = 0) -> int | None:
-    """The largest whole number that a field of the library may hold; ``None`` if unknown.
+    """Return the largest integer that a field of the library may hold; ``None`` if unknown.
 
     Args:
-        layout: The field's.
-        sizes: The runner's.
-        steps_ahead: The runner's, see ``Runner.steps_ahead``.
+        layout: Layout of the field.
+        sizes: Sizes of the runner.
+        steps_ahead: See ``Runner.steps_ahead``.
     """
-    if layout.name in TOKEN_IDS:  # a reduced vocabulary of drafts is part of the target's
+    if layout.name in TOKEN_IDS:  # the reduced vocabulary of drafts is part of the target's
         return (sizes.draft_vocab_size or sizes.vocab_size) - 1
     return sizes.max_context_len - 1 - steps_ahead if layout.name in _POSITIONS else None
 
 
-def worst_of(value: float) -> Callable[[FieldLayout, torch.Tensor], Any]:
-    """Fills floats with a value such as NaN, and masks so that nothing is seen."""
+def worst_of(value: float) -> Fill:
+    """Return a fill of floats with a value such as NaN, and of masks with False."""
 
     def fill(layout: FieldLayout, rows: torch.Tensor) -> Any:
         if layout.dtype is torch.bool:
@@ -164,23 +161,24 @@ def worst_of(value: float) -> Callable[[FieldLayout, torch.Tensor], Any]:
     return fill
 
 
-def _counts(
+def _row_counts(
     inputs: type[Inputs], rows: Mapping[str, torch.Tensor], capacity: Capacity, requests: int
 ) -> torch.Tensor:
-    found = None
+    counts = None
     if capacity.ragged:
-        found = inputs.row_counts(SimpleNamespace(**{k: each.cpu() for k, each in rows.items()}))
-    if found is None:
+        counts = inputs.row_counts(SimpleNamespace(**{k: each.cpu() for k, each in rows.items()}))
+    if counts is None:
         return torch.full((requests,), capacity.tokens_per_request)
-    return torch.from_numpy(found)
+    return torch.from_numpy(counts)
 
 
 def _starts(counts: torch.Tensor) -> torch.Tensor:
     return counts.cumsum(0) - counts
 
 
-def _moved(rows: Mapping[str, torch.Tensor], by: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {name: each + by.to(each) if name == _OWN_ROW else each for name, each in rows.items()}
+def _shifted(rows: Mapping[str, torch.Tensor], by: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the fields with an offset for each request added to row indices."""
+    return {name: each + by.to(each) if name == _ROW_INDEX else each for name, each in rows.items()}
 
 
 def _row_shape(layout: FieldLayout) -> tuple[int, ...]:
@@ -189,7 +187,7 @@ def _row_shape(layout: FieldLayout) -> tuple[int, ...]:
 
 
 def _rows_first(layout: FieldLayout, value: Any) -> torch.Tensor:
-    # A copy of what is not a tensor: torch warns of memory that is read-only.
+    # np.array copies: torch warns of read-only memory.
     tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     shape = _row_shape(layout)
     if layout.field.lead:
@@ -197,7 +195,8 @@ def _rows_first(layout: FieldLayout, value: Any) -> torch.Tensor:
     return tensor.to(layout.dtype).reshape(-1, *shape)
 
 
-def _laid_out(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
+def _as_field(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows in the shape of their field."""
     field = layout.field
     rows = rows.movedim(0, 1) if field.lead else rows
     return (rows.flatten(1 if field.lead else 0) if field.flat else rows).contiguous()

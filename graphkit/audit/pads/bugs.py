@@ -1,4 +1,4 @@
-"""What replays with other pads show, in words."""
+"""Classes of padding bugs, and the findings that report them."""
 
 from __future__ import annotations
 
@@ -8,95 +8,85 @@ from enum import Enum
 from typing import Any
 
 from graphkit.audit.audit_log import Check
-from graphkit.audit.pads.state import Write
-from graphkit.records import Mismatch
+from graphkit.audit.pads.state_writes import Write
+from graphkit.records import Mismatch, count_of
+from graphkit.records.number_text import distinct_text
 
 
 class Bug(Enum):
-    """A class of bug. The value is what to do about it."""
+    """A class of bug. The value is the advice."""
 
     LEAKING_PAD_ROW = (
-        "Compute every row from itself alone: no mean, maximum, norm or scale over the batch, and "
-        "no attention to masked keys, whose NaN outlives a weight of zero."
+        "Compute every row from that row alone: no mean, maximum, norm or scale over the batch. "
+        "Mask scores, not products: 0 * NaN is NaN."
     )
     WRITE_OUTSIDE_LIVE_SLOTS = (
-        "Take slots from inputs.out_cache_loc, which is 0 in pad rows; they may write there alone."
+        "Write only to the slots of inputs.out_cache_loc, which is 0 in pad rows."
     )
     STALE_ROWS_OF_A_LARGER_BATCH = (
-        "Something outlives a replay: fill the tail of buffers of your own, or declare them as "
-        "input fields, which every replay pads."
+        "A value outlives its replay. Fill the tail of your own buffers, or declare them as input "
+        "fields, which every replay pads."
     )
-    ROWS_DEPEND_ON_THEIR_PLACE = (
-        "Let a row be computed from its own inputs, not from its index in the batch."
-    )
-    SIZES_DISTURB_EACH_OTHER = (
+    ROWS_DEPEND_ON_BATCH_ORDER = "Compute a row from its inputs, not from its index in the batch."
+    SIZES_INTERFERE = (
         "Graphs of two sizes share memory that one of them reads before it writes, such as a "
-        "workspace or a counter: initialise it inside the graph."
+        "workspace or a counter. Initialise it inside the graph."
     )
-    REPLAYS_DIFFER_BY_THEMSELVES = (
-        "Two replays of one batch from the same state must agree: declare everything that a step "
-        "changes as state, and use no kernel whose sums depend on timing."
+    NONDETERMINISTIC_REPLAY = (
+        "Declare everything that a step changes as mutable_state, and use deterministic kernels."
     )
 
     @property
     def kind(self) -> str:
-        """The class in plain words, such as ``leaking pad row``."""
+        """Name of the class as text, such as ``leaking pad row``."""
         return self.name.lower().replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class WrongReplay:
     """A replay that went wrong.
 
     Attributes:
-        bug: What it hints at.
-        what: What was varied; empty if nothing was.
-        live: Live requests.
-        seen: What was wrong.
-        then: What follows from that, as a sentence; may be empty.
+        bug: Class of bug that explains it.
+        variation: What was varied, such as ``with copies of row 0 in pad rows``.
+        live: Number of live requests.
+        error: The wrong output or write.
+        consequence: A further sentence; may be empty.
     """
 
     bug: Bug
-    what: str
+    variation: str
     live: int
-    seen: Mismatch | Write
-    then: str = ""
+    error: Mismatch | Write
+    consequence: str = ""
 
 
-def tell(check: Check, cases: Sequence[Case]) -> None:
-    """Write down one finding for all cases that hint at the same bug in the same place."""
-    alike: dict[tuple[Bug, str], list[Case]] = {}
-    for case in cases:
-        place = case.seen.name if isinstance(case.seen, Write) else ""
-        alike.setdefault((case.bug, place), []).append(case)
-    for (bug, _), (first, *others) in alike.items():
-        more = f" {len(others)} more replays go wrong like that." if others else ""
-        check.report(bug.kind, _text(first) + first.then + more, advice=bug.value, **_facts(first))
+def report_wrong_replays(check: Check, replays: Sequence[WrongReplay]) -> None:
+    """Report one finding for each class of bug and each state tensor that is written."""
+    groups: dict[tuple[Bug, str], list[WrongReplay]] = {}
+    for replay in replays:
+        name = replay.error.name if isinstance(replay.error, Write) else ""
+        groups.setdefault((replay.bug, name), []).append(replay)
+    for (bug, _), (first, *others) in groups.items():
+        text, facts = _text_and_facts(first)
+        more = f" {count_of(len(others), 'more replay')} went wrong like this." if others else ""
+        check.report(bug.kind, f"{text}{first.consequence}{more}", advice=bug.value, **facts)
 
 
-def _text(case: Case) -> str:
-    place = f"with {case.live} live request{'s' if case.live > 1 else ''}"
-    place = f"{place} and {case.what}" if case.what else place
-    seen = case.seen
-    if isinstance(seen, Write):
-        return (
-            f"{place}, a replay changes row {seen.row} of state {seen.name!r} from {seen.before} "
-            f"to {seen.after}, which its batch does not name."
+def _text_and_facts(replay: WrongReplay) -> tuple[str, dict[str, Any]]:
+    error, variation, live = replay.error, replay.variation, replay.live
+    if isinstance(error, Write):
+        text = (
+            f"row {error.row} of state `{error.name}` changes from {error.before} to {error.after} "
+            f"{variation}, but belongs to no request of the batch "
+            f"({count_of(live, 'live request')})."
         )
-    return (
-        f"{place}, row {seen.row} of {seen.field}, of request {seen.request}, is {seen.got:.6g} "
-        f"instead of {seen.expected:.6g}."
+        facts = {"field": error.name, "before": error.before, "after": error.after}
+        return text, {**facts, "row": error.row}
+    before, after = distinct_text(error.expected, error.got)
+    text = (
+        f"row {error.row} of {error.field} (request {error.request} of {live}) is {after} instead "
+        f"of {before} {variation}."
     )
-
-
-def _facts(case: Case) -> dict[str, Any]:
-    seen = case.seen
-    if isinstance(seen, Write):
-        return {"field": seen.name, "row": seen.row, "before": seen.before, "after": seen.after}
-    return {
-        "field": seen.field,
-        "row": seen.row,
-        "request": seen.request,
-        "before": f"{seen.expected:.6g}",
-        "after": f"{seen.got:.6g}",
-    }
+    facts = {"field": error.field, "before": before, "after": after}
+    return text, {**facts, "row": error.row, "request": error.request}

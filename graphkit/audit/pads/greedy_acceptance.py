@@ -1,4 +1,4 @@
-"""How many drafts a target's own greedy choice confirms, from a verify batch and its logits."""
+"""Count the drafts that a target's greedy choice accepts, from a verify batch and its logits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from graphkit.spec import SpecConfig
 
 
 def accepted_drafts(spec: SpecConfig, batch: Any, logits: torch.Tensor) -> torch.Tensor | None:
-    """Accepted drafts of each request.
+    """Return the number of accepted drafts of each request, int32 [B].
 
     Args:
-        spec: How the algorithm drafts.
-        batch: A TARGET_VERIFY batch; may hold more requests than ``logits`` has rows of.
-        logits: Of its first requests.
+        spec: Draft settings of the batch.
+        batch: A TARGET_VERIFY batch of at least B requests.
+        logits: [B * W, V], of the first B requests.
 
     Returns:
-        int32 [B]; ``None`` where the batch does not say what hangs on what: rows without drafts, or
-        a tree without its mask.
-
-    Shapes:
-        logits: [B * W, V].
+        ``None`` if the batch does not define a tree: it has no drafts, or it is a tree without
+        ``custom_mask``.
     """
     width = batch.num_tokens // batch.batch_size
     requests = len(logits) // width
@@ -46,25 +43,25 @@ def accepted_drafts(spec: SpecConfig, batch: Any, logits: torch.Tensor) -> torch
 
 
 def _parents(mask: Any, requests: int, width: int) -> torch.Tensor:
-    """The node that each node hangs on, int64 [B, W]; -1 of the root.
+    """Return the parent of each node, int64 [B, W]; -1 for the root.
 
-    A node comes after its ancestors, so its parent is the last one before it that it sees.
+    Ancestors precede a node, so the parent is the last earlier node in its row of the mask.
     """
     node = torch.arange(width)
     if mask is None:
         return (node - 1).expand(requests, width)
-    seen = torch.as_tensor(mask)[:requests].cpu().tril(-1)
-    return torch.where(seen, node, -1).amax(2)
+    ancestors = torch.as_tensor(mask)[:requests].cpu().tril(-1)
+    return torch.where(ancestors, node, -1).amax(2)
 
 
 def _links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """First child and next sibling of each node, int64 [B, W]; -1 where there is none."""
+    """Return first child and next sibling of each node, int64 [B, W]; -1 where there is none."""
     width = parents.shape[1]
     node = torch.arange(width, device=parents.device)
 
-    def first(are: torch.Tensor) -> torch.Tensor:
-        found = torch.where(are, node, width).amin(2)
-        return torch.where(found < width, found, -1)
+    def first(related: torch.Tensor) -> torch.Tensor:
+        index = torch.where(related, node, width).amin(2)
+        return torch.where(index < width, index, -1)
 
     children = parents[:, None, :] == node[:, None]
     siblings = (parents[:, None, :] == parents[:, :, None]) & (node > node[:, None])

@@ -1,4 +1,4 @@
-"""An audit captures sizes that the target has."""
+"""Tests of the sizes that audits capture."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.report import few_sizes
+from graphkit.audit.report import representative_sizes
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 
 
 @pytest.mark.parametrize(
-    ("largest", "batch_sizes", "few"),
+    ("largest", "batch_sizes", "expected"),
     [
         (1, None, [1]),
         (8, None, [1, 8]),
@@ -21,7 +21,7 @@ VERIFY = gk.ForwardMode.TARGET_VERIFY
         (64, [4, 16, 32], [4, 16, 64]),
     ],
 )
-def test_few_sizes_are_some_of_the_targets(largest, batch_sizes, few):
+def test_representative_sizes_belong_to_the_target(largest, batch_sizes, expected):
     target = gk.CaptureTarget(
         name="tiny",
         spec=gk.SpecConfig("NGRAM", 3, 1, 4),
@@ -30,4 +30,4 @@ def test_few_sizes_are_some_of_the_targets(largest, batch_sizes, few):
         sample_batch=print,
         batch_sizes=batch_sizes,
     )
-    assert few_sizes(target) == few
+    assert representative_sizes(target) == expected
