@@ -1,7 +1,7 @@
-"""The live screen: a saved record to walk through, with no GPU and no model.
+"""The live screen: walks through a saved record, without a GPU and without a model.
 
-A page (``pages``) is what a view shows, as data; a listing is a page under one look: opened,
-sorted, filtered, searched. Both are plain Python. The screen and the sheet draw them by textual.
+It shows the pages of ``graphkit.views.pages``. A ``Listing`` holds a page with its state: open
+rows, order, filter, search and cursor. Pages and listings are plain Python; textual draws them.
 """
 
 from graphkit.tui.app import InspectApp

@@ -1,16 +1,16 @@
-"""The live screen: the views of one record, each on the one that it was reached from."""
+"""The application: a stack of screens, one per page."""
 
 from __future__ import annotations
 
 from textual.app import App
 
 from graphkit.records import RecordWithGraphs
-from graphkit.tui.screen import ListingScreen
-from graphkit.views.pages import first_pages
+from graphkit.tui.screen import PageScreen
+from graphkit.views.pages import initial_pages
 
 
 class InspectApp(App[None]):
-    """Shows a record that holds graphs. Needs nothing else: no GPU, no model."""
+    """Shows a record that holds graphs."""
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "graphkit"
@@ -18,17 +18,19 @@ class InspectApp(App[None]):
     def __init__(
         self, record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
     ) -> None:
-        """Begin with the whole record, or with the graph of a mode and size.
+        """Open with the whole record, or with the graph of a mode and size on top of it.
 
         Raises:
             ConfigError: The record has no such mode or size.
         """
-        super().__init__(ansi_color=True)  # the terminal's own colours, dark or light
-        self._pages = first_pages(record, mode=mode, batch_size=batch_size)
+        super().__init__()
+        # The terminal's own colours, dark or light: "ansi-dark", before textual 8.2.8 "textual-ansi".
+        self.theme = next(name for name in self.available_themes if "ansi" in name)
+        self._pages = initial_pages(record, mode=mode, batch_size=batch_size)
 
     async def on_mount(self) -> None:
         """Show the first pages, the last one on top."""
         above: tuple[str, ...] = ()
         for page in self._pages:
-            await self.push_screen(ListingScreen(page, above))
+            await self.push_screen(PageScreen(page, above))
             above = (*above, page.title)

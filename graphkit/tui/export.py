@@ -1,4 +1,4 @@
-"""A view as a text file."""
+"""A page as a text file."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from graphkit.tui.listing import Listing
-from graphkit.tui.standing import standing
-from graphkit.tui.table import Place, heads, laid_out, row_cells, wanted_widths
-from graphkit.views.figures import plain
+from graphkit.tui.wrapping import SEPARATOR
+from graphkit.views.columns import ColumnSpan, align_cells, widest
+from graphkit.views.formatting import plain
 
-_WIDEST = 10_000
-_OUTSIDE_NAMES = re.compile(r"[^A-Za-z0-9]+")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]+")
 
 
-def view_text(path: Sequence[str], listing: Listing) -> str:
-    """Every row that scrolling would show, with every column, nothing cut off."""
+def listing_text(path: Sequence[str], listing: Listing) -> str:
+    """Return all visible rows with every column, nothing clipped.
+
+    Args:
+        path: Titles of the pages that lead to this one, and its own.
+        listing: The page in its state.
+    """
     return "".join(f"{line.rstrip()}\n" for line in _lines(path, listing))
 
 
 def _lines(path: Sequence[str], listing: Listing) -> Iterator[str]:
-    yield standing(path, listing, _WIDEST)
-    yield from map(plain, listing.page.facts)
+    yield SEPARATOR.join([plain(" > ".join(path)), *listing.status])
+    yield from (plain(f"{name} {text}") for name, text in listing.page.facts)
     yield ""
-    places = [Place(at, width) for at, width in enumerate(wanted_widths(listing))]
-    rows = (row_cells(listing, line) for line in listing.lines)
-    for cells in (heads(listing), *rows):
-        yield "".join(laid_out(cells, listing.page.columns, places))
+    rows = [listing.headings, *map(listing.line_cells, listing.lines)]
+    spans = [ColumnSpan(index, width) for index, width in enumerate(widest(rows))]
+    for cells in rows:
+        yield "".join(align_cells(cells, listing.page.columns, spans))
     if not listing.lines:
         yield listing.empty
 
 
-def free_name(path: Sequence[str]) -> str:
-    """A file name after the view, such as ``graphkit-tiny-decode-8.txt``, that is not taken."""
-    words = _OUTSIDE_NAMES.sub("-", " ".join(path)).strip("-").lower()[:80]
+def unused_name(path: Sequence[str]) -> str:
+    """Return a name for a new file, such as ``graphkit-tiny-decode-8.txt``."""
+    words = _NOT_IN_NAMES.sub("-", " ".join(path)).strip("-").lower()[:80]
     stem, number = f"graphkit-{words}", 1
     name = f"{stem}.txt"
     while Path(name).exists():
@@ -44,13 +48,13 @@ def free_name(path: Sequence[str]) -> str:
 
 
 def write_new(name: str, text: str) -> str:
-    """Write a file that is not there yet, or nothing; returns a sentence that says which."""
+    """Write a new file; return a sentence that says where it is or why there is none."""
     try:
         path = Path(name).expanduser()
         file = path.open("x", encoding="utf-8")
     except FileExistsError:
-        return f"{name} is there already: choose another name"
-    except (OSError, ValueError, RuntimeError) as error:  # a null byte, a home that is unknown
+        return f"{name} exists: choose another name"
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, an unknown user's home
         return f"cannot write {name}: {_reason(error)}"
     try:
         with file:

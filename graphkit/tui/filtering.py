@@ -1,4 +1,4 @@
-"""The words that a user types to find rows or to keep only some of them."""
+"""Search for the words of a filter or a search in rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 _WORD = re.compile(r"\w+")
 Match = Callable[[Sequence[str], str], bool]
-"""Whether a row holds the words; told its cells and its note."""
+"""True if a row, given as its cells and its note, contains the words."""
 
 
 def matcher(words: str, columns: Sequence[str]) -> Match | None:
-    """What finds the rows that hold every word, in any case; ``None`` for no words.
+    """Return the test for rows that contain every word, in any case; ``None`` for no words.
 
-    A word ``name:part`` looks for the part in the column alone that has the name's word in its
-    head. A name that no column has, as in ``at::native``, is text like any other.
+    ``name:part`` searches only the column with the word ``name`` in its heading. A name that no
+    column has, as in ``at::native``, is searched as text.
     """
     names = [_WORD.findall(name.casefold()) for name in columns]
     tests = [_test(word.casefold(), names) for word in words.split()]
@@ -23,7 +23,7 @@ def matcher(words: str, columns: Sequence[str]) -> Match | None:
 
 def _test(word: str, names: Sequence[Sequence[str]]) -> Match:
     name, _, part = word.partition(":")
-    at = next((at for at, words in enumerate(names) if name in words), None)
-    if part and at is not None:
-        return lambda cells, _note: part in cells[at].casefold()
+    column = next((at for at, words in enumerate(names) if name in words), None)
+    if part and column is not None:
+        return lambda cells, _note: part in cells[column].casefold()
     return lambda cells, note: any(word in text.casefold() for text in (*cells, note))

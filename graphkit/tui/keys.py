@@ -1,82 +1,89 @@
-"""Every key of the screen, once: what is bound, what the footer says and what the help says."""
+"""Table of all keys, from which the screen's bindings, footer and help page are made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-_GAP = "  "
+from textual.binding import Binding
+
+from graphkit.views.pages import Column, Page, Row
+
 _SHORT = {"pageup": "pgup", "pagedown": "pgdn", "escape": "esc", "shift+tab": "shift-tab"}
 
 
 class Key(NamedTuple):
-    """One or more keys that do the same.
+    """Keys with one action.
 
     Attributes:
-        keys: As textual names them, with commas between.
-        action: What the screen does, as textual writes actions.
-        label: That in a word, for the footer.
-        meaning: That in a sentence.
-        rank: Where the footer is short, the highest rank goes first; 0 is never in it.
+        keys: Names in textual, separated by commas.
+        action: Action of the screen, as textual writes it.
+        label: One or two words for the footer.
+        meaning: A sentence for the help page.
+        is_shown: True if the footer shows it.
     """
 
     keys: str
     action: str
     label: str
     meaning: str
-    rank: int = 0
+    is_shown: bool = False
 
     @property
-    def shown(self) -> str:
-        """The keys as people write them."""
+    def display(self) -> str:
+        """The keys as users know them."""
         return " ".join(_SHORT.get(key, key) for key in self.keys.split(","))
 
 
+# The footer shows as many as fit, from the first on.
 KEYS = (
-    Key("enter", "enter", "open", "go deeper: to a graph, to a node; else open or close", 3),
-    Key("escape", "back", "back", "go back one view", 9),
-    Key("tab", "beside(1)", "next", "the next of its kind: size, node, mode or pair", 10),
-    Key("shift+tab", "beside(-1)", "previous", "the one before"),
-    Key("b", "view('buffers')", "buffers", "the input buffers of the mode", 6),
-    Key("c", "view('compare')", "compare", "what changed since another size; tab takes more", 5),
-    Key("m", "view('memory')", "memory", "the memory that the graph points into", 11),
-    Key("up,k", "move(-1, 'row')", "up", "the row above"),
-    Key("down,j", "move(1, 'row')", "down", "the row below"),
-    Key("pageup", "move(-1, 'page')", "page up", "one page up"),
-    Key("pagedown", "move(1, 'page')", "page down", "one page down"),
-    Key("home,g", "move(-1, 'end')", "first", "the first row"),
-    Key("end,G", "move(1, 'end')", "last", "the last row"),
-    Key("right,l", "do('open')", "expand", "show what is in the row"),
-    Key("left,h", "do('close')", "collapse", "hide what is in the row, or go to the row it is in"),
-    Key("+", "do('open_all')", "expand", "show what is in all rows", 12),
-    Key("-", "do('close_all')", "collapse", "show the outermost rows only", 13),
-    Key("/", "search", "search", "look for words, in closed rows, too; name:word in one column", 4),
-    Key("n", "match(1)", "next match", "the next row that holds them"),
-    Key("N", "match(-1)", "previous match", "the one before"),
-    Key("s", "do('sort_next')", "sort", "sort by the next column, as a click on its head does", 7),
-    Key("S", "do('reverse')", "reverse", "turn the order round"),
-    Key("f", "filter", "filter", "keep rows that hold words, as in kind:memcpy; none keep all", 8),
-    Key("e", "export", "export", "write the view as text to a file", 14),
-    Key("?", "help", "help", "this list", 1),
-    Key("q", "app.quit", "quit", "leave", 2),
-    Key("ctrl+c", "app.quit", "quit", "leave, also while words are typed"),
-)  # fmt: skip
+    Key("enter", "enter", "open", "open the graph or node of the row; else expand it", True),
+    Key("?", "help", "help", "list all keys", True),
+    Key("q", "app.quit", "quit", "leave", True),
+    Key("escape", "back", "back", "go back to the page before", True),
+    Key("/", "search", "search", "search rows, collapsed ones too; name:word in one column", True),
+    Key("f", "filter", "filter", "show only rows with words, as in kind:memcpy; none: all", True),
+    Key("s", "do('sort_next')", "sort", "sort by the next column, as a click on its head", True),
+    Key("tab", "sibling(1)", "next", "next page of the kind: size, node, mode or pair", True),
+    Key("c", "view('compare')", "compare", "compare with another size; tab steps on", True),
+    Key("b", "view('buffers')", "buffers", "input buffers of the mode", True),
+    Key("m", "view('memory')", "memory", "memory that the graph points to", True),
+    Key("+", "do('open_all')", "expand", "expand all rows", True),
+    Key("-", "do('close_all')", "collapse", "collapse all rows", True),
+    Key("e", "export", "export", "write the page to a text file", True),
+    Key("shift+tab", "sibling(-1)", "previous", "previous page of the kind"),
+    Key("up,k", "move(-1, 'row')", "up", "previous row"),
+    Key("down,j", "move(1, 'row')", "down", "next row"),
+    Key("pageup", "move(-1, 'page')", "page up", "one screen up"),
+    Key("pagedown", "move(1, 'page')", "page down", "one screen down"),
+    Key("home,g", "move(-1, 'end')", "first", "first row"),
+    Key("end,G", "move(1, 'end')", "last", "last row"),
+    Key("right,l", "do('open')", "expand", "expand the row"),
+    Key("left,h", "do('close')", "collapse", "collapse the row, or go to the row around it"),
+    Key("n", "match(1)", "next match", "next row with the words of the search"),
+    Key("N", "match(-1)", "previous match", "previous row with them"),
+    Key("S", "do('reverse')", "reverse", "reverse the order"),
+    Key("ctrl+c", "app.quit", "quit", "leave, also while typing"),
+)
+
+BINDINGS = [
+    Binding(
+        key.keys,
+        key.action,
+        key.label,
+        show=key.is_shown,
+        key_display=key.display,
+        priority=key.keys == "ctrl+c",
+    )
+    for key in KEYS
+]
 
 
-def footer(width: int) -> str:
-    """What the keys do, as much of it as so many cells have room for."""
-    shown = sorted((key for key in KEYS if key.rank), key=lambda key: key.rank)
-    while shown and len(_line(shown)) > width:
-        shown.pop()
-    return _line(shown)
-
-
-def _line(shown: list[Key]) -> str:
-    return _GAP.join(_words(shown))
-
-
-def _words(shown: list[Key]) -> Iterator[str]:
-    """In the table's order, whatever their rank."""
-    for key in KEYS:
-        if key in shown:
-            yield f"{key.shown.split()[0]} {key.label}"
+def help_page() -> Page:
+    """Return the page of all keys."""
+    return Page(
+        title="keys",
+        columns=(Column(name="key"), Column(name="action", least=24)),
+        rows=tuple(
+            Row(key=key.keys, values=(key.display, key.meaning), note=key.meaning) for key in KEYS
+        ),
+    )

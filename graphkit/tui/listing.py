@@ -1,29 +1,29 @@
-"""A page as it is being looked at: what is open, sorted, filtered, looked for and selected."""
+"""A page with its state: open rows, order, filter, search and cursor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from graphkit.tui.filtering import matcher
-from graphkit.tui.lines import EVERYTHING, Line, by_column, flatten, keys_around
-from graphkit.views.figures import plain
-from graphkit.views.pages.page import Item, Page
+from graphkit.views.formatting import plain
+from graphkit.views.outline import Line, flatten, keys_around, order_by
+from graphkit.views.pages import Column, Page, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """How a page is looked at. The pages beside it can be looked at in the same way.
+class ViewState:
+    """State of a page; its siblings can be shown in the same state.
 
     Attributes:
-        sort: Name of the column that orders the rows; empty for the page's own order.
-        is_reversed: Whether that order is turned round.
-        filter: Words that rows must hold.
-        search: Words that are looked for.
-        opened: Keys of the open items.
-        cursor: Key of the selected item.
+        sort: Name of the column that sorts the rows; empty for the page's own order.
+        is_reversed: True if that order is reversed.
+        filter: Words that visible rows contain.
+        search: Words to search for.
+        opened: Keys of the open rows.
+        cursor: Key of the selected row.
     """
 
     sort: str = ""
@@ -34,165 +34,238 @@ class Look:
     cursor: str = ""
 
 
-class Listing:
-    """The rows of a page under one look. Verbs change the look; the cursor stays on its item."""
+class _PageText:
+    """The cells of a page's rows, each row formatted once."""
 
-    def __init__(self, page: Page, look: Look | None = None) -> None:
+    def __init__(self, page: Page) -> None:
         self.page = page
-        self.look = look or Look(opened=page.opened)
-        self.at = 0
-        self.is_tree = any(item.inside for item in page.items)
         self._cells: dict[str, tuple[str, ...]] = {}
-        self._change()
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        if row.key not in self._cells:
+            self._cells[row.key] = self.page.cells(row)
+        return self._cells[row.key]
+
+    def containing(self, words: str, lines: Iterable[Line]) -> Iterator[Line]:
+        """Yield the lines that contain the words; none for no words."""
+        matches = matcher(words, [column.name for column in self.page.columns])
+        if matches:
+            yield from (line for line in lines if matches(self.cells(line.row), line.row.note))
+
+
+class _Lines:
+    """The lines of a page in one state, each computed when it is first needed."""
+
+    def __init__(self, text: _PageText, state: ViewState) -> None:
+        self._text, self._state = text, state
+        self._order = order_by(text.page.columns, state.sort, state.is_reversed)
 
     @cached_property
-    def lines(self) -> tuple[Line, ...]:
-        """The rows that are shown."""
-        return self._flat(opened=self.look.opened)
+    def visible(self) -> tuple[Line, ...]:
+        opened = self._state.opened
+        return self._flatten(lambda row: row.key in opened)
 
     @cached_property
-    def every_line(self) -> tuple[Line, ...]:
-        """The rows as they would be with all items open."""
-        return self._flat(opened=EVERYTHING)
+    def all(self) -> tuple[Line, ...]:
+        """The lines if all rows were open."""
+        return self._flatten(lambda _row: True)
 
     @cached_property
     def matches(self) -> tuple[Line, ...]:
-        """The rows that hold what is looked for, those in closed items included."""
-        return tuple(self._holding(self.look.search, self.every_line))
+        """The lines that contain the words of the search, those in closed rows included."""
+        return tuple(self._text.containing(self._state.search, self.all))
+
+    @cached_property
+    def _kept(self) -> frozenset[str] | None:
+        """Keys of the rows that pass the filter and of those around them; ``None`` for all."""
+        if not self._state.filter:
+            return None
+        lines = flatten(self._text.page.rows)
+        found = list(self._text.containing(self._state.filter, lines))
+        return keys_around(found).union(line.row.key for line in found)
+
+    def _flatten(self, is_open: Any) -> tuple[Line, ...]:
+        kept = self._kept
+        lines = flatten(
+            self._text.page.rows,
+            is_open=is_open,
+            is_kept=lambda row: kept is None or row.key in kept,
+            order=self._order,
+        )
+        return tuple(lines)
+
+
+class Listing:
+    """The rows of a page in one state; a change of state keeps the selected row."""
+
+    def __init__(self, page: Page, state: ViewState | None = None) -> None:
+        self.page = page
+        self.state = state or ViewState(opened=page.opened)
+        self.at = 0
+        self._is_tree = any(row.make_children for row in page.rows)
+        self._text = _PageText(page)
+        self._lines = _Lines(self._text, self.state)
+        self._change()
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The visible rows."""
+        return self._lines.visible
+
+    @property
+    def all_lines(self) -> tuple[Line, ...]:
+        """The rows that would be visible if all were open."""
+        return self._lines.all
+
+    @property
+    def matches(self) -> tuple[Line, ...]:
+        """The rows that contain the words of the search, those in closed rows included."""
+        return self._lines.matches
 
     @property
     def line(self) -> Line | None:
-        """The selected row; ``None`` if there is no row at all."""
+        """The selected line; ``None`` if there are no rows."""
         return self.lines[self.at] if self.lines else None
 
     @property
-    def item(self) -> Item | None:
-        """The selected item."""
-        return self.line.item if self.line else None
+    def row(self) -> Row | None:
+        """The selected row."""
+        return self.line.row if self.line else None
 
     @property
-    def match_at(self) -> int:
-        """Which of the matches is selected, from 1; 0 if none is."""
-        keys = [line.item.key for line in self.matches]
-        return keys.index(self.look.cursor) + 1 if self.look.cursor in keys else 0
+    def match_number(self) -> int:
+        """Number of the selected match, from 1; 0 if none is selected."""
+        keys = [line.row.key for line in self.matches]
+        return keys.index(self.state.cursor) + 1 if self.state.cursor in keys else 0
 
     @property
     def empty(self) -> str:
-        """What to say where no row is shown."""
-        return f"no row holds {self.look.filter!r}" if self.look.filter else self.page.empty
+        """Sentence to show if there are no rows."""
+        return f"no row contains {self.state.filter!r}" if self.state.filter else self.page.empty
 
-    def cells(self, item: Item) -> tuple[str, ...]:
-        """An item's values as text, each on one line."""
-        if item.key not in self._cells:
-            pairs = zip(self.page.columns, item.values, strict=True)
-            self._cells[item.key] = tuple(
-                "" if value is None else plain(column.show(value)) for column, value in pairs
-            )
-        return self._cells[item.key]
+    @property
+    def status(self) -> tuple[str, ...]:
+        """Position, order, filter and search, as texts."""
+        return tuple(map(plain, self._status()))
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """Return a row's values as text, each on one line."""
+        return self._text.cells(row)
+
+    def line_cells(self, line: Line) -> tuple[str, ...]:
+        """Return a line's texts, the first one indented and marked if it can be opened."""
+        first, *others = self.cells(line.row)
+        if not self._is_tree:
+            return first, *others
+        mark = " " if not line.row.make_children else "▾" if self.is_open(line.row) else "▸"
+        return f"{'  ' * len(line.parents)}{mark} {first}", *others
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Names of the columns; an arrow shows the order of the sorted one."""
+        return tuple(self._heading(column) for column in self.page.columns)
+
+    def is_open(self, row: Row) -> bool:
+        """Return True if the rows inside it are visible."""
+        return row.make_children is not None and row.key in self.state.opened
 
     def go(self, at: int) -> None:
-        """Select the row of that place, or the one nearest to it."""
+        """Select the row at that position, or the nearest one."""
         self.at = max(0, min(at, len(self.lines) - 1))
-        if self.item:  # where a filter leaves none, the next one shall come back to it
-            self.look = replace(self.look, cursor=self.item.key)
+        if self.row:  # if a filter leaves no row, the next filter restores the cursor
+            self.state = replace(self.state, cursor=self.row.key)
 
     def sort_next(self) -> None:
-        """Sort by the next column; after the last one comes the page's own order."""
+        """Sort by the next column; the page's own order follows the last one."""
         names = [*(column.name for column in self.page.columns), ""]
-        here = names.index(self.look.sort) if self.look.sort in names else -1
-        self.sort_by(names[(here + 1) % len(names)])
+        current = names.index(self.state.sort) if self.state.sort in names else -1
+        self.sort_by(names[(current + 1) % len(names)])
 
     def sort_by(self, name: str) -> None:
-        """Sort by a column: numbers from the largest down, text from a to z."""
+        """Sort by a column: numbers in descending order, text in ascending order."""
         self._change(sort=name, is_reversed=False)
 
     def sort_by_or_reverse(self, name: str) -> None:
-        """Sort by a column; once more turns the order round."""
-        if name == self.look.sort:
+        """Sort by a column, or reverse the order if it is sorted by that column."""
+        if name == self.state.sort:
             self.reverse()
         else:
             self.sort_by(name)
 
     def reverse(self) -> None:
-        """Turn the order round."""
-        self._change(is_reversed=not self.look.is_reversed)
+        """Reverse the order."""
+        self._change(is_reversed=not self.state.is_reversed)
 
     def filter(self, words: str) -> None:
-        """Keep the rows that hold these words, and what they are in; no words keep all."""
+        """Show only rows that contain the words and the rows around them; no words show all."""
         self._change(filter=words.strip())
-        found = self._holding(self.look.filter, self.every_line)
-        self._change(opened=self.look.opened | keys_around(found))
+        found = self._text.containing(self.state.filter, self.all_lines)
+        self._change(opened=self.state.opened | keys_around(found))
 
     def search(self, words: str) -> bool:
-        """Look for words, from the selected row on; returns whether any row holds them."""
+        """Select a row that contains the words, from the cursor on; return True if one does."""
         self._change(search=words.strip())
-        return bool(self.match_at) or self.next_match(1)
+        return bool(self.match_number) or self.next_match(1)
 
     def next_match(self, step: int) -> bool:
-        """Select the match that comes next, or for -1 the one before; the ends meet."""
+        """Select the next match, or for ``step`` -1 the one before; return False without one."""
         if not self.matches:
             return False
-        keys = [line.item.key for line in self.every_line]
-        places = {key: place for place, key in enumerate(keys)}
-        here = places.get(self.look.cursor, 0)
+        positions = {line.row.key: at for at, line in enumerate(self.all_lines)}
+        cursor = positions.get(self.state.cursor, 0)
         ordered = self.matches[::step]
-        beyond = (line for line in ordered if (places[line.item.key] - here) * step > 0)
+        beyond = (line for line in ordered if (positions[line.row.key] - cursor) * step > 0)
         found = next(beyond, ordered[0])
-        self._change(opened=self.look.opened | keys_around([found]), cursor=found.item.key)
+        self._change(opened=self.state.opened | keys_around([found]), cursor=found.row.key)
         return True
 
-    def is_open(self, item: Item) -> bool:
-        """Whether the items below it are shown."""
-        return item.inside is not None and item.key in self.look.opened
-
     def open(self) -> None:
-        """Show what is in the selected item; where that is one single item, what is in it, too."""
-        opened, item = set(self.look.opened), self.item
-        while item and item.inside:
-            opened.add(item.key)
-            item = item.children[0] if len(item.children) == 1 else None
+        """Show the rows inside the selected one; a single one is opened as well."""
+        opened, row = set(self.state.opened), self.row
+        while row and row.make_children:
+            opened.add(row.key)
+            row = row.children[0] if len(row.children) == 1 else None
         self._change(opened=frozenset(opened))
 
     def close(self) -> None:
-        """Hide what is in the selected item; on one that is closed, go to the item around it."""
-        if self.item and self.is_open(self.item):
-            self._change(opened=self.look.opened - {self.item.key})
+        """Hide the rows inside the selected one; if it is closed, select the row around it."""
+        if self.row and self.is_open(self.row):
+            self._change(opened=self.state.opened - {self.row.key})
         elif self.line and self.line.parents:
             self._change(cursor=self.line.parents[-1])
 
     def open_all(self) -> None:
-        """Show everything."""
-        self._change(opened=keys_around(self.every_line))
+        """Show all rows."""
+        self._change(opened=keys_around(self.all_lines))
 
     def close_all(self) -> None:
-        """Show the outermost items only."""
+        """Show only the outermost rows."""
         self._change(opened=frozenset())
 
     def _change(self, **facts: Any) -> None:
-        """Look differently, with the cursor on its item or else on what that is in."""
-        before = self.__dict__.get("lines", ())
-        around = before[self.at].parents if before else ()
-        self.look = replace(self.look, **facts)
-        for cached in ("lines", "every_line", "matches", "_kept"):
-            self.__dict__.pop(cached, None)
-        places = {line.item.key: place for place, line in enumerate(self.lines)}
-        wanted = (self.look.cursor, *reversed(around))
-        self.go(next((places[key] for key in wanted if key in places), self.at))
+        """Change the state, with the cursor on its row or else on the nearest one around it."""
+        around = self.line.parents if self.line else ()
+        self.state = replace(self.state, **facts)
+        self._lines = _Lines(self._text, self.state)
+        positions = {line.row.key: at for at, line in enumerate(self.lines)}
+        wanted = (self.state.cursor, *reversed(around))
+        self.go(next((positions[key] for key in wanted if key in positions), self.at))
 
-    def _flat(self, opened: Any) -> tuple[Line, ...]:
-        order = by_column(self.page.columns, self.look.sort, self.look.is_reversed)
-        return tuple(flatten(self.page.items, opened=opened, kept=self._kept, order=order))
+    def _status(self) -> Iterator[str]:
+        state, count = self.state, len(self.lines)
+        yield f"row {self.at + 1 if count else 0}/{count:,}"
+        siblings = self.page.siblings
+        if siblings and siblings.count > 1:
+            yield f"tab {siblings.index + 1}/{siblings.count}"
+        if state.sort or state.is_reversed:
+            yield f"sort {state.sort or 'none'}{' reversed' if state.is_reversed else ''}"
+        if state.filter:
+            yield f"filter {state.filter}"
+        if state.search:
+            yield f"match {self.match_number}/{len(self.matches)} {state.search}"
 
-    @cached_property
-    def _kept(self) -> Any:
-        """Keys of the items that the filter leaves."""
-        if not self.look.filter:
-            return EVERYTHING
-        found = list(self._holding(self.look.filter, flatten(self.page.items)))
-        return keys_around(found).union(line.item.key for line in found)
-
-    def _holding(self, words: str, lines: Iterable[Line]) -> Iterable[Line]:
-        found = matcher(words, [column.name for column in self.page.columns])
-        if not found:
-            return ()
-        return (line for line in lines if found(self.cells(line.item), line.item.note))
+    def _heading(self, column: Column) -> str:
+        if column.name != self.state.sort:
+            return column.name
+        is_descending = column.is_number != self.state.is_reversed
+        return f"{column.name} {'↓' if is_descending else '↑'}"

@@ -1,200 +1,228 @@
-"""One view on the screen: what it shows, the listing, and what its keys do."""
+"""One page on the screen, and the actions of its keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import Footer, Header, Input, Static
 
-from graphkit.tui.clip import folded
-from graphkit.tui.export import free_name, view_text, write_new
-from graphkit.tui.help import help_page
-from graphkit.tui.keys import KEYS, footer
+from graphkit.tui.export import listing_text, unused_name, write_new
+from graphkit.tui.keys import BINDINGS, help_page
 from graphkit.tui.listing import Listing
-from graphkit.tui.prompt import Prompt
-from graphkit.tui.sheet import Sheet
-from graphkit.tui.standing import packed, standing
-from graphkit.views.figures import plain
-from graphkit.views.pages.page import Page
+from graphkit.tui.row_list import RowList
+from graphkit.tui.wrapping import SEPARATOR, fold, pack
+from graphkit.views.formatting import plain
+from graphkit.views.pages import Page
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 _STATUS_LINES = 3
 _WHILE_TYPING = ("back", "app.quit")
 
 
-class ListingScreen(Screen[None], inherit_bindings=False):
-    """A page, whatever it holds: all views look alike and have the same keys."""
+class PageScreen(Screen[None], inherit_bindings=False):
+    """Shows any page, with the same keys on all of them."""
 
     AUTO_FOCUS = ""
-    BINDINGS: ClassVar = [
-        Binding(key.keys, key.action, key.label, priority=key.keys == "ctrl+c") for key in KEYS
-    ]
+    BINDINGS: ClassVar = BINDINGS
     DEFAULT_CSS = """
-    ListingScreen Static { height: 1; }
-    ListingScreen #title, ListingScreen #facts { text-wrap: nowrap; text-overflow: ellipsis; }
-    ListingScreen #title { text-style: bold; }
-    ListingScreen #facts { height: auto; max-height: 2; }
-    ListingScreen #note { height: auto; min-height: 2; }
-    ListingScreen #status { height: auto; text-style: reverse; }
-    ListingScreen #small { display: none; height: 1fr; }
-    ListingScreen.-small > * { display: none; }
-    ListingScreen.-small > #small { display: block; }
+    PageScreen {
+        HeaderIcon, HeaderClockSpace { display: none; }
+        HeaderTitle { content-align: left middle; text-style: bold; }
+        Header.-tall { height: 1; }
+        Static { height: 1; }
+        #facts { height: auto; max-height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
+        #note { height: auto; min-height: 2; }
+        #status { height: auto; text-style: reverse; }
+        #prompt { height: 1; display: none; }
+        #question { width: auto; text-style: bold; }
+        Input, Input:focus { border: none; height: 1; padding: 0 1; width: 1fr; }
+        #small { display: none; height: 1fr; }
+    }
+    PageScreen.-small > * { display: none; }
+    PageScreen.-small > #small { display: block; }
     """
 
     def __init__(self, page: Page, above: Sequence[str] = ()) -> None:
+        """Show a page; ``above`` are the titles of the pages that lead to it."""
         super().__init__()
         self._above = tuple(above)
         self.listing = Listing(page)
-        self._sheet, self._prompt = Sheet(self.listing), Prompt()
+        self._rows, self._input = RowList(self.listing), Input(select_on_focus=False)
+        self._submit: Callable[[str], None] = lambda _words: None
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The titles of the views that led here, and of this one."""
+        """The titles of the pages that lead to this one, and its own."""
         return *self._above, self.listing.page.title
 
     def compose(self) -> ComposeResult:
-        """The view's parts from top to bottom."""
-        yield from (Static(id=name) for name in ("title", "facts"))
-        yield self._sheet
-        yield from (Static(id=name) for name in ("note", "status"))
-        yield self._prompt
-        yield from (Static(id=name) for name in ("footer", "small"))
+        """Yield the widgets from top to bottom."""
+        yield Header()
+        yield Static(id="facts")
+        yield self._rows
+        yield Static(id="note")
+        yield Static(id="status")
+        with Horizontal(id="prompt"):
+            yield Static(id="question")
+            yield self._input
+        yield Footer(compact=True)
+        yield Static(id="small")
 
     def on_resize(self) -> None:
-        """Fill the parts, or say that there is no room for them."""
+        """Fill the widgets, or say that the terminal is too small."""
         width, height = self.size
         self.set_class(width < LEAST_WIDTH or height < LEAST_HEIGHT, "-small")
         needed = f"{LEAST_WIDTH} x {LEAST_HEIGHT} are needed"
-        self._tell("small", f"terminal too small: {width} x {height}, {needed}")
-        self._tell("footer", footer(width))
+        self._set_text("small", f"terminal too small: {width} x {height}, {needed}")
         self._show_page()
 
-    async def on_sheet_touched(self, event: Sheet.Touched) -> None:
-        """The mouse did what keys do."""
-        self._show_place()
+    async def on_row_list_clicked(self, event: RowList.Clicked) -> None:
+        """Show the selected row; open it after a double click."""
+        self._show_selection()
         if event.opens:
             await self.action_enter()
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
-        """While words are typed, keys are letters."""
-        return not self._prompt.display or action in _WHILE_TYPING
+        """Disable all keys but two while the user types."""
+        return not self._is_typing or action in _WHILE_TYPING
 
     def action_move(self, step: int, unit: str) -> None:
-        """Select another row: the next one, the next page's, the last."""
-        rows = {"row": 1, "page": self._sheet.num_rows, "end": len(self.listing.lines)}[unit]
+        """Select the row that is one row, one screen or the whole list away."""
+        rows = {"row": 1, "page": self._rows.num_rows, "end": len(self.listing.lines)}[unit]
         self.listing.go(self.listing.at + step * rows)
-        self._sheet.follow()
-        self._show_place()
+        self._rows.follow()
+        self._show_selection()
 
     def action_do(self, verb: str) -> None:
-        """FieldChange the listing: sort it, open it."""
+        """Call a method of the listing that changes its state."""
         getattr(self.listing, verb)()
         self._show_rows()
 
     async def action_enter(self) -> None:
-        """Go to what the row stands for; else open or close it."""
-        item = self.listing.item
-        if item and item.inside and "open" not in item.links:
-            self.action_do("close" if self.listing.is_open(item) else "open")
+        """Open the page of the selected row; without one, expand or collapse the row."""
+        row = self.listing.row
+        if row and row.make_children and "open" not in row.links:
+            self.action_do("close" if self.listing.is_open(row) else "open")
         else:
             await self.action_view("open")
 
     async def action_view(self, name: str) -> None:
-        """Go to another view from here, or say why there is none."""
-        link = self.listing.page.link(name, self.listing.item)
+        """Go to the linked page of that name, or say why there is none."""
+        link = self.listing.page.link(name, self.listing.row)
         if callable(link):
             await self._push(link())
         else:
-            self._say(link or f"{name}: nothing here to go to")
+            self._say(link or f"{name}: this row leads to no such page")
 
     async def action_help(self) -> None:
-        """Show what the keys do."""
+        """Show the page of all keys."""
         await self._push(help_page())
 
     def action_back(self) -> None:
-        """Leave the prompt, or this view for the one before."""
-        if self._prompt.display:
-            self._prompt.dismiss()
-            self._show_place()
+        """Leave the prompt, or else this page."""
+        if self._is_typing:
+            self._close_prompt()
+            self._show_selection()
         elif self._above:
             self.app.pop_screen()
         else:
-            self._say("this is the first view; q leaves")
+            self._say("this is the first page; q leaves")
 
-    def action_beside(self, step: int) -> None:
-        """Look at the next of its kind in the same way."""
-        beside = self.listing.page.beside
-        if beside is None or beside.count < 2:
-            self._say("nothing of its kind is beside this")
+    def action_sibling(self, step: int) -> None:
+        """Show the next page of the same kind in the same state."""
+        siblings = self.listing.page.siblings
+        if siblings is None or siblings.count < 2:
+            self._say("there is no other page of this kind")
             return
-        page, look = beside.make((beside.at + step) % beside.count), self.listing.look
-        self.listing = Listing(page, replace(look, opened=look.opened | page.opened))
-        self._sheet.listing = self.listing
+        page, state = siblings.make((siblings.index + step) % siblings.count), self.listing.state
+        self.listing = Listing(page, replace(state, opened=state.opened | page.opened))
+        self._rows.listing = self.listing
         self._show_page()
 
     def action_search(self) -> None:
-        """Ask what to look for."""
-        self._prompt.ask("search", self.listing.look.search, self._search)
+        """Ask for words to search for."""
+        self._ask("search", self.listing.state.search, self._search)
 
     def action_match(self, step: int) -> None:
-        """Select the next row that holds what is looked for."""
-        if not self.listing.look.search:
-            self._say("nothing is looked for; / asks what")
+        """Select the next row that contains the words of the search."""
+        if self.listing.state.search:
+            self._show_match(self.listing.next_match(step))
         else:
-            self._found(self.listing.next_match(step))
+            self._say("there is no search; / starts one")
 
     def action_filter(self) -> None:
-        """Ask which rows to keep."""
-        self._prompt.ask("filter", self.listing.look.filter, self._filter)
+        """Ask for words that visible rows must contain."""
+        self._ask("filter", self.listing.state.filter, self._filter)
 
     def action_export(self) -> None:
-        """Ask for a file, and write the view there."""
-        self._prompt.ask("write to", free_name(self.path), self._export)
+        """Ask for the name of a file, and write the page to it."""
+        self._ask("write to", unused_name(self.path), self._export)
 
-    async def _push(self, page: Page) -> None:
-        """Show another page, and wait until it can take the keys that come next."""
-        await self.app.push_screen(ListingScreen(page, self.path))
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Close the prompt and use its text."""
+        self._close_prompt()
+        self._submit(event.value)
+
+    @property
+    def _is_typing(self) -> bool:
+        return self._input.has_focus
+
+    def _ask(self, question: str, text: str, submit: Callable[[str], None]) -> None:
+        self._submit = submit
+        self._set_text("question", f"{question}:")
+        self._input.value = text
+        self._input.cursor_position = len(text)
+        self.query_one("#prompt").display = True
+        self._input.focus()
+
+    def _close_prompt(self) -> None:
+        self.query_one("#prompt").display = False
+        self.set_focus(None)
 
     def _search(self, words: str) -> None:
-        self._found(self.listing.search(words))
-
-    def _found(self, is_found: bool) -> None:
-        self._show_rows()
-        if self.listing.look.search and not is_found:
-            self._say(f"no row holds {self.listing.look.search!r}")
+        self._show_match(self.listing.search(words))
 
     def _filter(self, words: str) -> None:
         self.listing.filter(words)
         self._show_rows()
 
     def _export(self, name: str) -> None:
-        self._show_place()
+        self._show_selection()
         if name.strip():
-            self._say(write_new(name, view_text(self.path, self.listing)))
+            self._say(write_new(name, listing_text(self.path, self.listing)))
+
+    async def _push(self, page: Page) -> None:
+        """Show another page, and wait until it accepts keys."""
+        await self.app.push_screen(PageScreen(page, self.path))
+
+    def _show_match(self, is_found: bool) -> None:
+        self._show_rows()
+        if self.listing.state.search and not is_found:
+            self._say(f"no row contains {self.listing.state.search!r}")
 
     def _show_page(self) -> None:
         page = self.listing.page
-        self._tell("title", plain(page.title))
-        self._tell("facts", packed(page.facts, self.size.width))
+        self.title, self.sub_title = plain(page.title), plain(" > ".join(self._above))
+        self._set_text("facts", pack((f"{n} {text}" for n, text in page.facts), self.size.width))
         self._show_rows()
 
     def _show_rows(self) -> None:
-        self._sheet.update()
-        self._show_place()
+        self._rows.update()
+        self._show_selection()
 
-    def _show_place(self) -> None:
-        note = plain(self.listing.item.note) if self.listing.item else ""
-        self._tell("note", folded(note, self.size.width, max(2, self.size.height // 4)))
-        self._say(standing(self.path, self.listing, self.size.width))
+    def _show_selection(self) -> None:
+        note = plain(self.listing.row.note) if self.listing.row else ""
+        self._set_text("note", fold(note, self.size.width, max(2, self.size.height // 4)))
+        self._say(SEPARATOR.join(self.listing.status))
 
     def _say(self, text: str) -> None:
-        self._tell("status", folded(plain(text), self.size.width, _STATUS_LINES))
+        self._set_text("status", fold(plain(text), self.size.width, _STATUS_LINES))
 
-    def _tell(self, name: str, text: str) -> None:
+    def _set_text(self, name: str, text: str) -> None:
         self.query_one(f"#{name}", Static).update(Text(text))

@@ -1,4 +1,4 @@
-"""Records as rich renderables: the same for a terminal, a pipe and a file."""
+"""Records as rich renderables for terminals, pipes and files, and as pages for the screen."""
 
 from graphkit.views.audit import audit_view
 from graphkit.views.bench import bench_view
@@ -6,9 +6,11 @@ from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
 from graphkit.views.doctor import Fact, doctor_view
 from graphkit.views.exports import FORMATS, Export
-from graphkit.views.generate import generate_view, visible
-from graphkit.views.inspect import inspect_view, node_view
+from graphkit.views.formatting import visible
+from graphkit.views.generate import generate_view
+from graphkit.views.inspect import inspect_view
 from graphkit.views.module_tree import Branch, module_tree
+from graphkit.views.page_view import page_view
 from graphkit.views.svg import svg_of
 
 __all__ = [
@@ -24,7 +26,7 @@ __all__ = [
     "generate_view",
     "inspect_view",
     "module_tree",
-    "node_view",
+    "page_view",
     "svg_of",
     "visible",
 ]

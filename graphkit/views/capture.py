@@ -1,4 +1,4 @@
-"""A CaptureRecord as people see it."""
+"""A CaptureRecord as text: one table per mode, and the verdict."""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
+from graphkit.views.environment import environment_line
+from graphkit.views.formatting import size
 
-_SHOWN = 10
+_MAX_MISMATCHES = 10
 
 
 def capture_view(record: CaptureRecord) -> RenderableType:
-    """One table per mode, what the columns were measured on, and the verdict."""
+    """Return where the capture ran, one table per mode, and the verdict on its replays."""
     return Group(*_parts(record))
 
 
 def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
-    facts = record.environment
-    yield Text(
-        f"{record.target} on {facts.device}, {record.backend} backend, torch {facts.torch}"
-        + (
-            f", CUDA {facts.cuda}, driver {facts.driver}"
-            if facts.cuda and facts.device != "cpu"
-            else ""
-        )
-    )
+    yield Text(environment_line(record.target, record.backend, record.environment))
     for mode in record.modes:
         yield _mode_table(record, mode)
         if mode.eager_reason:
@@ -42,29 +36,29 @@ def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
         title_style="bold",
     )
     nodes = "nodes" if record.backend == "cuda" else "ops"
-    for name in ("size", nodes, "capture ms", "pool KiB", "replay us", "eager us"):
+    for name in ("size", nodes, "capture ms", "pool", "replay us", "eager us"):
         table.add_column(name, justify="right")
     table.add_column("eager / replay", justify="right")
     table.add_column("largest difference", justify="right")
-    for size in mode.sizes:
-        table.add_row(*_cells(size))
+    for each in mode.sizes:
+        table.add_row(*_cells(each))
     return table
 
 
-def _cells(size: SizeRecord) -> Iterator[str]:
-    yield str(size.batch_size)
-    yield str(size.num_nodes)
-    yield f"{size.capture_ms:.1f}"
-    yield f"{size.pool_bytes / 1024:,.0f}"
-    yield _number(size.replay_us, ",.0f")
-    yield _number(size.eager_us, ",.0f")
-    both = size.replay_us and size.eager_us
-    yield f"{size.eager_us / size.replay_us:.1f}x" if both else "-"  # type: ignore[operator]
-    yield _number(size.largest_difference, ".2g")
+def _cells(each: SizeRecord) -> Iterator[str]:
+    yield str(each.batch_size)
+    yield str(each.num_nodes)
+    yield f"{each.capture_ms:.1f}"
+    yield size(each.pool_bytes)
+    yield _number(each.replay_us, ",.0f")
+    yield _number(each.eager_us, ",.0f")
+    both = each.replay_us and each.eager_us
+    yield f"{each.eager_us / each.replay_us:.1f}x" if both else "-"  # type: ignore[operator]
+    yield _number(each.largest_difference, ".2g")
 
 
 def _verdict(record: CaptureRecord) -> Iterator[Text]:
-    compared = sum(size.batches_compared for size in record.sizes)
+    compared = sum(each.batches_compared for each in record.sizes)
     if not record.sizes:
         yield Text("No graph was captured: every batch falls back.", style="yellow")
         return
@@ -77,10 +71,11 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
         return
     wrong = {(m.mode, m.batch_size, m.padded_batch_size) for m in record.mismatches}
     yield Text(f"{len(wrong)} of {compared} replays are wrong:", style="bold red")
-    for mismatch in record.mismatches[:_SHOWN]:
+    for mismatch in record.mismatches[:_MAX_MISMATCHES]:
         yield Text(f"  {_sentence(mismatch)}", style="red")
-    if len(record.mismatches) > _SHOWN:
-        yield Text(f"  and {len(record.mismatches) - _SHOWN} more; --json lists all", style="red")
+    more = len(record.mismatches) - _MAX_MISMATCHES
+    if more > 0:
+        yield Text(f"  and {more} more; --json lists all", style="red")
 
 
 def _sentence(m: Mismatch) -> str:
@@ -90,5 +85,5 @@ def _sentence(m: Mismatch) -> str:
     )
 
 
-def _number(value: float | None, how: str) -> str:
-    return "-" if value is None else format(value, how)
+def _number(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)

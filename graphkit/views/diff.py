@@ -1,4 +1,4 @@
-"""A DiffRecord as people see it."""
+"""A DiffRecord as text: environments, figures, and the changed nodes of each graph."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rich.text import Text
 
 from graphkit.diff.sentences import NOTHING_CHANGED
 from graphkit.records import DiffRecord, FieldChange, GraphDiff, MetricChange, Node, NodeChange
-from graphkit.views.figures import facts, listed, plain, table
+from graphkit.views.formatting import facts_table, listed, plain, text_table
 
-_SHOWN = 12
-_LONGEST = 80
+_MAX_NODES = 12
+_MAX_LENGTH = 80
 
 
 def diff_view(record: DiffRecord) -> RenderableType:
-    """Where they were made, figures before and after, and per graph what became of its nodes."""
+    """Return what differs: environments, figures before and after, and nodes by graph."""
     return Group(*_parts(record))
 
 
 def _parts(record: DiffRecord) -> Iterator[RenderableType]:
-    yield facts([(name, plain(text)) for name, text in _header(record)])
+    yield facts_table(_header(record))
     figures = [*_figures(record)]
     if figures:
         yield ""
@@ -57,18 +57,18 @@ def _figures(record: DiffRecord) -> Iterator[tuple[str, MetricChange]]:
 
 
 def _figures_table(figures: Sequence[tuple[str, MetricChange]]) -> Table:
-    made = table(("", "figure"), ("before", "after", "change"), "figures")
-    shown = ""
-    for where, figure in figures:
-        made.add_row(
-            Text(plain(where if where != shown else "")),
+    table = text_table(("", "figure"), ("before", "after", "change"), "figures")
+    previous = ""
+    for name, figure in figures:
+        table.add_row(
+            Text(plain(name if name != previous else "")),
             Text(plain(figure.name.replace("_", " "))),
             _number(figure.before),
             _number(figure.after),
-            _change(figure),
+            _ratio(figure),
         )
-        shown = where
-    return made
+        previous = name
+    return table
 
 
 def _number(value: float | None) -> str:
@@ -77,7 +77,7 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
-def _change(figure: MetricChange) -> str:
+def _ratio(figure: MetricChange) -> str:
     if not figure.before or figure.after is None:
         return ""
     return f"{figure.after / figure.before - 1:+.1%}"
@@ -88,9 +88,9 @@ def _graph(graph: GraphDiff) -> Iterator[RenderableType]:
     yield Text(plain(f"{_name(graph)}: {count}"), style="bold")
     yield from (_indented(Text(plain(sentence))) for sentence in graph.words)
     nodes = [*_nodes("+", graph.added), *_nodes("-", graph.removed), *_changes(graph.changed)]
-    yield from map(_indented, nodes[:_SHOWN])
-    if len(nodes) > _SHOWN:
-        yield _indented(Text(f"and {len(nodes) - _SHOWN:,} nodes more; --json lists all"))
+    yield from map(_indented, nodes[:_MAX_NODES])
+    if len(nodes) > _MAX_NODES:
+        yield _indented(Text(f"and {len(nodes) - _MAX_NODES:,} more nodes; --json lists all"))
 
 
 def _indented(line: Text) -> Padding:
@@ -100,24 +100,23 @@ def _indented(line: Text) -> Padding:
 def _nodes(sign: str, nodes: Sequence[Node]) -> Iterator[Text]:
     style = "green" if sign == "+" else "red"
     for node in nodes:
-        where = f" in {node.module}" if node.module else ""
-        yield Text(plain(f"{sign} #{node.index} {node.short_name}{where}"), style=style)
+        module = f" in {node.module}" if node.module else ""
+        yield Text(plain(f"{sign} #{node.index} {node.short_name}{module}"), style=style)
 
 
 def _changes(changed: Sequence[NodeChange]) -> Iterator[Text]:
     for node in changed:
-        where = f" in {node.module}" if node.module else ""
-        number = (
-            f"#{node.before} -> #{node.after}" if node.before != node.after else f"#{node.after}"
-        )
-        said = "; ".join(map(_said, node.changes))
-        yield Text(plain(f"~ {number} {node.name}{where}: {said}"), style="yellow")
+        module = f" in {node.module}" if node.module else ""
+        is_moved = node.before != node.after
+        index = f"#{node.before} -> #{node.after}" if is_moved else f"#{node.after}"
+        fields = "; ".join(map(_field, node.changes))
+        yield Text(plain(f"~ {index} {node.name}{module}: {fields}"), style="yellow")
 
 
-def _said(change: FieldChange) -> str:
-    """The change; of one that is too long to read its field alone."""
+def _field(change: FieldChange) -> str:
+    """Return the change, or only its field if the values are too long to read."""
     before, after = change.before or "none", change.after or "none"
-    is_long = len(before) + len(after) > _LONGEST
+    is_long = len(before) + len(after) > _MAX_LENGTH
     return change.field if is_long else f"{change.field}: {before} -> {after}"
 
 

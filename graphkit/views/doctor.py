@@ -1,4 +1,4 @@
-"""What ``graphkit doctor`` found, as people see it."""
+"""Findings of ``graphkit doctor`` as text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.text import Text
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of the doctor's.
+    """One line of the doctor's report.
 
     Attributes:
-        what: A library, a device or an ability.
+        what: A library, a device or a capability.
         found: Its version or name; empty if it is missing.
-        works: Whether what needs it works.
-        remedy: What to do if it does not.
+        works: True if the features that need it work.
+        remedy: What to do if they do not.
     """
 
     what: str
@@ -28,7 +28,7 @@ class Fact:
 
 
 def doctor_view(facts: Sequence[Fact]) -> RenderableType:
-    """A table of facts, and the remedies below it."""
+    """Return a table of the facts, and below it what to do about missing ones."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for fact in facts:
         mark = Text("ok", style="green") if fact.works else Text("--", style="yellow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphkit.records import GraphRecord, Node
-from graphkit.views.figures import plain, us
+from graphkit.views.formatting import plain, us
 from graphkit.views.module_tree import Branch, module_tree
 
 _HEAD = """\
@@ -14,10 +14,10 @@ _HEAD = """\
 
 
 def dot_of(graph: GraphRecord, title: str = "") -> str:
-    """The graph as dot text, a cluster around each module.
+    """Return the graph as dot text, a cluster around each module.
 
-    Dashed edges are programmatic (PDL), dotted ones lead from a child graph or a conditional to
-    what it holds. Nodes on the critical path have a thick border.
+    Dashed edges are programmatic (PDL); dotted edges lead from a child graph or a conditional to
+    the nodes inside it. Nodes on the critical path have a thick border.
     """
     critical = set(graph.timing.critical_path) if graph.timing else set()
     lines = [

@@ -1,4 +1,4 @@
-"""A record in the forms that files take, by suffix."""
+"""Formats that a record can be exported to, by file suffix."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
 from graphkit.views.dot import dot_of
-from graphkit.views.figures import listed
+from graphkit.views.formatting import listed
 from graphkit.views.generate import generate_view
-from graphkit.views.graph import graph_view
+from graphkit.views.html import html_of
 from graphkit.views.inspect import inspect_view
-from graphkit.views.page import page_of
-from graphkit.views.selection import Titled, narrowed, selected
+from graphkit.views.page_view import page_view
+from graphkit.views.pages import graph_page
+from graphkit.views.pages.graph_groups import GraphGroup
+from graphkit.views.selection import NamedGraph, select_graphs, with_only
 from graphkit.views.svg import svg_of
 from graphkit.views.trace import trace_of
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What to write.
+    """A record and the graphs of it to write.
 
     Attributes:
         record: Of any kind.
-        mode, batch_size: The graphs of these alone; all of them if ``None``.
+        mode, batch_size: Selects graphs of this mode and size; ``None`` selects all.
     """
 
     record: Record
@@ -50,45 +52,45 @@ class Export:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was selected."""
+        """True if neither a mode nor a size is selected."""
         return self.mode is None and self.batch_size is None
 
-    def graphed(self) -> tuple[RecordWithGraphs, tuple[Titled, ...]]:
-        """The record and the selected graphs, of which there is at least one.
+    def selected(self) -> tuple[RecordWithGraphs, tuple[NamedGraph, ...]]:
+        """Return the record and the selected graphs; at least one.
 
         Raises:
             RecordError: The record holds no graphs.
             ConfigError: It has no such mode or size.
         """
         record = require_graphs(self.record)
-        graphs = selected(record, mode=self.mode, batch_size=self.batch_size)
+        graphs = select_graphs(record, mode=self.mode, batch_size=self.batch_size)
         if not graphs:
             raise RecordError(
-                "the record holds no nodes: it was made without looking into graphs. "
-                "Capture again with their nodes, or export to .json or .svg."
+                "the record holds no nodes: the capture was not inspected. Save one with "
+                "graphkit inspect TARGET --json, or export to .json or .svg."
             )
         return record, graphs
 
 
 def _json(export: Export) -> str:
-    return (export.record if export.is_whole else narrowed(*export.graphed())).to_json()
+    return (export.record if export.is_whole else with_only(*export.selected())).to_json()
 
 
 def _html(export: Export) -> str:
-    return page_of(*export.graphed())
+    return html_of(*export.selected())
 
 
 def _trace(export: Export) -> str:
-    return trace_of(export.graphed()[1])
+    return trace_of(export.selected()[1])
 
 
 def _dot(export: Export) -> str:
-    (title, graph), *others = export.graphed()[1]
+    (title, graph), *others = export.selected()[1]
     if others:
         names = listed([title, *(name for name, _ in others)])
         raise ConfigError(
-            f"dot shows one graph, these are {len(others) + 1}: {names}. "
-            "Choose one with --mode and --batch-size; its name may stand for the mode."
+            f".dot holds one graph, {len(others) + 1} are selected: {names}. "
+            "Choose one with --mode and --batch-size; --mode also takes a graph's name."
         )
     return dot_of(graph, title)
 
@@ -100,7 +102,7 @@ _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
     DiffRecord: diff_view,
     GenerateRecord: generate_view,
 }
-"""Those of whole records; others are shown as what is in their graphs."""
+"""Views of whole records by kind; ``inspect_view`` shows the other kinds."""
 
 
 def _svg(export: Export) -> str:
@@ -112,7 +114,9 @@ def _svg(export: Export) -> str:
 def _view(export: Export) -> RenderableType:
     record = export.record
     if not export.is_whole:
-        return Group(*(graph_view(graph, title) for title, graph in export.graphed()[1]))
+        return Group(
+            *(page_view(graph_page(GraphGroup((each,)), 0)) for each in export.selected()[1])
+        )
     view = _VIEWS.get(type(record))
     return view(record) if view else inspect_view(require_graphs(record))
 
@@ -124,5 +128,5 @@ FORMATS: Mapping[str, Callable[[Export], str]] = {
     ".dot": _dot,
     ".trace.json": _trace,
 }
-"""What makes a file's text, by its suffix. Each raises RecordError or ConfigError for a record or a
-selection that has no such form."""
+"""Functions that return a file's text, by suffix. Each raises RecordError or ConfigError for a
+record or a selection that the format cannot hold."""

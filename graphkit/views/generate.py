@@ -1,8 +1,7 @@
-"""What a model wrote, and the facts of a GenerateRecord, as people see them."""
+"""Facts of a GenerateRecord as text."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,19 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records import GenerateRecord
-
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""C0 and C1 and delete, without newline and tab: what a terminal obeys instead of showing it."""
-
-
-def visible(text: str) -> str:
-    r"""The text with control characters written out, such as ``\x1b``."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+from graphkit.records import GenerateRecord, count_of
 
 
 def generate_view(record: GenerateRecord) -> RenderableType:
-    """How it was made and how fast, which graphs ran, and what ran without one."""
+    """Return settings, speed, replays by mode, and fallbacks with their reasons."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -33,9 +24,9 @@ def generate_view(record: GenerateRecord) -> RenderableType:
 
 def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
     yield "algorithm", _settings(record)
-    yield "device", _place(record)
+    yield "device", _device(record)
     yield "output", f"{record.new_tokens} tokens in {record.seconds:.2f} s"
-    yield "ended by", _ends(record)
+    yield "ended by", _finish_reasons(record)
     yield "speed", f"{record.tokens_per_second:.1f} tokens/s"
     yield "accept length", f"{record.accept_length:.2f}" if record.accept_length else "-"
     if record.capture_seconds is not None:
@@ -52,12 +43,12 @@ def _settings(record: GenerateRecord) -> str:
     )
 
 
-def _place(record: GenerateRecord) -> str:
-    facts = record.environment
-    return f"{facts.device}, {record.backend} backend, torch {facts.torch}"
+def _device(record: GenerateRecord) -> str:
+    environment = record.environment
+    return f"{environment.device}, {record.backend} backend, torch {environment.torch}"
 
 
-def _ends(record: GenerateRecord) -> str:
+def _finish_reasons(record: GenerateRecord) -> str:
     reasons = Counter(completion.finish_reason for completion in record.completions)
     if len(record.completions) == 1:
         return next(iter(reasons))
@@ -67,14 +58,10 @@ def _ends(record: GenerateRecord) -> str:
 def _replays(record: GenerateRecord) -> Iterator[str]:
     for mode, count in record.replays.items():
         if count:
-            yield f"{mode}: {_times(count, 'replay')}"
+            yield f"{mode}: {count_of(count, 'replay')}"
 
 
 def _fallbacks(record: GenerateRecord) -> Iterator[str]:
     for mode, reasons in record.fallbacks.items():
         for reason, count in reasons.items():
-            yield f"{mode}: {_times(count, 'run')}, {reason}"
-
-
-def _times(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+            yield f"{mode}: {count_of(count, 'run')}, {reason}"

@@ -1,54 +1,65 @@
-"""A record with graphs as text: everything in it that people look for, once."""
+"""A record with graphs as text: its page, the buffers of its modes, and every graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from graphkit.records import CaptureRecord, RecordWithGraphs
-from graphkit.views.graph import graph_view
-from graphkit.views.node import node_view
-from graphkit.views.overview import buffers, header, mode_lines, sizes_table
-from graphkit.views.selection import is_mode, selected
-
-__all__ = ["inspect_view", "node_view"]
+from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
+from graphkit.views.page_view import page_view
+from graphkit.views.pages import buffers_page, first_page, graph_page, memory_page
+from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.selection import NamedGraph, is_mode, select_graphs, with_only
 
 
 def inspect_view(
     record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
 ) -> RenderableType:
-    """Where it was made, its modes, sizes and buffers, and each graph with all its nodes.
+    """Return the pages that the screen shows of a record, one below the other.
 
     Args:
         record: A capture, a recording or a graph.
-        mode: Shows this forward mode alone, or the graph of this name.
-        batch_size: Shows this captured size alone.
+        mode: Shows only this forward mode, or the graph of this name.
+        batch_size: Shows only this captured size.
 
     Raises:
         ConfigError: The record has no such mode or size.
     """
-    graphs = selected(record, mode=mode, batch_size=batch_size)
-    parts = [header(record)]
-    if isinstance(record, CaptureRecord):
-        parts += _modes(record, mode, batch_size)
-    for title, graph in graphs:
-        parts += ["", graph_view(graph, title)]
+    graphs = select_graphs(record, mode=mode, batch_size=batch_size)
+    parts = [*_pages(record, graphs, mode, batch_size)]
     if not graphs:
-        parts += ["", Text("No nodes: the record was made without looking into graphs.")]
-    return Group(*parts)
+        parts.append(Text("The record holds no nodes: the capture was not inspected."))
+    return Group(*(each for part in parts for each in (part, "")))
 
 
-def _modes(
-    record: CaptureRecord, mode: str | None, batch_size: int | None
+def _pages(
+    record: RecordWithGraphs,
+    graphs: tuple[NamedGraph, ...],
+    mode: str | None,
+    batch_size: int | None,
 ) -> Iterator[RenderableType]:
-    modes = [each for each in record.modes if is_mode(mode, each.mode)]
-    yield ""
-    yield sizes_table(modes, batch_size)
-    for each in modes:
-        yield from mode_lines(each)
-    for each in modes:
-        if each.buffers:
-            yield ""
-            yield from buffers(each, record.modes)
+    if isinstance(record, CaptureRecord):
+        modes = [each for each in record.modes if is_mode(mode, each.mode)]
+        shown = (
+            replace(
+                each,
+                sizes=tuple(s for s in each.sizes if batch_size in (None, s.batch_size)),
+            )
+            for each in modes
+        )
+        yield page_view(first_page(replace(record, modes=tuple(shown))))
+        for index, each in enumerate(record.modes):
+            if each in modes and each.buffers:
+                yield page_view(buffers_page(record.modes, index))
+    else:
+        yield page_view(first_page(with_only(record, graphs)))
+    names = {name for name, _ in graphs}
+    for group in graph_groups(record):
+        for index, (name, graph) in enumerate(group.graphs):
+            if name in names and not isinstance(record, GraphRecord):
+                yield page_view(graph_page(group, index))
+            if name in names and graph.memory:
+                yield page_view(memory_page(group.graphs, index), is_expanded=False)

@@ -1,4 +1,4 @@
-"""A graph's nodes as the tree of the modules whose forwards made them."""
+"""A graph's nodes as a tree of the modules whose forward made them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import cached_property
 
 from graphkit.records import GraphRecord, Node
 
-Placed = tuple[tuple[str, ...], Node]
-"""The names on the way from the root to a node's module, and the node."""
+NodeInModules = tuple[tuple[str, ...], Node]
+"""The names of the modules around a node, outermost first, and the node."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A module, and what its forward put into the graph.
+    """A module, and the nodes that its forward made.
 
     Attributes:
         path: Dotted, as in ``Node.module``; empty for the root.
-        name: The path's last part.
+        name: Last part of the path.
         children: Modules inside it that made nodes, by their first node.
-        nodes: Its own, in record order.
+        nodes: Its own nodes, in record order.
     """
 
     path: str
@@ -30,7 +30,7 @@ class Branch:
 
     @property
     def index(self) -> int:
-        """That of its first node."""
+        """Index of its first node."""
         return self.all_nodes[0].index
 
     @property
@@ -40,23 +40,27 @@ class Branch:
 
     @cached_property
     def all_nodes(self) -> tuple[Node, ...]:
-        """Its own nodes and those of all modules inside, in record order."""
+        """Its own nodes and those of all modules inside it, in record order."""
         below = (node for child in self.children for node in child.all_nodes)
         return tuple(sorted((*self.nodes, *below), key=lambda node: node.index))
 
     @property
     def num_nodes(self) -> int:
-        """How many those are."""
+        """Number of nodes, those of all modules inside it included."""
         return len(self.all_nodes)
 
     @cached_property
     def duration_us(self) -> float | None:
-        """Their time on the device, added up; ``None`` if none of them was measured."""
+        """Sum of the nodes' durations on the device; ``None`` if none was measured."""
         return duration_of(self.all_nodes)
 
 
 def shortened(branch: Branch) -> tuple[str, Branch]:
-    """The name for a line that a module shares with the one that is all it holds, and the inner."""
+    """Join a module with the modules that are each the only content of the one around it.
+
+    Returns:
+        The joined name, and the innermost of those modules.
+    """
     name = branch.name
     while not branch.nodes and len(branch.children) == 1:
         (branch,) = branch.children
@@ -65,27 +69,27 @@ def shortened(branch: Branch) -> tuple[str, Branch]:
 
 
 def module_tree(record: GraphRecord) -> Branch:
-    """The tree of a graph."""
-    return _branch(placed(record), ())
+    """Return the tree of a graph."""
+    return _branch(nodes_in_modules(record), ())
 
 
-def placed(record: GraphRecord) -> list[Placed]:
-    """Each node with the names of the modules around it, outermost first.
+def nodes_in_modules(record: GraphRecord) -> list[NodeInModules]:
+    """Return each node with the names of the modules around it, outermost first.
 
-    A node without a module stands at the root, or, inside a child graph or body, in the module of
-    the node that holds it.
+    A node without a module belongs to the root; inside a child graph or body, to the module of
+    the node that contains it.
     """
     modules: dict[int, str] = {}
     for node in record.nodes:
-        holder = "" if node.parent is None else modules.get(node.parent, "")
-        modules[node.index] = node.module or holder
+        inherited = "" if node.parent is None else modules.get(node.parent, "")
+        modules[node.index] = node.module or inherited
     return [(tuple(filter(None, modules[n.index].split("."))), n) for n in record.nodes]
 
 
 def duration_of(nodes: Iterable[Node]) -> float | None:
-    """The nodes' time on the device, added up, in us; ``None`` if none of them was measured.
+    """Return the sum of the nodes' durations, in us; ``None`` if none was measured.
 
-    A node that was measured as part of another one of them, as in a child graph, adds nothing.
+    A node inside another measured node, such as a child graph, is not counted again.
     """
     known = {node.index: node for node in nodes}
     times = [n.duration_us for n in known.values() if not _is_inside_measured(n, known)]
@@ -93,22 +97,22 @@ def duration_of(nodes: Iterable[Node]) -> float | None:
     return sum(measured) if measured else None
 
 
-def _branch(placed: list[Placed], names: tuple[str, ...]) -> Branch:
+def _branch(nodes: list[NodeInModules], names: tuple[str, ...]) -> Branch:
     depth = len(names)
-    inside: dict[str, list[Placed]] = {}
-    for where, node in placed:
-        if len(where) > depth:
-            inside.setdefault(where[depth], []).append((where, node))
+    inside: dict[str, list[NodeInModules]] = {}
+    for modules, node in nodes:
+        if len(modules) > depth:
+            inside.setdefault(modules[depth], []).append((modules, node))
     return Branch(
         path=".".join(names),
         name=names[-1] if names else "",
         children=tuple(_branch(each, (*names, name)) for name, each in inside.items()),
-        nodes=tuple(node for where, node in placed if len(where) == depth),
+        nodes=tuple(node for modules, node in nodes if len(modules) == depth),
     )
 
 
 def _is_inside_measured(node: Node, known: Mapping[int, Node]) -> bool:
-    if node.parent is None or node.parent >= node.index:  # only a torn record has the latter
+    if node.parent is None or node.parent >= node.index:  # a damaged record may have the latter
         return False
     holder = known.get(node.parent)
     return holder is not None and (

@@ -1,4 +1,4 @@
-"""The graphs of a record by name, and those that somebody asked for."""
+"""The graphs of a record by name, and the selection of some of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from graphkit.errors import ConfigError
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs, graphs_of
-from graphkit.views.figures import listed
+from graphkit.views.formatting import listed
 
-Titled = tuple[str, GraphRecord]
-"""A graph and its name, which no other graph of the record has."""
+NamedGraph = tuple[str, GraphRecord]
+"""A graph and its name, unique in the record."""
 
 
-def titled(record: RecordWithGraphs) -> tuple[Titled, ...]:
-    """All graphs; those that share a name are counted."""
+def named_graphs(record: RecordWithGraphs) -> tuple[NamedGraph, ...]:
+    """Return all graphs of a record; equal names are numbered."""
     seen: Counter[str] = Counter()
     found = []
     for graph in graphs_of(record):
@@ -25,47 +25,52 @@ def titled(record: RecordWithGraphs) -> tuple[Titled, ...]:
     return tuple(found)
 
 
-def selected(
+def select_graphs(
     record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
-) -> tuple[Titled, ...]:
-    """The graphs of a mode, of a size, or of both; a graph's name may stand for a mode.
+) -> tuple[NamedGraph, ...]:
+    """Return the graphs of a mode, a size, or both.
+
+    Args:
+        record: A capture, a recording or a graph.
+        mode: A forward mode in any case, or the name of a graph; ``None`` for all.
+        batch_size: A captured size; ``None`` for all.
 
     Returns:
-        Empty if the record has that mode and size, but was made without looking into graphs.
+        Empty if the record has that mode and size, but holds no nodes of it.
 
     Raises:
         ConfigError: The record has no such mode or size.
     """
-    check(record, mode, batch_size)
+    _check(record, mode, batch_size)
     return tuple(
-        (title, graph)
-        for title, graph in titled(record)
-        if is_mode(mode, graph.mode, title) and batch_size in (None, graph.batch_size)
+        (name, graph)
+        for name, graph in named_graphs(record)
+        if is_mode(mode, graph.mode, name) and batch_size in (None, graph.batch_size)
     )
 
 
-def narrowed(record: RecordWithGraphs, graphs: Sequence[Titled]) -> RecordWithGraphs:
-    """The record with these of its graphs alone."""
+def with_only(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> RecordWithGraphs:
+    """Return the record with only these of its graphs."""
     if isinstance(record, GraphRecord):
         return record
     return replace(record, graphs=tuple(graph for _, graph in graphs))
 
 
-def check(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -> None:
-    """Refuse a mode or a size that the record has not.
+def is_mode(wanted: str | None, *names: str) -> bool:
+    """Return True if ``wanted`` is ``None`` or one of the names, in any case."""
+    return wanted is None or wanted.casefold() in (name.casefold() for name in names)
 
-    Raises:
-        ConfigError: It says what there is.
-    """
-    places = list(_places(record))
-    if mode is not None and not any(is_mode(mode, *names) for names, _ in places):
-        known = dict.fromkeys(next(filter(None, names), "") for names, _ in places)
+
+def _check(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -> None:
+    known = list(_known(record))
+    if mode is not None and not any(is_mode(mode, *names) for names, _ in known):
+        modes = dict.fromkeys(next(filter(None, names), "") for names, _ in known)
         raise ConfigError(
-            f"no mode {mode!r} in this record: {listed(list(known)) or 'nothing'}. "
+            f"no mode {mode!r} in this record: {listed(list(modes)) or 'it has no modes'}. "
             "Choose one of those.",
             field="mode",
         )
-    sizes = {size: None for names, size in places if size and is_mode(mode, *names)}
+    sizes = {size: None for names, size in known if size and is_mode(mode, *names)}
     if batch_size is not None and batch_size not in sizes:
         raise ConfigError(
             f"no batch size {batch_size} of {mode or 'any mode'} in this record: "
@@ -74,15 +79,10 @@ def check(record: RecordWithGraphs, mode: str | None, batch_size: int | None) ->
         )
 
 
-def is_mode(wanted: str | None, *names: str) -> bool:
-    """Whether nothing or one of the names is wanted; case does not matter."""
-    return wanted is None or wanted.casefold() in (name.casefold() for name in names)
-
-
-def _places(record: RecordWithGraphs) -> Iterator[tuple[Sequence[str], int]]:
-    """The names that stand for a mode, and a size of it; 0 for none."""
+def _known(record: RecordWithGraphs) -> Iterator[tuple[Sequence[str], int]]:
+    """Yield the names of each mode with each of its sizes, or 0 for none."""
     if isinstance(record, CaptureRecord):
         for mode in record.modes:
             yield (mode.mode,), 0
             yield from (((mode.mode,), size.batch_size) for size in mode.sizes)
-    yield from (((graph.mode, title), graph.batch_size) for title, graph in titled(record))
+    yield from (((graph.mode, name), graph.batch_size) for name, graph in named_graphs(record))

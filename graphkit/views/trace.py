@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
 
-from graphkit.records import GraphRecord, Node
-from graphkit.views.figures import extent
-from graphkit.views.module_tree import placed
-from graphkit.views.selection import Titled
+from graphkit.records import GraphRecord, Node, extent
+from graphkit.views.module_tree import nodes_in_modules
+from graphkit.views.selection import NamedGraph
 
 Event = dict[str, Any]
 _NOMINAL_NS = 1000
 _MODULES = 0
-"""The track of the modules; those of the nodes follow."""
+"""Track of the modules; the tracks of nodes follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A node in time, in nanoseconds, and the names of the modules around it."""
+    """The time of a node in nanoseconds, and the names of the modules around it."""
 
     node: Node
     begin: int
@@ -30,11 +29,11 @@ class _Span:
     modules: tuple[str, ...]
 
 
-def trace_of(graphs: Sequence[Titled]) -> str:
-    """The graphs as JSON text: one process each, with a track of modules and tracks of nodes.
+def trace_of(graphs: Sequence[NamedGraph]) -> str:
+    """Return the graphs as JSON text: a process per graph, a track of modules, tracks of nodes.
 
-    Nodes that overlap in time stand on tracks of their own. A node without a time of its own, such
-    as a child graph, is a point where the one before it ended.
+    Nodes that overlap in time are on separate tracks. A node without a duration, such as a child
+    graph, has length 0 at the end of the node before it.
     """
     events = [_process(number, *each) for number, each in enumerate(graphs, 1)]
     return json.dumps(
@@ -60,7 +59,7 @@ def _process(number: int, title: str, graph: GraphRecord) -> Iterator[Event]:
 
 def _spans(graph: GraphRecord, is_measured: bool) -> Iterator[_Span]:
     at = 0
-    for modules, node in placed(graph):
+    for modules, node in nodes_in_modules(graph):
         begin, length = at, 0 if is_measured else _NOMINAL_NS
         if is_measured and node.duration_us is not None and node.start_us is not None:
             begin, length = _ns(node.start_us), _ns(node.duration_us)
@@ -74,7 +73,7 @@ def _ns(time_us: float) -> int:
 
 
 def _tracks(spans: Sequence[_Span]) -> list[int]:
-    """For each span the first track that is free by then."""
+    """Return for each span the first track that is free when it begins."""
     ends: list[int] = []
     found = []
     for span in spans:
@@ -85,9 +84,10 @@ def _tracks(spans: Sequence[_Span]) -> list[int]:
 
 
 def _module_slices(spans: Sequence[_Span], depth: int, limit: int) -> Iterator[Event]:
-    """A slice for each stretch of one module, those of the modules inside it below.
+    """Yield a slice for each run of nodes of one module, and the slices inside it.
 
-    It ends where the next one begins, though its last node may run on: slices of a track nest.
+    A slice ends where the next one begins, even if its last node takes longer: slices of a track
+    must nest.
     """
     runs = [list(run) for _, run in groupby(spans, key=lambda span: span.modules[: depth + 1])]
     begins = [run[0].begin for run in runs] + [limit]
@@ -117,7 +117,7 @@ def _slice(name: str, category: str, begin: int, end: int, facts: Event) -> Even
 
 
 def _us(time_ns: int) -> float:
-    """Microseconds that Perfetto, which cuts off what is below a nanosecond, reads back exactly."""
+    """Return microseconds that Perfetto, which truncates to nanoseconds, reads back exactly."""
     time = time_ns / 1000
     return time if int(time * 1000.0) == time_ns else math.nextafter(time, math.inf)
 

@@ -1,4 +1,4 @@
-"""``graphkit export``: a saved record in every form, each of which loads nothing."""
+"""``graphkit export``: every format, none of which loads anything from elsewhere."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def graph(environment, batch_size, kernel="gemm</script><b>"):
 
 
 @pytest.fixture
-def looked_into(saved):
-    """The record of two modes, with the nodes of one of them at two sizes."""
+def with_nodes(saved):
+    """Add the nodes of one mode at two sizes to the saved record."""
     body = json.loads(saved.read_text())
     graphs = [graph(body["environment"], batch_size) for batch_size in (1, 2)]
     saved.write_text(json.dumps({**body, "graphs": graphs}))
@@ -48,7 +48,7 @@ def test_a_record_may_be_exported_onto_itself(run, saved):
     assert saved.read_text() == before
 
 
-def test_svg_is_whole_and_shows_the_record(run, saved, here):
+def test_svg_is_valid_and_shows_the_record(run, saved, here):
     ended = run("export", saved, "--out", "picture.svg")
     assert (ended.code, ended.out) == (0, "")
     root = ET.fromstring((here / "picture.svg").read_text())
@@ -59,12 +59,12 @@ def test_svg_is_whole_and_shows_the_record(run, saved, here):
     assert "6 live batches replayed" in shown
 
 
-def test_svg_loads_nothing_from_elsewhere(run, saved, here):
+def test_svg_loads_no_other_resource(run, saved, here):
     assert run("export", saved, "--out", "picture.svg").code == 0
     text = re.sub(r"<!--.*?-->", "", (here / "picture.svg").read_text(), flags=re.DOTALL)
     assert set(re.findall(r"https?://[^\s\"')]+", text)) == {NAMESPACE}
     assert "@font-face" not in text
-    assert not re.search(r"url\((?!#)", text), "only links into the picture itself"
+    assert not re.search(r"url\((?!#)", text), "only references within the picture"
 
 
 def test_svg_is_the_same_from_run_to_run(run, saved, here, monkeypatch):
@@ -76,7 +76,7 @@ def test_svg_is_the_same_from_run_to_run(run, saved, here, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a <b> & 'c'", "{braces} %s", "[bold]markup[/bold]", "日本語 ü"])
-def test_svg_takes_any_name(run, saved, here, name):
+def test_svg_can_show_any_name(run, saved, here, name):
     body = json.loads(saved.read_text())
     (here / "odd.json").write_text(json.dumps({**body, "target": name}))
     assert run("export", "odd.json", "--out", "odd.svg").code == 0
@@ -85,7 +85,7 @@ def test_svg_takes_any_name(run, saved, here, name):
 
 
 @pytest.mark.parametrize("name", ["out.png", "out", "out.svg.gz", "out.html2", "out.trace"])
-def test_a_form_that_does_not_exist_is_wrong_usage(run, saved, here, name):
+def test_an_unknown_format_is_a_usage_error(run, saved, here, name):
     ended = run("export", saved, "--out", name)
     assert (ended.code, ended.out) == (2, "")
     assert "formats are .json, .html, .svg, .dot, .trace.json." in ended.error
@@ -97,7 +97,7 @@ def test_a_form_that_does_not_exist_is_wrong_usage(run, saved, here, name):
     [None, b"", b"{", b"[1, 2]", b'{"kind": "capture", "schema": 99}', b"\xff\x00", b"\x89PNG"],
 )
 @pytest.mark.parametrize("out", ["out.json", "out.svg", "out.html", "out.dot", "out.trace.json"])
-def test_what_is_no_record_is_refused_on_one_line(run, here, content, out):
+def test_a_file_that_is_no_record_is_refused_on_one_line(run, here, content, out):
     if content is not None:
         (here / "in.json").write_bytes(content)
     ended = run("export", "in.json", "--out", out)
@@ -126,60 +126,60 @@ def test_a_record_with_wrong_types_is_refused_on_one_line(run, saved, here):
         ("OUT.trace.html", "<!doctype html>", "DECODE 1"),
     ],
 )
-def test_the_suffix_names_the_form(run, looked_into, here, name, begins, holds):
-    ended = run("export", looked_into, "--out", name)
+def test_the_suffix_selects_the_format(run, with_nodes, here, name, begins, holds):
+    ended = run("export", with_nodes, "--out", name)
     assert (ended.code, ended.out, ended.err) == (0, "", f"wrote {name}\n")
     text = (here / name).read_text()
     assert text.startswith(begins)
     assert holds in text
 
 
-def test_html_takes_a_kernel_that_is_called_like_a_tag(run, looked_into, here):
-    assert run("export", looked_into, "--out", "page.html").code == 0
+def test_html_escapes_the_name_of_a_kernel(run, with_nodes, here):
+    assert run("export", with_nodes, "--out", "page.html").code == 0
     text = (here / "page.html").read_text()
-    assert text.count("</script>") == 2, "those of the record and of the program"
+    assert text.count("</script>") == 2, "one of the record and one of the program"
     assert "gemm\\u003c/script>\\u003cb>" in text
     assert "gemm&lt;/script&gt;&lt;b&gt;" in text
 
 
-def test_one_graph_is_chosen_by_mode_and_size(run, looked_into, here):
-    words = ("--mode", "decode", "--batch-size", "2")
-    assert run("export", looked_into, "--out", "one.dot", *words).code == 0
+def test_a_graph_is_selected_by_mode_and_size(run, with_nodes, here):
+    options = ("--mode", "decode", "--batch-size", "2")
+    assert run("export", with_nodes, "--out", "one.dot", *options).code == 0
     assert (here / "one.dot").read_text().startswith('digraph "DECODE 2"')
-    assert run("export", looked_into, "--out", "one.svg", *words).code == 0
+    assert run("export", with_nodes, "--out", "one.svg", *options).code == 0
     picture = "".join(ET.fromstring((here / "one.svg").read_text()).itertext()).replace("\xa0", " ")
-    assert "module and kernel" in picture
+    assert "module and node" in picture
     assert "DECODE 2" in picture
     assert "DECODE 1" not in picture
 
 
 @pytest.mark.parametrize(
-    ("words", "there"),
+    ("options", "text"),
     [
-        ((), "these are 2: DECODE 1, DECODE 2."),
+        ((), "holds one graph, 2 are selected: DECODE 1, DECODE 2."),
         (("--mode", "DRAFT"), "no mode 'DRAFT' in this record: TARGET_VERIFY, DECODE."),
         (("--batch-size", "7"), "no batch size 7 of any mode in this record: 1, 2."),
     ],
 )
-def test_a_choice_that_fits_no_graph_or_many_is_wrong_usage(run, looked_into, here, words, there):
-    ended = run("export", looked_into, "--out", "one.dot", *words)
+def test_a_selection_of_no_graph_or_several_is_a_usage_error(run, with_nodes, here, options, text):
+    ended = run("export", with_nodes, "--out", "one.dot", *options)
     assert (ended.code, ended.out) == (2, "")
-    assert there in ended.error
+    assert text in ended.error
     assert not (here / "one.dot").exists()
 
 
 @pytest.mark.parametrize("name", ["out.html", "out.dot", "out.trace.json"])
-def test_a_record_without_nodes_fails_and_says_so(run, saved, here, name):
+def test_a_record_without_nodes_is_refused(run, saved, here, name):
     body = json.loads(saved.read_text())
     saved.write_text(json.dumps({**body, "graphs": []}))
     ended = run("export", saved, "--out", name)
     assert (ended.code, ended.out) == (1, "")
-    assert "made without looking into graphs" in ended.error
+    assert "the record holds no nodes" in ended.error
     assert not (here / name).exists()
 
 
-def test_a_graph_and_a_recording_are_taken_too(run, looked_into, here):
-    environment = json.loads(looked_into.read_text())["environment"]
+def test_a_graph_and_a_recording_are_exported_too(run, with_nodes, here):
+    environment = json.loads(with_nodes.read_text())["environment"]
     one = {"schema": 1, "kind": "graph", **graph(environment, 4, "gemm")}
     recording = {
         "schema": 1, "kind": "recording", "command": ["python"], "exit_code": 0,
@@ -187,6 +187,6 @@ def test_a_graph_and_a_recording_are_taken_too(run, looked_into, here):
     }  # fmt: skip
     for name, body in (("one", one), ("recording", recording)):
         (here / f"{name}.json").write_text(json.dumps(body))
-        for form in ("json", "html", "svg", "dot", "trace.json"):
-            assert run("export", f"{name}.json", "--out", f"{name}.out.{form}").code == 0
-            assert "gemm" in (here / f"{name}.out.{form}").read_text()
+        for suffix in ("json", "html", "svg", "dot", "trace.json"):
+            assert run("export", f"{name}.json", "--out", f"{name}.out.{suffix}").code == 0
+            assert "gemm" in (here / f"{name}.out.{suffix}").read_text()

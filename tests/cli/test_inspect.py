@@ -23,7 +23,7 @@ NOWHERE = Environment(device="cpu", torch="2", triton="", cuda="", driver="", gr
 def test_a_record_is_shown_as_text(run, saved):
     ended = run("inspect", saved)
     assert (ended.code, ended.err) == (0, "")
-    assert "modes and sizes" in ended.out
+    assert "mode and size" in ended.out
     assert "\nDECODE 2\n" in ended.out
     assert "\x1b" not in ended.out
     assert run("inspect", saved, "--plain") == ended

@@ -295,7 +295,7 @@ class Driver:
 
     async def click_head(self, name):
         """Click on the head of a column."""
-        await self.pilot.click("Sheet", offset=(self.head.index(name), 0))
+        await self.pilot.click("RowList", offset=(self.head.index(name), 0))
 
     @property
     def listing(self):
@@ -303,8 +303,8 @@ class Driver:
 
     @property
     def selected(self):
-        """What the selected row begins with."""
-        return self.listing.cells(self.listing.item)[0]
+        """The first cell of the selected row."""
+        return self.listing.cells(self.listing.row)[0]
 
     @property
     def lines(self):
@@ -318,8 +318,8 @@ class Driver:
 
     @property
     def head(self):
-        """The line of the columns' names."""
-        return self.lines[self.app.screen.query_one("Sheet").region.y]
+        """The line of the columns' headings."""
+        return self.lines[self.app.screen.query_one("RowList").region.y]
 
     @property
     def status(self):

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from graphkit.tui.export import free_name, write_new
+from graphkit.tui.export import unused_name, write_new
 
 
 @pytest.fixture(autouse=True)
@@ -51,22 +51,22 @@ def test_no_name_no_file(capture, drive, here, keys):
         await on.press("e", *keys)
         return on.app.focused, on.status
 
-    assert drive(capture, script) == (None, "tiny · row 1/8")
+    assert drive(capture, script) == (None, "row 1/8")
     assert list(here.iterdir()) == []
 
 
 def test_the_suggested_name_is_free(here):
     path = ("reference model", "TARGET_VERIFY 8")
-    assert free_name(path) == "graphkit-reference-model-target-verify-8.txt"
-    (here / free_name(path)).write_text("")
-    assert free_name(path) == "graphkit-reference-model-target-verify-8-2.txt"
-    assert free_name(("../../etc",)) == "graphkit-etc.txt"
-    assert len(free_name(("x" * 500,))) < 100
+    assert unused_name(path) == "graphkit-reference-model-target-verify-8.txt"
+    (here / unused_name(path)).write_text("")
+    assert unused_name(path) == "graphkit-reference-model-target-verify-8-2.txt"
+    assert unused_name(("../../etc",)) == "graphkit-etc.txt"
+    assert len(unused_name(("x" * 500,))) < 100
 
 
 def test_what_is_there_is_never_written_over(here):
     (here / "kept.txt").write_text("before")
-    assert write_new("kept.txt", "after") == "kept.txt is there already: choose another name"
+    assert write_new("kept.txt", "after") == "kept.txt exists: choose another name"
     assert (here / "kept.txt").read_text() == "before"
 
 
@@ -74,7 +74,7 @@ def test_what_is_there_is_never_written_over(here):
     ("name", "reason"),
     [
         ("missing/out.txt", "No such file or directory"),
-        (".", "is there already"),
+        (".", "exists"),
         ("x" * 300, "File name too long"),
         ("nul\0byte", "null byte"),
         ("~nobody-of-that-name/out.txt", "cannot write"),

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkit.tui.filtering import matcher
-from graphkit.tui.listing import Listing, Look
-from graphkit.views.pages.page import Column, Item, Page
+from graphkit.tui.listing import Listing, ViewState
+from graphkit.views.pages import Column, Page, Row
 
 COLUMNS = (
     Column(name="name", least=10),
@@ -18,15 +18,15 @@ COLUMNS = (
 
 
 def leaf(name, us=None, kind="kernel", note=""):
-    return Item(key=name, values=(name, us, kind), note=note)
+    return Row(key=name, values=(name, us, kind), note=note)
 
 
 def module(name, *inside, us=None):
-    return Item(key=name, values=(name, us, "module"), inside=lambda: inside)
+    return Row(key=name, values=(name, us, "module"), make_children=lambda: inside)
 
 
 def page(**facts):
-    items = (
+    rows = (
         leaf("refresh", 6.0, note="refresh.py"),
         module(
             "model",
@@ -36,7 +36,7 @@ def page(**facts):
         ),
         leaf("done", 0.0, "memset"),
     )
-    return Page(title="graph", columns=COLUMNS, items=items, **facts)
+    return Page(title="graph", columns=COLUMNS, rows=rows, **facts)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def listing():
 
 
 def names(listing):
-    return [line.item.key for line in listing.lines]
+    return [line.row.key for line in listing.lines]
 
 
 def select(listing, name):
@@ -65,8 +65,8 @@ def test_items_are_closed_unless_the_page_says_otherwise(listing):
 
 def test_what_is_in_a_closed_item_is_not_even_made():
     made = []
-    item = Item(key="a", values=("a", None, ""), inside=lambda: made.append("a") or ())
-    listing = Listing(Page(title="", columns=COLUMNS, items=(item,)))
+    row = Row(key="a", values=("a", None, ""), make_children=lambda: made.append("a") or ())
+    listing = Listing(Page(title="", columns=COLUMNS, rows=(row,)))
     assert made == []
     listing.open()
     assert made == ["a"]
@@ -78,16 +78,16 @@ def test_open_and_close_follow_the_selected_row(listing):
     assert names(listing) == ["refresh", "model", "attention", "mlp", "done"]
     select(listing, "mlp")
     listing.close()
-    assert listing.item.key == "model", "a closed row's left neighbour is what it is in"
+    assert listing.row.key == "model", "a closed row's left neighbour is what it is in"
     listing.close()
     assert names(listing) == OUTER
     listing.close()
-    assert (names(listing), listing.item.key) == (OUTER, "model")
+    assert (names(listing), listing.row.key) == (OUTER, "model")
 
 
 def test_opening_goes_on_through_what_is_alone():
     inner = module("c", leaf("d"), leaf("e"))
-    listing = Listing(Page(title="", columns=COLUMNS, items=(module("a", module("b", inner)),)))
+    listing = Listing(Page(title="", columns=COLUMNS, rows=(module("a", module("b", inner)),)))
     listing.open()
     assert names(listing) == ["a", "b", "c", "d", "e"]
 
@@ -98,7 +98,7 @@ def test_all_open_and_all_closed(listing):
     select(listing, "copy")
     listing.close_all()
     assert names(listing) == OUTER
-    assert listing.item.key == "model", "the selection goes to what holds it"
+    assert listing.row.key == "model", "the selection goes to what holds it"
 
 
 def test_the_order_is_among_neighbours_and_rows_without_a_value_stay_last(listing):
@@ -124,7 +124,7 @@ def test_sorting_goes_through_the_columns_and_back_to_the_page_s_order(listing):
     seen = []
     for _ in range(5):
         listing.sort_next()
-        seen.append(listing.look.sort)
+        seen.append(listing.state.sort)
     assert seen == ["name", "us", "kind", "", "name"]
 
 
@@ -138,7 +138,7 @@ def test_the_selection_stays_on_its_item_when_the_order_changes(listing):
     select(listing, "gemm_up")
     for _ in range(4):
         listing.sort_next()
-        assert listing.item.key == "gemm_up"
+        assert listing.row.key == "gemm_up"
 
 
 def test_a_filter_keeps_rows_and_what_they_are_in_and_opens_it(listing):
@@ -153,15 +153,15 @@ def test_a_filter_keeps_rows_and_what_they_are_in_and_opens_it(listing):
 def test_a_filter_that_nothing_passes_loses_no_place(listing):
     select(listing, "done")
     listing.filter("nonsense")
-    assert listing.item is None
+    assert listing.row is None
     listing.filter("")
-    assert listing.item.key == "done"
+    assert listing.row.key == "done"
 
 
 def test_a_filter_that_nothing_passes_says_so(listing):
     listing.filter("nonsense")
-    assert (names(listing), listing.item) == ([], None)
-    assert listing.empty == "no row holds 'nonsense'"
+    assert (names(listing), listing.row) == ([], None)
+    assert listing.empty == "no row contains 'nonsense'"
     listing.open()
     listing.close()
     listing.go(3)
@@ -172,13 +172,13 @@ def test_a_filter_that_nothing_passes_says_so(listing):
 
 def test_search_finds_what_is_closed_and_goes_round(listing):
     assert listing.search("gemm")
-    found = [(listing.item.key, listing.match_at)]
+    found = [(listing.row.key, listing.match_number)]
     for _ in range(2):
         assert listing.next_match(1)
-        found.append((listing.item.key, listing.match_at))
+        found.append((listing.row.key, listing.match_number))
     assert found == [("gemm_q", 1), ("gemm_up", 2), ("gemm_q", 1)]
     assert listing.next_match(-1)
-    assert listing.item.key == "gemm_up"
+    assert listing.row.key == "gemm_up"
     assert len(listing.matches) == 2
 
 
@@ -186,25 +186,25 @@ def test_search_begins_with_the_selected_row(listing):
     listing.open_all()
     select(listing, "gemm_up")
     assert listing.search("gemm")
-    assert listing.item.key == "gemm_up"
+    assert listing.row.key == "gemm_up"
     select(listing, "softmax")
     assert listing.search("gemm")
-    assert listing.item.key == "gemm_up"
+    assert listing.row.key == "gemm_up"
 
 
 def test_search_in_vain_leaves_the_selection_alone(listing):
     select(listing, "done")
     assert not listing.search("nonsense")
-    assert (listing.item.key, listing.match_at, listing.matches) == ("done", 0, ())
+    assert (listing.row.key, listing.match_number, listing.matches) == ("done", 0, ())
 
 
 def test_a_look_goes_along_to_a_page_of_the_same_kind(listing):
     listing.open_all()
     listing.sort_by("us")
     select(listing, "softmax")
-    other = Listing(page(), listing.look)
-    assert (names(other), other.item.key) == (names(listing), "softmax")
-    assert Listing(page(), Look(sort="of another page", cursor="gone")).item.key == "refresh"
+    other = Listing(page(), listing.state)
+    assert (names(other), other.row.key) == (names(listing), "softmax")
+    assert Listing(page(), ViewState(sort="of another page", cursor="gone")).row.key == "refresh"
 
 
 @pytest.mark.parametrize(
@@ -246,17 +246,17 @@ VERBS = st.one_of(
 def test_whatever_is_done_a_row_is_selected_and_none_is_lost(verbs):
     listing = Listing(page())
     for name, *arguments in verbs:
-        before = listing.item
+        before = listing.row
         getattr(listing, name)(*arguments)
         shown = names(listing)
         assert len(shown) == len(set(shown))
-        assert (listing.item is None) == (not shown)
+        assert (listing.row is None) == (not shown)
         if shown:
-            assert listing.look.cursor == shown[listing.at]
+            assert listing.state.cursor == shown[listing.at]
         if name in ("sort_next", "reverse", "open_all") and before:
-            assert listing.item is before
+            assert listing.row is before
         if name == "filter" and before and before.key in shown:
-            assert listing.item is before
+            assert listing.row is before
     listing.filter("")
     listing.open_all()
     assert sorted(names(listing)) == sorted(ALL)

@@ -108,7 +108,18 @@ def test_widening_brings_columns_back(capture, drive):
 
     narrow, small, middle, wide, again = drive(capture, script)
     assert set(narrow) < set(small) < set(middle) < set(wide)
-    assert wide == ["nodes", "bytes", "ms", "replay", "us", "replays", "padding", "fallbacks"]
+    assert wide == [
+        "nodes",
+        "pool",
+        "capture",
+        "ms",
+        "replay",
+        "us",
+        "replays",
+        "padded",
+        "rows",
+        "fallbacks",
+    ]
     assert again == small
 
 
@@ -118,7 +129,7 @@ def test_a_single_graph_is_a_view_by_itself(capture, drive):
         return on.listing.page.title, on.status
 
     title, status = drive(capture.graphs[2], script)
-    assert (title, status) == ("TARGET_VERIFY 8", "this is the first view; q leaves")
+    assert (title, status) == ("TARGET_VERIFY 8", "this is the first page; q leaves")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +154,7 @@ def test_a_record_without_graphs_says_so(capture, drive):
         return on.status
 
     said = drive(replace(capture, graphs=()), script)
-    assert said.startswith("the record was made without looking into graphs")
+    assert said.startswith("the record holds no nodes")
 
 
 def test_tab_looks_at_the_next_size_in_the_same_way(capture, drive):
@@ -155,16 +166,16 @@ def test_tab_looks_at_the_next_size_in_the_same_way(capture, drive):
 
     before, after = drive(capture, script)
     assert (before.page.title, after.page.title) == ("TARGET_VERIFY 1", "TARGET_VERIFY 4")
-    assert before.look == after.look
-    assert after.look.sort == "nodes"
+    assert before.state == after.state
+    assert after.state.sort == "nodes"
 
 
 def test_tab_opens_what_only_the_next_one_has(capture, drive):
     async def script(on):
         await on.press("down", "enter", "down", "enter")
-        before = [line.item.key for line in on.listing.lines]
+        before = [line.row.key for line in on.listing.lines]
         await on.press("tab")
-        return before, [line.item.key for line in on.listing.lines]
+        return before, [line.row.key for line in on.listing.lines]
 
     before, after = drive(capture, script)
     assert "arguments" not in before
@@ -174,7 +185,7 @@ def test_tab_opens_what_only_the_next_one_has(capture, drive):
 def test_the_selected_row_is_marked_and_reversed_and_no_other(capture, drive):
     async def script(on):
         await on.press("down", "down")
-        sheet = on.app.screen.query_one("Sheet")
+        sheet = on.app.screen.query_one("RowList")
         return [sheet.render_line(y) for y in range(1, 9)]
 
     strips = drive(capture, script)
@@ -210,11 +221,11 @@ def test_edges_lead_from_node_to_node_and_escape_leads_back(capture, drive):
 
 def test_a_click_selects_a_second_one_opens_and_a_head_sorts(capture, drive):
     async def script(on):
-        await on.pilot.click("Sheet", offset=(8, 2))
+        await on.pilot.click("RowList", offset=(8, 2))
         selected = on.selected
         await on.click_head("nodes")
-        sort = on.listing.look.sort
-        await on.pilot.click("Sheet", offset=(8, 3), times=2)
+        sort = on.listing.state.sort
+        await on.pilot.click("RowList", offset=(8, 3), times=2)
         await on.pilot.pause()
         return selected, sort, on.listing.page.title
 
@@ -224,7 +235,7 @@ def test_a_click_selects_a_second_one_opens_and_a_head_sorts(capture, drive):
 def test_a_click_below_the_rows_does_nothing(capture, drive):
     async def script(on):
         await on.press("down")
-        await on.pilot.click("Sheet", offset=(8, 14), times=2)
+        await on.pilot.click("RowList", offset=(8, 14), times=2)
         await on.settle()
         return on.selected, on.listing.page.title
 
@@ -235,7 +246,7 @@ def test_a_head_that_sorts_already_turns_the_order_round(capture, drive):
     async def script(on):
         for _ in range(2):
             await on.click_head("nodes")
-        return on.listing.look.sort, on.listing.look.is_reversed
+        return on.listing.state.sort, on.listing.state.is_reversed
 
     assert drive(capture, script) == ("nodes", True)
 

@@ -1,5 +1,22 @@
-"""Records as pages: what each view shows, and where its keys lead."""
+"""Pages of records with graphs: what each one shows, and the pages that its keys lead to."""
 
-from graphkit.views.pages.first import first_pages
+from graphkit.views.pages.buffers import buffers_page
+from graphkit.views.pages.graph import graph_page
+from graphkit.views.pages.initial import first_page, initial_pages
+from graphkit.views.pages.memory import memory_page
+from graphkit.views.pages.node import node_page
+from graphkit.views.pages.page import Column, Link, Page, Row, Siblings
 
-__all__ = ["first_pages"]
+__all__ = [
+    "Column",
+    "Link",
+    "Page",
+    "Row",
+    "Siblings",
+    "buffers_page",
+    "first_page",
+    "graph_page",
+    "initial_pages",
+    "memory_page",
+    "node_page",
+]

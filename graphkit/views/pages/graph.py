@@ -1,138 +1,174 @@
-"""The view of one graph: the modules whose forwards made its nodes, and what they cost."""
+"""Page of one graph: the modules whose forward made its nodes, and what the nodes cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import groupby
 
-from graphkit.records import GraphRecord, Node
-from graphkit.views.figures import bar, count_of, extent, size, us
-from graphkit.views.module_tree import Branch, module_tree, shortened
+from graphkit.records import GraphRecord, Node, count_of, extent
+from graphkit.views.formatting import bar, size, us
+from graphkit.views.module_tree import Branch, duration_of, module_tree, shortened
 from graphkit.views.pages.buffers import buffers_link
-from graphkit.views.pages.compare import compare_link
-from graphkit.views.pages.family import Family
-from graphkit.views.pages.memory import memory_link
-from graphkit.views.pages.node import node_of_index
-from graphkit.views.pages.page import Beside, Column, Item, Page
+from graphkit.views.pages.graph_groups import GraphGroup
+from graphkit.views.pages.node import page_of_node
+from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 
-_bar = partial(bar, width=8)
-_ROWS = 16
-"""What a terminal of 24 lines has room for."""
+_OPEN_ROWS = 16
+"""Rows that a terminal of 24 lines shows."""
 
 
-def graph_page(family: Family, at: int) -> Page:
-    """The tree of a graph; Tab goes through the family."""
-    title, graph = family.graphs[at]
+def graph_page(group: GraphGroup, index: int) -> Page:
+    """Return the tree of modules and nodes of one of the group's graphs."""
+    title, graph = group.graphs[index]
     tree = _Tree(graph)
-    items = tuple(tree.items(tree.root))
+    rows = tuple(tree.rows(tree.root))
     return Page(
         title=title,
-        facts=tuple(_facts(graph)),
-        columns=(Column(name="module and node", least=40), *(fact.column for fact in tree.facts)),
-        items=items,
-        opened=frozenset(_unfolded(items)),
-        links={
-            "buffers": buffers_link(family.modes, graph.mode),
-            "compare": compare_link(family.graphs, at),
-            "memory": memory_link(family.graphs, at),
-        },
-        beside=Beside(count=len(family.graphs), at=at, make=partial(graph_page, family)),
+        facts=tuple(_facts(graph, tree.root)),
+        columns=tree.columns,
+        rows=rows,
+        opened=frozenset(_opened(rows)),
+        links={"buffers": buffers_link(group.modes, graph.mode), **group.links(index)},
+        siblings=Siblings(count=len(group.graphs), index=index, make=partial(graph_page, group)),
         empty="this graph has no nodes",
     )
 
 
-def _unfolded(items: Sequence[Item]) -> Iterator[str]:
-    """Keys of the modules that are open at first: level by level, while all rows can be seen."""
-    rows, level = len(items), list(items)
+def _opened(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the keys of the modules to open at first: level by level while all rows fit."""
+    count, level = len(rows), list(rows)
     while level:
-        modules, level = level, [child for item in level for child in item.children]
-        rows += len(level)
-        if rows > _ROWS:
+        parents = [row for row in level if row.make_children and not row.is_run]
+        level = [child for row in parents for child in row.children]
+        count += len(level)
+        if count > _OPEN_ROWS:
             return
-        yield from (item.key for item in modules if item.inside)
+        yield from (row.key for row in parents)
 
 
-def _facts(graph: GraphRecord) -> Iterator[str]:
-    yield count_of(len(graph.nodes), "node" if graph.backend == "cuda" else "operation")
-    if graph.timing:
-        yield f"replay p50 {us(graph.timing.p50_us)} us, p95 {us(graph.timing.p95_us)} us"
-        yield f"busy {us(graph.timing.busy_us)} us, gaps {us(graph.timing.gap_us)} us"
+def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
+    kinds = Counter(node.kind for node in graph.nodes).most_common()
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds)
+    yield "nodes", f"{len(graph.nodes):,} ({counts})" if counts else "0"
+    timing = graph.timing
+    if timing is None:
+        yield "replay", "not measured"
     else:
-        yield "replay not measured"
+        whole = timing.busy_us + timing.gap_us
+        share = f" ({timing.gap_us / whole:.0%})" if whole > 0 else ""
+        yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us"
+        yield "busy", f"{us(timing.busy_us)} us, gaps {us(timing.gap_us)} us{share}"
     if graph.memory:
-        yield f"{size(graph.memory.graph_bytes)} in a pool of {size(graph.memory.pool_bytes)}"
+        memory = f"{size(graph.memory.graph_bytes)} in a pool of {size(graph.memory.pool_bytes)}"
+        yield "memory", memory
     if graph.captured_at:
-        yield f"captured at {graph.captured_at}"
+        yield "captured at", graph.captured_at
+    if timing:
+        count = count_of(len(timing.critical_path), "node")
+        yield "critical path", f"{us(timing.critical_us)} us, {count}"
+    if root.duration_us is not None:
+        yield "sum of nodes", f"{us(root.duration_us)} us"
+    programmatic = sum(edge.kind == "programmatic" for edge in graph.edges)
+    yield "edges", f"{len(graph.edges):,}, {programmatic:,} programmatic (PDL)"
 
 
-class _Fact(NamedTuple):
-    """A column, and where its values come from."""
-
-    column: Column
-    of_node: Callable[[Node], Any]
-    of_module: Callable[[Branch], Any] = lambda _branch: None
+_ALWAYS, _MEASURED, _LAUNCHED = range(3)
+_COLUMNS = (
+    (_ALWAYS, Column(name="module and node", least=40)),
+    (_ALWAYS, count_column("nodes", 3)),
+    (_MEASURED, count_column("us", 1, us)),
+    (_MEASURED, count_column("share", 2, "{:.1%}".format)),
+    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=4)),
+    (_ALWAYS, Column(name="kind", rank=7)),
+    (_LAUNCHED, Column(name="grid", show=extent, rank=5)),
+    (_LAUNCHED, Column(name="block", show=extent, rank=6)),
+    (_LAUNCHED, count_column("shared", 8, size)),
+    (_LAUNCHED, count_column("pdl", 9)),
+    (_ALWAYS, Column(name="source", rank=10, most=40)),
+)
 
 
 class _Tree:
-    """Makes the items of modules and nodes as they are asked for."""
+    """Makes the rows of modules and nodes when they are needed."""
 
     def __init__(self, graph: GraphRecord) -> None:
         self.root, self._graph = module_tree(graph), graph
         programmatic = (edge.target for edge in graph.edges if edge.kind == "programmatic")
-        self._early = frozenset(programmatic)
-        self.facts = tuple(self._columns())
-
-    def items(self, branch: Branch) -> Iterator[Item]:
-        """What is in a module, in order of creation."""
-        for part in branch.parts:
-            yield self._node(part) if isinstance(part, Node) else self._module(part)
-
-    def _columns(self) -> Iterator[_Fact]:
-        """Those that something in the graph has a value for."""
-        yield _Fact(_number("nodes", 3), lambda _: 1, lambda module: module.num_nodes)
+        self._programmatic = frozenset(programmatic)
+        needs = {_ALWAYS}
         if self.root.duration_us is not None:
-            yield _Fact(_number("us", 1, us), lambda n: n.duration_us, lambda m: m.duration_us)
-            yield _Fact(_number("share", 2, "{:.1%}".format), self._part, self._part)
-            yield _Fact(Column(name="bar", show=_bar, rank=4), self._part, self._part)
-        yield _Fact(Column(name="kind", rank=5), lambda node: node.kind, lambda _: "module")
-        if any(node.grid for node in self._graph.nodes):
-            yield _Fact(Column(name="grid", show=extent, rank=6), lambda n: n.grid or None)
-            yield _Fact(Column(name="block", show=extent, rank=7), lambda n: n.block or None)
-            yield _Fact(_number("shared", 8, size), lambda n: n.shared_memory_bytes or None)
-            yield _Fact(_number("pdl", 9), lambda n: self._num_early([n]), self._num_early_in)
-        yield _Fact(Column(name="source", rank=10, most=40), lambda node: node.source or None)
+            needs.add(_MEASURED)
+        if any(node.grid for node in graph.nodes):
+            needs.add(_LAUNCHED)
+        self._is_used = [need in needs for need, _ in _COLUMNS]
+        self.columns = tuple(column for need, column in _COLUMNS if need in needs)
 
-    def _module(self, branch: Branch) -> Item:
-        name, branch = shortened(branch)
-        return Item(
-            key=branch.path,
-            values=(name, *(fact.of_module(branch) for fact in self.facts)),
-            note=branch.path,
-            inside=partial(self.items, branch),
+    def rows(self, branch: Branch) -> Iterator[Row]:
+        """Yield the modules and nodes in a module, in order of creation, equal nodes as a run."""
+        for _, run in groupby(branch.parts, _likeness):
+            first, *others = run
+            if isinstance(first, Branch):
+                yield self._module(first)
+            elif others:
+                yield self._run([first, *(node for node in others if isinstance(node, Node))])
+            else:
+                yield self._node(first)
+
+    def _module(self, branch: Branch) -> Row:
+        name, inner = shortened(branch)
+        return Row(
+            key=inner.path,
+            values=self._values(name, inner.all_nodes, inner.duration_us, None),
+            note=inner.path,
+            make_children=partial(self.rows, inner),
         )
 
-    def _node(self, node: Node) -> Item:
+    def _run(self, nodes: Sequence[Node]) -> Row:
+        first, last = nodes[0], nodes[-1]
+        return Row(
+            key=f"#{first.index} x{len(nodes)}",
+            values=self._values(f"{_name(first)} x{len(nodes)}", nodes, duration_of(nodes), first),
+            note=f"{len(nodes)} equal nodes, #{first.index} to #{last.index}",
+            make_children=lambda: map(self._node, nodes),
+            is_run=True,
+        )
+
+    def _node(self, node: Node) -> Row:
         op = node.op if node.op != node.name else ""
-        note = (f"#{node.index}", node.module, op, node.source, node.name)  # the endless one last
-        return Item(
+        note = (f"#{node.index}", node.module, op, node.source, node.name)  # the longest one last
+        return Row(
             key=f"#{node.index}",
-            values=(node.short_name, *(fact.of_node(node) for fact in self.facts)),
+            values=self._values(_name(node), [node], node.duration_us, node),
             note=" · ".join(filter(None, note)),
-            links={"open": partial(node_of_index, self._graph, node.index)},
+            links={"open": partial(page_of_node, self._graph, node.index)},
         )
 
-    def _part(self, part: Branch | Node) -> float | None:
-        time, whole = part.duration_us, self.root.duration_us
-        return time / whole if time is not None and whole else None
+    def _values(
+        self, name: str, nodes: Sequence[Node], duration: float | None, launch: Node | None
+    ) -> tuple[object, ...]:
+        """Return the values of nodes in the used columns; ``launch`` is any of equal nodes."""
+        whole = self.root.duration_us
+        share = duration / whole if duration is not None and whole else None
+        programmatic = sum(node.index in self._programmatic for node in nodes)
+        kind, grid, block, shared, source = (
+            (launch.kind, launch.grid, launch.block, launch.shared_memory_bytes, launch.source)
+            if launch
+            else ("module", (), (), 0, "")
+        )
+        values = (
+            name, len(nodes), duration, share, share, kind, grid or None, block or None,
+            shared or None, programmatic or None, source or None,
+        )  # fmt: skip
+        return tuple(v for v, used in zip(values, self._is_used, strict=True) if used)
 
-    def _num_early_in(self, branch: Branch) -> int | None:
-        return self._num_early(branch.all_nodes)
 
-    def _num_early(self, nodes: Sequence[Node]) -> int | None:
-        """How many may begin before the node ahead of them ends; ``None`` for none."""
-        return sum(node.index in self._early for node in nodes) or None
+def _name(node: Node) -> str:
+    return node.short_name if node.parent is None else f"{node.short_name} (in #{node.parent})"
 
 
-def _number(name: str, rank: int, show: Callable[[Any], str] = "{:,}".format) -> Column:
-    return Column(name=name, show=show, is_number=True, rank=rank)
+def _likeness(part: Branch | Node) -> Hashable:
+    if isinstance(part, Branch):
+        return part.path
+    return part.kind, part.short_name, part.grid, part.block, part.parent

@@ -1,94 +1,121 @@
-"""The view of one node: what made it, how it is launched, its arguments, and its neighbours."""
+"""Page of one node: its origin, launch, arguments, and the nodes around it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from graphkit.records import Argument, Edge, GraphRecord, Node, Pointer
-from graphkit.views.node import facts_of
-from graphkit.views.pages.page import Beside, Column, Item, Page
+from graphkit.records import Argument, Edge, GraphRecord, Node, Pointer, extent
+from graphkit.views.formatting import size, us
+from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column, section
 
 _COLUMNS = (
-    Column(name="what"),
+    Column(name="fact"),
     Column(name="value", least=24),
-    Column(name="memory", rank=1, most=9),
-    Column(name="bytes", show="{:,}".format, is_number=True, rank=2),
+    Column(name="kind", rank=1, most=9),
+    count_column("offset", 3),
+    count_column("bytes", 2),
 )
-_EDGES = {"programmatic": "programmatic (PDL): begins before the other one ends"}
+_EDGES = {"programmatic": "programmatic (PDL): the later node starts before the earlier one ends"}
 
 
-def node_of_index(graph: GraphRecord, index: int) -> Page:
-    """The page of the node that edges call by that index, which must be there."""
+def page_of_node(graph: GraphRecord, index: int) -> Page:
+    """Return the page of the first node with that ``Node.index``, which must exist."""
     return node_page(graph, next(at for at, n in enumerate(graph.nodes) if n.index == index))
 
 
 def node_page(graph: GraphRecord, at: int) -> Page:
-    """Everything about the node of that place; Tab goes to the next node of the graph."""
+    """Return everything about ``graph.nodes[at]``."""
     node = graph.nodes[at]
-    items = (*_facts(node), *_arguments(node), *_neighbours(graph, node))
+    rows = (*_fact_rows(node), *_argument_rows(node), *_neighbour_rows(graph, node))
     return Page(
         title=f"#{node.index} {node.short_name}",
-        facts=tuple(fact for fact in (node.kind, node.module, node.source) if fact),
+        facts=tuple(
+            (name, text)
+            for name, text in (*_origin(node), *_launch(node))
+            if text and name in ("kind", "module", "source", "time")
+        ),
         columns=_COLUMNS,
-        items=items,
-        opened=frozenset(item.key for item in items if item.inside),
-        beside=Beside(count=len(graph.nodes), at=at, make=partial(node_page, graph)),
+        rows=rows,
+        opened=frozenset(row.key for row in rows if row.make_children),
+        siblings=Siblings(count=len(graph.nodes), index=at, make=partial(node_page, graph)),
     )
 
 
-def _facts(node: Node) -> Iterator[Item]:
-    for name, text in facts_of(node):
-        yield Item(key=name, values=(name, text, None, None), note=text)
+def _fact_rows(node: Node) -> Iterator[Row]:
+    for name, text in (*_origin(node), *_launch(node)):
+        if text:
+            yield Row(key=name, values=(name, text, None, None, None), note=text)
 
 
-def _arguments(node: Node) -> Iterator[Item]:
+def _origin(node: Node) -> Iterator[tuple[str, str]]:
+    yield "name", node.name
+    yield "kind", node.kind
+    yield "module", node.module
+    yield "op", node.op
+    yield "source", node.source
+    yield "scope", node.scope
+
+
+def _launch(node: Node) -> Iterator[tuple[str, str]]:
+    yield "time", "" if node.duration_us is None else f"{us(node.duration_us)} us"
+    yield "starts at", "" if node.start_us is None else f"{us(node.start_us)} us"
+    yield "grid", extent(node.grid)
+    yield "block", extent(node.block)
+    yield "cluster", extent(node.cluster)
+    yield "shared memory", size(node.shared_memory_bytes) if node.shared_memory_bytes else ""
+    yield "registers", str(node.registers) if node.registers else ""
+    yield from node.attributes.items()
+
+
+def _argument_rows(node: Node) -> Iterator[Row]:
     if node.arguments:
-        items = tuple(_argument(at, argument) for at, argument in enumerate(node.arguments))
-        yield _section("arguments", items)
+        yield _section("arguments", [_argument(at, each) for at, each in enumerate(node.arguments)])
 
 
-def _argument(at: int, argument: Argument) -> Item:
-    name, key = argument.name or f"{at}", f"argument {at}"
-    pointers = argument.pointers
+def _argument(at: int, argument: Argument) -> Row:
+    name, key, pointers = argument.name or f"{at}", f"argument {at}", argument.pointers
     if argument.kind == "pointer" and len(pointers) == 1:
-        return _pointer(key, name, pointers[0], argument.size)
-    return Item(
+        return _pointer(key, name, pointers[0], argument.offset, argument.size)
+    return Row(
         key=key,
-        values=(name, argument.text, argument.kind, argument.size),
+        values=(name, argument.text, argument.kind, argument.offset, argument.size),
         note=argument.text,
-        inside=partial(_pointers, key, pointers) if pointers else None,
+        make_children=partial(_pointers, key, pointers) if pointers else None,
     )
 
 
-def _pointers(key: str, pointers: Sequence[Pointer]) -> Iterator[Item]:
+def _pointers(key: str, pointers: Sequence[Pointer]) -> Iterator[Row]:
     for at, pointer in enumerate(pointers):
-        yield _pointer(f"{key}.{at}", f"+{pointer.offset}", pointer, None)
+        yield _pointer(f"{key}.{at}", f"+{pointer.offset}", pointer, None, None)
 
 
-def _pointer(key: str, name: str, pointer: Pointer, num_bytes: int | None) -> Item:
-    where = f"{pointer.name} at {pointer.address:#x}" if pointer.name else f"{pointer.address:#x}"
-    return Item(
+def _pointer(
+    key: str, name: str, pointer: Pointer, offset: int | None, num_bytes: int | None
+) -> Row:
+    target = f"{pointer.name} at {pointer.address:#x}" if pointer.name else f"{pointer.address:#x}"
+    return Row(
         key=key,
-        values=(name, where, pointer.memory, num_bytes),
-        note=f"{pointer.memory} {where}",
+        values=(name, target, pointer.memory, offset, num_bytes),
+        note=f"{pointer.memory} {target}",
         tone="bad" if pointer.memory == "freed" else "",
     )
 
 
-def _neighbours(graph: GraphRecord, node: Node) -> Iterator[Item]:
-    """Sections of other nodes, each of which can be gone to."""
+def _neighbour_rows(graph: GraphRecord, node: Node) -> Iterator[Row]:
     names = {each.index: each.short_name for each in graph.nodes}
-    for section, others in _others(graph, node).items():
-        items = tuple(
-            _neighbour(f"{section} {index}", graph, index, names.get(index), edge)
-            for index, edge in others
-        )
-        if items:
-            yield _section(section, items)
+    for title, others in _neighbours(graph, node).items():
+        if others:
+            yield _section(
+                title,
+                [
+                    _neighbour(f"{title} {index}", graph, index, names.get(index), edge)
+                    for index, edge in others
+                ],
+            )
 
 
-def _others(graph: GraphRecord, node: Node) -> dict[str, list[tuple[int, Edge | None]]]:
+def _neighbours(graph: GraphRecord, node: Node) -> dict[str, list[tuple[int, Edge | None]]]:
     return {
         "waits for": [(edge.source, edge) for edge in graph.edges if edge.target == node.index],
         "waited for by": [(edge.target, edge) for edge in graph.edges if edge.source == node.index],
@@ -99,16 +126,16 @@ def _others(graph: GraphRecord, node: Node) -> dict[str, list[tuple[int, Edge | 
 
 def _neighbour(
     key: str, graph: GraphRecord, index: int, name: str | None, edge: Edge | None
-) -> Item:
+) -> Row:
     how = f", {_EDGES.get(edge.kind, edge.kind)}" if edge and edge.kind != "full" else ""
     text = f"{'not in the record' if name is None else name}{how}"
-    return Item(
+    return Row(
         key=key,
-        values=(f"#{index}", text, None, None),
+        values=(f"#{index}", text, None, None, None),
         note=f"#{index} {text}",
-        links={} if name is None else {"open": partial(node_of_index, graph, index)},
+        links={} if name is None else {"open": partial(page_of_node, graph, index)},
     )
 
 
-def _section(name: str, items: tuple[Item, ...]) -> Item:
-    return Item(key=name, values=(name, f"{len(items):,}", None, None), inside=lambda: items)
+def _section(name: str, rows: Sequence[Row]) -> Row:
+    return section(name, (name, f"{len(rows):,}", None, None, None), rows)

@@ -1,65 +1,61 @@
-"""The first view of a capture: modes by sizes."""
+"""Page of a capture: its modes and sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from graphkit.records import CaptureRecord, ModeRecord, SizeRecord
-from graphkit.views.figures import count_of, size, us
+from graphkit.records import CaptureRecord, ModeRecord, SizeRecord, count_of
+from graphkit.views.environment import environment_facts
+from graphkit.views.formatting import size, us
 from graphkit.views.pages.buffers import buffers_link
-from graphkit.views.pages.compare import compare_link
-from graphkit.views.pages.family import Family, families
 from graphkit.views.pages.graph import graph_page
-from graphkit.views.pages.memory import memory_link
-from graphkit.views.pages.page import Column, Item, Link, Page
+from graphkit.views.pages.graph_groups import GraphGroup, graph_groups
+from graphkit.views.pages.page import Column, Link, Page, Row, count_column
 
-_NO_GRAPHS = "the record was made without looking into graphs: graphkit inspect TARGET does"
+_NO_GRAPHS = (
+    "the record holds no nodes: the capture was not inspected. Run graphkit inspect TARGET."
+)
 
 
-def overview(record: CaptureRecord) -> Page:
-    """Each mode with its sizes: what they hold, what they cost, how often they were replayed."""
-    found = families(record)
+def overview_page(record: CaptureRecord) -> Page:
+    """Return each mode with its sizes: their contents, costs, and replays."""
+    groups = graph_groups(record)
     return Page(
         title=record.target,
         facts=tuple(_facts(record)),
         columns=_columns(record),
-        items=tuple(_mode(mode, record, found) for mode in record.modes),
+        rows=tuple(_mode_row(mode, record, groups) for mode in record.modes),
+        notes=tuple(f"{mode.mode} {each}" for mode in record.modes for each in _remarks(mode)),
         opened=frozenset(mode.mode for mode in record.modes),
         empty="no mode was captured",
     )
 
 
-def _facts(record: CaptureRecord) -> Iterator[str]:
-    where = record.environment
-    yield where.device
-    yield f"{record.backend} backend"
+def _facts(record: CaptureRecord) -> Iterator[tuple[str, str]]:
     if record.mismatches:
-        wrong = count_of(len(record.mismatches), "row")
-        yield f"{wrong} replayed wrong: graphkit capture shows them"
-    yield f"torch {where.torch}"
-    if where.driver:
-        yield f"driver {where.driver}"
+        rows = count_of(len(record.mismatches), "row")
+        yield "wrong replays", f"{rows}; graphkit capture lists them"
+    yield from environment_facts(record)
 
 
 def _columns(record: CaptureRecord) -> tuple[Column, ...]:
-    count, nodes = "{:,}".format, "nodes" if record.backend == "cuda" else "ops"
     return (
         Column(name="mode and size", least=24),
-        Column(name=nodes, show=count, is_number=True, rank=2),
-        Column(name="bytes", show=size, is_number=True, rank=3),
-        Column(name="ms", show="{:,.1f}".format, is_number=True, rank=6),
-        Column(name="replay us", show=us, is_number=True, rank=1),
-        Column(name="replays", show=count, is_number=True, rank=5),
-        Column(name="padding", show=count, is_number=True, rank=7),
-        Column(name="fallbacks", show=count, is_number=True, rank=4),
+        count_column("nodes" if record.backend == "cuda" else "ops", 2),
+        count_column("pool", 3, size),
+        count_column("capture ms", 6, "{:,.1f}".format),
+        count_column("replay us", 1, us),
+        count_column("replays", 5),
+        count_column("padded rows", 7),
+        count_column("fallbacks", 4),
     )
 
 
-def _mode(mode: ModeRecord, record: CaptureRecord, found: Sequence[Family]) -> Item:
+def _mode_row(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGroup]) -> Row:
     stats = mode.stats
     fallbacks = sum(stats.fallbacks.values()) if stats else None
-    return Item(
+    return Row(
         key=mode.mode,
         values=(
             mode.mode, None, sum(each.pool_bytes for each in mode.sizes),
@@ -68,56 +64,57 @@ def _mode(mode: ModeRecord, record: CaptureRecord, found: Sequence[Family]) -> I
         ),
         note="; ".join(_remarks(mode)),
         tone="warning" if mode.eager_reason or fallbacks else "",
-        inside=partial(_sizes, mode, record, found) if mode.sizes else None,
+        make_children=partial(_size_rows, mode, record, groups) if mode.sizes else None,
         links={"buffers": buffers_link(record.modes, mode.mode)},
     )  # fmt: skip
 
 
 def _remarks(mode: ModeRecord) -> Iterator[str]:
+    """Yield what the columns do not say about a mode, as sentences without their subject."""
     if mode.eager_reason:
         yield f"stays eager: {mode.eager_reason}"
     if mode.stats is None:
-        yield "replays were not counted"
+        yield "has no counts of replays"
         return
-    yield f"{count_of(mode.stats.padded_rows, 'row')} of padding"
+    yield f"computed {count_of(mode.stats.padded_rows, 'padded row')}"
     for reason, count in mode.stats.fallbacks.items():
-        yield f"fell back {count:,} x: {reason}"
+        yield f"fell back {count_of(count, 'time')}: {reason}"
 
 
-def _sizes(mode: ModeRecord, record: CaptureRecord, found: Sequence[Family]) -> Iterator[Item]:
+def _size_rows(
+    mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGroup]
+) -> Iterator[Row]:
     for each in mode.sizes:
         replays = mode.stats.replays_by_size.get(each.batch_size, 0) if mode.stats else None
-        yield Item(
+        yield Row(
             key=f"{mode.mode} {each.batch_size}",
             values=(
                 f"size {each.batch_size}", each.num_nodes, each.pool_bytes, each.capture_ms,
                 each.replay_us, replays, None, None,
             ),
             note=f"{mode.mode} {'; '.join((_checked(each), *_remarks(mode)))}",
-            links=_links(record, mode, each, found),
+            links=_links(record, mode, each, groups),
         )  # fmt: skip
 
 
 def _checked(each: SizeRecord) -> str:
     facts = [f"size {each.batch_size}, {count_of(each.num_tokens, 'row')}"]
     if each.eager_us is not None:
-        facts.append(f"{us(each.eager_us)} us without a graph")
+        facts.append(f"{us(each.eager_us)} us eager")
     if each.largest_difference is not None:
         facts.append(
-            f"largest difference {each.largest_difference:.2g} "
+            f"largest difference from eager {each.largest_difference:.2g} "
             f"(batches compared: {each.batches_compared:,})"
         )
     return ", ".join(facts)
 
 
 def _links(
-    record: CaptureRecord, mode: ModeRecord, each: SizeRecord, found: Sequence[Family]
+    record: CaptureRecord, mode: ModeRecord, each: SizeRecord, groups: Sequence[GraphGroup]
 ) -> dict[str, Link]:
     links: dict[str, Link] = dict.fromkeys(("open", "compare", "memory"), _NO_GRAPHS)
-    for family in found:
-        for at, (_, graph) in enumerate(family.graphs):
+    for group in groups:
+        for index, (_, graph) in enumerate(group.graphs):
             if (graph.mode, graph.batch_size) == (mode.mode, each.batch_size):
-                links["open"] = partial(graph_page, family, at)
-                links["compare"] = compare_link(family.graphs, at)
-                links["memory"] = memory_link(family.graphs, at)
+                links = {"open": partial(graph_page, group, index), **group.links(index)}
     return links | {"buffers": buffers_link(record.modes, mode.mode)}

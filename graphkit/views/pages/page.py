@@ -1,4 +1,4 @@
-"""What one screen shows, as data: items in columns. Nothing in here knows a terminal."""
+"""A page as plain data: a title, facts, and rows in columns, drawn in a pipe and on a screen."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from graphkit.views.formatting import plain
+
 Link: TypeAlias = "Callable[[], Page] | str"
-"""What makes the page that a key leads to, or the sentence that says why there is none."""
+"""Makes the page that a key leads to; or a sentence that says why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +18,12 @@ class Column:
     """One column of a page.
 
     Attributes:
-        name: Its head, unique on the page; a filter ``name:word`` looks only here.
-        show: Makes text of a value that is not ``None``.
-        is_number: Right-aligned, and sorted largest first.
-        rank: Where the terminal is narrow, the highest rank goes first; 0 always stays.
-        most: Cells that it takes at most.
-        least: For the one column that takes what the others leave: cells that it needs.
+        name: Its heading, unique on the page; a filter ``name:word`` searches this column.
+        show: Returns the text of a value that is not ``None``.
+        is_number: True if it is right-aligned and sorted in descending order.
+        rank: Order in which columns are left out of a narrow page, the highest first; 0 stays.
+        most: Largest width in cells.
+        least: Needed width in cells of the column that takes all spare width; 0 for all others.
     """
 
     name: str
@@ -33,71 +35,93 @@ class Column:
 
 
 @dataclass(eq=False, kw_only=True)
-class Item:
-    """One row, and what is behind it.
+class Row:
+    """One row of a page, and the rows inside it.
 
     Attributes:
-        key: Unique on its page, and the same on the pages beside it if it is the same thing there.
-        values: One per column; ``None`` where it has none.
-        note: The whole of what the columns may cut off; shown while the row is selected.
-        tone: ``good``, ``warning``, ``bad`` or ``faint``, for what its text says already.
-        inside: Makes the items below it, when they are asked for.
-        links: Where keys lead from here, by the name of the view; ``open`` is the Enter key.
+        key: Unique on its page; equal on sibling pages for the same thing.
+        values: One per column; ``None`` where the row has none.
+        note: Full text of what columns may clip; the screen shows it for the selected row.
+        tone: ``good``, ``warning``, ``bad`` or ``faint``; repeats in colour what the text says.
+        make_children: Makes the rows inside it when they are first needed.
+        is_run: True if the rows inside are equal and this one sums them up.
+        links: Pages that keys lead to, by name; ``open`` is the Enter key.
     """
 
     key: str
     values: tuple[Any, ...]
     note: str = ""
     tone: str = ""
-    inside: Callable[[], Iterable[Item]] | None = None
+    make_children: Callable[[], Iterable[Row]] | None = None
+    is_run: bool = False
     links: Mapping[str, Link] = field(default_factory=dict)
 
     @cached_property
-    def children(self) -> tuple[Item, ...]:
-        """The items below it."""
-        return tuple(self.inside()) if self.inside else ()
+    def children(self) -> tuple[Row, ...]:
+        """The rows inside it."""
+        return tuple(self.make_children()) if self.make_children else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """The pages that are like this one, such as the other sizes of a mode.
+class Siblings:
+    """Pages of the same kind, such as the other sizes of a mode.
 
     Attributes:
-        count: How many there are, this one included.
-        at: The place of this one.
-        make: From a place to its page.
+        count: Number of pages, this one included.
+        index: Index of this page.
+        make: Makes the page of an index.
     """
 
     count: int
-    at: int
+    index: int
     make: Callable[[int], Page]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One screen's worth of items.
+    """One page.
 
     Attributes:
-        title: What it shows, in few words.
-        facts: What holds for all of it, the most important first.
-        columns: The first one carries the tree.
-        items: The outermost ones.
-        opened: Keys of the items that are open at first.
-        links: Where keys lead from anywhere on the page.
-        beside: Where Tab leads; ``None`` if there is nothing like it.
-        empty: What to say if there are no items.
+        title: Names what it shows.
+        facts: Name and text of facts about all of it, the most important first.
+        columns: The first one shows the tree.
+        rows: The outermost rows.
+        notes: Sentences below the table in a pipe; the screen has them as notes of rows.
+        opened: Keys of the rows that are open at first.
+        links: Pages that keys lead to from any row, by name.
+        siblings: Pages that Tab leads to; ``None`` if there are none.
+        empty: Sentence to show if there are no rows.
     """
 
     title: str
-    facts: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
     columns: tuple[Column, ...]
-    items: tuple[Item, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
     opened: frozenset[str] = frozenset()
     links: Mapping[str, Link] = field(default_factory=dict)
-    beside: Beside | None = None
-    empty: str = "nothing here"
+    siblings: Siblings | None = None
+    empty: str = "no rows"
 
-    def link(self, name: str, item: Item | None) -> Link | None:
-        """Where a key leads with that item selected; ``None`` if nobody knows."""
-        found = item.links.get(name) if item else None
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """Return a row's values as text, each on one line."""
+        return tuple(
+            "" if value is None else plain(column.show(value))
+            for column, value in zip(self.columns, row.values, strict=True)
+        )
+
+    def link(self, name: str, row: Row | None) -> Link | None:
+        """Return the link of that name of a selected row, or of the page; ``None`` if none."""
+        found = row.links.get(name) if row else None
         return found or self.links.get(name)
+
+
+def count_column(name: str, rank: int, show: Callable[[Any], str] = "{:,}".format) -> Column:
+    """Return a column of numbers."""
+    return Column(name=name, show=show, is_number=True, rank=rank)
+
+
+def section(key: str, values: tuple[Any, ...], rows: Iterable[Row], **facts: Any) -> Row:
+    """Return a row with the given rows inside it; without any it cannot be opened."""
+    made = tuple(rows)
+    return Row(key=key, values=values, make_children=(lambda: made) if made else None, **facts)

@@ -1,27 +1,25 @@
-"""How numbers, shares, extents and foreign text look, in every view alike."""
+"""Text of numbers, shares and names from records, and the two shapes of rich tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records import count_of, extent
-from graphkit.views.generate import visible
-
-__all__ = ["bar", "count_of", "extent", "facts", "listed", "plain", "size", "table", "us"]
-
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""C0, C1 and delete, without newline and tab: a terminal obeys them."""
 
 
 def us(value: float | None) -> str:
-    """Microseconds; ``-`` if they were not measured."""
+    """Return microseconds as text; ``-`` if they were not measured."""
     return "-" if value is None else f"{value:,.2f}"
 
 
 def size(num_bytes: float) -> str:
-    """Such as ``1.5 KiB``."""
+    """Return a number of bytes with its unit, such as ``1.5 KiB``."""
     for unit in ("bytes", "KiB", "MiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
@@ -29,19 +27,22 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:,.1f} GiB"
 
 
-def bar(share: float, width: int, ascii_only: bool = False) -> str:
-    """A share of one as a bar of at most so many cells; none for what is no share, such as NaN."""
+def bar(share: float, width: int) -> str:
+    """Return a share of one as a bar of at most ``width`` cells; NaN has none."""
     share = min(1.0, max(0.0, share))  # in this order: NaN is not more than 0.0
     full, rest = divmod(round(share * width * 8), 8)
-    if ascii_only:
-        return "#" * (full + (rest >= 4))
     return "█" * full + _EIGHTHS[rest].strip()
 
 
-def plain(text: str) -> str:
-    """Text of a record as one line that a terminal, a file and XML can take.
+def visible(text: str) -> str:
+    r"""Return the text with control characters written out, such as ``\x1b``."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
-    Control characters and what is no UTF-8 are written out.
+
+def plain(text: str) -> str:
+    """Return a record's text as one line that a terminal, a file and XML accept.
+
+    Control characters and surrogates are written out.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -50,24 +51,24 @@ def plain(text: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """Names in a sentence; beyond ``most`` they are counted."""
+    """Return names separated by commas; those beyond ``most`` are counted."""
     more = [f"and {len(names) - most} more"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
 
 
-def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """Names and what there is to say of each."""
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Return names and texts side by side; long texts fold."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(Text(name), Text(text))
+    for name, text in facts:
+        table.add_row(Text(plain(name)), Text(plain(text)))
     return table
 
 
-def table(left: Sequence[str], right: Sequence[str] = (), title: str = "") -> Table:
-    """An empty table with columns of text and then of numbers; narrow ones fold, nothing is cut."""
-    made = Table(
+def text_table(left: Sequence[str], right: Sequence[str] = (), title: str = "") -> Table:
+    """Return an empty table with columns of text, then of numbers; narrow columns fold."""
+    table = Table(
         title=Text(title, style="bold") if title else None,
         title_justify="left",
         title_style="",
@@ -77,7 +78,7 @@ def table(left: Sequence[str], right: Sequence[str] = (), title: str = "") -> Ta
         header_style="",
     )
     for name in left:
-        made.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold")
     for name in right:
-        made.add_column(name, overflow="fold", justify="right")
-    return made
+        table.add_column(name, overflow="fold", justify="right")
+    return table

@@ -1,0 +1,102 @@
+"""Page of what changed between two graphs, such as two sizes of a mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from graphkit.diff import diff_graphs
+from graphkit.records import GraphDiff, GraphRecord, MetricChange, Node, NodeChange
+from graphkit.views.formatting import size, us
+from graphkit.views.pages.node import page_of_node
+from graphkit.views.pages.page import Column, Link, Page, Row, Siblings, section
+from graphkit.views.selection import NamedGraph
+
+_COLUMNS = (
+    Column(name="change", least=24),
+    Column(name="before", most=24),
+    Column(name="after", most=24),
+    Column(name="module", rank=1, most=36),
+)
+
+
+def comparison_link(graphs: Sequence[NamedGraph], index: int) -> Link:
+    """Return the link to a graph's comparison with the one before it, for the first the next."""
+    if len(graphs) < 2:
+        return "there is no other graph to compare it with"
+    return partial(comparison_page, graphs, index, max(index - 1, 0))
+
+
+def comparison_page(graphs: Sequence[NamedGraph], index: int, other: int) -> Page:
+    """Return what changed to a graph from one of the other graphs.
+
+    Args:
+        graphs: All graphs of the group.
+        index: Index of the graph.
+        other: Index among the other graphs.
+    """
+    others = [graph for at, graph in enumerate(graphs) if at != index]
+    (title_before, before), (title, after) = others[other], graphs[index]
+    return Page(
+        title=f"from {title_before} to {title}",
+        facts=(("nodes", f"{len(before.nodes):,} before, {len(after.nodes):,} after"),),
+        columns=_COLUMNS,
+        rows=tuple(_sections(diff_graphs(before, after), before, after)),
+        opened=frozenset({"summary", "figures"}),
+        siblings=Siblings(
+            count=len(others), index=other, make=partial(comparison_page, graphs, index)
+        ),
+    )
+
+
+def _sections(diff: GraphDiff, before: GraphRecord, after: GraphRecord) -> Iterator[Row]:
+    sections = {
+        "summary": ("", [_sentence(each) for each in diff.words]),
+        "figures": ("", [_metric(each) for each in diff.figures]),
+        "changed": ("", [_change(each, after) for each in diff.changed]),
+        "added": ("good", [_node(each, after, is_new=True) for each in diff.added]),
+        "removed": ("bad", [_node(each, before, is_new=False) for each in diff.removed]),
+    }
+    for name, (tone, rows) in sections.items():
+        values = (f"{name}: {len(rows):,}", None, None, None)
+        yield section(name, values, rows, tone=tone if rows else "faint")
+
+
+def _sentence(text: str) -> Row:
+    return Row(key=text, values=(text, None, None, None), note=text)
+
+
+def _metric(change: MetricChange) -> Row:
+    show = size if change.name.endswith("_bytes") else us
+    before, after = (None if each is None else show(each) for each in (change.before, change.after))
+    return Row(key=change.name, values=(change.name, before, after, None))
+
+
+def _change(change: NodeChange, after: GraphRecord) -> Row:
+    return Row(
+        key=f"changed {change.after}",
+        values=(change.name, f"#{change.before}", f"#{change.after}", change.module or None),
+        note="; ".join(f"{each.field}: {each.before} -> {each.after}" for each in change.changes),
+        make_children=partial(_fields, change),
+        links={"open": partial(page_of_node, after, change.after)},
+    )
+
+
+def _fields(change: NodeChange) -> Iterator[Row]:
+    for each in change.changes:
+        yield Row(
+            key=f"changed {change.after} {each.field}",
+            values=(each.field, each.before, each.after, None),
+            note=f"{each.field}: {each.before} -> {each.after}",
+        )
+
+
+def _node(node: Node, graph: GraphRecord, *, is_new: bool) -> Row:
+    index = f"#{node.index}"
+    before, after = (None, index) if is_new else (index, None)
+    return Row(
+        key=f"{'added' if is_new else 'removed'} {node.index}",
+        values=(node.short_name, before, after, node.module or None),
+        note=f"{index} {node.name}",
+        links={"open": partial(page_of_node, graph, node.index)},
+    )

@@ -1,0 +1,41 @@
+"""Groups of graphs that Tab steps through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphkit.records import CaptureRecord, ModeRecord, RecordWithGraphs
+from graphkit.views.pages.comparison import comparison_link
+from graphkit.views.pages.memory import memory_link
+from graphkit.views.pages.page import Link
+from graphkit.views.selection import NamedGraph, named_graphs
+
+
+@dataclass(frozen=True, slots=True)
+class GraphGroup:
+    """The graphs of one mode, or of one process.
+
+    Attributes:
+        graphs: The graphs with their names, in the record's order.
+        modes: All modes of the record.
+    """
+
+    graphs: tuple[NamedGraph, ...]
+    modes: tuple[ModeRecord, ...] = ()
+
+    def links(self, index: int) -> dict[str, Link]:
+        """Return the links to a graph's comparison and memory."""
+        return {
+            "compare": comparison_link(self.graphs, index),
+            "memory": memory_link(self.graphs, index),
+        }
+
+
+def graph_groups(record: RecordWithGraphs) -> tuple[GraphGroup, ...]:
+    """Group the graphs of a capture by mode, and those of a recording by process."""
+    is_capture = isinstance(record, CaptureRecord)
+    groups: dict[str | int, list[NamedGraph]] = {}
+    for name, graph in named_graphs(record):
+        groups.setdefault(graph.mode if is_capture else graph.process, []).append((name, graph))
+    modes = record.modes if isinstance(record, CaptureRecord) else ()
+    return tuple(GraphGroup(tuple(graphs), modes) for graphs in groups.values())
