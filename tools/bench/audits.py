@@ -1,7 +1,7 @@
-"""What trust costs: every audit of one graph, and replays under a shadow watch.
+"""Time of every audit of one graph, and of replays under a shadow watch.
 
-The reference model's verify graph. No rival stands beside it, for nobody else audits a graph; the
-time that capturing it takes does, since most audits capture or replay it anew.
+The graph is the reference model's TARGET_VERIFY. Most audits capture or replay it again, so their
+times include that.
 
     python tools/bench/audits.py --out tools/bench/results/audits.json
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from statistics import median
 
 import torch
-from measure import Way, host_us, publish
+from timing import Variant, host_us, publish
 
 import graphkit as gk
 from graphkit.audit import audit_target, lock_target
@@ -26,24 +26,24 @@ from graphkit.targets import CaptureTarget
 
 DEVICE = torch.device("cuda", 0)
 MODE, SIZE = gk.ForwardMode.TARGET_VERIFY, 8
-SELDOM = 10**9
-"""No replay on the clock is compared."""
+NEVER = 10**9
+"""An interval of compared replays that a benchmark does not reach."""
 BARS = {"all audits": 2000.0, "pointers": 20.0}
 
 
-def audited(target: CaptureTarget) -> tuple[AuditReport, float]:
-    """A report of every audit, and the milliseconds that it took."""
+def audit(target: CaptureTarget) -> tuple[AuditReport, float]:
+    """Return a report of all audits and its time in milliseconds."""
     began = time.perf_counter()
     report = audit_target(target, modes=[MODE], batch_sizes=[SIZE], device="cuda")
     return report, (time.perf_counter() - began) * 1e3
 
 
 def audit_ms(target: CaptureTarget, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each audit and of all, captures between them included."""
+    """Return the median milliseconds of each audit, and of all of them with their captures."""
     times: dict[str, list[float]] = {}
-    audited(target)  # loads kernels and libraries
+    audit(target)  # loads kernels and libraries
     for _ in range(rounds):
-        report, took = audited(target)
+        report, took = audit(target)
         times.setdefault("all audits", []).append(took)
         for name in dict.fromkeys(check.audit for check in report.checks):
             own = sum(check.seconds for check in report.checks if check.audit == name)
@@ -52,14 +52,14 @@ def audit_ms(target: CaptureTarget, rounds: int) -> dict[str, float]:
 
 
 def lock_ms(target: CaptureTarget) -> float:
-    """Milliseconds of a lock, its capture included."""
+    """Return the milliseconds that a lock takes, its capture included."""
     began = time.perf_counter()
     lock_target(target, modes=[MODE], batch_sizes=[SIZE], device="cuda")
     return (time.perf_counter() - began) * 1e3
 
 
 def watched_us(target: CaptureTarget) -> dict[str, float]:
-    """Host microseconds of a replay: alone, and under a watch that does not compare it."""
+    """Return the host microseconds of a replay, plain and under a watch that does not compare."""
     batch = target.batch(MODE, SIZE, 1)
     with (
         target.runner(MODE, batch_sizes=[SIZE], device=DEVICE) as plain,
@@ -67,23 +67,23 @@ def watched_us(target: CaptureTarget) -> dict[str, float]:
     ):
         for runner in (plain, watched):
             runner.capture()
-        with ShadowWatch(watched, every=SELDOM):
+        with ShadowWatch(watched, every=NEVER):
             return host_us(
                 {
-                    "replay": Way(lambda _: plain.replay(batch)),
-                    "replay under a watch": Way(lambda _: watched.replay(batch)),
+                    "replay": Variant(lambda _: plain.replay(batch)),
+                    "replay under a watch": Variant(lambda _: watched.replay(batch)),
                 },
                 5,
             )
 
 
 def measures(rounds: int) -> Iterator[Measure]:
-    """All figures of the report."""
+    """Yield all measures of the report."""
     target = reference_target(DEVICE, max_batch_size=SIZE)
     with target.runner(MODE, batch_sizes=[SIZE], device=DEVICE) as runner:
         size = runner.capture().sizes[0]
         yield Measure(name="nodes", value=size.num_nodes, unit="")
-        yield Measure(name="findings", value=len(audited(target)[0].findings), unit="", bar=0)
+        yield Measure(name="findings", value=len(audit(target)[0].findings), unit="", bar=0)
     for name, value in audit_ms(target, rounds).items():
         yield Measure(name=name, value=value, unit="ms", bar=BARS.get(name))
     yield Measure(name="lock", value=lock_ms(target), unit="ms")
@@ -92,9 +92,9 @@ def measures(rounds: int) -> Iterator[Measure]:
 
 
 def report(rounds: int) -> BenchReport:
-    """Measure everything."""
+    """Run the benchmark and return its report."""
     return BenchReport(
-        name="audits: what trust costs",
+        name="audits: time of every audit of one graph",
         environment=environment(DEVICE),
         settings={"mode": MODE.name, "size": SIZE, "rounds": rounds},
         measures=tuple(measures(rounds)),
@@ -102,7 +102,7 @@ def report(rounds: int) -> BenchReport:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     return publish(__doc__ or "", 5, report, argv)
 
 

@@ -1,8 +1,8 @@
-"""Host and GPU time of a verify step's replay, beside the ways in which it is done elsewhere.
+"""Host and GPU time of replaying a verify step, compared with other implementations.
 
-One run, one forward, one batch: 8 fields that come from the host and one [T, 4096] bf16 field that
-is on the device, 48 requests of 4 tokens padded to 64. Every rival gets the same host arrays and
-does the same job: inputs into place, tail padded where it pads, forward run.
+All variants run the same forward on the same batch in one process: 8 fields from the host and one
+[T, 4096] bf16 field on the device, for 48 requests of 4 tokens, padded to 64. Each of them copies
+the same host arrays into place, pads the tail if it pads at all, and runs the forward.
 
     python tools/bench/refresh.py --out tools/bench/results/refresh.json
 """
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-from measure import Way, api_calls, host_us, kernel_us, publish
-from rivals import rivals
+from baselines import baselines
+from timing import Variant, api_calls, host_us, kernel_us, publish
 from verify_step import (
     CAPTURED,
     DEVICE,
@@ -41,13 +41,13 @@ NUMPY = "graphkit replay(numpy)"
 TORCH = "graphkit replay(CPU tensors)"
 
 
-def ours(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> dict[str, Way]:
-    """Our ways of handing over the same batch, and torch's own launch of the same graph."""
+def graphkit_variants(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> dict[str, Variant]:
+    """Return graphkit's ways to replay the batch, and a bare launch of the same graph."""
     arrays = host_arrays()
     from_numpy = StepInputs(**arrays, input_embeds=embeds)
     tensors = {name: torch.from_numpy(rows) for name, rows in arrays.items()}
     from_torch = StepInputs(**tensors, input_embeds=embeds)
-    (graph,) = runner.backend.graphs  # the runner has this backend to itself
+    (graph,) = runner.backend.graphs  # no other runner uses this backend
 
     def stage() -> StagedBatch:
         staged = runner.stage(LIVE)
@@ -57,18 +57,18 @@ def ours(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> dict[str, Way]:
         return staged
 
     return {
-        BARE: Way(lambda _: graph.graph.replay(), prepare=runner.buffers.post_idle),
-        STAGED: Way(lambda staged: staged.replay(), prepare=stage),
-        "graphkit stage(), eight writes, replay()": Way(lambda _: stage().replay()),
-        NUMPY: Way(lambda _: runner.replay(from_numpy)),
-        TORCH: Way(lambda _: runner.replay(from_torch)),
+        BARE: Variant(lambda _: graph.graph.replay(), prepare=runner.buffers.post_idle),
+        STAGED: Variant(lambda staged: staged.replay(), prepare=stage),
+        "graphkit stage(), eight writes, replay()": Variant(lambda _: stage().replay()),
+        NUMPY: Variant(lambda _: runner.replay(from_numpy)),
+        TORCH: Variant(lambda _: runner.replay(from_torch)),
     }
 
 
 def first_replay(model: Model, embeds: torch.Tensor) -> list[Measure]:
-    """The first replay after a capture, beside the median of the next hundred."""
+    """Compare the first replay after a capture with the median of the next hundred."""
     runner = graphkit_runner(model, [CAPTURED])
-    replay = ours(runner, embeds)[NUMPY].act
+    replay = graphkit_variants(runner, embeds)[NUMPY].act
     host, whole = zip(*(_timed(replay) for _ in range(101)), strict=True)
     runner.close()
     return [
@@ -83,7 +83,7 @@ def first_replay(model: Model, embeds: torch.Tensor) -> list[Measure]:
 
 
 def _timed(replay: Callable[[None], object]) -> tuple[float, float]:
-    """Microseconds until a replay returns, and until its results are there."""
+    """Return the microseconds until a replay returns, and until its results are ready."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     replay(None)
@@ -93,7 +93,7 @@ def _timed(replay: Callable[[None], object]) -> tuple[float, float]:
 
 
 def pool_ratio(model: Model) -> float:
-    """Pool bytes of all sizes of the field's list over those of the largest size alone."""
+    """Return the pool bytes of all default sizes divided by those of the largest size alone."""
     alone, every = graphkit_runner(model, [CAPTURED]), graphkit_runner(model, None)
     ratio = every.backend.pool_bytes() / alone.backend.pool_bytes()
     alone.close()
@@ -102,15 +102,15 @@ def pool_ratio(model: Model) -> float:
 
 
 def measures(rounds: int) -> list[Measure]:
-    """All figures of the report."""
+    """Return all measures of the report."""
     model = Model()
     embeds = torch.randn(LIVE * WIDTH, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
     runner = graphkit_runner(model, [CAPTURED])
-    mine = ours(runner, embeds)
-    host = host_us({**mine, **rivals(model, embeds)}, rounds)
+    variants = graphkit_variants(runner, embeds)
+    host = host_us({**variants, **baselines(model, embeds)}, rounds)
     bare = host[BARE]
-    calls = api_calls(mine[NUMPY])
-    kernels = kernel_us(mine[NUMPY])
+    calls = api_calls(variants[NUMPY])
+    kernels = kernel_us(variants[NUMPY])
     added = {
         name: kernels[name] for name in ("fetch_kernel", "copy_kernel", "paged_metadata_kernel")
     }
@@ -129,7 +129,7 @@ def measures(rounds: int) -> list[Measure]:
 
 
 def report(rounds: int) -> BenchReport:
-    """Measure everything."""
+    """Run the benchmark and return its report."""
     torch.manual_seed(0)
     return BenchReport(
         name="refresh: one verify step, 8 host fields and one [T, 4096] bf16 device field",
@@ -146,7 +146,7 @@ def report(rounds: int) -> BenchReport:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     return publish(__doc__ or "", 7, report, argv)
 
 

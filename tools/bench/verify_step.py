@@ -1,4 +1,4 @@
-"""The verify step that the benchmarks run: one batch, one forward that reads every field of it."""
+"""The verify step of the benchmarks: one batch, and a forward that reads every field of it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ HOST_FIELDS = (
 
 @dataclass(kw_only=True, eq=False)
 class StepInputs(gk.TargetVerifyInputs):
-    """A verify step with three more fields per request, as a serving engine has them."""
+    """TargetVerifyInputs with three more fields per request, as serving engines have them."""
 
-    temperatures: Rows = declare(Axis.REQUEST, torch.float32, "of the sampler", pad=1)
-    top_ps: Rows = declare(Axis.REQUEST, torch.float32, "of the sampler", pad=1)
-    adapter_ids: Rows = declare(Axis.REQUEST, torch.int32, "LoRA adapter, 0 is none")
+    temperatures: Rows = declare(Axis.REQUEST, torch.float32, "sampling temperature", pad=1)
+    top_ps: Rows = declare(Axis.REQUEST, torch.float32, "nucleus sampling threshold", pad=1)
+    adapter_ids: Rows = declare(Axis.REQUEST, torch.int32, "LoRA adapter, 0 for none")
 
 
 class Model(nn.Module):
-    """A stack of small blocks that reads every field, so that no rival may leave one out."""
+    """A stack of linear blocks that reads every field, so that no variant can omit one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Model(nn.Module):
     def forward(
         self, embeds: torch.Tensor, *host: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings [T, H] and the host fields [B] or [T] to logits [T, V] and hidden [T, H]."""
+        """Map embeddings [T, H] and host fields [B] or [T] to logits [T, V] and hidden [T, H]."""
         per_request = sum(x.float() for x in host if x.shape[0] * WIDTH == embeds.shape[0])
         per_token = sum(x.float() for x in host if x.shape[0] == embeds.shape[0])
         seen = (per_token + per_request.repeat_interleave(WIDTH, output_size=len(embeds))) * 1e-6
@@ -56,7 +56,7 @@ class Model(nn.Module):
 
 
 def host_arrays() -> dict[str, np.ndarray]:
-    """The live batch's host fields."""
+    """Return the host fields of the batch."""
     tokens = LIVE * WIDTH
     return {
         "req_pool_indices": np.arange(1, LIVE + 1),
@@ -71,7 +71,7 @@ def host_arrays() -> dict[str, np.ndarray]:
 
 
 def graphkit_runner(model: Model, sizes: list[int] | None) -> gk.TargetVerifyRunner:
-    """Our runner over the same forward; makes attention metadata as well, which no rival does."""
+    """Create and capture a runner over the model. It also computes attention metadata."""
 
     def forward(inputs: StepInputs) -> gk.ForwardOutput:
         logits, hidden = model(inputs.input_embeds, *(getattr(inputs, n) for n in HOST_FIELDS))

@@ -1,16 +1,16 @@
-"""How the same verify step is run elsewhere."""
+"""Other implementations of the same verify step, without graphkit."""
 
 from __future__ import annotations
 
 import copy
 
 import torch
-from measure import Way
+from timing import Variant
 from verify_step import CAPTURED, DEVICE, HIDDEN, LIVE, WIDTH, Model, host_arrays
 
 
 class CopiedGraph:
-    """A plain CUDA graph over static buffers: what engines write by hand."""
+    """A CUDA graph over static buffers, as engines implement it by hand."""
 
     def __init__(self, model: Model) -> None:
         tokens = CAPTURED * WIDTH
@@ -37,7 +37,7 @@ class CopiedGraph:
         self.tails = [self.buffers[name][len(rows) :] for name, rows in arrays.items()]
 
     def field_by_field(self, embeds: torch.Tensor) -> None:
-        """One copy and one fill per field, then the graph."""
+        """Copy and pad field by field, then replay."""
         for head, tail, rows in zip(self.heads, self.tails, self.pinned.values(), strict=True):
             head.copy_(rows, non_blocking=True)
             tail.zero_()
@@ -45,20 +45,20 @@ class CopiedGraph:
         self.graph.replay()
 
     def foreach(self, embeds: torch.Tensor) -> None:
-        """Grouped copies and fills, then the graph."""
+        """Copy and pad with grouped foreach operations, then replay."""
         torch._foreach_zero_(self.tails)
         torch._foreach_copy_(self.heads, list(self.pinned.values()), non_blocking=True)
         self.embeds[: len(embeds)].copy_(embeds)
         self.graph.replay()
 
 
-def rivals(model: Model, embeds: torch.Tensor) -> dict[str, Way]:
-    """Each way of running the step elsewhere."""
+def baselines(model: Model, embeds: torch.Tensor) -> dict[str, Variant]:
+    """Return all baselines by name."""
     copied = CopiedGraph(model)
     pinned = list(copied.pinned.values())
     on_device = [rows.to(DEVICE) for rows in pinned]
     sample = (embeds.clone(), *(rows.clone() for rows in on_device))
-    # It replaces the module's own forward, so it gets a module of its own.
+    # make_graphed_callables replaces the forward of the module that it receives.
     graphed = torch.cuda.make_graphed_callables(copy.deepcopy(model), sample)
     compiled = torch.compile(Model.forward, mode="reduce-overhead")
 
@@ -66,13 +66,13 @@ def rivals(model: Model, embeds: torch.Tensor) -> dict[str, Way]:
         return [rows.to(DEVICE, non_blocking=True) for rows in pinned]
 
     return {
-        "field-by-field copies + replay": Way(lambda _: copied.field_by_field(embeds)),
-        "grouped foreach copies + replay": Way(lambda _: copied.foreach(embeds)),
-        "make_graphed_callables": Way(lambda _: graphed(embeds, *uploaded())),
-        "make_graphed_callables, inputs on device": Way(lambda _: graphed(embeds, *on_device)),
-        "torch.compile reduce-overhead": Way(lambda _: compiled(model, embeds, *uploaded())),
-        "torch.compile reduce-overhead, inputs on device": Way(
+        "field-by-field copies + replay": Variant(lambda _: copied.field_by_field(embeds)),
+        "grouped foreach copies + replay": Variant(lambda _: copied.foreach(embeds)),
+        "make_graphed_callables": Variant(lambda _: graphed(embeds, *uploaded())),
+        "make_graphed_callables, inputs on device": Variant(lambda _: graphed(embeds, *on_device)),
+        "torch.compile reduce-overhead": Variant(lambda _: compiled(model, embeds, *uploaded())),
+        "torch.compile reduce-overhead, inputs on device": Variant(
             lambda _: compiled(model, embeds, *on_device)
         ),
-        "eager": Way(lambda _: model(embeds, *on_device)),
+        "eager": Variant(lambda _: model(embeds, *on_device)),
     }

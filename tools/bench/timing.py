@@ -1,0 +1,131 @@
+"""Timing functions and the command line of the benchmarks.
+
+All times are medians, because the machines are shared and noisy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch.profiler import ProfilerActivity, profile
+
+from graphkit.records import BenchReport
+from graphkit.views import bench_view
+
+_CALLS = 300
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One implementation of a step. ``act(prepare())`` is called, and only ``act`` is timed."""
+
+    act: Callable[[Any], object]
+    prepare: Callable[[], Any] = lambda: None
+
+
+def publish(
+    doc: str, rounds: int, make: Callable[[int], BenchReport], argv: list[str] | None
+) -> int:
+    """Run a benchmark's command: measure without gradients, print, and write to ``--out``.
+
+    Args:
+        doc: The benchmark's docstring; its first line is the description in ``--help``.
+        rounds: Default of ``--rounds``.
+        make: Runs the benchmark with a number of rounds.
+        argv: Arguments of the command; ``None`` takes those of the process.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"repetitions of each measurement ({rounds})"
+    )
+    options = parser.parse_args(argv)
+    with torch.no_grad():
+        report = make(options.rounds)
+    Console(width=120).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return 0
+
+
+def host_us(variants: Mapping[str, Variant], rounds: int) -> dict[str, float]:
+    """Return the median host microseconds per call of each variant, from an idle device.
+
+    The variants alternate in every round, so that load on the machine affects all of them.
+    """
+    medians: dict[str, list[float]] = {name: [] for name in variants}
+    for variant in variants.values():
+        times_us(variant, 30)
+    for _ in range(rounds):
+        for name, variant in variants.items():
+            medians[name].append(median(times_us(variant, _CALLS)))
+    return {name: median(each) for name, each in medians.items()}
+
+
+def api_calls(variant: Variant, calls: int = 20) -> dict[str, float]:
+    """Return the CUDA API calls per call of a variant by name, without those of the profiler."""
+    prepared = [variant.prepare() for _ in range(2)]
+    for each in prepared:
+        variant.act(each)
+    torch.cuda.synchronize()
+    counted: Counter[str] = Counter()
+    for _ in range(calls):
+        one = variant.prepare()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+            variant.act(one)
+        torch.cuda.synchronize()
+        counted.update(_api_names(profiler))
+    return {name: count / calls for name, count in sorted(counted.items())}
+
+
+def kernel_us(variant: Variant, calls: int = 50) -> dict[str, float]:
+    """Return the median GPU microseconds of each kernel by name, from an idle device."""
+    variant.act(variant.prepare())
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(calls):
+            one = variant.prepare()
+            torch.cuda.synchronize()
+            variant.act(one)
+        torch.cuda.synchronize()
+    times: dict[str, list[float]] = {}
+    for event in profiler.events() or []:
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times.setdefault(event.name, []).append(event.device_time_total)
+    return {name: median(each) for name, each in times.items()}
+
+
+def times_us(variant: Variant, calls: int) -> list[float]:
+    """Return the host microseconds of each of ``calls`` calls, from an idle device."""
+    times = []
+    for _ in range(calls):
+        prepared = variant.prepare()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        variant.act(prepared)
+        times.append((time.perf_counter() - began) * 1e6)
+    torch.cuda.synchronize()
+    return times
+
+
+def _api_names(profiler: profile) -> list[str]:
+    own = ("cudaDeviceSynchronize", "Activity Buffer Request", "cuptiActivity")
+    return [
+        event.name
+        for event in profiler.events() or []
+        if event.name.startswith(("cuda", "cu"))
+        and not event.name.startswith(own)
+        and event.device_type == torch.autograd.DeviceType.CPU
+    ]
