@@ -73,11 +73,12 @@ if TYPE_CHECKING:
         get_algorithm,
         register_algorithm,
     )
-    from graphkit.targets import CaptureTarget, capture_target
+    from graphkit.targets import CaptureTarget
+    from graphkit.verify import capture_target
 
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "attention", "buffers", "runners", "targets",
-    "engine",
+    "engine", "verify",
 )  # fmt: skip
 """Where public names live, those without torch first."""
 

@@ -37,7 +37,7 @@ from graphkit.records.graph import (
 from graphkit.records.json_text import SCHEMA, Record, load_record
 from graphkit.records.lock import LockRecord
 from graphkit.records.recording import Process, RecordingRecord
-from graphkit.records.text import count_of, extent
+from graphkit.records.text import count_of, distinct_text, extent
 from graphkit.records.with_graphs import (
     RecordWithGraphs,
     backend_of,
@@ -83,6 +83,7 @@ __all__ = [
     "Timing",
     "backend_of",
     "count_of",
+    "distinct_text",
     "extent",
     "graphs_of",
     "load_record",

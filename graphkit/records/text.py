@@ -1,8 +1,10 @@
-"""Text of extents and counts, for sentences and tables."""
+"""Text of extents, counts and numbers, for sentences and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+_DIGITS, _MOST_DIGITS = 6, 17
 
 
 def extent(shape: Sequence[int]) -> str:
@@ -13,3 +15,15 @@ def extent(shape: Sequence[int]) -> str:
 def count_of(number: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 node`` or ``1,200 nodes``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def distinct_text(first: float, second: float) -> tuple[str, str]:
+    """Return two numbers as text, with as many digits as it takes to tell them apart.
+
+    Six significant digits if those differ or if the numbers are equal, at most 17.
+    """
+    for digits in range(_DIGITS, _MOST_DIGITS + 1):
+        one, other = f"{first:.{digits}g}", f"{second:.{digits}g}"
+        if one != other:
+            return one, other
+    return f"{first:.{_DIGITS}g}", f"{second:.{_DIGITS}g}"

@@ -61,7 +61,7 @@ def replay_equivalence() -> Callable[..., None]:
     from graphkit.runners import Runner
     from graphkit.testing.equivalence import assert_replay_equivalent, assert_target_equivalent
 
-    def check(subject: Runner[Any] | CaptureTarget, *batches: Any, **options: Any) -> None:
+    def check(subject: Runner[Any, Any] | CaptureTarget, *batches: Any, **options: Any) -> None:
         if isinstance(subject, Runner):
             assert_replay_equivalent(subject, *batches, **options)
         else:

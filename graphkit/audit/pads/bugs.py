@@ -9,8 +9,7 @@ from typing import Any
 
 from graphkit.audit.audit_log import Check
 from graphkit.audit.pads.state_writes import Write
-from graphkit.records import Mismatch, count_of
-from graphkit.records.number_text import distinct_text
+from graphkit.records import Mismatch, count_of, distinct_text
 
 
 class Bug(Enum):

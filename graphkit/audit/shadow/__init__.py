@@ -1,5 +1,6 @@
-"""Are replays what the same step makes without a graph, and where do they begin to differ?"""
+"""Comparison of replays with the same step without a graph, and bisection of a wrong graph."""
 
-from graphkit.audit.shadow.watch import ShadowWatch, audit_shadow
+from graphkit.audit.shadow.audit import audit_shadow
+from graphkit.audit.shadow.watch import ShadowWatch
 
 __all__ = ["ShadowWatch", "audit_shadow"]

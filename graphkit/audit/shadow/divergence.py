@@ -1,32 +1,28 @@
-"""Where a graph begins to differ from a capture made now.
+"""First node at which a wrong graph differs from a new capture of the same step and size.
 
-Both are the same step at the same size, so they should consist of the same nodes, each given the
-same and making the same of it. The first node of which that is not so is where to look.
+Both should consist of the same nodes with the same arguments, and compute the same results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from graphkit.audit.moment import Moment
-from graphkit.audit.rerun import Rerun
-from graphkit.audit.shadow.op_steps import first_other_result
-from graphkit.audit.shadow.prefixes import Incomparable, first_other_memory
+from graphkit.audit.shadow.op_steps import first_result_difference
+from graphkit.audit.shadow.prefixes import Incomparable, first_memory_difference
 from graphkit.graphs import (
     UNSET_MARKER,
     Attribution,
     CapturedGraph,
     CudaBackend,
-    SizeTable,
+    NamedTensors,
     inspect_graph,
 )
-from graphkit.graphs.walk import NamedTensors
 from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
 from graphkit.graphs.walk.capture_differences import (
     CaptureDifference,
@@ -35,173 +31,187 @@ from graphkit.graphs.walk.capture_differences import (
 )
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
-from graphkit.runners.capturing import Capturing
-from graphkit.targets.compare import first_difference, tolerance
+from graphkit.verify import StepRuns
+from graphkit.verify.differences import first_difference, tolerance
 
-_ALIKE = (
-    "A capture made now replays alike: the step itself does something else when it is captured."
-)
-Image = Sequence[CanonicalNode]
-Place = tuple[int, str]
-"""Index of a node, and what is different there, as a sentence."""
+_EQUAL = "A new capture replays alike: the step itself behaves differently while it is captured."
+CanonicalNodes = Sequence[CanonicalNode]
+Nodes = Sequence[Node]
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a graph begins to differ from a capture made now.
+    """The first difference between a graph and a new capture.
 
     Attributes:
-        text: What is different, as a sentence.
-        node: The first node of which that is so, as it is captured now; ``None`` if there is none.
+        text: The difference, as a sentence.
+        node: The node of the new capture that differs; ``None`` if there is none.
     """
 
     text: str
     node: Node | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _ArgumentDifference:
+    """Index of the first node whose kind or arguments differ, and the difference as a sentence."""
+
+    node: int
+    text: str
+
+
 def first_divergence(
-    runner: Runner[Any],
-    batch: Any,
+    runner: Runner[Any, Any],
+    runs: StepRuns,
     size: int,
-    moment: Moment,
     weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
 ) -> Divergence:
-    """Capture a size again, aside, and find the first node that differs.
+    """Capture a size again, next to the runner's graph, and find the first node that differs.
 
-    Runs the forward, and leaves state and random numbers changed.
+    Runs the forward. Leaves state and random numbers changed.
 
     Args:
-        runner: Captured; nothing else may be replayed meanwhile.
-        batch: A live batch that its graph goes wrong with.
+        runner: Captured. No other batch may run meanwhile.
+        runs: Runs of a batch whose replay is wrong.
         size: The graph's.
-        moment: What every run begins with.
-        weights: To name nodes by.
+        weights: The model, or its weights by name, to name nodes by.
     """
-    graph = runner.replayer("a bisection").graphs[size]
-    names, rerun = runner.memory_names(weights), Rerun(runner, batch, size, moment)
+    graph, names = runner.graphs[size], runner.memory_names(weights)
     is_recorded = runner.backend.name == "recorder"
-    moment.put_back()
-    others = () if is_recorded else _others(runner, size, names)
-    with _captured_now(runner, size, Attribution(weights)) as now:
-        before, after = (inspect_graph(each, names=names).nodes for each in (graph, now))
-        given = list(_given(canonical_nodes(graph, names), [canonical_nodes(now, names), *others]))
-        told = _first_told(given, before, after)
+    runs.start.restore()
+    others = () if is_recorded else _other_captures(runner, size, names)
+    with _new_capture(runner, size, Attribution(weights)) as new:
+        before, after = (inspect_graph(each, names=names).nodes for each in (graph, new))
+        captures = [canonical_nodes(new, names), *others]
+        differences = list(_common_differences(canonical_nodes(graph, names), captures))
+        argument = _first_argument(differences, before, after)
         if is_recorded:
-            return _earlier(told, first_other_result(graph, now, rerun), after)
+            return _earlier(argument, first_result_difference(graph, new, runs), after)
         try:
-            found = _first_other_memory(runner, (graph, now), (before, after), rerun)
+            result = _first_memory_difference(runner, (graph, new), (before, after), runs)
         except Incomparable as error:
-            alike = Divergence(f"A capture made now has the same nodes; {error}.")
-            return alike if told is None else _earlier(told, None, after)
-        if found is not None:  # what was given to the nodes before it makes no difference
-            told = _first_told((each for each in given if each.node >= found), before, after)
-        return _earlier(told, found, after)
+            if argument is not None:
+                return _earlier(argument, None, after)
+            return Divergence(f"A new capture has the same nodes; {error}.")
+        if result is not None:  # different arguments of earlier nodes did not change any result
+            later = (each for each in differences if each.node >= result)
+            argument = _first_argument(later, before, after)
+        return _earlier(argument, result, after)
 
 
-def _first_other_memory(
-    runner: Runner[Any],
+def _first_memory_difference(
+    runner: Runner[Any, Any],
     graphs: tuple[CapturedGraph, CapturedGraph],
-    nodes: tuple[Sequence[Node], Sequence[Node]],
-    rerun: Rerun,
+    nodes: tuple[Nodes, Nodes],
+    runs: StepRuns,
 ) -> int | None:
-    """Look for a difference of the same kind as that of the results: large, or of some bits."""
-    made, expected = (rerun(graph).clone().tensors() for graph in graphs)
-    far = first_difference(expected, made, tolerance(expected), lambda row, _rows: row)
-    found = None
-    if far is not None and runner.sizes.dtype.itemsize <= 4:
-        found = first_other_memory(graphs, nodes, rerun, runner.device, runner.sizes.dtype)
-    return found if found is not None else first_other_memory(graphs, nodes, rerun, runner.device)
+    """Return the first node that leaves different memory, beyond rounding if the outputs do."""
+    got, expected = (runs.replay_of(graph) for graph in graphs)
+    beyond = first_difference(expected, got, tolerance(expected), lambda row, _rows: row)
+    found, dtype = None, runner.sizes.dtype
+    if beyond is not None and dtype.itemsize <= 4:
+        found = first_memory_difference(graphs, nodes, runs, runner.device, dtype)
+    return (
+        found if found is not None else first_memory_difference(graphs, nodes, runs, runner.device)
+    )
 
 
-def _earlier(told: Place | None, found: int | None, nodes: Sequence[Node]) -> Divergence:
-    """What comes first: a node that is given something else, or one that makes something else."""
-    if found is not None and (told is None or found < told[0]):
-        node = nodes[found]
+def _earlier(argument: _ArgumentDifference | None, result: int | None, nodes: Nodes) -> Divergence:
+    """Return the earlier one: a node with different arguments, or one with different results."""
+    if result is not None and (argument is None or result < argument.node):
+        node = nodes[result]
         return Divergence(
-            f"Given the same, node {node.index} ({node.short_name}) is the first to make something "
-            "else in a capture made now: what it reads was replaced since, or its code.",
+            f"Node {node.index} ({node.short_name}) is the first with different results in a new "
+            "capture, although its arguments are equal: memory that it reads, or its code, was "
+            "replaced.",
             node,
         )
-    if told is None:
-        return Divergence(_ALIKE)
-    return Divergence(told[1], nodes[told[0]] if told[0] < len(nodes) else None)
+    if argument is None:
+        return Divergence(_EQUAL)
+    is_in_both = argument.node < len(nodes)
+    return Divergence(argument.text, nodes[argument.node] if is_in_both else None)
 
 
-def _first_told(
-    found: Iterable[CaptureDifference], before: Sequence[Node], after: Sequence[Node]
-) -> Place | None:
-    """The first node that is another one, or is given something else."""
-    for each in found:
+def _first_argument(
+    differences: Iterable[CaptureDifference], before: Nodes, after: Nodes
+) -> _ArgumentDifference | None:
+    """Return the first difference of nodes and arguments that has a meaning."""
+    for each in differences:
         if each.what == "number of nodes":
-            text = f"A capture made now has {each.after} nodes, and the graph has {each.before}."
-            return each.node, text
-        one, other = _lead(before[each.node], each), _lead(after[each.node], each)
+            text = f"A new capture has {each.after} nodes; the graph has {each.before}."
+            return _ArgumentDifference(each.node, text)
+        one, other = _pointer(before[each.node], each), _pointer(after[each.node], each)
         if one and other and one.memory == other.memory == "pool":
-            continue  # each graph has memory of its own
+            continue  # each graph has its own memory
+        name = after[each.node].short_name
         if each.what == "kernel":
-            names = after[each.node].short_name, before[each.node].short_name
-            text = f"has another node {each.node}: {names[0]} for {names[1]}."
+            text = (
+                f"Node {each.node} of a new capture is {name}; in the graph it is "
+                f"{before[each.node].short_name}."
+            )
         else:
             values = one.name if one else each.before, other.name if other else each.after
             text = (
-                f"differs first in node {each.node} ({after[each.node].short_name}): its "
-                f"{_what(after[each.node], each)} is {values[1]}, and {values[0]} in the graph."
+                f"A new capture differs first in node {each.node} ({name}): "
+                f"{_property_name(after[each.node], each)} is {values[1]}; in the graph it is "
+                f"{values[0]}."
             )
-        return each.node, f"A capture made now {text}"
+        return _ArgumentDifference(each.node, text)
     return None
 
 
-def _lead(node: Node, difference: CaptureDifference) -> Pointer | None:
-    """The address of which a differing word of an argument is a part."""
+def _pointer(node: Node, difference: CaptureDifference) -> Pointer | None:
+    """Return the pointer that a differing word of an argument belongs to."""
     if difference.argument is None or difference.offset is None:
         return None
     pointers = node.arguments[difference.argument].pointers
     return next((p for p in pointers if p.offset <= difference.offset < p.offset + 8), None)
 
 
-def _what(node: Node, difference: CaptureDifference) -> str:
+def _property_name(node: Node, difference: CaptureDifference) -> str:
     if difference.argument is None:
         return difference.what
     name = f"argument {difference.argument} {node.arguments[difference.argument].name}".rstrip()
     return f"{name} at byte {difference.offset}" if difference.offset else name
 
 
-def _given(graph: Image, now: Sequence[Image]) -> Iterator[CaptureDifference]:
-    """Where a graph is not as captures made now are, every one of them.
+def _common_differences(
+    graph: CanonicalNodes, captures: Sequence[CanonicalNodes]
+) -> Iterator[CaptureDifference]:
+    """Yield the differences between a graph and each of several new captures.
 
-    They are of the same, so bytes in which they differ from each other mean nothing.
+    Bytes in which the new captures differ from each other have no meaning.
     """
-    unset = differing_bytes(*now)
-    first, *others = (list(capture_differences(graph, each, unset)) for each in now)
-    places = [{(each.node, each.argument, each.offset) for each in other} for other in others]
+    unset = differing_bytes(*captures)
+    first, *others = (list(capture_differences(graph, each, unset)) for each in captures)
+    found = [{(each.node, each.argument, each.offset) for each in other} for other in others]
     for each in first:
-        if all((each.node, each.argument, each.offset) in other for other in places):
+        if all((each.node, each.argument, each.offset) in other for other in found):
             yield each
 
 
-def _others(runner: Runner[Any], size: int, names: NamedTensors) -> Sequence[Image]:
-    """Captures whose unset bytes hold other things; one of them as most graphs are captured."""
-    images = []
+def _other_captures(
+    runner: Runner[Any, Any], size: int, names: NamedTensors
+) -> Sequence[CanonicalNodes]:
+    """Capture with different values in unset bytes, and once without attribution."""
+    nodes = []
     for attribution in (None, Attribution(), Attribution(stack_fill=UNSET_MARKER)):
-        with _captured_now(runner, size, attribution) as now:
-            images.append(canonical_nodes(now, names))
-    return images
+        with _new_capture(runner, size, attribution) as new:
+            nodes.append(canonical_nodes(new, names))
+    return nodes
 
 
 @contextmanager
-def _captured_now(
-    runner: Runner[Any], size: int, attribution: Attribution | None
+def _new_capture(
+    runner: Runner[Any, Any], size: int, attribution: Attribution | None
 ) -> Iterator[CapturedGraph]:
-    """A graph of that size, captured as the runner's was: after the larger ones, in a new pool."""
-    parts, sizes = runner.parts, [each for each in runner.table if each >= size]
-    if isinstance(parts.backend, CudaBackend):
-        aside = CudaBackend(runner.device)
-        aside.stream = parts.backend.stream  # libraries keep a workspace for each stream
-        parts = replace(parts, backend=aside)
-    parts = replace(parts, table=SizeTable(sizes[-1], sizes))
-    graphs, _ = Capturing(parts, runner.mutable_state, attribution).every_size(lambda _size: None)
-    try:
+    """Capture a size as the runner does, after the larger ones, but in a new memory pool."""
+    sizes = [each for each in runner.table if each >= size]
+    backend = runner.backend
+    if isinstance(backend, CudaBackend):
+        backend = CudaBackend(runner.device)
+        backend.stream = runner.backend.stream  # libraries keep a workspace per stream
+    with runner.captured_aside(
+        batch_sizes=sizes, backend=backend, attribution=attribution
+    ) as graphs:
         yield graphs[size]
-    finally:
-        for graph in graphs.values():
-            graph.close()

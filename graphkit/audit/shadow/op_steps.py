@@ -1,4 +1,4 @@
-"""Running recorded graphs operation by operation, to find the first that makes something else."""
+"""Replay of recorded graphs operation by operation, to find the first different result."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from typing import Any
 import torch
 
 from graphkit.audit.object_snapshot import checksum
-from graphkit.audit.rerun import Rerun
 from graphkit.graphs.recorder import RecordedGraph, RecordedOp, replay_context
 from graphkit.graphs.walk.recorder_walk import tensors_in
+from graphkit.verify import StepRuns
 
-_UNSET = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-"""Operations whose results hold anything."""
+_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+"""Operations whose results are arbitrary."""
 
 
-def first_other_result(graph: Any, now: Any, rerun: Rerun) -> int | None:
-    """Index of the first operation of which two graphs make something else.
+def first_result_difference(graph: Any, new: Any, runs: StepRuns) -> int | None:
+    """Return the index of the first operation whose results differ between two graphs.
 
-    What differs between two replays of the first graph as well is passed over: the refresh, which
-    counts replays, and results that hold what was there before.
+    Ignores results that differ between two replays of the first graph, too: those of the refresh,
+    which counts replays, and those of memory that is not initialised.
 
     Args:
-        graph: A ``RecordedGraph``, or a chain of them.
-        now: Another one.
-        rerun: Replays them from the same moment.
+        graph: A ``RecordedGraph``, or a sequence of them.
+        new: Another one, of the same operations.
+        runs: Replays them from the same state.
     """
-    steps = [_Stepwise(each) for each in (graph, graph, now)]
-    for each in steps:
-        rerun(each)
-    made = zip(*(each.made for each in steps), strict=False)
-    return next((i for i, (one, again, other) in enumerate(made) if one == again != other), None)
+    replays = [_CheckedReplay(each) for each in (graph, graph, new)]
+    for each in replays:
+        runs.replay_of(each)
+    results = zip(*(each.checksums for each in replays), strict=False)
+    return next((i for i, (one, again, other) in enumerate(results) if one == again != other), None)
 
 
-class _Stepwise:
-    """Replays like a graph, and looks at what each operation makes."""
+class _CheckedReplay:
+    """A captured graph that keeps the checksums of each operation's results."""
 
     def __init__(self, graph: Any) -> None:
-        parts: Sequence[RecordedGraph] = getattr(graph, "graphs", (graph,))
+        graphs: Sequence[RecordedGraph] = getattr(graph, "graphs", (graph,))
         self.output = graph.output
-        self.made: list[list[int]] = []
-        self._ops = [op for part in parts for op in part.ops]
+        self.checksums: list[list[int]] = []
+        self._ops = [op for each in graphs for op in each.ops]
 
     def replay(self) -> None:
-        """See ``RecordedGraph.replay``."""
+        """Run every operation; see ``RecordedGraph.replay``."""
         with replay_context():
             for op in self._ops:
                 op.run()
-                self.made.append([checksum(tensor) for tensor in written(op)])
+                self.checksums.append([checksum(tensor) for tensor in written_tensors(op)])
 
 
-def written(op: RecordedOp) -> Iterator[torch.Tensor]:
-    """What an operation makes, and what it writes in place."""
-    if op.op.overloadpacket.__name__ not in _UNSET:
+def written_tensors(op: RecordedOp) -> Iterator[torch.Tensor]:
+    """Yield the results of an operation and the arguments that it writes."""
+    if op.op.overloadpacket.__name__ not in _UNINITIALISED:
         yield from op.results
     declared = op.op._schema.arguments
     given = {**dict(zip((each.name for each in declared), op.args, strict=False)), **op.kwargs}

@@ -1,9 +1,8 @@
-"""Replaying the first nodes of two CUDA graphs alone, to find the one from which on memory differs.
+"""Replay of the first nodes of two CUDA graphs, to find the first that leaves different memory.
 
-The nodes of an executable graph can be switched off: kernels, copies and fills can. So the first
-of them run, and what they left in the graph's pool is compared with what those of the other graph
-left in its own. By halves that takes log2(nodes) steps. Later nodes, which may use the same memory
-again, are off.
+Kernels, copies and fills of an executable graph can be switched off. The later nodes, which may
+reuse memory, are off; the first nodes of both graphs run, and the pools that they leave are
+compared. Bisection finds the node in log2(nodes) steps.
 """
 
 from __future__ import annotations
@@ -14,51 +13,51 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.rerun import Rerun
 from graphkit.audit.shadow.rounding import is_beyond_rounding
 from graphkit.graphs import Stage
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import checked, runtime
 from graphkit.records import Argument, Node
+from graphkit.verify import StepRuns
 
 _SWITCHABLE = ("kernel", "memcpy", "memset")
-_IDLE = ("empty", "event record", "event wait")
+_WITHOUT_EFFECT = ("empty", "event record", "event wait")
 Nodes = Sequence[Node]
-Run = tuple[int, int]
-"""Where a segment of memory begins, and its bytes."""
+Segment = tuple[int, int]
+"""Address and size of a memory segment, in bytes."""
 
 
-class Incomparable(Exception):  # noqa: N818 - becomes a finding's words
-    """Two graphs cannot be compared this way; says why."""
+class Incomparable(Exception):  # noqa: N818 - its text becomes part of a finding
+    """Two graphs cannot be compared this way. The text says why."""
 
 
-def first_other_memory(
+def first_memory_difference(
     graphs: tuple[Any, Any],
     nodes: tuple[Nodes, Nodes],
-    rerun: Rerun,
+    runs: StepRuns,
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> int | None:
-    """Index of the first node from which on two graphs of the same nodes leave other memory.
+    """Return the index of the first node after which two graphs of equal nodes leave other memory.
 
-    Needs as much device memory again as the pool of the first, which is as before afterwards.
+    Needs as much device memory again as the pool of the first graph, and restores that pool.
 
     Args:
-        graphs: ``CudaGraph``, or chains of them.
-        nodes: Those of each; of the second one with what made them.
-        rerun: Replays a graph from the same moment.
-        device: Where they live.
-        dtype: The model's, if only what is further apart than rounding counts.
+        graphs: ``CudaGraph``, or sequences of them.
+        nodes: Nodes of each; those of the second graph with their origins.
+        runs: Replays the graphs from the same state.
+        device: Device of the graphs.
+        dtype: The model's dtype, to ignore differences within rounding.
 
     Raises:
-        Incomparable: They are not of the same nodes, one cannot be switched off, or the pools are
-            not laid out alike.
+        Incomparable: The nodes differ, a node cannot be switched off, or the pools are laid out
+            differently.
     """
     if [node.name for node in nodes[0]] != [node.name for node in nodes[1]]:
-        raise Incomparable("the two captures are not of the same nodes")
-    always = {node.index for node in nodes[1] if node.module == Stage.REFRESH}
+        raise Incomparable("the two captures have different nodes")
+    always_on = {node.index for node in nodes[1] if node.module == Stage.REFRESH}
     pools = _Pools(*nodes, device)
-    with pools.kept(), ExitStack() as stack:
+    with pools.preserved(), ExitStack() as stack:
         switches = [
             stack.enter_context(_switches(*each)) for each in zip(graphs, nodes, strict=True)
         ]
@@ -66,10 +65,10 @@ def first_other_memory(
         def differ(count: int) -> bool:
             pools.clear()
             for graph, switch in zip(graphs, switches, strict=True):
-                switch.leave(count, always)
-                rerun(graph)
-                # Where its last nodes are off, a graph lets what follows in the stream begin before
-                # its last node that is on has ended (driver 580, seen on a busy device).
+                switch.keep_first(count, always_on)
+                runs.replay_of(graph)
+                # A graph whose last nodes are off lets the stream go on before its last node that
+                # is on has ended (driver 580, seen on a busy device).
                 torch.cuda.synchronize(device)
             return pools.differ(dtype)
 
@@ -77,47 +76,47 @@ def first_other_memory(
 
 
 def bisected(differ: Callable[[int], bool], count: int) -> int | None:
-    """Index of a step after which things differ, and before which they do not.
+    """Return the index of a step after which results differ, and before which they are equal.
 
     Args:
-        differ: Whether they differ after the first so many steps; after none they do not.
-        count: How many steps there are; ``None`` comes back if nothing differs after all of them.
+        differ: Returns whether results differ after the first so many steps; after 0 they do not.
+        count: Number of steps. The result is ``None`` if nothing differs after all of them.
     """
-    alike, different = 0, count
+    equal, different = 0, count
     if not differ(different):
         return None
-    while different - alike > 1:
-        middle = (alike + different) // 2
-        alike, different = (alike, middle) if differ(middle) else (middle, different)
-    return alike
+    while different - equal > 1:
+        middle = (equal + different) // 2
+        equal, different = (equal, middle) if differ(middle) else (middle, different)
+    return equal
 
 
 class _Switches:
-    """The nodes of an executable graph, to be switched off and on."""
+    """Switches the nodes of an executable graph off and on."""
 
     def __init__(self, graph: Any, nodes: Nodes) -> None:
         for node in nodes:
-            if node.kind not in (*_SWITCHABLE, *_IDLE):
+            if node.kind not in (*_SWITCHABLE, *_WITHOUT_EFFECT):
                 raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
         self._bindings = runtime()
-        parts: Sequence[CudaGraph] = getattr(graph, "graphs", (graph,))
-        handles = [each for part in parts for each in self._handles(part)]
+        graphs: Sequence[CudaGraph] = getattr(graph, "graphs", (graph,))
+        handles = [handle for each in graphs for handle in self._handles(each)]
         self._nodes = list(zip(nodes, handles, strict=True))
 
-    def leave(self, count: int, always: Collection[int] = ()) -> None:
-        """Switch all nodes off but the first ``count``, and those that must always run."""
-        assert self._bindings is not None, "a graph that was walked has bindings"
+    def keep_first(self, count: int, always_on: Collection[int] = ()) -> None:
+        """Switch off all nodes except the first ``count`` and those that must always run."""
+        assert self._bindings is not None, "an inspected graph has bindings"
         for node, (executable, handle) in self._nodes:
             if node.kind in _SWITCHABLE:
-                is_on = node.index < count or node.index in always
+                is_on = node.index < count or node.index in always_on
                 checked(self._bindings.cudaGraphNodeSetEnabled(executable, handle, int(is_on)))
 
-    def _handles(self, part: CudaGraph) -> list[tuple[Any, Any]]:
-        """The executable graph and the template's node, of each node."""
+    def _handles(self, graph: CudaGraph) -> list[tuple[Any, Any]]:
+        """Return the executable graph and the template's node, for each node."""
         bindings = self._bindings
-        assert bindings is not None, "a graph that was walked has bindings"
-        executable = bindings.cudaGraphExec_t(part.graph.raw_cuda_graph_exec())
-        template = bindings.cudaGraph_t(part.graph.raw_cuda_graph())
+        assert bindings is not None, "an inspected graph has bindings"
+        executable = bindings.cudaGraphExec_t(graph.graph.raw_cuda_graph_exec())
+        template = bindings.cudaGraph_t(graph.graph.raw_cuda_graph())
         count = int(checked(bindings.cudaGraphGetNodes(template))[-1])
         handles = checked(bindings.cudaGraphGetNodes(template, count))[0][:count]
         return [(executable, handle) for handle in handles]
@@ -125,18 +124,18 @@ class _Switches:
 
 @contextmanager
 def _switches(graph: Any, nodes: Nodes) -> Iterator[_Switches]:
-    """A graph's switches, which are all on afterwards."""
+    """Yield the switches of a graph, and switch all nodes on afterwards."""
     switches = _Switches(graph, nodes)
     try:
         yield switches
     finally:
-        switches.leave(len(nodes))
+        switches.keep_first(len(nodes))
 
 
 class _Pools:
-    """The memory of two graphs, segment by segment.
+    """Memory of two graphs, in pairs of segments.
 
-    Segments belong together if the same argument of the same node leads into them.
+    Two segments form a pair if the same argument of the same node points into them.
     """
 
     def __init__(self, before: Nodes, after: Nodes, device: torch.device) -> None:
@@ -145,20 +144,20 @@ class _Pools:
             for each in torch.cuda.memory_snapshot()
             if tuple(each["segment_pool_id"]) != (0, 0)
         ]
-        pairs: dict[Run, Run] = {}
-        for addresses in _into_pools(before, after):
-            one, other = (_around(address, segments) for address in addresses)
-            is_alike = addresses[0] - one[0] == addresses[1] - other[0]
-            if not is_alike or pairs.setdefault(one, other) != other:
-                raise Incomparable("the memory of the two captures is laid out otherwise")
+        pairs: dict[Segment, Segment] = {}
+        for addresses in _pool_addresses(before, after):
+            one, other = (_segment_of(address, segments) for address in addresses)
+            is_aligned = addresses[0] - one[0] == addresses[1] - other[0]
+            if not is_aligned or pairs.setdefault(one, other) != other:
+                raise Incomparable("the memory of the two captures is laid out differently")
         if not pairs:
-            raise Incomparable("no node is given memory of the graph's own")
+            raise Incomparable("no argument points to the graph's own memory")
         self._device = device
         self._pairs = [(_bytes(*one, device), _bytes(*two, device)) for one, two in pairs.items()]
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Put the first graph's memory back afterwards: outputs live there."""
+    def preserved(self) -> Iterator[None]:
+        """Restore the memory of the first graph afterwards: it holds outputs."""
         saved = [one.clone() for one, _ in self._pairs]
         try:
             yield
@@ -168,35 +167,35 @@ class _Pools:
             torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Fill both with zeros."""
+        """Fill the memory of both graphs with zeros."""
         for each in (each for pair in self._pairs for each in pair):
             each.zero_()
 
     def differ(self, dtype: torch.dtype | None) -> bool:
-        """Whether they hold something else, as far as both go; with a dtype, beyond rounding."""
+        """Return whether common bytes differ; with a dtype, beyond rounding."""
         pairs = [(one[: len(two)], two[: len(one)]) for one, two in self._pairs]
         if dtype is not None:
             return any(is_beyond_rounding(*pair, dtype) for pair in pairs)
         return not all(torch.equal(*pair) for pair in pairs)
 
 
-def _into_pools(before: Nodes, after: Nodes) -> Iterator[tuple[int, int]]:
-    """Addresses of the graphs' own memory that the same argument of the same node holds."""
+def _pool_addresses(before: Nodes, after: Nodes) -> Iterator[tuple[int, int]]:
+    """Yield pairs of addresses in the graphs' memory that the same argument of a node holds."""
     for one, other in zip(before, after, strict=True):
         for arguments in zip(one.arguments, other.arguments, strict=True):
-            found = [_own_address(argument) for argument in arguments]
+            found = [_pool_address(argument) for argument in arguments]
             if found[0] and found[1]:
                 yield found[0], found[1]
 
 
-def _own_address(argument: Argument) -> int:
-    """Of a plain pointer into the graph's pool; else 0."""
+def _pool_address(argument: Argument) -> int:
+    """Return the address of a plain pointer into the graph's pool, else 0."""
     pointer = argument.pointers[0] if argument.kind == "pointer" else None
     return pointer.address if pointer is not None and pointer.memory == "pool" else 0
 
 
-def _around(address: int, segments: Sequence[Run]) -> Run:
-    found = (run for run in segments if run[0] <= address < run[0] + run[1])
+def _segment_of(address: int, segments: Sequence[Segment]) -> Segment:
+    found = (each for each in segments if each[0] <= address < each[0] + each[1])
     segment = next(found, None)
     if segment is None:
         raise Incomparable("the allocator does not know the graph's memory")
@@ -204,7 +203,7 @@ def _around(address: int, segments: Sequence[Run]) -> Run:
 
 
 class _Memory:
-    """Device memory for ``torch.as_tensor``, by CUDA's array interface."""
+    """Device memory in CUDA's array interface, for ``torch.as_tensor``."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {

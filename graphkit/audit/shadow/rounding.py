@@ -1,7 +1,7 @@
-"""Whether memory of two graphs is further apart than rounding takes it.
+"""Comparison of raw memory of two graphs, up to rounding.
 
-Matrix products that add up in changing order, with atomics, never leave the same bits twice. A node
-that makes something else is told from them by how far off it is.
+Matrix products that add in changing order, with atomics, leave different bits each time. The size
+of a difference tells them from a node that computes something else.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ from __future__ import annotations
 import torch
 
 _BLOCK_BYTES = 512
-"""torch's allocator gives every tensor a whole number of these."""
+"""torch's allocator gives every tensor a multiple of this."""
 _SMALLEST = 1e-30
-"""As float32, whole numbers and flags are smaller: those must be equal."""
+"""Integers and flags, read as float32, are smaller; they must be equal."""
 _ROUNDINGS = {4: 64, 2: 4}
-"""Of a sum of many products kept in so many bytes; in two it is rounded at the end alone."""
+"""Rounding errors of a sum of products by item size. In two bytes only the result is rounded."""
 
 
 def is_beyond_rounding(one: torch.Tensor, two: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether any number differs by more than sums in another order do.
+    """Return whether any number differs by more than sums in a different order do.
 
-    What lies where in a pool is unknown. So words of four bytes are near if they are as numbers of
-    the model's dtype, beside the largest number of their block. A bfloat16 model's may be float32,
-    which begin with the same bits.
+    The dtype of memory in a pool is unknown. So a word of four bytes is close if its numbers are,
+    read in the model's dtype, relative to the largest number of the block. With bfloat16 it may
+    also be read as float32.
 
     Args:
-        one: Bytes, whole blocks of the allocator.
-        two: As many.
-        dtype: The model's, of at most four bytes.
+        one: Bytes; whole blocks of the allocator.
+        two: As many bytes.
+        dtype: The model's dtype, of at most four bytes.
     """
-    near = (one == two).view(-1, 4).all(1)
+    close = (one == two).view(-1, 4).all(1)
     allowed = _ROUNDINGS[dtype.itemsize] * torch.finfo(dtype).eps
     for each in {dtype, torch.float32 if dtype == torch.bfloat16 else dtype}:
-        near |= _are_near(one, two, each, allowed)
-    return not bool(near.all())
+        close |= _close_words(one, two, each, allowed)
+    return not bool(close.all())
 
 
-def _are_near(
+def _close_words(
     one: torch.Tensor, two: torch.Tensor, dtype: torch.dtype, allowed: float
 ) -> torch.Tensor:
-    """Of every word of four bytes."""
+    """Return for each word of four bytes whether all its numbers are close, bool [words]."""
     numbers = _BLOCK_BYTES // dtype.itemsize
     a, b = (each.view(dtype).float().view(-1, numbers) for each in (one, two))
     largest = torch.where(a.isfinite(), a.abs(), 0.0).amax(1, keepdim=True)
-    near = ((a - b).abs() <= allowed * largest) & (largest > _SMALLEST)
-    return near.view(-1, 4 // dtype.itemsize).all(1)
+    close = ((a - b).abs() <= allowed * largest) & (largest > _SMALLEST)
+    return close.view(-1, 4 // dtype.itemsize).all(1)

@@ -1,65 +1,91 @@
-"""Comparing replays, while they are in use, with the same step run without a graph.
-
-Every so many replays the batch runs again: padded but without the graph, and without padding. If
-the replay is not the padded way to the bit, the graph is wrong: it froze something, or reads what
-is gone. If the padded way is not the bare one, padding is wrong.
-"""
+"""Comparison of replays in use with the same step without a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import nn
 
-from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.audit_log import Check
+from graphkit.audit.reachable_objects import ReachableObjects
+from graphkit.audit.shadow.changed_state import changed_state
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
-from graphkit.audit.shadow.ways import Replay, Ways
 from graphkit.config import require_int
-from graphkit.graphs import preserved
-from graphkit.records import Finding, Mismatch
+from graphkit.graphs import StateSnapshot
+from graphkit.records import Finding, Mismatch, count_of, distinct_text
 from graphkit.runners import Runner
-from graphkit.runners.fit import Fit
-from graphkit.targets import CaptureTarget
-from graphkit.targets.compare import Tensors, tolerance
+from graphkit.runners.launch import Launch
+from graphkit.verify import StepRuns
+from graphkit.verify.differences import Tensors, tolerance
 
-_SEED = 50
-_TIMES = 3
-"""How often the padded way of a wrong replay is taken again, to see whether it is restless."""
-_GRAPH = "The graph froze something, or points to what was replaced: run the other audits."
-_PADDING = "Look for what mixes rows, such as a mean over the batch: run the audit of pads."
-_RESTLESS = "Use deterministic kernels; else no replay can be told from another."
-_FAILED = "Run the batch with runner.fall_back, and mend what it raises."
+_REPEATS = 3
+"""Padded runs that tell whether a step whose replay differs is nondeterministic."""
+_GRAPH = "The graph kept a value or an address that has changed since. Run the other audits."
+_PADDING = (
+    "Find the operation that mixes rows, such as a mean over the batch. Run the audit of pads."
+)
+_NONDETERMINISTIC = (
+    "Use deterministic kernels, and declare everything that a step changes as mutable_state: "
+    "otherwise a wrong replay cannot be told from a right one."
+)
+_FAILED = "Run the batch with runner.fall_back, and fix the error that it raises."
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """A replay that is compared.
+
+    Attributes:
+        runs: Runs its batch again from the state before it.
+        batch: Its batch.
+        batch_size: Its live requests.
+        size: Its captured size.
+        output: Copies of the live rows that it computed.
+        after: The state after it.
+    """
+
+    runs: StepRuns
+    batch: Any
+    batch_size: int
+    size: int
+    output: Tensors
+    after: StateSnapshot
 
 
 class ShadowWatch:
-    """Compares every n-th replay of a captured runner with its other ways, in a ``with`` block.
+    """Compares every n-th replay of a captured runner with the same step without a graph.
 
-    Callers get what the graph made, and state, random numbers and what the forward holds on the
-    host are as the graph left them. A replay that is compared takes as long as several forwards and
-    waits for the device; meanwhile there are up to three copies of the declared state. The others
-    cost nothing but the counting.
+    A context manager: it watches while its block runs. The batch of such a replay runs again,
+    padded and unpadded. If the replay differs from the padded run in any bit, the graph is wrong;
+    if the padded run differs from the unpadded one beyond rounding, padding is wrong.
+
+    Callers get the output of the graph. State, random numbers and the objects that the forward
+    refers to are restored to what the graph left. A replay that is compared takes as long as
+    several forwards, waits for the device, and needs up to three copies of the declared state.
+    Other replays are only counted.
 
     Args:
-        runner: Captured. ``replay``, ``run`` and staged batches are all watched.
+        runner: Captured. ``replay``, ``run`` and staged batches are watched.
         every: Compare every so many replays.
-        weights: The model, or its weights by name, to name nodes by.
-        bisect: Whether to capture a size whose graph is wrong again, aside, and look for the node
-            from which on it differs. Takes as long as capturing, and runs the forward.
+        weights: The model, or its weights by name, to name graph nodes by.
+        bisect: Whether to capture the size of a wrong graph again, next to it, and find the first
+            node that differs. Takes as long as a capture, and runs the forward.
 
     Attributes:
-        compared: Replays compared so far.
+        compared: Number of replays compared so far.
 
     Raises:
         ConfigError: ``every`` is no int of at least 1.
-        ReplayError: On entering: the runner is not ``captured``.
+        ReplayError: When the block begins: the runner is not ``captured``.
     """
 
     def __init__(
         self,
-        runner: Runner[Any],
+        runner: Runner[Any, Any],
         *,
         every: int = 100,
         weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
@@ -68,169 +94,143 @@ class ShadowWatch:
         require_int("ShadowWatch", "every", every)
         self.compared = 0
         self._runner, self._every, self._weights, self._bisect = runner, every, weights, bisect
-        self._ways = Ways(runner)
         self._check = Check("shadow", runner.mode.name, 0)
-        self._told: set[tuple[str, int, str]] = set()
-        self._turn, self._exits = 0, ExitStack()
+        self._reported: set[tuple[str, int, str]] = set()
+        self._count, self._exits = 0, ExitStack()
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found so far; of each size, kind and field the first."""
+        """Findings so far: the first of each kind, captured size and output field."""
         return self._check.findings
 
     def __enter__(self) -> Self:
-        replayer = self._runner.replayer("a shadow watch")
-        self._exits.enter_context(replayer.watched(self._launched))
+        self._exits.enter_context(self._runner.observe(self._observe))
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._exits.close()
 
-    def _launched(
-        self, launch: Callable[..., Any], fit: Fit, entry: int, tokens: int, in_flight: list[Any]
-    ) -> Any:
-        self._turn += 1
-        if self._turn % self._every or self._runner.shadow is not None:
-            return launch(fit, entry, tokens, in_flight)
-        batch = self._ways.read(fit, entry, tokens)
-        before = self._ways.now()
-        output = launch(fit, entry, tokens, in_flight)
-        replay = Replay(
-            fit, batch, before, output.clone().tensors(), self._ways.now(), self._ways.host()
+    def _observe(self, launch: Launch[Any]) -> Any:
+        self._count += 1
+        if self._count % self._every:
+            return launch()
+        batch, size = launch.read_batch(), launch.padded_batch_size
+        objects = ReachableObjects({self._runner.step.name: self._runner.step.forward})
+        before = self._snapshot(objects)
+        output = launch()
+        runs = StepRuns(self._runner, batch, size, before)
+        replay = _Replay(
+            runs, batch, launch.batch_size, size, output.clone().tensors(), self._snapshot(objects)
         )
         try:
             self._compare(replay)
-        except Exception as error:  # whoever replays must not suffer from it
-            self._ways.recover()
-            text = f"it could not be compared: {type(error).__name__}: {error}"
-            self._found("shadow failed", replay, "", text, _FAILED, severity="warning")
+        except Exception as error:  # callers of replay must not see it
+            text = (
+                f"the comparison of a replay of {count_of(replay.batch_size, 'live request')} "
+                f"failed: {type(error).__name__}: {error}"
+            )
+            self._report("shadow failed", replay, "", text, _FAILED, severity="warning")
         finally:
-            replay.after.put_back()
-            replay.host.restore()
-            _write(output.tensors(), replay.got)
+            replay.after.restore()
+            _overwrite(output.tensors(), replay.output)  # a bisection replays the graph again
         return output
 
-    def _compare(self, replay: Replay) -> None:
-        self.compared += 1
-        padded = self._padded(replay)
-        state, graph = replay.after.changed(replay.batch), replay.difference(padded, replay.got)
-        if graph is not None or state:
-            is_wild = self._judge_graph(replay, padded, graph, state)
-            if is_wild:  # then the bare way is another one as well, pads or not
-                return
-        replay.rewind()
-        padding = self._ways.padding_changes(replay.batch, replay.fit, padded)
-        if padding is not None:
-            self._found_row("padding bug", replay, padding, ("with pads", "without"), _PADDING)
+    def _snapshot(self, objects: ReachableObjects) -> StateSnapshot:
+        return StateSnapshot(self._runner.mutable_state, self._runner.device, objects.restore)
 
-    def _padded(self, replay: Replay) -> Tensors:
-        replay.rewind()
-        return self._ways.padded(replay.batch, replay.fit)
+    def _compare(self, replay: _Replay) -> None:
+        self.compared += 1
+        padded = replay.runs.padded()
+        state = self._changed_state(replay.after, replay)
+        graph = replay.runs.graph_difference(padded, replay.output)
+        if (graph is not None or state) and self._judge_graph(replay, padded, graph, state):
+            return  # the unpadded run would differ as well
+        padding = replay.runs.padding_difference(padded)
+        if padding is not None:
+            runs = "with pads", "without them"
+            self._report_row("padding bug", replay, padding, runs, _PADDING)
 
     def _judge_graph(
-        self, replay: Replay, padded: Tensors, graph: Mismatch | None, state: list[str]
+        self, replay: _Replay, padded: Tensors, graph: Mismatch | None, state: list[str]
     ) -> bool:
-        """A graph that is not as its padded way is wrong.
+        """Report why a replay differs from its padded run.
 
-        If that way is restless itself, as sums in changing order are, the graph is wrong if it is
-        further off than rounding goes and the padded way never is. Returns whether that way is:
-        then nothing can be told from it.
+        The graph is wrong unless repeated padded runs differ, too, as sums in changing order do.
+        Then it is wrong only if the replay differs beyond rounding and the padded runs do not.
+
+        Returns:
+            Whether the padded runs differ beyond rounding, so that no comparison is possible.
         """
-        left = self._ways.now()
-        again = [self._padded(replay) for _ in range(_TIMES)]
-        restless = _first(replay.difference(padded, each) for each in again)
-        is_wild = False
-        if restless is not None:
+        runs, left = replay.runs, self._snapshot_state()
+        repeated = [runs.padded() for _ in range(_REPEATS)]
+
+        def first_repeated_difference(allowed: float = 0.0) -> Mismatch | None:
+            found = (runs.graph_difference(padded, each, allowed) for each in repeated)
+            return next((each for each in found if each is not None), None)
+
+        nondeterministic, unusable = first_repeated_difference(), False
+        if nondeterministic is not None:
             allowed = tolerance(padded)
-            is_wild = _first(replay.difference(padded, each, allowed) for each in again) is not None
-            graph = None if is_wild else replay.difference(padded, replay.got, allowed)
+            unusable = first_repeated_difference(allowed) is not None
+            graph = None if unusable else runs.graph_difference(padded, replay.output, allowed)
         if graph is not None:
-            self._found_row("graph bug", replay, graph, ("from the graph", "without it"), _GRAPH)
-        elif restless is not None:
-            ways = "once more without a graph", "the first time"
-            self._found_row("restless step", replay, restless, ways, _RESTLESS)
+            names = "from the graph", "without it"
+            self._report_row("graph bug", replay, graph, names, _GRAPH)
+        elif nondeterministic is not None:
+            names = "in a repeated run without a graph", "in the first one"
+            kind = "nondeterministic step"
+            self._report_row(kind, replay, nondeterministic, names, _NONDETERMINISTIC)
         else:
-            moving = left.changed(replay.batch)
-            self._judge_state(replay, [name for name in state if name not in moving])
-        return is_wild
+            unstable = self._changed_state(left, replay)
+            self._report_state(replay, [name for name in state if name not in unstable])
+        return unusable
 
-    def _judge_state(self, replay: Replay, names: Sequence[str]) -> None:
+    def _snapshot_state(self) -> StateSnapshot:
+        return StateSnapshot(self._runner.mutable_state, self._runner.device)
+
+    def _changed_state(self, snapshot: StateSnapshot, replay: _Replay) -> list[str]:
+        return changed_state(snapshot, replay.batch, self._runner.sizes.page_size)
+
+    def _report_state(self, replay: _Replay, names: list[str]) -> None:
         if names:
-            text = f"the graph leaves other values in {names[0]} than the same step without it."
-            self._found("graph bug", replay, names[0], text, _GRAPH)
+            text = (
+                f"the graph leaves different values in `{names[0]}` than the same step without a "
+                f"graph ({count_of(replay.batch_size, 'live request')})."
+            )
+            self._report("graph bug", replay, names[0], text, _GRAPH)
 
-    def _found_row(
-        self, kind: str, replay: Replay, wrong: Mismatch, ways: tuple[str, str], advice: str
+    def _report_row(
+        self, kind: str, replay: _Replay, wrong: Mismatch, runs: tuple[str, str], advice: str
     ) -> None:
-        before, after = f"{wrong.expected:.6g}", f"{wrong.got:.6g}"
+        before, after = distinct_text(wrong.expected, wrong.got)
         text = (
-            f"row {wrong.row} of {wrong.field}, of request {wrong.request}, is {after} {ways[0]} "
-            f"and {before} {ways[1]}."
+            f"row {wrong.row} of {wrong.field} (request {wrong.request} of {replay.batch_size}) is "
+            f"{after} {runs[0]} and {before} {runs[1]}."
         )
         facts = {"row": wrong.row, "request": wrong.request, "before": before, "after": after}
-        self._found(kind, replay, wrong.field, text, advice, **facts)
+        self._report(kind, replay, wrong.field, text, advice, **facts)
 
-    def _found(
-        self, kind: str, replay: Replay, field: str, text: str, advice: str, **facts: Any
+    def _report(
+        self, kind: str, replay: _Replay, field: str, text: str, advice: str, **facts: Any
     ) -> None:
-        """Write it down, and where a wrong graph goes wrong, unless it was told already."""
-        size = replay.fit.padded_batch_size
-        if (kind, size, field) in self._told:
+        """Report a finding once, with the first node that differs if the graph is bisected."""
+        if (kind, replay.size, field) in self._reported:
             return
-        self._told.add((kind, size, field))
+        self._reported.add((kind, replay.size, field))
         if kind == "graph bug" and self._bisect:
             found = self._bisected(replay)
             text, facts["node"] = f"{text} {found.text}", found.node
-        text = f"with {_counted(replay.fit.requests)} {text}"
-        self._check.report(kind, text, batch_size=size, field=field, advice=advice, **facts)
+        text = f"with {count_of(replay.batch_size, 'live request')}, {text}"
+        self._check.report(kind, text, batch_size=replay.size, field=field, advice=advice, **facts)
 
-    def _bisected(self, replay: Replay) -> Divergence:
-        replay.rewind()
-        size, before = replay.fit.padded_batch_size, replay.before
+    def _bisected(self, replay: _Replay) -> Divergence:
         try:
-            return first_divergence(self._runner, replay.batch, size, before, self._weights)
-        except Exception as error:  # the bug is told all the same
-            self._ways.recover()
-            return Divergence(f"A capture now fails: {type(error).__name__}: {error}")
+            return first_divergence(self._runner, replay.runs, replay.size, self._weights)
+        except Exception as error:  # the finding is reported all the same
+            return Divergence(f"A new capture fails: {type(error).__name__}: {error}")
 
 
-def _first(found: Iterable[Mismatch | None]) -> Mismatch | None:
-    return next((each for each in found if each is not None), None)
-
-
-def _write(output: Tensors, rows: Tensors) -> None:
-    """Looking for a node has run the graph again."""
+def _overwrite(output: Tensors, rows: Tensors) -> None:
     with torch.inference_mode():
         for name, tensor in output.items():
             tensor.copy_(rows[name])
-
-
-def audit_shadow(target: CaptureTarget, runner: Runner[Any], log: AuditLog) -> None:
-    """Compare replays of sample batches with their other ways; see ``ShadowWatch``.
-
-    Args:
-        target: Makes the batches.
-        runner: One of the target's, captured.
-        log: Takes what is found.
-    """
-    for size in runner.table:
-        with log.check("shadow", runner.mode.name, size) as check:
-            watch = ShadowWatch(runner, every=1, weights=target.weights, bisect=True)
-            with preserved(target.mutable_state or {}), watch:
-                lives = _lives(min(size, runner.table.max_batch_size))
-                for live in lives:
-                    batch = target.batch(runner.mode, live, _SEED + live)
-                    runner.replay(batch, padded_batch_size=size)
-            check.findings += watch.findings
-            check.text = (
-                f"compared with the padded and the unpadded step: {', '.join(map(str, lives))} live"
-            )
-
-
-def _counted(live: int) -> str:
-    return f"{live} live request" if live == 1 else f"{live} live requests"
-
-
-def _lives(most: int) -> list[int]:
-    """Live sizes that have many pads, some, one and none."""
-    return sorted({1, -(-most // 2), max(most - 1, 1), most})

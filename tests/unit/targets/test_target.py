@@ -11,7 +11,7 @@ import graphkit as gk
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import Axis, Rows, declare
 from graphkit.errors import ConfigError, TargetError
-from graphkit.targets import RUNNERS
+from graphkit.runners import RUNNERS
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND_V2 = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND_V2
@@ -110,7 +110,7 @@ def test_a_forward_for_what_is_no_mode_with_a_runner_is_refused(make_target, mod
 def test_what_sample_batch_raises_is_the_targets(make_target):
     target = make_target(sample_batch=lambda mode, batch_size, seed: [][seed])
     text = (
-        r"sample_batch\(TARGET_VERIFY, 2, 7\) failed at .*test_target.py:\d+ .*\(IndexError: list "
+        r"sample_batch\(TARGET_VERIFY, 2, 7\) failed: .*test_target.py:.* raised IndexError: list "
     )
     with pytest.raises(TargetError, match=text) as caught:
         target.batch(VERIFY, 2, 7)

@@ -1,4 +1,4 @@
-"""Capturing a target and comparing every replay with what the graph was made from."""
+"""Capture of a target, and the check of every replay."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from graphkit.graphs import Attribution, Backend
 from graphkit.records import CaptureRecord, ModeRecord, SizeRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
-from graphkit.targets.lockstep import Lockstep
-from graphkit.targets.size_check import SizeCheck
-from graphkit.targets.target import CaptureTarget
+from graphkit.targets import CaptureTarget
+from graphkit.verify.size_check import SizeCheck
 
 Progress = Callable[[int, int, str], None]
 
@@ -29,7 +28,7 @@ def capture_target(
     inspect: bool = False,
     progress: Progress = lambda _done, _total, _what: None,
 ) -> CaptureRecord:
-    """Capture every mode and size, and check each size with every live batch that it holds.
+    """Capture every mode and size, and check each size with every live batch size that it holds.
 
     Args:
         target: What to capture.
@@ -37,8 +36,8 @@ def capture_target(
         batch_sizes: Sizes to capture; ``None`` takes the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: As for ``Runner``.
-        inspect: Whether to look into every graph, and measure its nodes: the record's ``graphs``.
-        progress: Called with steps done, steps in all, and what is being done.
+        inspect: Whether to inspect every graph and measure its nodes: the record's ``graphs``.
+        progress: Called with the number of steps done, the total, and a text for the step.
 
     Returns:
         The record; its ``mismatches`` are empty if every replay was right. A mode whose attention
@@ -51,33 +50,30 @@ def capture_target(
     chosen = dict.fromkeys(modes or target.forwards)  # a mode that was named twice runs once
     if not chosen:
         raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
-    lockstep = Lockstep()
-    watched = lockstep.watch(target)
     attribution = Attribution(target.weights) if inspect else None
     with ExitStack() as runners:
         records, checks = [], list[SizeCheck]()
         for mode in chosen:
             runner = runners.enter_context(
-                watched.runner(mode, batch_sizes=batch_sizes, device=device, backend=backend)
+                target.runner(mode, batch_sizes=batch_sizes, device=device, backend=backend)
             )
-            record, checked = _capture_mode(watched, runner, lockstep, attribution, progress)
+            record, of_mode = _capture_mode(target, runner, attribution, progress)
             records.append(record)
-            checks += checked
+            checks += of_mode
         # Last, since a profiler that was on once makes every later launch slower.
-        graphs = tuple(check.looked_into() for check in checks) if inspect else ()
+        graphs = tuple(check.inspected() for check in checks) if inspect else ()
     return replace(
         records[0],
         target=target.name,
         modes=tuple(mode for record in records for mode in record.modes),
-        mismatches=tuple(m for record in records for m in record.mismatches),
+        mismatches=tuple(mismatch for check in checks for mismatch in check.mismatches),
         graphs=graphs,
     )
 
 
 def _capture_mode(
     target: CaptureTarget,
-    runner: Runner[Any],
-    lockstep: Lockstep,
+    runner: Runner[Any, Any],
     attribution: Attribution | None,
     progress: Progress,
 ) -> tuple[CaptureRecord, list[SizeCheck]]:
@@ -93,17 +89,16 @@ def _capture_mode(
     record = runner.capture(
         lambda size: step(f"captured {size.batch_size}"), attribution=attribution
     )
-    checked: list[SizeRecord] = []
+    measured: list[SizeRecord] = []
     checks: list[SizeCheck] = []
     for size in record.modes[0].sizes:
-        check = SizeCheck(target, runner, lockstep, size.batch_size)
+        check = SizeCheck(target, runner, size.batch_size)
         for live in range(1, size.batch_size + 1):
             check.compare(live)
             step(f"comparing {live} at {size.batch_size}")
-        checked.append(check.measured(size))
+        measured.append(check.measured(size))
         checks.append(check)
-    if not checked:
+    if not checks:
         progress(total, total, f"{runner.mode.name} stays eager")
-    mode: ModeRecord = replace(record.modes[0], sizes=tuple(checked), stats=runner.stats)
-    mismatches = tuple(m for check in checks for m in check.mismatches)
-    return replace(record, modes=(mode,), mismatches=mismatches), checks
+    mode: ModeRecord = replace(record.modes[0], sizes=tuple(measured), stats=runner.stats)
+    return replace(record, modes=(mode,)), checks

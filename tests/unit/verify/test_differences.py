@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from graphkit.targets.compare import first_difference, largest_difference, tolerance
+from graphkit.verify.differences import first_difference, largest_difference, tolerance
 
 INF, NAN = math.inf, math.nan
 

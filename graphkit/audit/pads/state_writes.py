@@ -1,0 +1,172 @@
+"""Writes of a replay to declared state, judged by the rows that its batch may write.
+
+``audit.row_axes`` lists every reading of a tensor's rows that its shape admits. A tensor is correct
+if, in one of them, only rows of the batch and reserved rows changed. A tensor without such a
+reading, such as a counter, is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphkit.audit.row_axes import RowAxis, RowsByKind, reserved_rows, row_axes, rows_of_batch
+from graphkit.graphs import StateSnapshot
+from graphkit.records import distinct_text
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A row of state that a replay changed although it is not a row of its batch.
+
+    Attributes:
+        name: Name of the state tensor.
+        row: Index of the row.
+        before: First changed number of the row, before the replay.
+        after: The same number after the replay.
+    """
+
+    name: str
+    row: int
+    before: str
+    after: str
+
+
+class WatchedState:
+    """Declared state, compared with a snapshot of it.
+
+    Args:
+        start: The snapshot. A tensor that is part of another one is judged as part of that.
+        page_size: Slots of a page; the first page is reserved.
+        full_batch: The largest batch. Its slots and requests tell how long a dimension must be.
+    """
+
+    def __init__(self, start: StateSnapshot, page_size: int, full_batch: Any) -> None:
+        self._page_size = page_size
+        rows = rows_of_batch(full_batch, page_size)
+        self._last_request = max(rows["requests"])
+        self._watched = [
+            _WatchedTensor(name, tensor, start.saved[name], row_axes(tensor, page_size, rows))
+            for name, tensor in _without_parts(start.tensors)
+        ]
+        self._pools: list[tuple[_WatchedTensor, RowAxis]] = []
+        self._tables: list[_WatchedTensor] = []
+
+    def classify(self, batch: Any) -> None:
+        """Find KV pools and request tables, after a replay of the batch.
+
+        A pool was written at the batch's slots. A table has integers, a row per request, and was
+        not written.
+        """
+        own, reserved = rows_of_batch(batch, self._page_size), reserved_rows(self._page_size)
+        for each in self._watched:
+            pool = next((axis for axis in each.axes if each.is_pool(axis, own, reserved)), None)
+            if pool is not None:
+                self._pools.append((each, pool))
+                each.prefer(pool)
+            elif each.is_table(self._last_request):
+                self._tables.append(each)
+
+    def poison(self, value: float) -> None:
+        """Fill the reserved slots of KV pools, except those of integers."""
+        for each, axis in self._pools:
+            if each.tensor.is_floating_point():
+                reserved = each.tensor.narrow(axis.dim, 0, axis.reserved_count(self._page_size))
+                # fill_ refuses values that a dtype lacks, such as infinity in eight bits.
+                reserved.copy_(torch.tensor(value))
+
+    def mislead(self, batch: Any) -> bool:
+        """Point the reserved row of request tables at the slots of a request outside the batch.
+
+        Returns:
+            Whether there is such a table and such a request.
+        """
+        requests = rows_of_batch(batch, self._page_size)["requests"]
+        others = [row for row in range(1, self._last_request + 1) if row not in requests]
+        for each in self._tables if others else ():
+            each.tensor[0] = each.tensor[others[-1]]
+        return bool(self._tables and others)
+
+    def stray_write(self, batch: Any) -> Write | None:
+        """Return the first changed row that is neither the batch's nor reserved."""
+        allowed = rows_of_batch(batch, self._page_size)
+        judged = [each for each in self._watched if each.axes]
+        # The first axis is nearly always the right one, so the device is waited for only once.
+        found = [each.stray_rows(each.axes[0], allowed).any() for each in judged]
+        suspect = torch.stack(found).tolist() if found else []
+        writes = (
+            each.stray_write(allowed)
+            for each, is_suspect in zip(judged, suspect, strict=True)
+            if is_suspect
+        )
+        return next((write for write in writes if write is not None), None)
+
+
+class _WatchedTensor:
+    """A state tensor, its copy, and the readings of its rows."""
+
+    def __init__(
+        self, name: str, tensor: torch.Tensor, saved: torch.Tensor, axes: tuple[RowAxis, ...]
+    ) -> None:
+        self.name, self.tensor, self.axes, self._saved = name, tensor, axes, saved
+
+    def prefer(self, axis: RowAxis) -> None:
+        """Try an axis before the others."""
+        self.axes = (axis, *(other for other in self.axes if other != axis))
+
+    def stray_rows(self, axis: RowAxis, allowed: RowsByKind) -> torch.Tensor:
+        """Return which rows changed and are not allowed to, bool [rows]."""
+        return axis.stray_rows(self.tensor, self._saved, allowed)
+
+    def stray_write(self, allowed: RowsByKind) -> Write | None:
+        """Return the first stray row along the axis that has the fewest, if no axis has none."""
+        strays = [
+            (axis, self.stray_rows(axis, allowed).nonzero().flatten().tolist())
+            for axis in self.axes
+        ]
+        axis, rows = min(strays, key=lambda each: len(each[1]))
+        return Write(self.name, rows[0], *self._values(axis, rows[0])) if rows else None
+
+    def is_pool(self, axis: RowAxis, own: RowsByKind, reserved: RowsByKind) -> bool:
+        """Return whether slots or pages of a batch changed, and nothing else."""
+        if axis.kind not in ("slots", "pages"):
+            return False
+        rows = {*axis.changed_rows(self.tensor, self._saved).nonzero().flatten().tolist()}
+        return rows <= {*own[axis.kind]} and not rows <= {*reserved[axis.kind]}
+
+    def is_table(self, last_request: int) -> bool:
+        """Return whether the tensor may hold a row of slots per request, and did not change."""
+        tensor = self.tensor
+        is_integer = tensor.dtype in (torch.int32, torch.int64) and tensor.ndim == 2
+        return is_integer and len(tensor) > last_request and torch.equal(tensor, self._saved)
+
+    def _values(self, axis: RowAxis, row: int) -> tuple[str, str]:
+        """Return the first changed number of a row, before and after."""
+        both = [axis.rows(tensor)[:, row].flatten() for tensor in (self._saved, self.tensor)]
+        data = [numbers.view(torch.uint8).view(len(numbers), -1) for numbers in both]
+        first = int((data[0] != data[1]).any(1).nonzero()[0])
+        return distinct_text(*(numbers[first].item() for numbers in both))
+
+
+def _without_parts(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the state without empty tensors and parts of other tensors, whose rows are shifted."""
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in sorted(state.items(), key=lambda each: _containers_first(each[1])):
+        if tensor.numel() and not any(_is_part(tensor, whole) for whole in kept.values()):
+            kept[name] = tensor
+    return ((name, tensor) for name, tensor in state.items() if name in kept)
+
+
+def _containers_first(tensor: torch.Tensor) -> tuple[int, bool]:
+    return -tensor.numel() * tensor.element_size(), not tensor.is_contiguous()
+
+
+def _is_part(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    end = tensor.data_ptr() + (last + 1) * tensor.element_size()
+    size = whole.numel() * whole.element_size()
+    begins_inside = whole.data_ptr() <= tensor.data_ptr()
+    return whole.is_contiguous() and begins_inside and end <= whole.data_ptr() + size

@@ -1,0 +1,22 @@
+"""Runs of one step with and without its graph, and their comparison.
+
+A replay is right if it agrees with the same padded step without a graph, bit for bit, and if that
+agrees with the step on the live rows alone, up to rounding. Captures, audits and the kit for tests
+all check this here.
+"""
+
+from graphkit.verify.capture import capture_target
+from graphkit.verify.comparison import GRAPH_DIFFERS, PADDING_LEAKS, Comparison, compare_runs
+from graphkit.verify.differences import first_difference, tolerance
+from graphkit.verify.step_runs import StepRuns
+
+__all__ = [
+    "GRAPH_DIFFERS",
+    "PADDING_LEAKS",
+    "Comparison",
+    "StepRuns",
+    "capture_target",
+    "compare_runs",
+    "first_difference",
+    "tolerance",
+]

@@ -1,0 +1,75 @@
+"""Comparison of the replay of one batch with the same step without a graph and without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphkit.graphs import StateSnapshot
+from graphkit.graphs.snapshot import restore_problem
+from graphkit.records import Mismatch
+from graphkit.runners import Runner
+from graphkit.verify.differences import Allowed, Tensors, largest_difference
+from graphkit.verify.step_runs import StepRuns
+
+GRAPH_DIFFERS = "the graph differs from the same padded path without it"
+PADDING_LEAKS = "padding changes live rows"
+"""Kinds of mismatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Outcome of ``compare_runs``.
+
+    Attributes:
+        replayed: Live rows of the replay, by field.
+        mismatches: Of the graph and of padding, at most one each.
+        largest_difference: Largest difference of floating-point numbers, allowed or not.
+    """
+
+    replayed: Tensors
+    mismatches: tuple[Mismatch, ...]
+    largest_difference: float
+
+
+def compare_runs(
+    runner: Runner[Any, Any], batch: Any, padded_batch_size: int, allowed: Allowed | None = None
+) -> Comparison:
+    """Run a batch padded, replayed and unpadded, each time from the same state, and compare.
+
+    The replay must agree with the padded run bit for bit, and the padded run with the unpadded one
+    up to a tolerance; see ``StepRuns``. Restores state and random numbers.
+
+    Args:
+        runner: Captured.
+        batch: The mode's inputs, with at least one live request.
+        padded_batch_size: The captured size to run at.
+        allowed: Largest difference between padded and unpadded numbers, see ``first_difference``;
+            ``None`` allows some roundings of the largest number.
+    """
+    with StateSnapshot(restorable_state(runner), runner.device) as start:
+        runs = StepRuns(runner, batch, padded_batch_size, start)
+        padded, replayed = runs.padded(), runs.replay()
+        graph = runs.graph_difference(padded, replayed)
+        padding = runs.padding_difference(padded, allowed)
+    largest = max(runs.largest_difference, largest_difference(padded, replayed))
+
+    def mismatches() -> Iterator[Mismatch]:
+        for kind, found in ((GRAPH_DIFFERS, graph), (PADDING_LEAKS, padding)):
+            if found is not None:
+                yield replace(
+                    found,
+                    kind=kind,
+                    mode=runner.mode.name,
+                    batch_size=batch.batch_size,
+                    padded_batch_size=padded_batch_size,
+                )
+
+    return Comparison(replayed, tuple(mismatches()), largest)
+
+
+def restorable_state(runner: Runner[Any, Any]) -> dict[str, Any]:
+    """Return the declared state and the attention backend's tensors that a snapshot can restore."""
+    state = runner.memory_names()["state"]
+    return {name: tensor for name, tensor in state.items() if not restore_problem(tensor)}

@@ -1,0 +1,119 @@
+"""Comparison of two outputs of the same batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from graphkit.records import Mismatch
+
+Tensors = Mapping[str, torch.Tensor]
+Allowed = float | Callable[[torch.Tensor], torch.Tensor | float]
+"""Largest difference of floating-point fields: a number, or a function of the expected tensor."""
+RowOwner = Callable[[int, int], int]
+"""``owner(row, num_rows)`` is the request that a row belongs to."""
+
+_ROUNDINGS = 64
+"""Rounding errors that two kernels may accumulate when they add in a different order."""
+
+
+def tolerance(expected: Tensors) -> float:
+    """Return the largest difference to expect between kernels: some roundings of the largest value.
+
+    Infinities and NaN do not count as values.
+    """
+    return max((_rounding(tensor) for tensor in expected.values()), default=0.0)
+
+
+def even_owner(num_requests: int) -> RowOwner:
+    """Return the row owner of an output in which every request has as many rows."""
+    return lambda row, num_rows: row * num_requests // num_rows
+
+
+def largest_difference(expected: Tensors, got: Tensors) -> float:
+    """Return the largest absolute difference; infinite where only one side is NaN.
+
+    Integers are token ids and indices, whose distance means nothing: they count as equal.
+    """
+    return max(
+        (
+            float(_difference(one, other).max())
+            for _, one, other in _fields(expected, got)
+            if one.is_floating_point()
+        ),
+        default=0.0,
+    )
+
+
+def first_difference(
+    expected: Tensors, got: Tensors, allowed: Allowed, owner: RowOwner
+) -> Mismatch | None:
+    """Return the largest difference of the first row that differs by more than is allowed.
+
+    Args:
+        expected: The reference output.
+        got: The other output. A field that only one of them has differs in every row.
+        allowed: Largest difference of floating-point fields; integers must be equal.
+        owner: Names the request of a row.
+    """
+    for name, one, other in _fields(expected, got):
+        difference = _difference(one, other)
+        if one.is_floating_point():
+            limit = allowed(one) if callable(allowed) else allowed
+            difference = difference - (_rows(limit) if isinstance(limit, torch.Tensor) else limit)
+        rows = (difference > 0).any(1).nonzero()
+        if rows.numel():
+            row = int(rows[0])
+            column = int(difference[row].argmax())
+            return Mismatch(
+                field=name,
+                row=row,
+                request=owner(row, len(difference)),
+                expected=float(_rows(one)[row, column]),
+                got=float(_rows(other)[row, column]),
+            )
+    return None
+
+
+def allowed_by(rtol: float, atol: float) -> Allowed:
+    """Return ``atol + rtol * abs(expected)``, where infinities and NaN count as 0."""
+
+    def allowed(expected: torch.Tensor) -> torch.Tensor:
+        size = expected.double().abs()
+        return atol + rtol * torch.where(size.isfinite(), size, 0.0)
+
+    return allowed
+
+
+def _fields(expected: Tensors, got: Tensors) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield each field of either output; NaN replaces a field that is missing."""
+    for name in dict.fromkeys([*expected, *got]):
+        one, other = expected.get(name), got.get(name)
+        if one is None:
+            one = _nan_like(other)
+        yield name, one, _nan_like(one) if other is None else other
+
+
+def _nan_like(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None, "one of the outputs has the field"
+    return torch.full_like(tensor, torch.nan, dtype=torch.float64)
+
+
+def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Return the absolute differences, [rows, columns]; infinite where only one side is NaN."""
+    a, b = _rows(expected).double(), _rows(got).double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return torch.where(same, 0.0, (a - b).abs().nan_to_num(nan=torch.inf, posinf=torch.inf))
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(tensor.shape[0], -1)
+
+
+def _rounding(tensor: torch.Tensor) -> float:
+    if not tensor.is_floating_point():
+        return 0.0
+    values = tensor.float()
+    largest = float(torch.where(values.isfinite(), values.abs(), 0.0).max())
+    return _ROUNDINGS * torch.finfo(tensor.dtype).eps * max(1.0, largest)

@@ -1,0 +1,88 @@
+"""Checks and measurements of one captured size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from graphkit.graphs import StateSnapshot
+from graphkit.records import GraphRecord, Mismatch, SizeRecord
+from graphkit.runners import Runner
+from graphkit.targets import CaptureTarget
+from graphkit.verify.comparison import compare_runs, restorable_state
+
+_SEED = 20
+_REPEATS = {"cuda": 20, "cpu": 3}
+
+
+class SizeCheck:
+    """Compares and measures replays at one captured size.
+
+    Args:
+        target: Makes the batches.
+        runner: One of the target's, captured.
+        size: The captured size.
+
+    Attributes:
+        mismatches: Wrong replays so far.
+    """
+
+    def __init__(self, target: CaptureTarget, runner: Runner[Any, Any], size: int) -> None:
+        self._target, self._runner, self._size = target, runner, size
+        self._largest, self._compared = 0.0, 0
+        self.mismatches: list[Mismatch] = []
+
+    def compare(self, live: int) -> None:
+        """Compare the replay of a batch of ``live`` requests with the step without a graph."""
+        comparison = compare_runs(self._runner, self._batch(live), self._size)
+        self._compared += 1
+        self._largest = max(self._largest, comparison.largest_difference)
+        self.mismatches += comparison.mismatches
+
+    def measured(self, record: SizeRecord) -> SizeRecord:
+        """Return the size's record with the outcome so far and the duration of a full batch."""
+        batch = self._batch(self._size)
+        return replace(
+            record,
+            replay_us=self._duration_us(lambda: self._runner.replay(batch)),
+            eager_us=self._duration_us(lambda: self._runner.fall_back(batch)),
+            largest_difference=self._largest,
+            batches_compared=self._compared,
+        )
+
+    def inspected(self) -> GraphRecord:
+        """Return the graph's record, with the cost of its nodes for a full batch."""
+        batch = self._batch(self._size)
+        with self._preserved():
+            return self._runner.inspect(
+                self._size,
+                weights=self._target.weights,
+                replay=lambda: self._runner.replay(batch, padded_batch_size=self._size),
+            )
+
+    def _batch(self, live: int) -> Any:
+        return self._target.batch(self._runner.mode, live, _SEED + live)
+
+    def _preserved(self) -> StateSnapshot:
+        return StateSnapshot(restorable_state(self._runner), self._runner.device)
+
+    def _duration_us(self, run: Callable[[], object]) -> float:
+        """Return the median time in microseconds until the results are available."""
+        with self._preserved():
+            return median(self._once_us(run) for _ in range(_REPEATS[self._runner.device.type]))
+
+    def _once_us(self, run: Callable[[], object]) -> float:
+        self._synchronise()
+        began = time.perf_counter()
+        run()
+        self._synchronise()
+        return (time.perf_counter() - began) * 1e6
+
+    def _synchronise(self) -> None:
+        if self._runner.device.type == "cuda":
+            torch.cuda.synchronize(self._runner.device)
