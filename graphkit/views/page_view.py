@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -57,9 +57,13 @@ class _Table:
         heads = tuple(column.name for column in self.page.columns)
         rows = [heads, *(_indented(self.page.cells(line.row), line) for line in lines)]
         wanted = widest(rows)
+        columns = [
+            replace(column, least=min(column.least, width))
+            for column, width in zip(self.page.columns, wanted, strict=True)
+        ]
         spans = [
             ColumnSpan(span.index, min(span.width, wanted[span.index]))
-            for span in fit(self.page.columns, wanted, options.max_width)
+            for span in fit(columns, wanted, options.max_width)
         ]
         styles = [_BOLD, *(_style(line) for line in lines)]
         for cells, style in zip(rows, styles, strict=True):

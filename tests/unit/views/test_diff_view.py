@@ -76,4 +76,4 @@ def test_a_long_list_of_nodes_ends_with_their_number(capture, text):
     empty = dataclasses.replace(capture.graphs[1], nodes=(), edges=())
     shown = text(diff_view(diff_records(empty, capture.graphs[1])), 200)
     assert shown.count("  + #") == 12
-    assert "and 9 nodes more; --json lists all" in shown
+    assert "and 9 more nodes; --json lists all" in shown

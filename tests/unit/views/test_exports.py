@@ -23,7 +23,8 @@ from graphkit.records import (
     RecordingRecord,
     load_record,
 )
-from graphkit.views import FORMATS, Export, diff_view, inspect_view, node_view
+from graphkit.views import FORMATS, Export, diff_view, inspect_view, page_view
+from graphkit.views.pages import node_page
 
 REAL = sorted((Path(__file__).parents[2] / "data").glob("**/*.json"))
 """Records as machines made them."""
@@ -60,9 +61,9 @@ def test_svg_of_a_capture_is_its_table_unless_a_graph_is_chosen(capture):
     whole = shown(FORMATS[".svg"](Export(capture)))
     assert "graphkit capture: tiny" in whole
     assert "eager / replay" in whole
-    assert "module and kernel" not in whole
+    assert "module and node" not in whole
     one = shown(FORMATS[".svg"](Export(capture, mode="DRAFT", batch_size=4)))
-    assert one.count("module and kernel") == 1
+    assert one.count("module and node") == 1
     assert "eager / replay" not in one
 
 
@@ -73,7 +74,7 @@ def test_json_of_a_selection_is_the_record_with_those_graphs(capture):
 
 
 def test_dot_of_many_graphs_asks_which(capture):
-    with pytest.raises(ConfigError, match=r"these are 2: DRAFT 4, DRAFT 8\. Choose one"):
+    with pytest.raises(ConfigError, match=r"2 are selected: DRAFT 4, DRAFT 8\. Choose one"):
         FORMATS[".dot"](Export(capture, mode="DRAFT"))
     dot = FORMATS[".dot"](Export(capture, mode="DRAFT", batch_size=8))
     assert dot.startswith('digraph "DRAFT 8"')
@@ -81,7 +82,7 @@ def test_dot_of_many_graphs_asks_which(capture):
 
 @pytest.mark.parametrize("suffix", [".html", ".dot", ".trace.json"])
 def test_a_capture_without_nodes_has_no_such_form(capture, suffix):
-    with pytest.raises(RecordError, match="made without looking into graphs"):
+    with pytest.raises(RecordError, match="the record holds no nodes"):
         FORMATS[suffix](Export(dataclasses.replace(capture, graphs=())))
 
 
@@ -97,7 +98,7 @@ def test_records_without_graphs_have_json_and_svg(capture):
 
 def test_svg_has_no_character_that_xml_lacks(graph):
     odd = dataclasses.replace(graph, name="a\x00b\x1bc\ufffed")
-    assert "module and kernel" in shown(FORMATS[".svg"](Export(odd)))
+    assert "module and node" in shown(FORMATS[".svg"](Export(odd)))
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -138,6 +139,6 @@ def test_records_of_real_machines(path, text):
     text(inspect_view(record))
     graphs = (record,) if isinstance(record, GraphRecord) else record.graphs
     for graph in graphs[:1]:
-        for node in graph.nodes:
-            text(node_view(node))
+        for at in range(len(graph.nodes)):
+            text(page_view(node_page(graph, at)))
     assert all(graph.is_same for graph in diff_records(record, record).graphs)

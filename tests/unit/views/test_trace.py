@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from graphkit.views.selection import titled
+from graphkit.views.selection import named_graphs
 from graphkit.views.trace import trace_of
 
 
@@ -149,6 +149,6 @@ def test_a_module_that_runs_twice_is_two_slices(make_graph):
 
 
 def test_graphs_of_one_name_stay_apart(recording):
-    events = json.loads(trace_of(titled(recording)))["traceEvents"]
+    events = json.loads(trace_of(named_graphs(recording)))["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == ["runner.py:40", "runner.py:40 #2"]

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from graphkit.records import CaptureRecord, GraphRecord
-from graphkit.views.page import page_of
-from graphkit.views.selection import selected, titled
+from graphkit.views.html import html_of
+from graphkit.views.selection import named_graphs, select_graphs
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -41,7 +41,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(capture):
-    return page_of(capture, titled(capture))
+    return html_of(capture, named_graphs(capture))
 
 
 def test_it_loads_nothing(page):
@@ -59,7 +59,7 @@ def test_the_record_in_it_is_the_record(page, capture):
 
 
 def test_a_selection_holds_its_graphs_alone(capture):
-    page = page_of(capture, selected(capture, mode="DRAFT", batch_size=4))
+    page = html_of(capture, select_graphs(capture, mode="DRAFT", batch_size=4))
     record = CaptureRecord.from_json(Page(page).texts["record"])
     assert record == dataclasses.replace(capture, graphs=capture.graphs[2:3])
 
@@ -67,12 +67,12 @@ def test_a_selection_holds_its_graphs_alone(capture):
 def test_it_opens_with_the_first_graph_that_has_nodes(compiled, capture):
     empty = dataclasses.replace(compiled, graphs=compiled.graphs[:1])
     for record, first in ((compiled, "1"), (capture, "0"), (empty, "0")):
-        tags = Page(page_of(record, titled(record))).tags
+        tags = Page(html_of(record, named_graphs(record))).tags
         assert [facts["data-first"] for tag, facts in tags if tag == "select"] == [first]
 
 
 def test_a_graph_alone_is_its_own_record(graph):
-    page = page_of(graph, titled(graph))
+    page = html_of(graph, named_graphs(graph))
     assert GraphRecord.from_json(Page(page).texts["record"]) == graph
 
 
@@ -87,8 +87,8 @@ def test_no_name_breaks_out(graph, name):
         for node in graph.nodes[:2]
     )
     odd = dataclasses.replace(graph, name=name, nodes=nodes, edges=())
-    text = page_of(odd, titled(odd))
-    plain = page_of(graph, titled(dataclasses.replace(graph, nodes=graph.nodes[:2])))
+    text = html_of(odd, named_graphs(odd))
+    plain = html_of(graph, named_graphs(dataclasses.replace(graph, nodes=graph.nodes[:2])))
     parsed, usual = Page(text), Page(plain)
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in usual.tags]
     assert parsed.links == usual.links
@@ -97,7 +97,10 @@ def test_no_name_breaks_out(graph, name):
 
 def test_a_name_like_a_place_of_the_template_stays_a_name(capture):
     odd = dataclasses.replace(capture, target="{{record}} {{table}}")
-    assert Page(page_of(odd, titled(odd))).texts["h1"] == "graphkit capture: {{record}} {{table}}"
+    assert (
+        Page(html_of(odd, named_graphs(odd))).texts["h1"]
+        == "graphkit capture: {{record}} {{table}}"
+    )
 
 
 def test_without_javascript_a_plain_table_names_every_node(page, capture):
