@@ -45,7 +45,7 @@ class PrefilledRequests:
             models read ahead.
         lengths: int64 [count], committed tokens.
         rows: int64 [count], request rows.
-        slots: int64 [count, CONTEXT], KV slot of each position.
+        slots: int64 [pool rows, CONTEXT], KV slot of each position of each row; 0 in unused rows.
         features: [count, CONTEXT, H], the target's hidden states, set by ``prefill_target``.
         topk_p, topk_index: [count, K], candidates after each bonus token, set by
             ``prefill_eagle``.
@@ -66,12 +66,14 @@ class PrefilledRequests:
         self.lengths = _prefix_lengths(count, spec)
         self.texts = _texts(count, CONTEXT + spec.num_steps + 1)
         self.rows = np.array(req_to_token_pool.alloc(count))
-        self.slots = 1 + np.arange(count * CONTEXT).reshape(count, CONTEXT)
+        slots = 1 + np.arange(count * CONTEXT).reshape(count, CONTEXT)
         table = req_to_token_pool.req_to_token
-        table[self.on_device(self.rows)] = self.on_device(self.slots).to(table.dtype)
+        table[self.on_device(self.rows)] = self.on_device(slots).to(table.dtype)
+        self.slots = np.zeros((len(table), CONTEXT), dtype=np.int64)
+        self.slots[self.rows] = slots
         is_prefix = np.arange(CONTEXT) < self.lengths[:, None]
         self._prefix = self.on_device(is_prefix.ravel().nonzero()[0])
-        self._prefix_slots = self.on_device(self.slots[is_prefix])
+        self._prefix_slots = self.on_device(slots[is_prefix])
         self._positions = torch.arange(CONTEXT, device=self.device).repeat(count)
 
     def on_device(self, numbers: NDArray[np.integer[Any]]) -> torch.Tensor:

@@ -1,31 +1,24 @@
 """Sample batches of each forward mode, drawn from prefilled requests.
 
+The runner classes say where the rows of a batch are; this module adds token ids and hidden states.
 Hidden states are on the device, as in an engine. All other fields are numpy arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers import (
-    AcceptedCounts,
-    DraftExtendInputs,
-    DraftInputs,
-    Inputs,
-    MultiLayerDraftExtendInputs,
-    TargetVerifyInputs,
-)
+from graphkit.buffers import DraftExtendInputs, DraftInputs, Field, Inputs, fields_of
 from graphkit.reference.prefilled_requests import PrefilledRequests
+from graphkit.runners import RUNNERS, Runner
+from graphkit.runners.sample_rows import SampleRows
 from graphkit.spec import ForwardMode
 
-Chosen = NDArray[np.int64]
-"""Indices of the requests in a batch, [B]."""
-
-IntArray = NDArray[np.integer[Any]]
+IntArray = NDArray[np.int64]
 
 
 class SampleBatches:
@@ -39,141 +32,89 @@ class SampleBatches:
 
     def __init__(self, requests: PrefilledRequests) -> None:
         self.requests, self._spec = requests, requests.spec
-        self._samplers: dict[ForwardMode, Callable[[Chosen, np.random.Generator], Inputs]] = {
-            ForwardMode.DECODE: self._decode,
-            ForwardMode.TARGET_VERIFY: self._verify,
-            ForwardMode.DRAFT: self._draft,
-            ForwardMode.DRAFT_EXTEND: self._extend,
-            ForwardMode.DRAFT_EXTEND_V2: self._extend_v2,
-            ForwardMode.MULTI_LAYER_EAGLE: self._multi_layer,
-        }
 
     def __call__(self, mode: ForwardMode, batch_size: int, seed: int) -> Inputs:
         """Return a batch, as ``CaptureTarget.sample_batch`` requires."""
-        random = np.random.default_rng([seed, batch_size, list(self._samplers).index(mode)])
+        runner = RUNNERS[mode]
+        inputs_type = runner.buffers_type.inputs_type
+        random = np.random.default_rng([seed, batch_size, list(RUNNERS).index(mode)])
         chosen = random.permutation(self.requests.count)[:batch_size]
-        return self._samplers[mode](chosen, random)
-
-    def _decode(self, chosen: Chosen, _random: np.random.Generator) -> Inputs:
-        positions = self.requests.lengths[chosen]
-        return TargetVerifyInputs(
-            **self._committed(chosen),
-            input_ids=self.requests.texts[chosen, positions],
-            positions=positions,
-            out_cache_loc=self.requests.slots[chosen, positions],
+        sample = self._sample_rows(runner, chosen, random)
+        values: dict[str, Any] = {**runner.sample_fields(self._spec, sample)}
+        del values["mrope_positions"]  # the reference models do not read them
+        if issubclass(inputs_type, DraftInputs):
+            values |= self._draft_state(chosen)
+        else:
+            values |= self._row_contents(inputs_type, chosen, sample, values, random)
+        return inputs_type(
+            **{
+                field.name: _cast(values[field.name], field)
+                for field in fields_of(inputs_type)
+                if field.name in values
+            }
         )
 
-    def _verify(self, chosen: Chosen, random: np.random.Generator) -> Inputs:
-        width = self._spec.num_draft_tokens
-        request, positions = chosen[:, None], self._positions(chosen, width)
-        mask, depth = None, np.arange(width)
-        if self._spec.topk > 1:
-            mask, depth = random_trees(len(chosen), width, random)
-        tokens, is_drafted = self.requests.texts[request, positions], np.arange(width) > 0
-        return TargetVerifyInputs(
-            **self._committed(chosen),
-            input_ids=_corrupt_half(tokens, is_drafted, random).ravel(),
-            positions=(positions[:, :1] + depth).ravel(),
-            out_cache_loc=self.requests.slots[request, positions].ravel(),
-            custom_mask=mask,
+    def _sample_rows(
+        self, runner: type[Runner[Any, Any]], chosen: IntArray, random: np.random.Generator
+    ) -> SampleRows:
+        """Draw how many tokens each request accepted, and its tree in TARGET_VERIFY."""
+        parents, width = None, runner.width(self._spec)
+        if runner.mode is ForwardMode.TARGET_VERIFY and self._spec.topk > 1:
+            bounds = np.maximum(np.arange(width), 1)
+            parents = random.integers(0, bounds, (len(chosen), width))
+        return SampleRows(
+            rows=self.requests.rows[chosen],
+            committed=self.requests.lengths[chosen],
+            accepted=random.integers(1, self._spec.num_steps + 2, len(chosen)),
+            slots=self.requests.slots,
+            parents=parents,
         )
 
-    def _draft(self, chosen: Chosen, _random: np.random.Generator) -> Inputs:
-        """Return a DRAFT batch; each branch has S consecutive slots."""
-        requests, topk = self.requests, self._spec.topk
-        positions = self._positions(chosen, topk * self._spec.num_steps)
-        return DraftInputs(
-            **self._committed(chosen),
-            topk_p=requests.topk_p[chosen],
-            topk_index=requests.topk_index[chosen],
-            hidden_states=requests.hidden_states[requests.on_device(chosen)],
-            positions=requests.lengths[chosen].repeat(topk),
-            out_cache_loc=requests.slots[chosen[:, None], positions].ravel(),
-        )
-
-    def _extend(self, chosen: Chosen, random: np.random.Generator) -> Inputs:
-        """Return a DRAFT_EXTEND batch of the accepted tokens alone, packed."""
-        accepted, width = self._accepted(chosen, random), self._spec.num_steps + 1
-        positions = self._positions(chosen, width)[np.arange(width) < accepted[:, None]]
-        return DraftExtendInputs(
-            **self._extending(chosen, accepted, positions, accepted),
-            input_ids=self.requests.texts[chosen.repeat(accepted), positions + 1],
-        )
-
-    def _extend_v2(self, chosen: Chosen, random: np.random.Generator) -> Inputs:
-        return DraftExtendInputs(**self._all_rows(chosen, random))
-
-    def _multi_layer(self, chosen: Chosen, random: np.random.Generator) -> Inputs:
-        fields = self._all_rows(chosen, random)
-        starts = np.arange(len(chosen)) * self._spec.num_draft_tokens
-        select_index = starts + fields["num_accepted_drafts"]
-        return MultiLayerDraftExtendInputs(**fields, select_index=select_index)
-
-    def _all_rows(self, chosen: Chosen, random: np.random.Generator) -> dict[str, Any]:
-        """Return the fields of W rows per request; rows behind the accepted ones are arbitrary."""
-        accepted, width = self._accepted(chosen, random), self._spec.num_draft_tokens
-        positions = self._positions(chosen, width)
-        whole = np.full(len(chosen), width, dtype=np.int32)
-        tokens = self.requests.texts[chosen[:, None], positions + 1]
-        is_rejected = np.arange(width) >= accepted[:, None]
-        fields = self._extending(chosen, whole, positions.ravel(), accepted)
-        return fields | {"input_ids": _corrupt_half(tokens, is_rejected, random).ravel()}
-
-    def _extending(
-        self, chosen: Chosen, lengths: IntArray, positions: IntArray, accepted: IntArray
-    ) -> dict[str, Any]:
-        """Return the fields of draft-extend: ``lengths`` rows of each request at ``positions``."""
-        requests, request = self.requests, chosen.repeat(lengths)
+    def _draft_state(self, chosen: IntArray) -> dict[str, Any]:
+        """Return the candidates and hidden states that DRAFT starts from."""
+        requests = self.requests
         return {
-            "req_pool_indices": requests.rows[chosen],
-            "seq_lens": requests.lengths[chosen].astype(np.int32) + lengths,
-            "extend_seq_lens": lengths,
-            "positions": positions,
-            "out_cache_loc": requests.slots[request, positions],
-            "hidden_states": requests.features[
-                requests.on_device(request), requests.on_device(positions)
-            ],
-            **AcceptedCounts.from_tokens(accepted).fields(),
+            "topk_p": requests.topk_p[chosen],
+            "topk_index": requests.topk_index[chosen],
+            "hidden_states": requests.hidden_states[requests.on_device(chosen)],
         }
 
-    def _committed(self, chosen: Chosen) -> dict[str, Any]:
-        """Return the fields of modes whose ``seq_lens`` count committed tokens only."""
-        lengths = self.requests.lengths[chosen].astype(np.int32)
-        return {"req_pool_indices": self.requests.rows[chosen], "seq_lens": lengths}
-
-    def _positions(self, chosen: Chosen, width: int) -> NDArray[np.int64]:
-        """Return the positions behind each prefix, [B, width]."""
-        return self.requests.lengths[chosen][:, None] + np.arange(width)
-
-    def _accepted(self, chosen: Chosen, random: np.random.Generator) -> IntArray:
-        """Draw the number of accepted tokens, from the bonus token alone to a whole path."""
-        return random.integers(1, self._spec.num_steps + 2, len(chosen)).astype(np.int32)
-
-
-def random_trees(
-    count: int, width: int, random: np.random.Generator
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Draw trees in which each node's parent is a random earlier node.
-
-    Returns:
-        The mask, bool [B, W, W], set at [b, i, j] if j is i or an ancestor of i; and the depth of
-        each node, int64 [B, W].
-    """
-    mask = np.zeros((count, width, width), dtype=np.bool_)
-    depth = np.zeros((count, width), dtype=np.int64)
-    each = np.arange(count)
-    mask[:, 0, 0] = True
-    for node in range(1, width):
-        parent = random.integers(0, node, count)
-        mask[:, node] = mask[each, parent]
-        mask[:, node, node] = True
-        depth[:, node] = depth[each, parent] + 1
-    return mask, depth
+    def _row_contents(
+        self,
+        inputs_type: type[Inputs],
+        chosen: IntArray,
+        sample: SampleRows,
+        values: dict[str, Any],
+        random: np.random.Generator,
+    ) -> dict[str, Any]:
+        """Return token ids and hidden states of the rows behind each prefix."""
+        requests, counts = self.requests, values["extend_seq_lens"]
+        owner = chosen.repeat(counts)
+        row = np.concatenate([np.arange(count) for count in counts])
+        position = sample.committed.repeat(counts) + row
+        if not issubclass(inputs_type, DraftExtendInputs):
+            tokens = requests.texts[owner, position]
+            return {"input_ids": _corrupt_half(tokens, row > 0, random)}
+        # Draft models run one token ahead. Rows behind the accepted ones are arbitrary.
+        tokens = requests.texts[owner, position + 1]
+        is_rejected = row >= sample.accepted.repeat(counts)
+        features = requests.features[requests.on_device(owner), requests.on_device(position)]
+        return {
+            "input_ids": _corrupt_half(tokens, is_rejected, random),
+            "hidden_states": features,
+        }
 
 
 def _corrupt_half(
-    tokens: NDArray[np.int64], is_drafted: NDArray[np.bool_], random: np.random.Generator
-) -> NDArray[np.int64]:
+    tokens: IntArray, is_draft: NDArray[np.bool_], random: np.random.Generator
+) -> IntArray:
     """Replace half of the draft tokens by random bytes."""
-    is_replaced = (random.random(tokens.shape) < 0.5) & is_drafted
+    is_replaced = (random.random(tokens.shape) < 0.5) & is_draft
     return np.where(is_replaced, random.integers(0, 128, tokens.shape), tokens)
+
+
+def _cast(value: Any, field: Field) -> Any:
+    """Cast an array to the dtype of its field; return tensors as they are."""
+    if isinstance(value, np.ndarray) and isinstance(field.dtype, torch.dtype):
+        return torch.from_numpy(value).to(field.dtype).numpy()
+    return value
