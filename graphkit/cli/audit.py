@@ -129,9 +129,9 @@ def _write_lock(path: Path, selection: TargetSelection) -> int:
 
 
 def _sizes_of(selection: TargetSelection) -> list[int]:
-    from graphkit.audit.report import few_sizes
+    from graphkit.audit.report import representative_sizes
 
-    return selection.batch_sizes or few_sizes(selection.target)
+    return selection.batch_sizes or representative_sizes(selection.target)
 
 
 def _parse_names(text: str) -> list[str]:

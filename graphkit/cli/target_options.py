@@ -106,15 +106,17 @@ def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] |
     """
     from graphkit.graphs import SizeTable
 
-    target = selection.target
+    target, device = selection.target, selection.device
     if batch_sizes is None:
         batch_sizes = target.batch_sizes
     sizes = SizeTable(target.sizes.max_batch_size, batch_sizes).sizes
-    modes = [mode.name for mode in selection.modes or target.forwards]
-    sizes_text = f"{count_of(len(sizes), 'size')} each, largest {sizes[-1]}"
-    text = f"{verb} {target.name} on {selection.device}: {', '.join(modes)}; {sizes_text}"
-    if selection.device.startswith("cuda"):
-        text += "; the first size of a mode takes longest because it compiles kernels"
+    modes = [mode.name for mode in dict.fromkeys(selection.modes or target.forwards)]
+    text = f"{verb} {', '.join(modes)} of {target.name} on {device}: {count_of(len(sizes), 'size')}"
+    if len(modes) > 1:
+        text += " per mode"
+    text += f", up to {count_of(sizes[-1], 'request')}"
+    if device.startswith("cuda"):
+        text += "; the first size of a mode compiles kernels and takes longest"
     print_message(text)
 
 

@@ -1,9 +1,10 @@
-"""The command run in this process, and small targets in its working directory."""
+"""The command, run in this process, and small targets in its working directory."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import sys
 from dataclasses import dataclass
 
@@ -70,36 +71,41 @@ stops = target(interrupted)
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
     @property
-    def error(self):
-        """The one line on stderr that says what is wrong."""
+    def messages(self):
+        """Lines on stderr after the announcement of the work."""
         lines = [line for line in self.err.splitlines() if line]
-        assert len(lines) == 1, self.err
-        assert lines[0].startswith("error: ")
-        return lines[0]
+        return lines[bool(lines and re.match("(capturing|auditing) ", lines[0])) :]
+
+    @property
+    def error(self):
+        """The only message, which is an error."""
+        (line,) = self.messages
+        assert line.startswith("error: ")
+        return line
 
 
 @pytest.fixture(autouse=True)
 def without_cuda(monkeypatch):
-    """The same on a machine with CUDA: the targets below live on the CPU."""
+    """Hide CUDA devices: the targets below are on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture
 def run(capsys):
-    """``run(word, ...)`` gives exit code, stdout and stderr."""
+    """Return ``run(argument, ...)``, which runs ``graphkit`` in this process."""
 
-    def command(*words):
+    def command(*arguments):
         capsys.readouterr()
         try:
-            code = main([str(word) for word in words])
-        except SystemExit as ended:  # argparse's own
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:  # raised by argparse
             code = ended.code
         return Ended(code, *capsys.readouterr())
 
@@ -108,7 +114,7 @@ def run(capsys):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty working directory."""
+    """Change to an empty working directory."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -118,7 +124,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny(tmp_path, here, monkeypatch):
-    """The name of a module with targets."""
+    """Write a module with targets and yield its name."""
     name = next(names)
     (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -129,6 +135,6 @@ def tiny(tmp_path, here, monkeypatch):
 
 @pytest.fixture
 def saved(run, tiny, here):
-    """A record of two modes on disk."""
+    """Save a record of two modes."""
     assert run("capture", f"{tiny}:right", "--out", "record.json").code == 0
     return here / "record.json"

@@ -1,4 +1,4 @@
-"""``graphkit audit``: findings in words, and exit codes that a script can trust."""
+"""``graphkit audit``: its report, its lock files and its exit codes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ def sample_batch(mode, batch_size, seed):
         out_cache_loc=np.arange(1, 4 * batch_size + 1),
     )
 
-def target(forward, **facts):
+def target(forward, largest=2, **options):
     return gk.CaptureTarget(
         name="small",
         spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4),
-        sizes=gk.BufferSizes(2, 128, 16, 32, torch.float32),
+        sizes=gk.BufferSizes(largest, 128, 16, 32, torch.float32),
         forwards={MODE: lambda i: gk.ForwardOutput(next_token_logits=forward(i))},
-        sample_batch=sample_batch, weights=model, **facts)
+        sample_batch=sample_batch, weights=model, **options)
 
 sound = target(score)
+single = target(score, largest=1)
 frozen = target(
     lambda i: score(i) * settings["scale"],
     host_values={"scale": (lambda value: settings.update(scale=value), [2.0, 3.0])})
@@ -56,7 +57,7 @@ names = (f"graphkit_tests_cli_audit_{number}" for number in itertools.count())
 
 @pytest.fixture
 def small(tmp_path, here, monkeypatch):
-    """The name of a module with targets."""
+    """Write a module with targets and return its name."""
     name = next(names)
     (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -64,15 +65,15 @@ def small(tmp_path, here, monkeypatch):
     return name
 
 
-def test_a_sound_target_ends_well(run, small):
+def test_a_sound_target_has_no_finding(run, small):
     ended = run("audit", f"{small}:sound", *QUICK)
     assert ended.code == 0
     assert "captured again: 0 differences" in ended.out
     assert ended.out.rstrip().endswith("checks, no finding.")
-    assert not ended.err
+    assert not ended.messages
 
 
-def test_a_finding_is_told_with_what_to_do_and_ends_with_1(run, small):
+def test_an_error_is_printed_with_its_advice_and_exits_with_1(run, small):
     ended = run("audit", f"{small}:frozen", *QUICK)
     assert ended.code == 1
     assert "error: baked value: TARGET_VERIFY 1: scale is baked into node" in ended.out
@@ -81,7 +82,7 @@ def test_a_finding_is_told_with_what_to_do_and_ends_with_1(run, small):
     assert "findings." in ended.out
 
 
-def test_a_warning_alone_does_not_fail(run, small):
+def test_a_finding_that_is_no_error_exits_with_0(run, small):
     ended = run("audit", f"{small}:unread", "--only", "pointers")
     assert ended.code == 0
     assert "warning: dead input" in ended.out
@@ -95,15 +96,15 @@ def test_json_is_the_report(run, small):
     assert {finding.batch_size for finding in report.findings} == {2}
 
 
-def test_out_writes_the_report_and_says_so(run, small, here):
+def test_out_writes_the_report_and_names_the_file(run, small, here):
     ended = run("audit", f"{small}:sound", *QUICK, "--out", "audit.json")
-    assert ended.err == "wrote audit.json\n"
+    assert ended.messages == ["wrote audit.json"]
     assert not AuditReport.load(here / "audit.json").findings
 
 
-def test_two_runs_say_the_same(run, small):
-    one, other = (run("audit", f"{small}:frozen", *QUICK, "--json") for _ in range(2))
-    reports = [AuditReport.from_json(ended.out) for ended in (one, other)]
+def test_two_runs_give_the_same_report(run, small):
+    first, second = (run("audit", f"{small}:frozen", *QUICK, "--json") for _ in range(2))
+    reports = [AuditReport.from_json(ended.out) for ended in (first, second)]
     assert reports[0].findings == reports[1].findings
     assert [c.text for c in reports[0].checks] == [c.text for c in reports[1].checks]
 
@@ -111,7 +112,7 @@ def test_two_runs_say_the_same(run, small):
 def test_a_lock_is_written_and_holds(run, small, here):
     ended = run("audit", f"{small}:sound", "--lock", "graphs.lock.json")
     assert (ended.code, ended.out) == (0, "")
-    assert ended.err == "locked 2 graphs: wrote graphs.lock.json\n"
+    assert ended.messages == ["locked 2 graphs: wrote graphs.lock.json"]
     assert set(LockRecord.load(here / "graphs.lock.json").fingerprints) == {
         "TARGET_VERIFY 1", "TARGET_VERIFY 2",
     }  # fmt: skip
@@ -120,7 +121,15 @@ def test_a_lock_is_written_and_holds(run, small, here):
     assert ended.out.count("as locked") == 2
 
 
-def test_a_lock_says_what_changed(run, small, here):
+def test_a_lock_of_one_graph_is_counted_in_the_singular(run, small):
+    ended = run("audit", f"{small}:single", "--lock", "graphs.lock.json")
+    assert ended.err.splitlines() == [
+        "capturing TARGET_VERIFY of small on cpu: 1 size, up to 1 request",
+        "locked 1 graph: wrote graphs.lock.json",
+    ]
+
+
+def test_a_changed_graph_is_an_error_of_a_check(run, small, here):
     run("audit", f"{small}:changing", "--lock", "graphs.lock.json")
     importlib.import_module(small).settings["scale"] = 3.0
     ended = run("audit", f"{small}:changing", "--check", "graphs.lock.json")
@@ -130,7 +139,7 @@ def test_a_lock_says_what_changed(run, small, here):
     assert "sigmoid" in ended.out
 
 
-def test_a_check_of_one_mode_misses_no_other(run, small, here):
+def test_a_check_of_one_mode_does_not_miss_the_others(run, small, here):
     run("audit", "graphkit.reference:reference_target", "--lock", "all.json", "--batch-sizes", "1",
         "--mode", "DECODE", "--mode", "DRAFT_EXTEND_V2")  # fmt: skip
     ended = run("audit", "graphkit.reference:reference_target", "--check", "all.json",
@@ -139,13 +148,13 @@ def test_a_check_of_one_mode_misses_no_other(run, small, here):
     assert "is gone" not in ended.out
 
 
-def test_an_unknown_audit_is_refused_with_those_there_are(run, small):
+def test_an_unknown_audit_is_refused_with_the_known_ones(run, small):
     ended = run("audit", f"{small}:sound", "--only", "backed")
     assert ended.code == 2
     assert "unknown audit 'backed'; audits are warmup, baked, pointers" in ended.error
 
 
-def test_a_lock_that_is_none_is_refused(run, small, here):
+def test_a_file_that_is_no_lock_is_refused(run, small, here):
     (here / "no.json").write_text("{}")
     ended = run("audit", f"{small}:sound", "--check", "no.json")
     assert ended.code == 1
@@ -154,15 +163,15 @@ def test_a_lock_that_is_none_is_refused(run, small, here):
 
 @pytest.mark.parametrize("names", ["", ",", " "])
 def test_a_list_of_no_audits_is_wrong_usage(run, small, names):
-    """Else ``--only "$AUDITS"`` finds nothing wrong where the variable is missing."""
+    """Otherwise ``--only "$AUDITS"`` would pass without the variable."""
     ended = run("audit", f"{small}:frozen", "--only", names)
     assert (ended.code, ended.out) == (2, "")
     assert "names no audit, such as baked,pads" in ended.err
 
 
-@pytest.mark.parametrize("words", [("--only", "pads"), ("--out", "report.json"), ("--json",)])
-def test_what_a_lock_would_not_heed_is_wrong_usage(run, here, words):
-    ended = run("audit", "no_such_module_here:x", "--lock", "graphs.lock.json", *words)
+@pytest.mark.parametrize("option", [("--only", "pads"), ("--out", "report.json"), ("--json",)])
+def test_an_option_of_audits_is_refused_with_a_lock(run, here, option):
+    ended = run("audit", "no_such_module_here:x", "--lock", "graphs.lock.json", *option)
     assert (ended.code, ended.out) == (2, "")
-    assert f"--lock audits nothing: {words[0]} says what of an audit" in ended.error
+    assert f"runs no audit, so {option[0]} has no effect" in ended.error
     assert not list(here.iterdir())

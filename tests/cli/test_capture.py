@@ -1,13 +1,17 @@
-"""``graphkit capture``: results to stdout, the rest to stderr, an exit code that can be trusted."""
+"""``graphkit capture``: results on stdout, the rest on stderr, and its exit codes."""
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
+from graphkit.cli.target_options import TargetSelection, announce
 from graphkit.errors import TargetError
 from graphkit.records import CaptureRecord
+from graphkit.spec import ForwardMode
 
-STAYS_EAGER = """
+WITHOUT_GRAPHS = """
 import dataclasses
 import graphkit as gk
 from graphkit.attention import SdpaAttention
@@ -23,7 +27,7 @@ target = dataclasses.replace(made, forwards={mode: made.forwards[mode] for mode 
 """
 
 
-def test_a_right_target_gives_a_table_per_mode(run, tiny):
+def test_a_correct_target_gives_a_table_per_mode(run, tiny):
     ended = run("capture", f"{tiny}:right")
     assert ended.code == 0
     assert "tiny on cpu, recorder backend" in ended.out
@@ -32,7 +36,36 @@ def test_a_right_target_gives_a_table_per_mode(run, tiny):
     rows = [line.split("│")[1].strip() for line in ended.out.splitlines() if line.startswith("│")]
     assert rows == ["1", "2"] * 2
     assert "6 live batches replayed" in ended.out
-    assert not ended.err.strip(), "progress is for terminals"
+    assert not ended.messages, "progress is for terminals"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((), "TARGET_VERIFY, DECODE of tiny on cpu: 2 sizes per mode, up to 2 requests"),
+        (("--mode", "decode"), "DECODE of tiny on cpu: 2 sizes, up to 2 requests"),
+        (("--mode", "decode") * 2, "DECODE of tiny on cpu: 2 sizes, up to 2 requests"),
+        (("--batch-sizes", "2"), "TARGET_VERIFY, DECODE of tiny on cpu: 1 size per mode, up to"),
+    ],
+)
+@pytest.mark.parametrize("command", ["capture", "inspect"])
+def test_the_work_is_announced_before_it_starts(run, tiny, monkeypatch, command, options, text):
+    def no_work(*_, **__):
+        raise LookupError("starts")
+
+    monkeypatch.setattr("graphkit.verify.capture_target", no_work)
+    lines = run(command, f"{tiny}:right", *options).err.splitlines()
+    assert lines[0].startswith(f"capturing {text}")
+    assert lines[1].startswith("error: LookupError: starts")
+
+
+def test_kernel_compilation_is_announced_on_cuda(tiny, capsys):
+    target = importlib.import_module(tiny).right
+    announce("capturing", TargetSelection(target, [ForwardMode.DECODE], None, "cuda:0"), None)
+    assert capsys.readouterr().err == (
+        "capturing DECODE of tiny on cuda:0: 2 sizes, up to 2 requests; the first size of a mode "
+        "compiles kernels and takes longest\n"
+    )
 
 
 def test_json_on_stdout_is_the_record_and_nothing_else(run, tiny, here):
@@ -41,17 +74,17 @@ def test_json_on_stdout_is_the_record_and_nothing_else(run, tiny, here):
     assert (record.target, record.backend, record.mismatches) == ("tiny", "recorder", ())
     assert [mode.mode for mode in record.modes] == ["TARGET_VERIFY", "DECODE"]
     assert ended.out == record.to_json() == (here / "record.json").read_text()
-    assert ended.err.strip() == "wrote record.json"
+    assert ended.messages == ["wrote record.json"]
 
 
 def test_modes_ignore_case_and_come_in_the_order_given(run, tiny):
-    words = ("--mode", "decode", "--mode", "Target_Verify", "--batch-sizes", "2", "--json")
-    record = CaptureRecord.from_json(run("capture", f"{tiny}:right", *words).out)
+    options = ("--mode", "decode", "--mode", "Target_Verify", "--batch-sizes", "2", "--json")
+    record = CaptureRecord.from_json(run("capture", f"{tiny}:right", *options).out)
     assert [mode.mode for mode in record.modes] == ["DECODE", "TARGET_VERIFY"]
     assert [[size.batch_size for size in mode.sizes] for mode in record.modes] == [[2], [2]]
 
 
-def test_every_mode_of_the_reference_model_is_right(run):
+def test_every_mode_of_the_reference_model_is_correct(run):
     ended = run("capture", "--batch-sizes", "2", "--json")
     record = CaptureRecord.from_json(ended.out)
     assert (ended.code, record.mismatches) == (0, ())
@@ -62,8 +95,8 @@ def test_every_mode_of_the_reference_model_is_right(run):
 
 
 def test_the_modes_of_draft_models_can_be_named(run):
-    words = ("--mode", "draft_extend_v2", "--mode", "Multi_Layer_EAGLE", "--batch-sizes", "1")
-    ended = run("capture", *words)
+    options = ("--mode", "draft_extend_v2", "--mode", "Multi_Layer_EAGLE", "--batch-sizes", "1")
+    ended = run("capture", *options)
     assert ended.code == 0
     titles = [line.strip() for line in ended.out.splitlines() if "tokens per request" in line]
     assert titles == [
@@ -73,8 +106,8 @@ def test_the_modes_of_draft_models_can_be_named(run):
     assert "18 live batches replayed" in ended.out
 
 
-def test_a_mode_that_stays_eager_has_a_table_without_sizes(run, here):
-    (here / "eager_target.py").write_text(STAYS_EAGER)
+def test_a_mode_without_graphs_has_a_table_without_sizes(run, here):
+    (here / "eager_target.py").write_text(WITHOUT_GRAPHS)
     ended = run("capture", "eager_target:target", "--out", "record.json")
     assert ended.code == 0
     assert "DRAFT_EXTEND_V2, 4 tokens per request" in ended.out
@@ -83,13 +116,13 @@ def test_a_mode_that_stays_eager_has_a_table_without_sizes(run, here):
     assert modes == {"DRAFT_EXTEND_V2": 0, "DRAFT_EXTEND": 1}
 
 
-def test_a_mismatch_fails_and_says_where(run, tiny, here):
+def test_a_mismatch_fails_and_is_located(run, tiny, here):
     ended = run("capture", f"{tiny}:leaks", "--mode", "target_verify", "--out", "record.json")
     assert ended.code == 1
-    said = " ".join(ended.out.split())
-    assert "1 of 3 replays are wrong" in said
-    assert "TARGET_VERIFY, 1 requests at size 2: padding changes live rows: " in said
-    assert "next_token_logits row 0 (request 0) is" in said
+    text = " ".join(ended.out.split())
+    assert "1 of 3 replays are wrong" in text
+    assert "TARGET_VERIFY, 1 requests at size 2: padding changes live rows: " in text
+    assert "next_token_logits row 0 (request 0) is" in text
     (mismatch,) = CaptureRecord.load(here / "record.json").mismatches
     assert (mismatch.mode, mismatch.batch_size, mismatch.padded_batch_size) == (
         "TARGET_VERIFY", 1, 2,
@@ -97,21 +130,21 @@ def test_a_mismatch_fails_and_says_where(run, tiny, here):
 
 
 def test_many_mismatches_are_counted_and_listed_in_the_json(run, tiny):
-    words = ("capture", f"{tiny}:leaks_often")
-    ended, listed = run(*words), run(*words, "--json")
+    arguments = ("capture", f"{tiny}:leaks_often")
+    ended, listed = run(*arguments), run(*arguments, "--json")
     record = CaptureRecord.from_json(listed.out)
     assert (ended.code, listed.code, len(record.mismatches)) == (1, 1, 20)
-    said = " ".join(ended.out.split())
-    assert said.count("padding changes live rows") == 10
-    assert "and 10 more; --json lists all" in said
+    text = " ".join(ended.out.split())
+    assert text.count("padding changes live rows") == 10
+    assert "and 10 more; --json lists all" in text
 
 
-def test_a_replay_that_is_wrong_in_two_ways_is_one_wrong_replay(run, tiny):
+def test_a_replay_with_two_mismatches_is_one_wrong_replay(run, tiny):
     ended = run("capture", f"{tiny}:bakes", "--mode", "decode")
-    said = " ".join(ended.out.split())
-    assert said.count("the graph differs from the same padded path without it") == 3
-    assert said.count("padding changes live rows") == 3
-    assert "3 of 3 replays are wrong" in said
+    text = " ".join(ended.out.split())
+    assert text.count("the graph differs from the same padded path without it") == 3
+    assert text.count("padding changes live rows") == 3
+    assert "3 of 3 replays are wrong" in text
 
 
 def test_a_forward_that_cannot_be_captured_fails_on_one_line(run, tiny, here):
@@ -123,25 +156,25 @@ def test_a_forward_that_cannot_be_captured_fails_on_one_line(run, tiny, here):
 
 
 @pytest.mark.parametrize("command", ["capture", "inspect", "audit"])
-def test_a_target_that_makes_no_batch_is_told_on_one_line(run, tiny, command):
+def test_a_failing_sample_batch_is_an_error_on_one_line(run, tiny, command):
     ended = run(command, f"{tiny}:gives_none")
     assert (ended.code, ended.out) == (2, "")
     assert ended.error.startswith("error: target 'tiny': sample_batch(TARGET_VERIFY, ")
     assert ended.error.endswith("(LookupError: no batch today).")
 
 
-def test_what_a_targets_own_code_raises_is_told_on_one_line(run, tiny):
+def test_an_exception_of_a_target_is_an_error_on_one_line(run, tiny):
     ended = run("audit", f"{tiny}:bad_setter")
     assert (ended.code, ended.out) == (1, "")
     assert (
-        ended.error == "error: LookupError: no batch today. graphkit -v shows where it came from."
+        ended.error == "error: LookupError: no batch today. Run graphkit -v to see the traceback."
     )
     with pytest.raises(LookupError, match="at all"):
         run("-v", "audit", f"{tiny}:bad_setter")
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (("no_such_module_here:x",), "cannot be imported"),
         (("nonsense",), "is not of the form package.module:attribute"),
@@ -149,40 +182,42 @@ def test_what_a_targets_own_code_raises_is_told_on_one_line(run, tiny):
         (("{}:absent",), "has no attribute 'absent'"),
         (
             ("{}:right", "--mode", "verify"),
-            "unknown mode 'verify'; modes are DECODE, TARGET_VERIFY",
+            "unknown mode 'verify': modes are DECODE, TARGET_VERIFY",
         ),
-        (("{}:right", "--mode", "idle"), "no forward for IDLE; it has TARGET_VERIFY, DECODE"),
+        (("{}:right", "--mode", "idle"), "unknown mode 'idle': modes are DECODE, TARGET_VERIFY"),
+        (("{}:right", "--mode", "draft"), "no forward for DRAFT"),
         (("{}:right", "--batch-sizes", "0"), "batch_sizes must hold ints >= 1, got 0"),
         (("{}:right", "--batch-sizes", "-1"), "got -1"),
         (("{}:right", "--batch-sizes", "1,1"), "holds a size twice"),
         (("{}:right", "--batch-sizes", "1,99"), "holds 99, but max_batch_size is 2"),
     ],
 )
-def test_what_cannot_be_meant_is_wrong_usage(run, tiny, words, text):
-    ended = run("capture", *[word.format(tiny) for word in words])
+def test_a_wrong_argument_is_a_usage_error(run, tiny, arguments, text):
+    ended = run("capture", *[each.format(tiny) for each in arguments])
     assert (ended.code, ended.out) == (2, "")
     assert text in ended.error
 
 
 @pytest.mark.parametrize("sizes", ["", "x", "1;2", "1,,2", "1.5"])
-def test_sizes_that_are_no_list_are_wrong_usage(run, tiny, sizes):
+def test_sizes_that_are_no_list_are_a_usage_error(run, tiny, sizes):
     ended = run("capture", f"{tiny}:right", "--batch-sizes", sizes)
     assert (ended.code, ended.out) == (2, "")
     assert f"{sizes!r} is not a list of sizes such as 1,2,4" in ended.err
 
 
-def test_cuda_without_cuda_is_no_usable_device(run, tiny):
+def test_a_missing_cuda_device_exits_with_3(run, tiny):
     ended = run("capture", f"{tiny}:right", "--device", "cuda")
     assert (ended.code, ended.out) == (3, "")
     assert "no CUDA device for device='cuda'" in ended.error
 
 
-def test_an_interruption_fails_without_a_traceback(run, tiny):
-    ended = run("capture", f"{tiny}:stops")
-    assert (ended.code, ended.out) == (1, "")
+@pytest.mark.parametrize("verbose", [(), ("-v",)])
+def test_an_interruption_exits_with_130_without_a_traceback(run, tiny, verbose):
+    ended = run(*verbose, "capture", f"{tiny}:stops")
+    assert (ended.code, ended.out) == (130, "")
     assert ended.error == "error: interrupted"
 
 
-def test_verbose_shows_where_an_error_comes_from(run):
+def test_verbose_raises_the_error_with_its_traceback(run):
     with pytest.raises(TargetError):
         run("-v", "capture", "no_such_module_here:x")

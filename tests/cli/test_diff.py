@@ -1,4 +1,4 @@
-"""``graphkit diff``: what changed is a result; what cannot be compared is a failure."""
+"""``graphkit diff``: a difference is a result, an unreadable record is a failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.records import DiffRecord
 
 @pytest.fixture
 def changed(saved, here):
-    """The record after an update of the driver and with a smaller pool."""
+    """Save the record with a different driver, a larger pool and without one size."""
     body = json.loads(saved.read_text())
     body["environment"]["driver"] = "590"
     body["modes"][0]["sizes"][0]["pool_bytes"] += 4096
@@ -26,7 +26,7 @@ def test_a_record_equals_itself(run, saved):
     assert "->" not in ended.out
 
 
-def test_what_changed_is_said_and_is_no_failure(run, saved, changed):
+def test_a_difference_is_printed_and_is_no_failure(run, saved, changed):
     ended = run("diff", saved, changed)
     assert (ended.code, ended.err) == (0, "")
     assert "none -> 590" in ended.out
@@ -35,7 +35,7 @@ def test_what_changed_is_said_and_is_no_failure(run, saved, changed):
     assert "\x1b" not in ended.out
 
 
-def test_json_is_the_record_of_it(run, saved, changed):
+def test_json_is_the_diff_record(run, saved, changed):
     ended = run("diff", changed, saved, "--json")
     assert (ended.code, ended.err) == (0, "")
     diff = DiffRecord.from_json(ended.out)
@@ -48,7 +48,7 @@ def test_json_is_the_record_of_it(run, saved, changed):
     [None, b"", b"{", b"[1, 2]", b'{"kind": "capture", "schema": 99}', b"\xff\x00", b"\x89PNG"],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_what_is_no_record_is_refused_on_one_line(run, saved, here, content, is_first):
+def test_a_file_that_is_no_record_is_refused_on_one_line(run, saved, here, content, is_first):
     if content is not None:
         (here / "odd.json").write_bytes(content)
     ended = run("diff", *(("odd.json", saved) if is_first else (saved, "odd.json")))

@@ -1,4 +1,4 @@
-"""``graphkit doctor`` says what is there, what works, and what to do about the rest."""
+"""``graphkit doctor``: libraries, devices and backends, and a remedy for what does not work."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def with_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Imaginary [H200]")
 
 
-def findings(run):
+def facts_of(run):
     ended = run("doctor", "--json")
     assert ended.code == 0
-    return {finding["what"]: finding for finding in json.loads(ended.out)}
+    return {fact["what"]: fact for fact in json.loads(ended.out)}
 
 
 def test_json_has_the_same_keys_everywhere(run):
-    for finding in findings(run).values():
-        assert set(finding) == {"what", "found", "works", "remedy"}
-        assert isinstance(finding["works"], bool)
-        assert finding["works"] or finding["remedy"]
+    for fact in facts_of(run).values():
+        assert set(fact) == {"what", "found", "works", "remedy"}
+        assert isinstance(fact["works"], bool)
+        assert fact["works"] or fact["remedy"]
 
 
 def test_without_cuda_the_recorder_works_and_the_rest_has_a_remedy(run):
-    found = findings(run)
+    found = facts_of(run)
     assert found["torch"]["found"] == torch.__version__
     assert found["recorder backend"]["works"]
     assert not found["CUDA device"]["works"]
@@ -37,29 +37,29 @@ def test_without_cuda_the_recorder_works_and_the_rest_has_a_remedy(run):
     ended = run("doctor")
     assert (ended.code, ended.err) == (0, "")
     assert torch.__version__ in ended.out
-    assert "CUDA device: none is needed: device='cpu'" in ended.out
-    assert "cuda backend: needs a CUDA device and triton" in ended.out
+    assert "CUDA device: optional: device='cpu'" in ended.out
+    assert "cuda backend: needs a CUDA device and Triton" in ended.out
 
 
-def test_with_cuda_the_device_is_named_as_it_is(run, with_cuda):
-    found = findings(run)
+def test_with_cuda_the_device_is_named(run, with_cuda):
+    found = facts_of(run)
     assert found["CUDA device"] == {
         "what": "CUDA device", "found": "Imaginary [H200]", "works": True,
         "remedy": found["CUDA device"]["remedy"],
     }  # fmt: skip
-    assert "Imaginary [H200]" in run("doctor").out, "brackets are no markup"
+    assert "Imaginary [H200]" in run("doctor").out, "brackets must not be parsed as markup"
 
 
-def test_each_text_stands_on_one_line_in_a_pipe(run):
+def test_each_fact_is_one_line_in_a_pipe(run):
     lines = run("doctor").out.splitlines()
-    marks = [line.split()[0] for line in lines[: len(findings(run))]]
+    marks = [line.split()[0] for line in lines[: len(facts_of(run))]]
     assert set(marks) == {"ok", "--"}
 
 
-def test_it_needs_no_bindings_and_no_triton(run, monkeypatch):
+def test_it_runs_without_cuda_bindings_and_triton(run, monkeypatch):
     monkeypatch.setattr(import_module("graphkit.graphs.driver"), "runtime", lambda: None)
     monkeypatch.setattr(import_module("graphkit.graphs.environment"), "package_version", lambda name: "")
-    found = findings(run)
+    found = facts_of(run)
     assert found["triton"]["found"] == found["cuda-bindings"]["found"] == ""
     assert not found["triton"]["works"]
     assert "missing" in run("doctor").out
