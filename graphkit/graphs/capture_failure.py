@@ -9,7 +9,14 @@ from pathlib import Path
 import torch
 
 from graphkit.errors import CaptureCause, GraphkitError
-from graphkit.graphs.source_lines import Frame, is_graphkit, is_internal, location_in, quoted
+from graphkit.graphs.source_lines import (
+    Frame,
+    in_module,
+    is_graphkit,
+    is_internal,
+    location_in,
+    quoted,
+)
 
 _MESSAGES = {
     CaptureCause.OUT_OF_MEMORY: (
@@ -54,12 +61,15 @@ def failure_of(error: BaseException) -> CaptureFailure:
 
 def describe_exception(error: BaseException) -> str:
     """Return which line, of which module, raised an exception, with its type and first line."""
-    line, text = location_in(_frames(error)), _type_and_message(error)
-    own = _defect_of_graphkit(error)
-    if own is not None:
-        text = f"{text} at {quoted(own)}"
-        return f"{line} called graphkit, which raised {text}" if line else f"graphkit raised {text}"
-    return f"{line} raised {text}" if line else text
+    frames, text, own = _frames(error), _type_and_message(error), _defect_of_graphkit(error)
+    if own is None:
+        line = location_in(frames)
+        return f"{line} raised {text}" if line else text
+    text = f"{text} at {quoted(own)}"
+    caller = location_in([frame for frame in frames if not is_graphkit(_filename(frame))])
+    if caller:
+        return f"{caller} called graphkit, which raised {text}"
+    return f"graphkit raised {text}{in_module(frames)}"
 
 
 def _cause_of(error: BaseException) -> CaptureCause:
@@ -80,7 +90,7 @@ def _cause_of(error: BaseException) -> CaptureCause:
 def _defect_of_graphkit(error: BaseException) -> Frame | None:
     """Return graphkit's line that raised an exception other than a ``GraphkitError``."""
     for frame in _frames(error):
-        filename = frame[0].f_code.co_filename
+        filename = _filename(frame)
         if is_graphkit(filename) and not filename.startswith(_DISPATCH):
             return None if isinstance(error, GraphkitError) else frame
         if not is_internal(filename):
@@ -91,6 +101,10 @@ def _defect_of_graphkit(error: BaseException) -> Frame | None:
 def _frames(error: BaseException) -> list[Frame]:
     """Return the frames of the traceback, innermost first."""
     return list(traceback.walk_tb(error.__traceback__))[::-1]
+
+
+def _filename(frame: Frame) -> str:
+    return frame[0].f_code.co_filename
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

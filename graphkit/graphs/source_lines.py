@@ -6,7 +6,7 @@ import contextlib
 import linecache
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -18,10 +18,9 @@ from graphkit.graphs.module_names import running_module
 Frame = tuple[FrameType, int]
 """A frame of a stack and its line number."""
 
-_PACKAGE = Path(__file__).parents[1]
-_MODELS = "reference"
-"""The room of graphkit's own models, whose lines are shown like a user's."""
-_GRAPHKIT = tuple(str(room.resolve()) for room in _PACKAGE.iterdir() if room.name != _MODELS)
+_ROOMS = {room.name: str(room.resolve()) for room in Path(__file__).parents[1].iterdir()}
+_WITH_FORWARDS = ("reference", "engine")
+"""Rooms of graphkit that contain forwards. Their lines are shown like a user's."""
 _SITE_PACKAGES = Path(torch.__file__).parents[1]
 _LIBRARIES = tuple(f"{_SITE_PACKAGES / name}{os.sep}" for name in ("torch", "triton", "numpy"))
 _CONTEXTLIB = str(Path(contextlib.__file__).resolve())
@@ -62,10 +61,13 @@ def location_in(stack: Iterable[Frame]) -> str:
     """
     stack = list(stack)
     frame = next(_user_frames(stack), None)
-    if frame is None:
-        return ""
+    return "" if frame is None else quoted(frame) + in_module(stack)
+
+
+def in_module(stack: Sequence[Frame]) -> str:
+    """Return `` in module PATH`` for the innermost module that runs in a stack, or nothing."""
     module = running_module([frame for frame, _ in reversed(stack)])
-    return quoted(frame) + (f" in module {module}" if module else "")
+    return f" in module {module}" if module else ""
 
 
 def quoted(frame: Frame) -> str:
@@ -75,16 +77,26 @@ def quoted(frame: Frame) -> str:
 
 
 def is_graphkit(filename: str) -> bool:
-    """Return whether a file belongs to graphkit, its reference models excepted."""
-    path = _resolved(filename)
-    return any(path == room or path.startswith(f"{room}{os.sep}") for room in _GRAPHKIT)
+    """Return whether a file belongs to graphkit."""
+    return _is_in(filename, _ROOMS)
 
 
 @cache
 def is_internal(filename: str) -> bool:
-    """Return whether a file belongs to graphkit, torch, triton or numpy, or is generated code."""
+    """Return whether a file's lines are not shown: torch, graphkit or generated code.
+
+    Lines of triton and numpy are not shown either; those of graphkit's forwards are.
+    """
     is_library = _resolved(filename).startswith((*_LIBRARIES, _CONTEXTLIB))
-    return is_library or filename.startswith(_GENERATED) or is_graphkit(filename)
+    is_forward = _is_in(filename, _WITH_FORWARDS)
+    return (
+        is_library or filename.startswith(_GENERATED) or (is_graphkit(filename) and not is_forward)
+    )
+
+
+def _is_in(filename: str, rooms: Iterable[str]) -> bool:
+    path = _resolved(filename)
+    return any(path == _ROOMS[room] or path.startswith(_ROOMS[room] + os.sep) for room in rooms)
 
 
 def _current_stack() -> Iterator[Frame]:

@@ -1,4 +1,4 @@
-"""What is inside a captured graph: nodes, arguments, what made them, and what they cost."""
+"""Contents of captured graphs: nodes, arguments, origins and times."""
 
 from graphkit.graphs.walk.inspect import inspect_graph, tensors_of
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors

@@ -1,6 +1,7 @@
-"""A captured graph as something that two captures of it can be compared by.
+"""Nodes of a captured graph in a form that is equal for equal captures.
 
-Addresses in the graph's own pool become offsets, which are the same however often it is captured.
+Addresses in the graph's own pool become offsets into the pool, which do not depend on where the
+allocator placed it.
 """
 
 from __future__ import annotations
@@ -22,37 +23,38 @@ from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.recorder_walk import nodes_of
 from graphkit.records import Argument
 
-_LOWEST = 1 << 16
-"""No process has memory below."""
+_LOWEST_ADDRESS = 1 << 16
+"""Linux maps nothing below (``vm.mmap_min_addr``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanonicalArgument:
-    """What a node was given, without what is different from capture to capture.
+    """An argument of a node, without what differs between equal captures.
 
     Attributes:
         name: The parameter's name; empty for a compiled kernel's.
-        data: Its bytes on CUDA, its text on the recorder.
-        constants: On the recorder, address and digest of tensors in it that came from outside and
-            that nobody declared. The same memory may hold something else at every replay; other
-            memory is a constant that the capture made.
-        alive: Those tensors, so that no later capture's stand where they stood.
+        data: On CUDA its bytes, on the recorder its text.
+        constants: On the recorder, address and digest of the tensors in it that were neither named
+            nor made by the capture. At an equal address the contents may change between replays; at
+            another address the tensor is a constant of its capture.
+        constant_tensors: Those tensors. Holding them keeps later captures from reusing their
+            addresses.
     """
 
     name: str
     data: bytes | str
     constants: tuple[tuple[int, str], ...] = ()
-    alive: tuple[torch.Tensor, ...] = field(default=(), compare=False)
+    constant_tensors: tuple[torch.Tensor, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class CanonicalNode:
-    """What a node does.
+    """A node of a captured graph.
 
     Attributes:
-        name: The kernel, or the operation.
-        launch: How it is launched: what of it, and its value.
-        arguments: What it is given.
+        name: The kernel or the operation.
+        launch: Names and values of its launch settings, such as ``("grid", "4x1x1")``.
+        arguments: Its arguments, in order.
     """
 
     name: str
@@ -61,34 +63,36 @@ class CanonicalNode:
 
 
 def canonical_nodes(graph: Any, names: NamedTensors) -> tuple[CanonicalNode, ...]:
-    """The image of a runner's graph.
+    """Return the nodes of a runner's graph in their canonical form, in order.
 
     Args:
-        graph: A ``CudaGraph`` or ``RecordedGraph``, or a chain of them.
-        names: As for ``inspect_graph``; the recorder's tensors are compared by name.
+        graph: A ``CudaGraph``, a ``RecordedGraph``, or a ``GraphSequence`` of them.
+        names: As for ``inspect_graph``; on the recorder, tensors are compared by name.
     """
-    parts: Sequence[Any] = getattr(graph, "graphs", (graph,))
-    if isinstance(parts[0], RecordedGraph):
-        return tuple(_of_ops(parts, names))
-    return tuple(node for part in parts for node in _of_template(part))
+    graphs: Sequence[Any] = getattr(graph, "graphs", (graph,))
+    if isinstance(graphs[0], RecordedGraph):
+        return tuple(_recorder_nodes(graphs, names))
+    return tuple(node for each in graphs for node in _cuda_nodes(each))
 
 
-def _of_template(part: CudaGraph) -> Iterator[CanonicalNode]:
-    memory = MemoryMap({}, torch.cuda.memory_snapshot(), part.graph.pool())
+def _cuda_nodes(graph: CudaGraph) -> Iterator[CanonicalNode]:
+    memory = MemoryMap({}, torch.cuda.memory_snapshot(), graph.graph.pool())
     host = HostMemory()
-    for node in DriverWalk(part.graph.raw_cuda_graph()).nodes:
-        arguments = [CanonicalArgument(p.name, _settled(p, memory, host)) for p in node.parameters]
-        yield CanonicalNode(node.name, _launch(node), tuple(arguments))
+    for node in DriverWalk(graph.graph.raw_cuda_graph()).nodes:
+        arguments = [
+            CanonicalArgument(p.name, _canonical_bytes(p, memory, host)) for p in node.parameters
+        ]
+        yield CanonicalNode(node.name, _launch_settings(node), tuple(arguments))
 
 
-def _launch(node: DriverNode) -> tuple[tuple[str, str], ...]:
-    unusual = ", ".join(f"{name} {value}" for name, value in node.attributes.items())
+def _launch_settings(node: DriverNode) -> tuple[tuple[str, str], ...]:
+    attributes = ", ".join(f"{name} {value}" for name, value in node.attributes.items())
     return (
         ("grid", _extent(node.grid)),
         ("block", _extent(node.block)),
         ("cluster", _extent(node.cluster)),
         ("shared memory", str(node.shared_memory_bytes)),
-        ("attributes", unusual),
+        ("attributes", attributes),
     )
 
 
@@ -96,13 +100,16 @@ def _extent(extent: Sequence[int]) -> str:
     return "x".join(map(str, extent))
 
 
-def _settled(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes:
-    """The bytes with offsets for addresses in the graph's pool, and without the host's own.
+def _canonical_bytes(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes:
+    """Return the bytes with pool addresses as offsets and host addresses as zeros.
 
-    What the stack held may be an address that stands between two aligned ones.
+    Addresses left on the stack may be aligned to four bytes only, hence the second pass.
     """
     data = bytearray(parameter.data or b"")
-    for at, word in (*parameter.addresses(_LOWEST), *parameter.addresses(_LOWEST, shift=4)):
+    for at, word in (
+        *parameter.addresses(_LOWEST_ADDRESS),
+        *parameter.addresses(_LOWEST_ADDRESS, shift=4),
+    ):
         offset = memory.pool_offset(word)
         if offset is not None:
             data[at : at + 8] = offset.to_bytes(8, "little")
@@ -111,23 +118,24 @@ def _settled(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes
     return bytes(data)
 
 
-def _of_ops(parts: Sequence[RecordedGraph], names: NamedTensors) -> Iterator[CanonicalNode]:
-    ops = tuple(op for part in parts for op in part.ops)
+def _recorder_nodes(
+    graphs: Sequence[RecordedGraph], names: NamedTensors
+) -> Iterator[CanonicalNode]:
+    ops = tuple(op for graph in graphs for op in graph.ops)
     for op, node in zip(ops, nodes_of(ops, (), names), strict=True):
-        given = {t.data_ptr(): t for t in (*op.args, *op.kwargs.values()) if _is_tensor(t)}
-        arguments = tuple(_given(each, given) for each in node.arguments)
+        values = (*op.args, *op.kwargs.values())
+        tensors = {each.data_ptr(): each for each in values if isinstance(each, torch.Tensor)}
+        arguments = tuple(_canonical_argument(each, tensors) for each in node.arguments)
         yield CanonicalNode(node.name, (), arguments)
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _given(argument: Argument, given: Mapping[int, torch.Tensor]) -> CanonicalArgument:
-    outside = [each.address for each in argument.pointers if each.memory == "external"]
-    alive = tuple(given[address] for address in outside if address in given)
-    constants = tuple((tensor.data_ptr(), _digest(tensor)) for tensor in alive)
-    return CanonicalArgument(argument.name, argument.text, constants, alive)
+def _canonical_argument(
+    argument: Argument, tensors: Mapping[int, torch.Tensor]
+) -> CanonicalArgument:
+    external = [each.address for each in argument.pointers if each.memory == "external"]
+    found = tuple(tensors[address] for address in external if address in tensors)
+    constants = tuple((tensor.data_ptr(), _digest(tensor)) for tensor in found)
+    return CanonicalArgument(argument.name, argument.text, constants, found)
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Where two captures of the same differ, byte by byte, and which of the bytes mean nothing."""
+"""Byte differences between captures of the same step, and bytes that carry no meaning."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphkit.graphs.host_memory import UNSET_MARKER
-from graphkit.graphs.walk.arguments import is_plain, number
+from graphkit.graphs.walk.arguments import has_short_form, number_text
 from graphkit.graphs.walk.canonical_nodes import CanonicalArgument, CanonicalNode
 from graphkit.graphs.walk.kernel_names import short_name
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureDifference:
-    """A place where two images of a graph differ.
+    """A difference between two captures of the same step.
 
     Attributes:
-        node: Index of the node; that of the first that only one of them has.
-        what: ``grid``, ``block``, ``kernel``, ``argument`` ...
-        argument: Index of the argument; ``None`` if it is none.
-        offset: Where in the argument, in bytes.
-        before, after: The values, decoded.
+        node: Index of the node; for ``number of nodes`` the first index that only one capture has.
+        what: ``kernel``, ``grid``, ``block``, ``cluster``, ``shared memory``, ``attributes``,
+            ``argument`` or ``number of nodes``.
+        before, after: Both values, decoded.
+        argument: Index of the argument; ``None`` if the difference is in none.
+        offset: Offset in the argument, in bytes; ``None`` where it has none.
     """
 
     node: int
@@ -32,55 +33,55 @@ class CaptureDifference:
 
 
 UnsetBytes = Mapping[tuple[int, int], frozenset[int]]
-"""Bytes that mean nothing, by node and argument: torch leaves them as they were on the stack."""
+"""Offsets of bytes that torch leaves unset, by indices of node and argument."""
 
 
-def differing_bytes(*images: Sequence[CanonicalNode]) -> UnsetBytes:
-    """The bytes in which images of equal captures differ."""
+def differing_bytes(*captures: Sequence[CanonicalNode]) -> UnsetBytes:
+    """Return the bytes in which equal captures differ from the first one."""
     found: dict[tuple[int, int], frozenset[int]] = {}
-    first, *others = images
+    first, *others = captures
     for other in others:
         for key, before, after in _differing_arguments(first, other):
-            found[key] = found.get(key, frozenset()) | _differing(before, after)
+            found[key] = found.get(key, frozenset()) | _differing_offsets(before, after)
     return found
 
 
-def filled_bytes(zeros: Sequence[CanonicalNode], other: Sequence[CanonicalNode]) -> UnsetBytes:
-    """The bytes that hold what the stack was filled with.
+def filled_bytes(zeros: Sequence[CanonicalNode], marked: Sequence[CanonicalNode]) -> UnsetBytes:
+    """Return the bytes that hold the fill of the stack.
 
     Args:
-        zeros: The image of a capture that filled it with zeros.
-        other: That of one that filled it with ``UNSET_MARKER``.
+        zeros: A capture with the stack filled with zeros.
+        marked: The same capture with the stack filled with ``UNSET_MARKER``.
     """
     return {
-        key: frozenset(i for i in _differing(before, after) if after[i] == UNSET_MARKER)
-        for key, before, after in _differing_arguments(zeros, other)
+        key: frozenset(i for i in _differing_offsets(before, after) if after[i] == UNSET_MARKER)
+        for key, before, after in _differing_arguments(zeros, marked)
     }
 
 
 def _differing_arguments(
-    one: Sequence[CanonicalNode], other: Sequence[CanonicalNode]
+    before: Sequence[CanonicalNode], after: Sequence[CanonicalNode]
 ) -> Iterator[tuple[tuple[int, int], bytes, bytes]]:
-    """Node and argument, and its bytes in both, of arguments that are bytes and differ."""
-    for index, nodes in enumerate(zip(one, other, strict=False)):
+    """Yield node and argument, and the bytes in both captures, where these differ."""
+    for node, nodes in enumerate(zip(before, after, strict=False)):
         arguments = zip(nodes[0].arguments, nodes[1].arguments, strict=False)
-        for place, (before, after) in enumerate(arguments):
-            one_data, other_data = before.data, after.data
+        for argument, (one, other) in enumerate(arguments):
+            one_data, other_data = one.data, other.data
             if isinstance(one_data, str) or isinstance(other_data, str):
                 continue
             if one_data != other_data:
-                yield (index, place), one_data, other_data
+                yield (node, argument), one_data, other_data
 
 
 def capture_differences(
     before: Sequence[CanonicalNode], after: Sequence[CanonicalNode], unset: UnsetBytes
 ) -> Iterator[CaptureDifference]:
-    """Where two images differ, in the order of their nodes.
+    """Yield the differences between two captures, in the order of their nodes.
 
     Args:
-        before: The one image.
-        after: The other.
-        unset: Bytes to pass over.
+        before: The nodes of one capture.
+        after: Those of the other.
+        unset: Bytes to ignore.
     """
     for index, (one, other) in enumerate(zip(before, after, strict=False)):
         if one == other:
@@ -88,48 +89,48 @@ def capture_differences(
         if one.name != other.name or len(one.arguments) != len(other.arguments):
             yield CaptureDifference(index, "kernel", short_name(one.name), short_name(other.name))
             continue
-        for (what, value), (_, now) in zip(one.launch, other.launch, strict=True):
-            if value != now:
-                yield CaptureDifference(index, what, value, now)
-        for place, both in enumerate(zip(one.arguments, other.arguments, strict=True)):
-            yield from _of_argument(index, place, *both, unset.get((index, place), frozenset()))
+        for (what, value), (_, new_value) in zip(one.launch, other.launch, strict=True):
+            if value != new_value:
+                yield CaptureDifference(index, what, value, new_value)
+        for argument, both in enumerate(zip(one.arguments, other.arguments, strict=True)):
+            ignored = unset.get((index, argument), frozenset())
+            yield from _argument_differences(index, argument, *both, ignored)
     if len(before) != len(after):
         first = min(len(before), len(after))
         yield CaptureDifference(first, "number of nodes", str(len(before)), str(len(after)))
 
 
-def _of_argument(
+def _argument_differences(
     node: int,
-    place: int,
+    argument: int,
     before: CanonicalArgument,
     after: CanonicalArgument,
     unset: frozenset[int],
 ) -> Iterator[CaptureDifference]:
     one, other = before.data, after.data
     if one == other:
-        for (address, held), (now, holds) in zip(before.constants, after.constants, strict=False):
-            if address != now and held != holds:
-                yield CaptureDifference(
-                    node, "argument", f"constant {held}", f"constant {holds}", place
-                )
+        constants = zip(before.constants, after.constants, strict=False)
+        for (address, digest), (new_address, new_digest) in constants:
+            if address != new_address and digest != new_digest:
+                values = f"constant {digest}", f"constant {new_digest}"
+                yield CaptureDifference(node, "argument", *values, argument)
         return
     if isinstance(one, str) or isinstance(other, str):
-        yield CaptureDifference(node, "argument", str(one), str(other), place)
+        yield CaptureDifference(node, "argument", str(one), str(other), argument)
         return
     width = 8 if not unset and _is_one_number(one, other) else 4
-    changed = _differing(one, other) - unset
-    for at in sorted({byte // width * width for byte in changed}):
-        values = number(one[at : at + width]), number(other[at : at + width])
-        yield CaptureDifference(node, "argument", *values, place, at)
+    offsets = _differing_offsets(one, other) - unset
+    for at in sorted({offset // width * width for offset in offsets}):
+        values = number_text(one[at : at + width]), number_text(other[at : at + width])
+        yield CaptureDifference(node, "argument", *values, argument, at)
 
 
 def _is_one_number(one: bytes, other: bytes) -> bool:
-    """Whether bytes are eight that belong together, and not four beside four that nobody set."""
-    both_halves = one[:4] != other[:4] and one[4:] != other[4:]
-    return len(one) == 8 and (both_halves or (is_plain(one) and is_plain(other)))
+    """Return whether eight bytes are one number, not two, or one beside four unset bytes."""
+    both_halves_differ = one[:4] != other[:4] and one[4:] != other[4:]
+    return len(one) == 8 and (both_halves_differ or (has_short_form(one) and has_short_form(other)))
 
 
-def _differing(one: bytes, other: bytes) -> frozenset[int]:
-    return frozenset(
-        i for i, both in enumerate(zip(one, other, strict=False)) if both[0] != both[1]
-    )
+def _differing_offsets(one: bytes, other: bytes) -> frozenset[int]:
+    pairs = enumerate(zip(one, other, strict=False))
+    return frozenset(i for i, (before, after) in pairs if before != after)

@@ -1,7 +1,7 @@
-"""What lies inside of conditional nodes.
+"""Bodies of conditional nodes.
 
-A driver as old as 580 answers no question about a conditional node's bodies. But it draws them,
-with the handle of every node in them, and handles are all that a walk needs.
+Drivers up to 580 have no query for the bodies of a conditional node. But ``cuGraphDebugDotPrint``
+writes them to a DOT file with the handle of every node, and a walk needs only the handles.
 """
 
 from __future__ import annotations
@@ -23,30 +23,41 @@ _BODY = re.compile(r"\|graph_(\d+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class ConditionalBody:
     """A graph inside of a conditional node.
 
     Attributes:
-        nodes: Handles, in order of creation.
-        edges: Between them, by place in ``nodes``.
+        nodes: Handles of its nodes, in order of creation.
+        edges: Its edges, as indices into ``nodes``.
     """
 
     nodes: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
 
 
-def conditional_bodies(driver: Any, graph: Any) -> Mapping[int, tuple[Body, ...]]:
-    """The bodies of every conditional node of a graph, however deep, by the node's handle."""
+def conditional_bodies(driver: Any, graph: Any) -> Mapping[int, tuple[ConditionalBody, ...]]:
+    """Return the bodies of every conditional node of a graph by the node's handle.
+
+    Conditional nodes inside of child graphs and of other bodies are included.
+
+    Args:
+        driver: The module ``cuda.bindings.driver``.
+        graph: A ``CUgraph``.
+    """
     flags = driver.CUgraphDebugDot_flags.CU_GRAPH_DEBUG_DOT_FLAGS_HANDLES
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.dot"
         checked(driver.cuGraphDebugDotPrint(graph, str(path).encode(), flags))
-        return bodies_in(path.read_text(errors="replace"))
+        return parse_bodies(path.read_text(errors="replace"))
 
 
-def bodies_in(drawing: str) -> Mapping[int, tuple[Body, ...]]:
-    """The same, from what the driver draws."""
-    _, *pieces = _GRAPH.split(drawing)  # numbers and texts by turns
+def parse_bodies(dot: str) -> Mapping[int, tuple[ConditionalBody, ...]]:
+    """Return the bodies that a DOT file of ``cuGraphDebugDotPrint`` contains.
+
+    Args:
+        dot: The file's text, with handles.
+    """
+    _, *pieces = _GRAPH.split(dot)  # graph numbers and texts, alternating
     numbered = zip(pieces[::2], pieces[1::2], strict=True)
     graphs = {number: (_nodes(text), _edges(text)) for number, text in numbered}
     found = {}
@@ -57,12 +68,12 @@ def bodies_in(drawing: str) -> Mapping[int, tuple[Body, ...]]:
     return found
 
 
-def _body(nodes: list[tuple[int, str]], edges: tuple[tuple[int, int], ...]) -> Body:
-    return Body(tuple(handle for handle, _ in nodes), edges)
+def _body(nodes: list[tuple[int, str]], edges: tuple[tuple[int, int], ...]) -> ConditionalBody:
+    return ConditionalBody(tuple(handle for handle, _ in nodes), edges)
 
 
 def _nodes(text: str) -> list[tuple[int, str]]:
-    """Handle and label of each node, by its number."""
+    """Return handle and label of each node, in the order of the nodes' numbers."""
     found = sorted((int(number), label) for number, label in _NODE.findall(text))
     return [(_handle(label), label) for _, label in found]
 

@@ -1,4 +1,4 @@
-"""What CUDA graphs hold, one after the other, in the words of a record."""
+"""Nodes, edges, memory and times of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,78 +12,79 @@ from graphkit.errors import InspectError
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import memory_kind
-from graphkit.graphs.walk.arguments import decoded
+from graphkit.graphs.walk.arguments import decode
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
 from graphkit.graphs.walk.kernel_names import short_name
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
-from graphkit.graphs.walk.timing import Span, launches_of
+from graphkit.graphs.walk.timing import Span, profile_launches
 from graphkit.records import Edge, GraphMemory, Node
 
 
 class CudaWalk:
-    """The templates of CUDA graphs; see ``RecorderWalk`` for its likeness on the recorder.
+    """Reads the templates of CUDA graphs; the counterpart of ``RecorderWalk``.
 
     Args:
-        parts: Graphs that one replay launches one after the other, in one memory pool.
-        origins: What made each node.
-        names: What arguments point to.
+        graphs: Graphs that one replay launches one after the other, of one memory pool.
+        origins: Origin of each node outside of child graphs and conditional bodies.
+        names: Names for the memory of arguments.
 
     Attributes:
         nodes, edges, memory: As in a ``GraphRecord``, without times.
-        device: Where the graphs run.
+        device: The graphs' device.
 
     Raises:
-        InspectError: A template was not kept, or nothing was captured.
+        InspectError: A template was not kept, nothing was captured, or cuda-bindings are missing.
     """
 
     backend = "cuda"
 
     def __init__(
         self,
-        parts: Sequence[CudaGraph | torch.cuda.CUDAGraph],
+        graphs: Sequence[CudaGraph | torch.cuda.CUDAGraph],
         origins: Sequence[NodeOrigin],
         names: NamedTensors,
     ) -> None:
-        self._parts = parts
-        graphs = [part.graph if isinstance(part, CudaGraph) else part for part in parts]
-        walks = [DriverWalk(_template(graph)) for graph in graphs]
-        pool = graphs[0].pool()
-        known = MemoryMap(names, torch.cuda.memory_snapshot(), pool, memory_kind)
-        found = list(_joined(walks))
-        made = _placed([node.parent for node in found], origins)
+        self._graphs = graphs
+        kept = [graph.graph if isinstance(graph, CudaGraph) else graph for graph in graphs]
+        walks = [DriverWalk(_template(graph)) for graph in kept]
+        pool = kept[0].pool()
+        memory = MemoryMap(names, torch.cuda.memory_snapshot(), pool, memory_kind)
+        nodes = list(_joined_nodes(walks))
+        known = _inherited([node.parent for node in nodes], origins)
         self.nodes = [
-            _node(i, *both, known) for i, both in enumerate(zip(found, made, strict=True))
+            _record(i, *both, memory) for i, both in enumerate(zip(nodes, known, strict=True))
         ]
-        self.edges = tuple(_edges(walks))
-        self.memory = self._memory(known)
+        self.edges = tuple(_joined_edges(walks))
+        self.memory = self._memory_record(memory)
         self.device = torch.device("cuda", torch.cuda.current_device())
 
     def launches(self, replay: Callable[[], object]) -> Sequence[Sequence[Span]]:
-        """What ran in each of some replays."""
-        return launches_of(replay, len(self._parts))
+        """Replay a few times, and return the spans of device work per replay."""
+        return profile_launches(replay, len(self._graphs))
 
-    def _memory(self, known: MemoryMap) -> GraphMemory:
-        pointed = [
+    def _memory_record(self, memory: MemoryMap) -> GraphMemory:
+        addresses = [
             p.address for node in self.nodes for each in node.arguments for p in each.pointers
         ]
         return GraphMemory(
-            graph_bytes=sum(getattr(part, "pool_bytes", 0) for part in self._parts),
-            pool_bytes=sum(each.size for each in known.segments if each.pool == "graph"),
-            segments=known.segments_of(pointed),
+            graph_bytes=sum(getattr(graph, "pool_bytes", 0) for graph in self._graphs),
+            pool_bytes=sum(each.size for each in memory.segments if each.pool == "graph"),
+            segments=memory.segments_of(addresses),
         )
 
 
 def _template(graph: torch.cuda.CUDAGraph) -> int:
+    """Return the handle of the graph's template, a ``CUgraph``."""
     try:
         return int(graph.raw_cuda_graph())
     except (AttributeError, RuntimeError) as error:
         raise InspectError(
-            f"cannot look into a {type(graph).__name__}: {str(error).splitlines()[0]}. "
-            "Make it with torch.cuda.CUDAGraph(keep_graph=True) and capture before."
+            f"cannot inspect a {type(graph).__name__}: {str(error).splitlines()[0].rstrip('.')}. "
+            "Make it with torch.cuda.CUDAGraph(keep_graph=True) and capture first."
         ) from error
 
 
-def _joined(walks: Sequence[DriverWalk]) -> Iterator[DriverNode]:
+def _joined_nodes(walks: Sequence[DriverWalk]) -> Iterator[DriverNode]:
     first = 0
     for walk in walks:
         for node in walk.nodes:
@@ -91,23 +92,23 @@ def _joined(walks: Sequence[DriverWalk]) -> Iterator[DriverNode]:
         first += len(walk.nodes)
 
 
-def _edges(walks: Sequence[DriverWalk]) -> Iterator[Edge]:
-    """Those of each graph, and one from every end of each to every beginning of the next."""
+def _joined_edges(walks: Sequence[DriverWalk]) -> Iterator[Edge]:
+    """Yield the edges of each graph, and edges from its last nodes to the next one's first."""
     first, ends = 0, list[int]()
     for walk in walks:
-        own = [i for i, node in enumerate(walk.nodes) if node.parent is None]
-        reached = {edge.target for edge in walk.edges}
-        left = {edge.source for edge in walk.edges}
-        for source, target in product(ends, (first + i for i in own if i not in reached)):
+        outer = [i for i, node in enumerate(walk.nodes) if node.parent is None]
+        targets = {edge.target for edge in walk.edges}
+        sources = {edge.source for edge in walk.edges}
+        for source, target in product(ends, (first + i for i in outer if i not in targets)):
             yield Edge(source=source, target=target)
         for edge in walk.edges:
             kind = "programmatic" if edge.is_programmatic else "full"
             yield Edge(source=edge.source + first, target=edge.target + first, kind=kind)
-        ends = [first + i for i in own if i not in left] or ends
+        ends = [first + i for i in outer if i not in sources] or ends
         first += len(walk.nodes)
 
 
-def _node(index: int, node: DriverNode, place: NodeOrigin, memory: MemoryMap) -> Node:
+def _record(index: int, node: DriverNode, origin: NodeOrigin, memory: MemoryMap) -> Node:
     return Node(
         index=index,
         kind=node.kind,
@@ -119,19 +120,19 @@ def _node(index: int, node: DriverNode, place: NodeOrigin, memory: MemoryMap) ->
         shared_memory_bytes=node.shared_memory_bytes,
         registers=node.registers,
         attributes=node.attributes,
-        arguments=tuple([decoded(parameter, memory) for parameter in node.parameters]),
-        module=place.module,
-        op=place.op,
-        source=place.source,
-        scope=place.scope,
+        arguments=tuple([decode(parameter, memory) for parameter in node.parameters]),
+        module=origin.module,
+        op=origin.op,
+        source=origin.source,
+        scope=origin.scope,
         parent=node.parent,
     )
 
 
-def _placed(parents: Sequence[int | None], origins: Sequence[NodeOrigin]) -> list[NodeOrigin]:
-    """What made each node; those inside of another were made with it."""
-    made: list[NodeOrigin] = []
+def _inherited(parents: Sequence[int | None], origins: Sequence[NodeOrigin]) -> list[NodeOrigin]:
+    """Return the origin of every node; nodes inside of another one have that node's origin."""
+    found: list[NodeOrigin] = []
     outer = iter(origins)
     for parent in parents:
-        made.append(next(outer, NodeOrigin()) if parent is None else made[parent])
-    return made
+        found.append(next(outer, NodeOrigin()) if parent is None else found[parent])
+    return found

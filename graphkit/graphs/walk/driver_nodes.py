@@ -1,6 +1,6 @@
-"""The nodes and edges of a CUDA graph's template, as the driver knows them.
+"""Nodes and edges of a CUDA graph's template, read through the driver API.
 
-Reads through cuda-bindings; about ten microseconds per node.
+Takes about 10 us per node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from graphkit.errors import InspectError
 from graphkit.graphs.driver import checked
 from graphkit.graphs.walk.arguments import Parameter
-from graphkit.graphs.walk.conditional_bodies import Body, conditional_bodies
+from graphkit.graphs.walk.conditional_bodies import ConditionalBody, conditional_bodies
 from graphkit.graphs.walk.kernels import Kernel
 
 _KINDS = {
@@ -26,13 +26,13 @@ _KINDS = {
 Extent = tuple[int, ...]
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: there are many, and freezing takes its time
+@dataclass(slots=True, kw_only=True)  # not frozen: frozen dataclasses are slower to create
 class DriverNode:
-    """One node; see ``graphkit.records.Node`` for the fields of the same names.
+    """A node; fields are those of ``graphkit.records.Node``.
 
     Attributes:
-        parameters: A kernel's, or those of a copy or fill as if they were a kernel's.
-        parent: Index of the node that holds it.
+        parameters: A kernel's parameters. A memcpy or memset has its operands in the same form.
+        parent: Index of the node that contains it; ``None`` for the graph's own nodes.
     """
 
     kind: str
@@ -49,7 +49,12 @@ class DriverNode:
 
 @dataclass(frozen=True, slots=True)
 class DriverEdge:
-    """An order between two nodes, by their indices; ``is_programmatic`` for PDL."""
+    """A dependency between two nodes, given by their indices.
+
+    Attributes:
+        source, target: The earlier and the later node.
+        is_programmatic: Whether it is an edge of programmatic dependent launch.
+    """
 
     source: int
     target: int
@@ -60,14 +65,15 @@ class DriverWalk:
     """Reads a graph's template.
 
     Args:
-        handle: What ``torch.cuda.CUDAGraph.raw_cuda_graph`` returns.
+        handle: From ``torch.cuda.CUDAGraph.raw_cuda_graph``.
 
     Attributes:
-        nodes: In order of creation; those of child graphs and bodies after all of their parent's.
-        edges: Between nodes of one graph.
+        nodes: In order of creation; nodes of child graphs and bodies follow all nodes of the graph
+            around them.
+        edges: Dependencies; each is between nodes of one graph.
 
     Raises:
-        InspectError: There are no bindings.
+        InspectError: cuda-bindings are not installed.
     """
 
     def __init__(self, handle: int) -> None:
@@ -79,7 +85,7 @@ class DriverWalk:
         self._walk_graph(self._graph, None)
 
     @cached_property
-    def _bodies(self) -> Mapping[int, tuple[Body, ...]]:
+    def _bodies(self) -> Mapping[int, tuple[ConditionalBody, ...]]:
         return conditional_bodies(self._driver, self._graph)
 
     def _walk_graph(self, graph: Any, parent: int | None) -> None:
@@ -91,20 +97,20 @@ class DriverWalk:
         self.edges += self._edges_of(graph, index)
         self._walk(handles, parent)
 
-    def _walk_body(self, body: Body, parent: int) -> None:
+    def _walk_body(self, body: ConditionalBody, parent: int) -> None:
         first = len(self.nodes)
         self.edges += [DriverEdge(first + a, first + b, False) for a, b in body.edges]
         self._walk([self._driver.CUgraphNode(handle) for handle in body.nodes], parent)
 
     def _walk(self, handles: Sequence[Any], parent: int | None) -> None:
-        """Read nodes, then those inside of them."""
-        holders: list[tuple[int, str, Any]] = []
+        """Read the nodes of one graph, then the nodes inside of them."""
+        containers: list[tuple[int, str, Any]] = []
         for handle in handles:
             kind = _kind(checked(self._driver.cuGraphNodeGetType(handle))[0])
             if kind in ("child graph", "conditional"):
-                holders.append((len(self.nodes), kind, handle))
+                containers.append((len(self.nodes), kind, handle))
             self.nodes.append(self._node(kind, handle, parent))
-        for index, kind, handle in holders:
+        for index, kind, handle in containers:
             if kind == "child graph":
                 child = checked(self._driver.cuGraphChildGraphNodeGetGraph(handle))[0]
                 self._walk_graph(child, index)
@@ -140,30 +146,30 @@ class DriverWalk:
             "grid": (p.gridDimX, p.gridDimY, p.gridDimZ),
             "block": (p.blockDimX, p.blockDimY, p.blockDimZ),
             "cluster": cluster,
-            "shared_memory_bytes": p.sharedMemBytes + kernel.static_bytes,
+            "shared_memory_bytes": p.sharedMemBytes + kernel.static_shared_bytes,
             "registers": kernel.registers,
             "attributes": attributes,
             "parameters": tuple(kernel.parameters(int(p.kernelParams), int(p.extra))),
         }
 
     def _launch_attributes(self, handle: Any) -> tuple[Extent, dict[str, str]]:
-        """The cluster, and what is not as usual."""
+        """Return the cluster's extent, and the attributes that are not at their defaults."""
         which = self._driver.CUlaunchAttributeID
         cluster: Extent = ()
-        unusual = {}
+        attributes = {}
         value = self._attribute(handle, which.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
         if value is not None and value.clusterDim.x:
             cluster = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
         value = self._attribute(handle, which.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
         if value is not None and value.cooperative:
-            unusual["cooperative"] = "yes"
+            attributes["cooperative"] = "yes"
         value = self._attribute(handle, which.CU_LAUNCH_ATTRIBUTE_PRIORITY)
         if value is not None and value.priority:
-            unusual["priority"] = str(value.priority)
-        return cluster, unusual
+            attributes["priority"] = str(value.priority)
+        return cluster, attributes
 
     def _attribute(self, handle: Any, which: Any) -> Any | None:
-        """One of a launch's attributes; ``None`` on a device that has no such thing."""
+        """Return an attribute of a launch; ``None`` if the device does not support it."""
         error, value = self._driver.cuGraphKernelNodeGetAttribute(handle, which)
         return value if int(error) == 0 else None
 
@@ -197,8 +203,8 @@ def _driver() -> Any:
         from cuda.bindings import driver
     except ImportError:
         raise InspectError(
-            "cannot look inside a CUDA graph: cuda-bindings are missing. "
-            "Install graphkit with its extra: pip install 'graphkit[cuda]'."
+            "cannot inspect a CUDA graph: cuda-bindings are missing. "
+            "Install the extra: pip install 'graphkit[cuda]'."
         ) from None
     return driver
 
@@ -210,7 +216,7 @@ def _kind(node_type: Any) -> str:
 
 
 def _numbers(**values: int) -> tuple[Parameter, ...]:
-    """Numbers as if they were eight-byte parameters of a kernel."""
+    """Return operands in the form of a kernel's eight-byte parameters."""
     return tuple(
         Parameter(8 * i, 8, value.to_bytes(8, "little"), name)
         for i, (name, value) in enumerate(values.items())

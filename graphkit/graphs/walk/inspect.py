@@ -1,4 +1,4 @@
-"""A captured graph, ours or anybody's, as a record."""
+"""Records of captured graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkit.graphs.recorder import RecordedGraph
 from graphkit.graphs.walk.cuda_walk import CudaWalk
 from graphkit.graphs.walk.memory_map import NamedTensors
 from graphkit.graphs.walk.recorder_walk import RecorderWalk
-from graphkit.graphs.walk.timing import timed
+from graphkit.graphs.walk.timing import with_times
 from graphkit.records import GraphRecord
 
 
@@ -28,49 +28,58 @@ def inspect_graph(
     captured_at: str = "",
     replay: Callable[[], object] | None = None,
 ) -> GraphRecord:
-    """Read what is inside a captured graph.
+    """Describe a captured graph: its nodes, edges, arguments, memory and, on request, its times.
 
-    Changes nothing, and runs nothing unless ``replay`` is given. About ten microseconds per node,
-    and a look at the allocator.
+    The graph is neither changed nor, without ``replay``, run. On CUDA reads the template with the
+    driver's ``cuGraphGetNodes``, ``cuGraphGetEdges`` and ``cuGraphKernelNodeGetParams``, about 10
+    us per node, and the allocator with ``torch.cuda.memory_snapshot``.
 
     Args:
-        graph: A ``torch.cuda.CUDAGraph`` that was made with ``keep_graph=True`` and captured, by
-            whomever, or a graph of a runner.
-        names: The model, or tensors by kind of memory and name, such as
-            ``{"weight": dict(model.named_parameters()), "input": {"ids": ids}}``: what arguments
-            point to is then called so.
-        attribution: What was on during the capture, if the graph is not a runner's.
-        name: For the record.
-        captured_at: The line that captured it, for the record.
-        replay: Launches the graph once; given, some replays are measured.
+        graph: A captured ``torch.cuda.CUDAGraph(keep_graph=True)``, or a ``CapturedGraph``. Must
+            not be closed or reset.
+        names: Names for the memory that arguments point to: a model, or tensors by kind of memory
+            and name, such as ``{"weight": dict(model.named_parameters()), "input": {"ids": ids}}``.
+            The kinds are those of ``graphkit.records.Pointer``.
+        attribution: The ``Attribution`` of the capture, if the graph is not a runner's.
+        name: Name of the record.
+        captured_at: Line that captured the graph, for the record.
+        replay: Replays the graph once. If given, it is called 21 times under torch's profiler (3
+            times on the recorder), and the record has times in microseconds.
+
+    Returns:
+        A record that holds no tensors and outlives the graph. Pointers are addresses of this
+        process.
 
     Raises:
-        InspectError: The graph's template was not kept, nothing was captured, it was closed, or
-            cuda-bindings are missing.
+        InspectError: The graph's template was not kept, nothing was captured, the graph was closed,
+            or cuda-bindings are not installed.
     """
-    parts: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
+    graphs: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
     origins = attribution.origins if attribution is not None else getattr(graph, "origins", ())
     names = {"weight": tensors_of(names)} if isinstance(names, nn.Module) else names or {}
-    walk = RecorderWalk if isinstance(parts[0], RecordedGraph) else CudaWalk
-    inside = walk(parts, origins, names)
-    launches = inside.launches(replay) if replay else ()
-    nodes, timing = timed(inside.nodes, inside.edges, launches)
+    walk_type = RecorderWalk if isinstance(graphs[0], RecordedGraph) else CudaWalk
+    walk = walk_type(graphs, origins, names)
+    launches = walk.launches(replay) if replay else ()
+    nodes, timing = with_times(walk.nodes, walk.edges, launches)
     return GraphRecord(
         name=name,
-        backend=inside.backend,
-        environment=environment(inside.device),
+        backend=walk.backend,
+        environment=environment(walk.device),
         captured_at=captured_at,
         nodes=nodes,
-        edges=inside.edges,
+        edges=walk.edges,
         timing=timing,
-        memory=inside.memory,
+        memory=walk.memory,
     )
 
 
 def tensors_of(
     weights: nn.Module | Mapping[str, torch.Tensor] | None,
 ) -> dict[str, torch.Tensor]:
-    """A model's parameters and buffers by path; a mapping as it is."""
+    """Return a model's parameters and buffers by path.
+
+    A mapping is returned as a dict, ``None`` as an empty one.
+    """
     if isinstance(weights, nn.Module):
         return dict([*weights.named_parameters(), *weights.named_buffers()])
     return dict(weights or {})

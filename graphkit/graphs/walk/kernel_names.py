@@ -1,4 +1,4 @@
-"""NamedTensors of kernels: demangled, and short enough to read."""
+"""Names of kernels, demangled and shortened."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from functools import cache
 import torch
 
 _FUNCTOR = re.compile(r"(\w*?)(?:Functor|_functor|Ops)(?:OnSelf)?(_\w+)?<")
-_MAKER = re.compile(
+_LAUNCHER = re.compile(
     r"(\w+?)(?:_kernel(?:_cuda|_impl|_opmath)*|(?:CUDA)?Kernel(?:CUDA)?(?:Impl)?)(?:<[^()<>]*>)?\("
 )
 _WRAPPERS = ("Binary", "AUnary", "BUnary", "CUDA", "gpu", "Reduce")
-"""Say how something is done, not what."""
-_VAGUE = re.compile(r"elementwise|reduce_kernel|index_kernel|gpu_kernel|unrolled")
-"""Kernels that torch uses for many operations: what they do stands in their template."""
+"""Functors of torch that wrap the one of the operation."""
+_GENERIC = re.compile(r"elementwise|reduce_kernel|index_kernel|gpu_kernel|unrolled")
+"""Kernels that torch uses for many operations; a template argument names the operation."""
 
 
 @cache
 def demangled(name: str) -> str:
-    """A symbol as its source spells it."""
+    """Return a symbol as in its source; other names unchanged."""
     return str(torch._C._demangle(name)) if name.startswith("_Z") else name
 
 
 @cache
 def short_name(name: str) -> str:
-    """A demangled name without return type, namespaces, templates and arguments.
+    """Return a demangled name without return type, namespaces, templates and arguments.
 
-    What a kernel of many uses does is kept: ``vectorized_elementwise_kernel[silu]``.
+    A generic kernel of torch keeps its operation: ``vectorized_elementwise_kernel[silu]``.
     """
     plain = name.replace("(anonymous namespace)::", "").replace("{lambda(", "{lambda ")
     base = _without_templates(plain).split("(")[0].split(" ")[-1].split("::")[-1]
-    does = _what_it_does(plain) if _VAGUE.search(base) else ""
-    return f"{base}[{does}]" if does else base or name
+    operation = _operation(plain) if _GENERIC.search(base) else ""
+    return f"{base}[{operation}]" if operation else base or name
 
 
 def _without_templates(name: str) -> str:
@@ -44,9 +44,10 @@ def _without_templates(name: str) -> str:
     return "".join(kept)
 
 
-def _what_it_does(name: str) -> str:
+def _operation(name: str) -> str:
+    """Return the operation that a generic kernel's template arguments name, or nothing."""
     inside = name[name.find("<") :]
-    makers = [found for found in _MAKER.findall(inside) if found not in _WRAPPERS]
+    launchers = [found for found in _LAUNCHER.findall(inside) if found not in _WRAPPERS]
     functors = [after.strip("_") or before for before, after in _FUNCTOR.findall(inside)]
-    found = makers + [each for each in functors if each not in _WRAPPERS]
+    found = launchers + [each for each in functors if each not in _WRAPPERS]
     return found[0] if found else ""

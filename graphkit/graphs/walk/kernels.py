@@ -1,4 +1,4 @@
-"""A compiled kernel as the driver knows it, and the arguments that a node gives it."""
+"""Compiled kernels as the driver describes them, and the arguments of their nodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from graphkit.graphs.driver import checked
 from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.kernel_names import demangled
 
-_PARAMETERS_AT, _PARAMETERS_SIZE = 1, 2
-"""Tags of the driver's ``extra`` list (CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE); 0 ends it."""
+_BUFFER_POINTER, _BUFFER_SIZE = 1, 2
+"""CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE; 0 is CU_LAUNCH_PARAM_END."""
 
 
 class Kernel:
-    """What all nodes of one kernel share; asked for once."""
+    """A kernel's properties, which all of its nodes share. The driver is queried once for each.
+
+    Args:
+        driver: The module ``cuda.bindings.driver``.
+        function: The node's ``CUfunction``; 0 if it has a ``CUkernel``.
+        kernel: The node's ``CUkernel``, of a library that is loaded lazily.
+    """
 
     def __init__(self, driver: Any, function: Any, kernel: Any) -> None:
         self._driver, self._function, self._kernel = driver, function, kernel
@@ -24,46 +30,52 @@ class Kernel:
 
     @cached_property
     def name(self) -> str:
-        """Demangled."""
+        """Demangled name."""
         d = self._driver
         get = d.cuFuncGetName if self._is_function else d.cuKernelGetName
         return demangled(checked(get(self._handle))[0].decode())
 
     @cached_property
-    def layout(self) -> list[tuple[int, int]]:
-        """Offset and size of each parameter."""
+    def parameter_layout(self) -> list[tuple[int, int]]:
+        """Offset and size of each parameter, in bytes (``cuFuncGetParamInfo``)."""
         d = self._driver
         get = d.cuFuncGetParamInfo if self._is_function else d.cuKernelGetParamInfo
         found: list[tuple[int, int]] = []
         while True:
-            error, *place = get(self._handle, len(found))
+            error, *extent = get(self._handle, len(found))
             if int(error) != 0:
                 return found
-            found.append((int(place[0]), int(place[1])))
+            found.append((int(extent[0]), int(extent[1])))
 
     @cached_property
     def registers(self) -> int:
-        """Per thread."""
+        """Registers per thread."""
         return self._attribute("NUM_REGS")
 
     @cached_property
-    def static_bytes(self) -> int:
-        """Shared memory that it takes whatever a launch says."""
+    def static_shared_bytes(self) -> int:
+        """Bytes of shared memory that it uses beside a launch's dynamic ones."""
         return self._attribute("SHARED_SIZE_BYTES")
 
     def parameters(self, pointers: int, extra: int) -> Iterator[Parameter]:
-        """Each argument's bytes: by an array of pointers, or out of one buffer (cuBLAS does so).
+        """Yield the arguments of a node.
+
+        They are given by an array of pointers, or in one buffer as cuBLAS does it.
 
         Args:
-            pointers: Address of a node's ``kernelParams``, or 0.
-            extra: Address of its ``extra``, or 0.
+            pointers: Address in ``CUDA_KERNEL_NODE_PARAMS.kernelParams``, or 0.
+            extra: Address in ``CUDA_KERNEL_NODE_PARAMS.extra``, or 0.
         """
         buffer = _buffer(extra) if extra and not pointers else None
-        places = (ctypes.c_void_p * len(self.layout)).from_address(pointers) if pointers else None
-        for i, (offset, size) in enumerate(self.layout):
+        values = (
+            (ctypes.c_void_p * len(self.parameter_layout)).from_address(pointers)
+            if pointers
+            else None
+        )
+        for i, (offset, size) in enumerate(self.parameter_layout):
             data = None
-            if places is not None and places[i]:
-                data = ctypes.string_at(places[i] or 0, size)
+            if values is not None and values[i]:
+                data = ctypes.string_at(values[i] or 0, size)
             elif buffer is not None and offset + size <= len(buffer):
                 data = buffer[offset : offset + size]
             yield Parameter(offset, size, data)
@@ -82,15 +94,15 @@ class Kernel:
 
 
 def _buffer(extra: int) -> bytes | None:
-    """The buffer in a list of tags and values that a 0 ends."""
+    """Return the argument buffer that an ``extra`` list of tags and values describes."""
     entries: dict[int, int] = {}
     at = extra
     while tag := _word(at):
         entries[tag] = _word(at + 8)
         at += 16
-    if not {_PARAMETERS_AT, _PARAMETERS_SIZE} <= entries.keys():
+    if not {_BUFFER_POINTER, _BUFFER_SIZE} <= entries.keys():
         return None
-    return ctypes.string_at(entries[_PARAMETERS_AT], _word(entries[_PARAMETERS_SIZE]))
+    return ctypes.string_at(entries[_BUFFER_POINTER], _word(entries[_BUFFER_SIZE]))
 
 
 def _word(address: int) -> int:

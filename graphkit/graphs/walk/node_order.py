@@ -1,4 +1,7 @@
-"""The order of nodes where some hold others: a child graph, or the bodies of a conditional node."""
+"""Execution order and critical path of nodes that may contain others.
+
+Child graphs and conditional nodes contain nodes.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,35 @@ from itertools import chain
 
 from graphkit.records import Edge, Node
 
-Held = Mapping[int | None, Sequence[Node]]
-"""Nodes by the index of what holds them; those of the graph itself by ``None``."""
-
 
 def execution_order(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Each node in order of creation, and right after it what it holds."""
-    held = _held(nodes)
+    """Yield each node in order of creation, followed by the nodes that it contains."""
+    children = _children(nodes)
 
-    def within(holder: int | None) -> Iterator[Node]:
-        for node in held[holder]:
+    def below(parent: int | None) -> Iterator[Node]:
+        for node in children[parent]:
             yield node
-            yield from within(node.index)
+            yield from below(node.index)
 
-    return within(None)
+    return below(None)
 
 
 def critical_path(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, ...]:
-    """Indices of the nodes on the way through the edges that takes longest.
+    """Return the indices of the nodes on the path through the edges that takes longest.
 
-    Between a node that holds others and what comes after it, the way goes through those.
+    The path from a node that contains others to its successor leads through those others. Nodes
+    without a duration count as 0.
     """
-    before = _before(nodes, edges)
-    longest: dict[int, float] = {}
+    predecessors = _predecessors(nodes, edges)
+    longest_us: dict[int, float] = {}
     came_from: dict[int, int | None] = {}
-    in_time = TopologicalSorter({node.index: before[node.index] for node in nodes})
-    for index in in_time.static_order():
-        last = max(before[index], key=lambda i: longest[i], default=None)
+    order = TopologicalSorter({node.index: predecessors[node.index] for node in nodes})
+    for index in order.static_order():
+        last = max(predecessors[index], key=lambda i: longest_us[i], default=None)
         came_from[index] = last
-        until_then = 0.0 if last is None else longest[last]
-        longest[index] = until_then + (nodes[index].duration_us or 0.0)
-    at: int | None = max(longest, key=lambda i: longest[i], default=None)
+        begins_us = 0.0 if last is None else longest_us[last]
+        longest_us[index] = begins_us + (nodes[index].duration_us or 0.0)
+    at: int | None = max(longest_us, key=lambda i: longest_us[i], default=None)
     path = []
     while at is not None:
         path.append(at)
@@ -47,25 +48,30 @@ def critical_path(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, ..
     return tuple(reversed(path))
 
 
-def _before(nodes: Sequence[Node], edges: Sequence[Edge]) -> Mapping[int, Sequence[int]]:
-    """What each node waits for: the last of what its edges come from holds, or what holds it."""
-    held, left = _held(nodes), {edge.source for edge in edges}
+def _predecessors(nodes: Sequence[Node], edges: Sequence[Edge]) -> Mapping[int, Sequence[int]]:
+    """Return the nodes that each node waits for.
+
+    The first nodes inside of another one wait for it. The successors of a node that contains others
+    wait for the last ones of those.
+    """
+    children, sources = _children(nodes), {edge.source for edge in edges}
 
     def ends(index: int) -> list[int]:
-        inner = [node.index for node in held[index] if node.index not in left]
+        inner = [node.index for node in children[index] if node.index not in sources]
         return list(chain.from_iterable(map(ends, inner))) or [index]
 
-    before: dict[int, list[int]] = defaultdict(list)
+    predecessors: dict[int, list[int]] = defaultdict(list)
     for edge in edges:
-        before[edge.target] += ends(edge.source)
+        predecessors[edge.target] += ends(edge.source)
     for node in nodes:
-        if node.parent is not None and not before[node.index]:
-            before[node.index] = [node.parent]
-    return before
+        if node.parent is not None and not predecessors[node.index]:
+            predecessors[node.index] = [node.parent]
+    return predecessors
 
 
-def _held(nodes: Sequence[Node]) -> Held:
-    held: dict[int | None, list[Node]] = defaultdict(list)
+def _children(nodes: Sequence[Node]) -> Mapping[int | None, Sequence[Node]]:
+    """Return nodes by the index of the node that contains them; ``None`` for the graph itself."""
+    children: dict[int | None, list[Node]] = defaultdict(list)
     for node in nodes:
-        held[node.parent].append(node)
-    return held
+        children[node.parent].append(node)
+    return children

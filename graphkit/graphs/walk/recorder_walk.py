@@ -1,4 +1,4 @@
-"""The operations of the recorder as nodes, told in the same words as a CUDA graph's."""
+"""Nodes, edges and times of recorded graphs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.timing import Span
 from graphkit.records import Argument, Edge, Node
 
-_MOST_SHOWN = 60
-_REPLAYS = 3
+_LONGEST_TEXT = 60
+_TIMED_REPLAYS = 3
 
 
 class RecorderWalk:
-    """Graphs of the recorder; see ``CudaWalk`` for its likeness on CUDA.
+    """Reads recorded graphs; the counterpart of ``CudaWalk``.
 
     Args:
-        parts: Graphs that one replay runs one after the other.
-        places: What made each operation.
-        names: What arguments point to.
+        graphs: Graphs that one replay runs one after the other.
+        origins: Origin of each operation.
+        names: Names for the memory of arguments.
 
     Attributes:
-        nodes, edges, memory: As in a ``GraphRecord``, without times.
-        device: Where the graphs run.
+        nodes, edges, memory: As in a ``GraphRecord``, without times; there is no memory.
+        device: The graphs' device.
 
     Raises:
         InspectError: A graph was closed.
@@ -39,48 +39,47 @@ class RecorderWalk:
     backend, device, memory = "recorder", torch.device("cpu"), None
 
     def __init__(
-        self, parts: Sequence[RecordedGraph], places: Sequence[NodeOrigin], names: NamedTensors
+        self, graphs: Sequence[RecordedGraph], origins: Sequence[NodeOrigin], names: NamedTensors
     ) -> None:
-        if any(len(part.ops) != part.num_nodes for part in parts):
-            raise InspectError(
-                "cannot look into a graph that was closed. Look into it before close()."
-            )
-        self._parts = parts
-        ops = tuple(op for part in parts for op in part.ops)
-        self.nodes = list(nodes_of(ops, places, names))
+        if any(len(graph.ops) != graph.num_nodes for graph in graphs):
+            raise InspectError("cannot inspect a closed graph. Inspect it before close().")
+        self._graphs = graphs
+        ops = tuple(op for graph in graphs for op in graph.ops)
+        self.nodes = list(nodes_of(ops, origins, names))
         self.edges = tuple(edges_of(ops))
 
     def launches(self, replay: Callable[[], object]) -> Sequence[Sequence[Span]]:
-        """How long each operation took, in a few replays."""
+        """Replay a few times, and return the time span of each operation per replay."""
         try:
-            return [self._launch(replay) for _ in range(_REPLAYS)]
+            return [self._launch(replay) for _ in range(_TIMED_REPLAYS)]
         finally:
-            for part in self._parts:
-                part.timestamps = None
+            for graph in self._graphs:
+                graph.timestamps = None
 
     def _launch(self, replay: Callable[[], object]) -> list[Span]:
-        for part in self._parts:
-            part.timestamps = []
+        for graph in self._graphs:
+            graph.timestamps = []
         replay()
-        times = [both for part in self._parts for both in pairwise(part.timestamps or [])]
-        both = zip(self.nodes, times, strict=False)
-        return [Span(node.name, (), begin, end - begin) for node, (begin, end) in both]
+        times = [both for graph in self._graphs for both in pairwise(graph.timestamps or [])]
+        pairs = zip(self.nodes, times, strict=False)
+        return [Span(node.name, (), begin, end - begin) for node, (begin, end) in pairs]
 
 
 def nodes_of(
-    ops: Sequence[RecordedOp], places: Sequence[NodeOrigin], names: NamedTensors
+    ops: Sequence[RecordedOp], origins: Sequence[NodeOrigin], names: NamedTensors
 ) -> Iterator[Node]:
-    """Operations as nodes; arguments are named by the schema, what an operation makes by ``->``.
+    """Yield operations as nodes.
 
-    A tensor that nobody named is called by the operation that made its storage, such as ``%14``.
+    Arguments have the names of the operation's schema, results are called ``-> 0``, ``-> 1``. A
+    tensor without a name is called by the operation that allocated it, such as ``%14``.
     """
-    made: dict[str, torch.Tensor] = {}
+    results: dict[str, torch.Tensor] = {}
     for index, op in enumerate(ops):
-        made |= {f"%{index}" + (f".{i}" if i else ""): t for i, t in enumerate(op.results)}
-    # What nobody named and no operation made came from outside: a constant.
-    memory = MemoryMap({**names, "pool": made}, ask=lambda _address: "external")
-    placed = chain(places, repeat(NodeOrigin()))
-    for index, (op, place) in enumerate(zip(ops, placed, strict=False)):
+        results |= {f"%{index}" + (f".{i}" if i else ""): t for i, t in enumerate(op.results)}
+    # A tensor without a name that no operation allocated is a constant from outside.
+    memory = MemoryMap({**names, "pool": results}, query_kind=lambda _address: "external")
+    known = chain(origins, repeat(NodeOrigin()))
+    for index, (op, origin) in enumerate(zip(ops, known, strict=False)):
         yield Node(
             index=index,
             kind="op",
@@ -88,27 +87,27 @@ def nodes_of(
             short_name=op.op.overloadpacket.__name__,
             op=op.op.name(),
             arguments=tuple(_arguments(op, memory)),
-            module=place.module,
-            source=place.source,
-            scope=place.scope,
+            module=origin.module,
+            source=origin.source,
+            scope=origin.scope,
         )
 
 
 def edges_of(ops: tuple[RecordedOp, ...]) -> Iterator[Edge]:
-    """From the operation that wrote a storage last to each that uses it."""
-    wrote: dict[int, int] = {}
+    """Yield an edge from the last operation that wrote a storage to each one that uses it."""
+    writers: dict[int, int] = {}
     for index, op in enumerate(ops):
-        given = list(_given(op))
-        used = [_storage(t) for _, value, _ in given for t in tensors_in(value)]
-        for source in dict.fromkeys(wrote[s] for s in used if s in wrote):
+        arguments = list(_schema_arguments(op))
+        used = [_storage(t) for _, value, _ in arguments for t in tensors_in(value)]
+        for source in dict.fromkeys(writers[s] for s in used if s in writers):
             yield Edge(source=source, target=index)
-        changed = [t for _, value, is_written in given if is_written for t in tensors_in(value)]
-        for tensor in (*changed, *op.results):
-            wrote[_storage(tensor)] = index
+        written = [t for _, value, is_written in arguments if is_written for t in tensors_in(value)]
+        for tensor in (*written, *op.results):
+            writers[_storage(tensor)] = index
 
 
-def _given(op: RecordedOp) -> Iterator[tuple[str, Any, bool]]:
-    """Each argument's name and value, and whether the operation writes into it."""
+def _schema_arguments(op: RecordedOp) -> Iterator[tuple[str, Any, bool]]:
+    """Yield each argument's name and value, and whether the operation writes it."""
     declared = {argument.name: argument for argument in op.op._schema.arguments}
     for name, value in (*zip(declared, op.args, strict=False), *op.kwargs.items()):
         alias = declared[name].alias_info
@@ -116,7 +115,7 @@ def _given(op: RecordedOp) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _arguments(op: RecordedOp, memory: MemoryMap) -> Iterator[Argument]:
-    for name, value, _ in _given(op):
+    for name, value, _ in _schema_arguments(op):
         yield _argument(name, value, memory)
     for index, result in enumerate(op.results):
         yield _argument(f"-> {index}", result, memory)
@@ -127,31 +126,31 @@ def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     pointers = tuple(filter(None, (memory.find(tensor.data_ptr()) for tensor in tensors)))
     if isinstance(value, torch.Tensor):
-        lies = f" at {pointers[0].name}" if pointers else ""
-        text, kind = f"{_shape(value)}{lies}", "tensor"
+        location = f" at {pointers[0].name}" if pointers else ""
+        text, kind = f"{_dtype_and_shape(value)}{location}", "tensor"
     elif tensors:
-        text, kind = ", ".join(map(_shape, tensors)), "tensor"
+        text, kind = ", ".join(map(_dtype_and_shape, tensors)), "tensor"
     else:
-        text, kind = _brief(value), "value"
+        text, kind = _short_repr(value), "value"
     return Argument(name=name, size=size, kind=kind, text=text, pointers=pointers)
 
 
-def _shape(tensor: torch.Tensor) -> str:
+def _dtype_and_shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def repr_without_address(value: Any) -> str:
-    """A value as Python shows it, but for its address, which is another one in every process."""
+    """Return a value's repr without its address, which differs between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def _brief(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr_without_address(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an argument is, or that a list in it holds."""
+    """Yield an argument that is a tensor, or the tensors of one that is a list."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
-"""What each node of a graph costs: the profiler's times of a few replays, bound to the nodes.
+"""Times of a graph's nodes, from profiled replays.
 
-The profiler knows no nodes. But all that one launch runs shares a correlation id, and in a graph
-without branches the order of starts is the order of the nodes, those of a child graph in its place.
-(Switching nodes off to see what is saved is no way to measure: neighbours overlap.)
+The profiler does not report nodes. But all work of one launch has one correlation id, and in a
+graph without branches work starts in the order of the nodes, with those of a child graph in its
+place. (Disabling nodes to measure the difference is no alternative: neighbouring nodes overlap.)
 """
 
 from __future__ import annotations
@@ -22,13 +22,20 @@ from torch.profiler import ProfilerActivity, profile
 from graphkit.graphs.walk.node_order import critical_path, execution_order
 from graphkit.records import Edge, Node, Timing
 
-_TIMED = ("kernel", "memcpy", "memset", "op")
+_TIMED_KINDS = ("kernel", "memcpy", "memset", "op")
 REPLAYS = 20
+"""Profiled replays of a CUDA graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One thing that the device did; times in nanoseconds."""
+    """A piece of work that the device ran.
+
+    Attributes:
+        name: The kernel's name, or the profiler's name of a copy or fill.
+        grid: The kernel's grid; empty if the profiler does not give it.
+        start, duration: In nanoseconds.
+    """
 
     name: str
     grid: tuple[int, ...]
@@ -37,26 +44,26 @@ class Span:
 
     @property
     def end(self) -> int:
-        """When it was over."""
+        """End, in nanoseconds."""
         return self.start + self.duration
 
 
-def timed(
+def with_times(
     nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]]
 ) -> tuple[tuple[Node, ...], Timing | None]:
-    """Bind what was measured to nodes.
+    """Assign measured spans to nodes.
 
     Args:
-        nodes: The graph's.
-        edges: Between them.
-        launches: What ran in each replay, by start; those that ran another number of things than
-            the graph has are left out.
+        nodes: The graph's nodes.
+        edges: Its edges.
+        launches: The spans of each replay, by start. Replays with another number of spans than the
+            graph has timed nodes are ignored.
 
     Returns:
-        The nodes with their times, and the whole; the nodes as they were and ``None`` if there is
-        no launch of the graph.
+        The nodes with median times over the replays, and the times of the whole graph. If no
+        replay is left, the nodes unchanged and ``None``.
     """
-    expected = [node for node in execution_order(nodes) if node.kind in _TIMED]
+    expected = [node for node in execution_order(nodes) if node.kind in _TIMED_KINDS]
     launches = [each for each in launches if len(each) == len(expected)]
     if not expected or not launches:
         return tuple(nodes), None
@@ -67,42 +74,39 @@ def timed(
         for node, each in zip(expected, found, strict=True):
             if each is not None:
                 spans[node.index].append(replace(each, start=each.start - launch[0].start))
-    made = tuple(_with_times(node, spans.get(node.index, ())) for node in nodes)
-    return made, _whole(made, edges, launches, "order" if by_order else "name and grid")
+    timed = tuple(_node_with_times(node, spans.get(node.index, ())) for node in nodes)
+    return timed, _graph_timing(timed, edges, launches, "order" if by_order else "name and grid")
 
 
-def launches_of(replay: Callable[[], object], parts: int = 1) -> list[list[Span]]:
-    """What the device did in each of some replays, by start.
+def profile_launches(replay: Callable[[], object], graphs: int = 1) -> list[list[Span]]:
+    """Profile some replays, and return the spans of each one, by start.
 
     Args:
-        replay: Launches a graph once.
-        parts: Graphs that one replay launches, one after the other.
+        replay: Replays once; called ``REPLAYS`` + 1 times.
+        graphs: Number of graphs that one replay launches.
     """
     replay()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for _ in range(REPLAYS):
             replay()
             torch.cuda.synchronize()
     launches: dict[int, list[Span]] = defaultdict(list)
-    for event in seen.profiler.kineto_results.events():
+    for event in profiler.profiler.kineto_results.events():
         if event.device_type() == DeviceType.CUDA and event.duration_ns() > 0:
             span = Span(event.name(), _grid_of(event), event.start_ns(), event.duration_ns())
             launches[event.correlation_id()].append(span)
-    whole = sorted((sorted(each, key=lambda s: s.start) for each in launches.values()), key=_start)
-    return [list(chain(*whole[at : at + parts])) for at in range(0, len(whole), parts)]
-
-
-def _start(launch: Sequence[Span]) -> int:
-    return launch[0].start
+    by_start = [sorted(each, key=lambda span: span.start) for each in launches.values()]
+    by_start.sort(key=lambda launch: launch[0].start)
+    return [list(chain(*by_start[at : at + graphs])) for at in range(0, len(by_start), graphs)]
 
 
 def _grid_of(event: Any) -> tuple[int, ...]:
     try:
-        facts: Mapping[str, Any] = json.loads("{" + event.metadata_json() + "}")
+        metadata: Mapping[str, Any] = json.loads("{" + event.metadata_json() + "}")
     except (AttributeError, ValueError):
         return ()
-    return tuple(facts.get("grid", ()))
+    return tuple(metadata.get("grid", ()))
 
 
 def _is_in_order(nodes: Sequence[Node], launch: Sequence[Span]) -> bool:
@@ -116,27 +120,27 @@ def _agree(node: Node, span: Span) -> bool:
 
 
 def _matched(nodes: Sequence[Node], launch: Sequence[Span]) -> list[Span | None]:
-    """The span of each node, of alike ones the first that is left; ``None`` where there is none."""
-    waiting: dict[str, list[Span]] = defaultdict(list)
+    """Return the span of each node: the first unused one that agrees; ``None`` without one."""
+    unused: dict[str, list[Span]] = defaultdict(list)
     for span in launch:
-        waiting[_what(span.name)].append(span)
+        unused[_match_key(span.name)].append(span)
     found: list[Span | None] = []
     for node in nodes:
-        alike = waiting[_what(node.name)]
-        mine = next((span for span in alike if _agree(node, span)), None)
-        if mine is not None:
-            alike.remove(mine)
-        found.append(mine)
+        candidates = unused[_match_key(node.name)]
+        match = next((span for span in candidates if _agree(node, span)), None)
+        if match is not None:
+            candidates.remove(match)
+        found.append(match)
     return found
 
 
-def _what(name: str) -> str:
-    """A kernel's name; of copies and fills only what they are."""
+def _match_key(name: str) -> str:
+    """Return a kernel's name; for copies and fills ``memcpy`` or ``memset``."""
     kind = name.split(" ")[0].lower()
     return kind if kind in ("memcpy", "memset") else name
 
 
-def _with_times(node: Node, spans: Sequence[Span]) -> Node:
+def _node_with_times(node: Node, spans: Sequence[Span]) -> Node:
     if not spans:
         return node
     return replace(
@@ -146,33 +150,35 @@ def _with_times(node: Node, spans: Sequence[Span]) -> Node:
     )
 
 
-def _whole(
-    nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]], how: str
+def _graph_timing(
+    nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]], bound_by: str
 ) -> Timing:
-    launches = sorted(launches, key=_lasted)
-    lasted = [_lasted(launch) for launch in launches]
+    launches = sorted(launches, key=_duration)
+    durations = [_duration(launch) for launch in launches]
     middle = (len(launches) - 1) // 2
-    busy = _union(launches[middle])
-    p95 = quantiles(lasted, n=20, method="inclusive")[-1] if len(lasted) > 1 else lasted[0]
+    busy = _busy_time(launches[middle])
+    p95 = durations[0]
+    if len(durations) > 1:
+        p95 = quantiles(durations, n=20, method="inclusive")[-1]
     path = critical_path(nodes, edges)
     return Timing(
         replays=len(launches),
-        p50_us=lasted[middle] / 1e3,
+        p50_us=durations[middle] / 1e3,
         p95_us=p95 / 1e3,
         busy_us=busy / 1e3,
-        gap_us=(lasted[middle] - busy) / 1e3,
+        gap_us=(durations[middle] - busy) / 1e3,
         critical_path=path,
         critical_us=sum(nodes[index].duration_us or 0.0 for index in path),
-        bound_by=how,
+        bound_by=bound_by,
     )
 
 
-def _lasted(launch: Sequence[Span]) -> int:
+def _duration(launch: Sequence[Span]) -> int:
     return max(span.end for span in launch) - launch[0].start
 
 
-def _union(launch: Sequence[Span]) -> int:
-    """Nanoseconds in which at least one of them ran."""
+def _busy_time(launch: Sequence[Span]) -> int:
+    """Return the nanoseconds in which at least one of the spans ran."""
     total, at = 0, launch[0].start
     for span in launch:
         total += max(span.end - max(at, span.start), 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from graphkit.errors import CaptureCause, ConfigError, InputError
 from graphkit.graphs import CaptureFailure, RecorderBackend, backend_for
+from graphkit.spec.tree import top_candidates
 
 SYNC, SHAPE = CaptureCause.HOST_SYNCHRONISATION, CaptureCause.DATA_DEPENDENT_SHAPE
 ROWS = torch.tensor([2, 0, 1])
@@ -22,12 +25,12 @@ ROWS = torch.tensor([2, 0, 1])
 
 @torch.library.custom_op("graphkit_tests::scaled", mutates_args=())
 def scaled(x: torch.Tensor) -> torch.Tensor:
-    return x * sum(x.flatten().tolist()) + x.sum().item()  # an op's own code may read
+    return x * sum(x.flatten().tolist()) + x.sum().item()  # allowed inside an operation
 
 
 @torch.library.custom_op("graphkit_tests::tiled", mutates_args=())
 def tiled(x: torch.Tensor) -> torch.Tensor:
-    return x.sum(0, keepdim=True).expand(3, 3)  # each row is the same memory
+    return x.sum(0, keepdim=True).expand(3, 3)  # all rows share memory
 
 
 @torch.library.custom_op("graphkit_tests::shift_", mutates_args=("x",))
@@ -45,8 +48,8 @@ class Block(nn.Module):
         return x + self.inner(self.norm(x)).relu()
 
 
-def changing(change):
-    """A function that changes a copy and returns it."""
+def on_copy(change):
+    """A function that applies an in-place change to a copy and returns the copy."""
 
     def function(x):
         y = x.clone()
@@ -67,13 +70,11 @@ def under(context, function):
 BLOCK, LSTM = Block(3), nn.LSTM(3, 4)
 REPLAYED = {
     "arithmetic": lambda x: (x * 2 + 1).relu(),
-    "in place": changing(lambda y: y.add_(1).mul_(y)),
-    "in place on a view": changing(lambda y: y[1:].t().neg_()),
-    "slice assignment": changing(lambda y: y.__setitem__((slice(1, 3), 0), y[0, :2])),
-    "index_put_": changing(lambda y: y.index_put_((ROWS,), y * 3)),
-    "accumulating index_put_": changing(
-        lambda y: y.index_put_((ROWS % 2,), y * 2, accumulate=True)
-    ),
+    "in place": on_copy(lambda y: y.add_(1).mul_(y)),
+    "in place on a view": on_copy(lambda y: y[1:].t().neg_()),
+    "slice assignment": on_copy(lambda y: y.__setitem__((slice(1, 3), 0), y[0, :2])),
+    "index_put_": on_copy(lambda y: y.index_put_((ROWS,), y * 3)),
+    "accumulating index_put_": on_copy(lambda y: y.index_put_((ROWS % 2,), y * 2, accumulate=True)),
     "integer index": lambda x: x[ROWS],
     "views alone": lambda x: (x.view(9)[2:7], x.t(), x[1].expand(4, 3)),
     "view of a result": lambda x: (x + 1).t()[:2],
@@ -88,17 +89,17 @@ REPLAYED = {
     "repeats of known size": lambda x: x.repeat_interleave(ROWS, dim=0, output_size=3),
     "constants": lambda x: x + torch.arange(3) + torch.zeros(3, 3).fill_(2),
     "custom op": scaled,
-    "op whose rows are the same memory": lambda x: tiled(x) + 1,
-    "op that makes more for a backward pass": lambda x: LSTM(x[None])[0],
-    "a number behind a mask": changing(lambda y: y.__setitem__(y > 0, 0.5)),
-    "a number behind a mask of columns": changing(
+    "op whose rows share memory": lambda x: tiled(x) + 1,
+    "op with more results under grad": lambda x: LSTM(x[None])[0],
+    "a number behind a mask": on_copy(lambda y: y.__setitem__(y > 0, 0.5)),
+    "a number behind a mask of columns": on_copy(
         lambda y: y.__setitem__((slice(1, 3), y[0] > 0), -1)
     ),
-    "custom op in place": changing(lambda y: shift_(y, 1.5)),
-    "turned in place": lambda x: (x[:2] + 1).t_() * 2,
+    "custom op in place": on_copy(lambda y: shift_(y, 1.5)),
+    "transposed in place": lambda x: (x[:2] + 1).t_() * 2,
     "squeezed in place": lambda x: x.sum(0, keepdim=True).squeeze_(0) + 1,
     "unsqueezed in place": lambda x: (x + 1).unsqueeze_(0),
-    "op that squeezes inside": lambda x: torch.quantile(x, 0.5, dim=0),
+    "op that squeezes internally": lambda x: torch.quantile(x, 0.5, dim=0),
     "autocast": under(torch.autocast("cpu", torch.bfloat16), lambda x: x @ x.t() + 1),
     "no_grad": under(torch.no_grad(), BLOCK),
     "inference_mode": torch.inference_mode()(lambda x: BLOCK(x).relu_().t()[:2]),
@@ -112,20 +113,20 @@ def capture(function):
 
 
 @pytest.mark.parametrize("function", REPLAYED.values(), ids=REPLAYED)
-def test_a_replay_is_eager_on_new_values_at_old_addresses(function):
+def test_a_replay_equals_eager_on_new_values_at_the_same_addresses(function):
     torch.manual_seed(0)
     x = torch.randn(3, 3)
     graph = capture(lambda: function(x))
-    places = [(t.data_ptr(), t.shape, t.stride()) for t in tree_leaves(graph.output)]
+    before = [(t.data_ptr(), t.shape, t.stride()) for t in tree_leaves(graph.output)]
     for _ in range(3):
         x.copy_(torch.randn(3, 3))
         graph.replay()
         expected = function(x.clone())
         torch.testing.assert_close(graph.output, expected, rtol=0, atol=0)
-        assert [(t.data_ptr(), t.shape, t.stride()) for t in tree_leaves(graph.output)] == places
+        assert [(t.data_ptr(), t.shape, t.stride()) for t in tree_leaves(graph.output)] == before
 
 
-def test_a_replay_is_the_same_whatever_is_on_around_it():
+def test_a_replay_does_not_depend_on_autocast_or_grad_mode():
     x = torch.randn(3, 3)
     graph = capture(lambda: x @ x.t())
     with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
@@ -133,7 +134,7 @@ def test_a_replay_is_the_same_whatever_is_on_around_it():
     assert torch.equal(graph.output, x @ x.t())
 
 
-def test_a_compiled_function_is_recorded_as_written_and_stays_compiled():
+def test_a_compiled_function_is_recorded_eagerly_and_stays_compiled():
     runs = []
 
     def backend(graph, _inputs):
@@ -149,14 +150,14 @@ def test_a_compiled_function_is_recorded_as_written_and_stays_compiled():
     assert len(runs) == 1
     for refused in (False, True):
         with suppress(CaptureFailure):
-            names = [op.op.name() for op in capture(lambda r=refused: ends(function(X), r)).ops]
+            names = [op.op.name() for op in capture(lambda r=refused: read(function(X), r)).ops]
         assert names == ["aten::add.Tensor", "aten::relu"]
-        assert len(runs) == 1 + refused, "not in the capture"
+        assert len(runs) == 1 + refused, "the capture ran it eagerly"
         function(X)
-        assert len(runs) == 2 + refused, "but after it"
+        assert len(runs) == 2 + refused, "compiled after the capture"
 
 
-def ends(x, refused):
+def read(x, refused):
     return x.sum().item() if refused else x
 
 
@@ -174,7 +175,7 @@ def test_python_does_not_run_again_and_host_values_are_frozen():
     assert graph.output.tolist() == [2.0, 2.0]
 
 
-def test_state_outside_is_changed_once_per_replay():
+def test_a_replay_changes_outside_state_once():
     cache, x = torch.zeros(4), torch.ones(2)
     graph = capture(lambda: cache.index_add_(0, torch.tensor([1, 3]), x))
     for _ in range(3):
@@ -193,7 +194,7 @@ def test_state_outside_is_changed_once_per_replay():
         lambda x: torch.randperm(7),
     ],
 )
-def test_random_numbers_go_on_exactly_as_eager(draw):
+def test_random_numbers_advance_as_in_eager(draw):
     x = torch.randn(3, 3)
     torch.manual_seed(5)
     expected, states = [], []
@@ -247,7 +248,7 @@ def failure_of(function):
 
 
 @pytest.mark.parametrize(("function", "cause", "what"), REFUSED)
-def test_what_a_capture_refuses_is_refused_with_cause_and_place(function, cause, what):
+def test_a_refused_operation_has_its_cause_and_line(function, cause, what):
     before = X.clone()
     failure = failure_of(lambda: (torch.rand(3), function()))
     line = inspect.getsourcelines(function)[1]
@@ -255,7 +256,7 @@ def test_what_a_capture_refuses_is_refused_with_cause_and_place(function, cause,
     assert failure.where.startswith(what)
     assert f" at {__file__}:{line} `" in failure.where
     assert "\n" not in failure.where
-    assert torch.equal(X, before), "it is refused before it runs"
+    assert torch.equal(X, before), "the operation did not run"
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, ValueError, None])
@@ -272,7 +273,7 @@ def test_a_failure_leaves_no_trace(raised):
     assert torch.equal(torch.get_rng_state(), before)
     assert (X.sum().item(), X[MASK].tolist(), np.asarray(X)[1]) == (15, [3, 4, 5], 1)
     graph = capture(lambda: X + 1)
-    assert graph.num_nodes == 1, "nothing of the failed attempt is in the next one"
+    assert graph.num_nodes == 1, "no operation of the failed attempt"
 
 
 @pytest.mark.parametrize(
@@ -292,10 +293,10 @@ def test_a_failure_leaves_no_trace(raised):
         (lambda: torch.empty(1 << 50), CaptureCause.OUT_OF_MEMORY, "(RuntimeError: "),
     ],
 )
-@pytest.mark.parametrize("way", ["capture", "warm_up"])
-def test_an_error_of_the_forward_keeps_its_cause_and_its_line(function, cause, text, way):
+@pytest.mark.parametrize("method", ["capture", "warm_up"])
+def test_an_error_in_the_forward_has_its_cause_and_line(function, cause, text, method):
     with pytest.raises(CaptureFailure) as caught:
-        getattr(RecorderBackend(), way)(function)
+        getattr(RecorderBackend(), method)(function)
     assert caught.value.cause is cause
     assert caught.value.where.startswith(f"{__file__}:")
     assert text in caught.value.where
@@ -306,16 +307,61 @@ def lacks_a_kernel():
     raise NotImplementedError("no kernel\nsecond line")
 
 
-def test_an_error_of_ours_is_told_as_it_is():
-    def fails():
-        raise InputError("field 'positions' is missing.", field="positions")
+class Calls(nn.Module):
+    """Calls a function in its forward."""
 
-    failure = failure_of(fails)
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def line_of(text):
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_an_error_in_graphkit_names_both_lines_and_the_module():
+    model = nn.Sequential(nn.Identity(), Calls(lambda x: top_candidates(x[None], topk=300)))
+    failure = failure_of(lambda: model(X))
+    assert failure.cause is CaptureCause.GRAPHKIT_ERROR
+    line = line_of("Calls(lambda x: top_candidates")
+    assert re.fullmatch(
+        rf"{re.escape(__file__)}:{line} `model = .*` in module Sequential\.1 called graphkit, "
+        r"which raised RuntimeError: selected index k out of range at \S*spec/tree\.py:\d+ `.*topk.*`",
+        failure.where,
+    )
+
+
+def test_an_error_in_graphkit_without_a_user_line_names_its_own():
+    failure = failure_of(partial(top_candidates, X[None], 300))
+    assert failure.cause is CaptureCause.GRAPHKIT_ERROR
+    text = r"graphkit raised RuntimeError: selected index k out of range at \S*tree\.py:\d+ `.*`"
+    assert re.fullmatch(text, failure.where)
+
+
+def refuses(x):
+    raise InputError("field 'positions' is missing.", field="positions")
+
+
+@pytest.mark.parametrize("function", [refuses, Calls(refuses)])
+def test_a_graphkit_error_in_the_forward_keeps_its_message(function):
+    failure = failure_of(lambda: function(X))
+    assert failure.cause is CaptureCause.FORWARD_ERROR
+    assert failure.where.startswith(f"{__file__}:{line_of('raise InputError')} `raise InputError")
     assert failure.where.endswith(" raised InputError: field 'positions' is missing.")
+    assert (" in module Calls raised" in failure.where) == isinstance(function, nn.Module)
+
+
+def test_a_refused_operation_names_its_module():
+    model = nn.Sequential(Calls(lambda x: x.sum().item()))
+    assert failure_of(lambda: model(X)).where.endswith("` in module Sequential.0")
 
 
 @pytest.mark.parametrize("folder", ["vision", "tune_recipes"])
-def test_a_library_beside_torch_is_not_taken_for_torch(folder):
+def test_a_package_whose_name_begins_with_torch_is_user_code(folder):
     path = f"{Path(torch.__file__).parent}{folder}/model.py"
     space: dict[str, object] = {}
     exec(compile("def forward(x):\n    return x.sum().item()", path, "exec"), space)
@@ -335,6 +381,6 @@ def test_the_cpu_gets_the_recorder():
 
 
 @pytest.mark.parametrize("device", ["nonsense", "meta", "mps"])
-def test_another_device_is_a_config_error(device):
+def test_an_unsupported_device_is_a_config_error(device):
     with pytest.raises(ConfigError, match=device):
         backend_for(device)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkit.graphs.walk import MemoryMap
-from graphkit.graphs.walk.arguments import Parameter, decoded, number
+from graphkit.graphs.walk.arguments import Parameter, decode, number_text
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=300)
 X, Y = torch.zeros(64), torch.zeros(64)
@@ -26,12 +26,12 @@ def parameter(*parts, offset=0, name=""):
 
 
 def told(*parts):
-    argument = decoded(parameter(*parts), MEMORY)
+    argument = decode(parameter(*parts), MEMORY)
     return argument.kind, argument.text
 
 
 def test_a_pointer_is_called_by_where_it_leads():
-    argument = decoded(parameter(("Q", AT_X + 8), offset=24, name="source"), MEMORY)
+    argument = decode(parameter(("Q", AT_X + 8), offset=24, name="source"), MEMORY)
     assert (argument.kind, argument.text, argument.size) == ("pointer", "x+0x8", 8)
     assert (argument.name, argument.offset) == ("source", 24)
     assert [(p.address, p.name, p.offset) for p in argument.pointers] == [(AT_X + 8, "x+0x8", 0)]
@@ -41,13 +41,13 @@ def test_a_pointer_is_called_by_where_it_leads():
 def test_a_pointer_is_found_at_every_aligned_place_of_a_struct(place):
     words = [7] * 5
     words[place] = AT_Y
-    argument = decoded(parameter(("5Q", *words)), MEMORY)
+    argument = decode(parameter(("5Q", *words)), MEMORY)
     assert argument.kind == "struct"
     assert [(p.name, p.offset) for p in argument.pointers] == [("y", 8 * place)]
 
 
 def test_a_pointer_that_stands_across_words_is_none():
-    argument = decoded(parameter(("I", 1), ("Q", AT_X), ("I", 1)), MEMORY)
+    argument = decode(parameter(("I", 1), ("Q", AT_X), ("I", 1)), MEMORY)
     assert argument.pointers == ()
 
 
@@ -64,7 +64,7 @@ def test_a_short_struct_with_an_address_is_one():
 
 
 def test_a_struct_that_ends_within_a_word_is_read_as_far():
-    argument = decoded(parameter(("Q", 3), ("Q", AT_X), ("I", 9)), MEMORY)
+    argument = decode(parameter(("Q", 3), ("Q", AT_X), ("I", 9)), MEMORY)
     assert [(p.name, p.offset) for p in argument.pointers] == [("x", 8)]
 
 
@@ -112,19 +112,19 @@ def test_twelve_bytes_without_an_address_are_three_numbers():
 
 def test_small_numbers_in_pairs_are_no_addresses():
     asked = []
-    memory = MemoryMap({}, ask=lambda address: asked.append(address) or "host")
-    assert decoded(parameter(("ii", 64, 128)), memory).text == "64, 128"
+    memory = MemoryMap({}, query_kind=lambda address: asked.append(address) or "host")
+    assert decode(parameter(("ii", 64, 128)), memory).text == "64, 128"
     assert asked == []
 
 
 def test_what_is_beyond_every_process_is_no_address():
-    memory = MemoryMap({}, ask=lambda _address: "host")
-    assert decoded(parameter(("Q", (1 << 47) - 1)), memory).kind == "pointer"
-    assert decoded(parameter(("Q", 1 << 47)), memory).kind == "number"
+    memory = MemoryMap({}, query_kind=lambda _address: "host")
+    assert decode(parameter(("Q", (1 << 47) - 1)), memory).kind == "pointer"
+    assert decode(parameter(("Q", 1 << 47)), memory).kind == "number"
 
 
 def test_what_the_driver_does_not_give_is_unreadable():
-    argument = decoded(Parameter(8, 16, None), MEMORY)
+    argument = decode(Parameter(8, 16, None), MEMORY)
     assert (argument.kind, argument.text, argument.pointers) == ("unreadable", "unreadable", ())
     assert (argument.offset, argument.size) == (8, 16)
 
@@ -141,7 +141,9 @@ def test_a_digest_does_not_know_addresses():
 @given(st.binary(max_size=72), st.integers(0, 64), st.sampled_from(["", "host", "external"]))
 @FUZZ
 def test_no_bytes_are_too_strange(data, offset, known):
-    argument = decoded(Parameter(offset, len(data), data), MemoryMap({}, ask=lambda _at: known))
+    argument = decode(
+        Parameter(offset, len(data), data), MemoryMap({}, query_kind=lambda _at: known)
+    )
     assert argument.text
     assert (argument.offset, argument.size) == (offset, len(data))
     assert argument.kind == "struct" or len(data) <= 8
@@ -156,7 +158,7 @@ def test_no_bytes_are_too_strange(data, offset, known):
 def test_every_small_int_is_one(value, size):
     is_infinite = size == 4 and value == -(1 << 23)
     expected = "-inf" if is_infinite else str(value)
-    assert number(value.to_bytes(size, "little", signed=True)) == expected
+    assert number_text(value.to_bytes(size, "little", signed=True)) == expected
 
 
 @given(st.floats(2**-36, 2**36, width=32) | st.floats(-(2**36), -(2**-36), width=32))
@@ -164,4 +166,4 @@ def test_every_small_int_is_one(value, size):
 def test_a_float_is_told_so_that_it_can_be_had_back(value):
     data = struct.pack("<f", value)
     if abs(int.from_bytes(data, "little", signed=True)) >= 1 << 24:
-        assert struct.pack("<f", float(number(data))) == data
+        assert struct.pack("<f", float(number_text(data))) == data

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from graphkit.graphs.walk.conditional_bodies import Body, bodies_in, conditional_bodies
+from graphkit.graphs.walk.conditional_bodies import (
+    ConditionalBody,
+    conditional_bodies,
+    parse_bodies,
+)
 
 
 def node(handle, kind="KERNEL", bodies=(), form="node handle: {:#018x}"):
@@ -43,7 +47,7 @@ def test_an_if_has_one_body():
         cluster(1, [node(0x10), conditional(0x11, 2)], [(0, 1)]),
         cluster(2, [node(0x20), node(0x21), node(0x22)], [(0, 1), (0, 2)]),
     )
-    assert bodies_in(text) == {0x11: (Body((0x20, 0x21, 0x22), ((0, 1), (0, 2))),)}
+    assert parse_bodies(text) == {0x11: (ConditionalBody((0x20, 0x21, 0x22), ((0, 1), (0, 2))),)}
 
 
 def test_bodies_stand_in_the_conditionals_order():
@@ -52,7 +56,7 @@ def test_bodies_stand_in_the_conditionals_order():
         cluster(1, [conditional(0x10, 3, 2), conditional(0x11, 4, 5, 6), conditional(0x12, 7)]),
         *(cluster(n, [node(0x20 + n)]) for n in range(2, 8)),
     )
-    found = {at: [body.nodes for body in bodies] for at, bodies in bodies_in(text).items()}
+    found = {at: [body.nodes for body in bodies] for at, bodies in parse_bodies(text).items()}
     assert found == {
         0x10: [(0x23,), (0x22,)], 0x11: [(0x24,), (0x25,), (0x26,)], 0x12: [(0x27,)],
     }  # fmt: skip
@@ -66,7 +70,7 @@ def test_conditionals_nest_and_pass_through_child_graphs():
         cluster(4, [node(0x40)]),
         cluster(5, [node(0x50), node(0x51)]),
     )
-    assert {at: bodies[0].nodes for at, bodies in bodies_in(text).items()} == {
+    assert {at: bodies[0].nodes for at, bodies in parse_bodies(text).items()} == {
         0x10: (0x20, 0x21), 0x21: (0x40,), 0x30: (0x50, 0x51),
     }  # fmt: skip
 
@@ -74,18 +78,18 @@ def test_conditionals_nest_and_pass_through_child_graphs():
 def test_nodes_stand_in_order_of_creation_however_they_are_drawn():
     labels = {10: node(0x2A), 2: node(0x22), 0: node(0x20)}
     text = drawing(cluster(1, [conditional(0x10, 2)]), cluster(2, labels))
-    assert bodies_in(text)[0x10][0].nodes == (0x20, 0x22, 0x2A)
+    assert parse_bodies(text)[0x10][0].nodes == (0x20, 0x22, 0x2A)
 
 
 def test_a_body_may_be_empty():
-    assert bodies_in(drawing(cluster(1, [conditional(0x10, 2)]), cluster(2, []))) == {
-        0x10: (Body((), ()),)
+    assert parse_bodies(drawing(cluster(1, [conditional(0x10, 2)]), cluster(2, []))) == {
+        0x10: (ConditionalBody((), ()),)
     }
 
 
 def test_a_graph_without_conditionals_has_no_bodies():
-    assert bodies_in(drawing(cluster(1, [node(0x10), node(0x11)], [(0, 1)]))) == {}
-    assert bodies_in("") == {}
+    assert parse_bodies(drawing(cluster(1, [node(0x10), node(0x11)], [(0, 1)]))) == {}
+    assert parse_bodies("") == {}
 
 
 VERBOSE = (
@@ -103,7 +107,9 @@ def test_handles_are_read_in_every_form_of_a_drawing(form):
         cluster(1, [conditional(0x10, 2)]),
         cluster(2, [node(0x55E7277A5C20, form=form), node(0x55E7277A6370, form=form)], [(0, 1)]),
     )
-    assert bodies_in(text)[0x10] == (Body((0x55E7277A5C20, 0x55E7277A6370), ((0, 1),)),)
+    assert parse_bodies(text)[0x10] == (
+        ConditionalBody((0x55E7277A5C20, 0x55E7277A6370), ((0, 1),)),
+    )
 
 
 def test_the_driver_is_asked_to_draw_with_handles():

@@ -142,7 +142,7 @@ def test_replays_are_measured(allocator, monkeypatch):
         asked.append((replay, parts))
         return [[Span("k", (2, 1, 1), 0, 1000)], [Span("k", (2, 1, 1), 0, 3000)]] * 2
 
-    monkeypatch.setattr(cuda_walk, "launches_of", launches)
+    monkeypatch.setattr(cuda_walk, "profile_launches", launches)
     graph, replay = Captured(allocator.graph(node)), object()
     record = gk.inspect_graph(graph, replay=replay)
     assert asked == [(replay, 1)]
@@ -160,9 +160,9 @@ class Raises:
 @pytest.mark.parametrize(
     ("graph", "text"),
     [
-        (Raises(), r"into a Raises: You cannot access .* was set\.\. Make it with .*keep_graph=T"),
-        (object(), r"into a object: 'object' object has no attribute 'raw_cuda_graph'"),
-        (None, r"into a NoneType: .*torch\.cuda\.CUDAGraph\(keep_graph=True\) and capture before"),
+        (Raises(), r"a Raises: You cannot access .* was set\. Make it with .*keep_graph=T"),
+        (object(), r"a object: 'object' object has no attribute 'raw_cuda_graph'"),
+        (None, r"a NoneType: .*torch\.cuda\.CUDAGraph\(keep_graph=True\) and capture first"),
     ],
 )
 def test_what_has_no_template_is_refused(driver, graph, text):
@@ -180,7 +180,7 @@ def test_without_bindings_the_way_to_get_them_is_told(monkeypatch):
 def test_a_closed_graph_of_the_recorder_is_refused():
     graph = RecorderBackend().capture(lambda: torch.ones(2) + 1, Attribution())
     graph.close()
-    with pytest.raises(InspectError, match=r"was closed\. Look into it before close"):
+    with pytest.raises(InspectError, match=r"a closed graph\. Inspect it before close"):
         gk.inspect_graph(graph)
 
 

@@ -29,8 +29,8 @@ EXPECTED = [(*place, data) for place, data in zip(LAYOUT, PARTS, strict=True)]
 def test_a_kernel_is_known_by_either_handle(driver, as_kernel):
     kernel = kernel_of(driver, *LAYOUT, registers=40, shared=128, as_kernel=as_kernel)
     assert kernel.name == "(anonymous namespace)::plain(int)"
-    assert kernel.layout == list(LAYOUT)
-    assert (kernel.registers, kernel.static_bytes) == (40, 128)
+    assert kernel.parameter_layout == list(LAYOUT)
+    assert (kernel.registers, kernel.static_shared_bytes) == (40, 128)
 
 
 def test_arguments_come_by_an_array_of_pointers(driver):
@@ -70,12 +70,17 @@ def test_a_buffer_that_is_too_short_gives_what_it_holds(driver):
 
 def test_a_kernel_may_take_nothing(driver):
     kernel = kernel_of(driver)
-    assert kernel.layout == []
+    assert kernel.parameter_layout == []
     assert told(kernel.parameters(driver.parameters(), 0)) == []
 
 
 def test_the_driver_is_asked_once_for_what_nodes_share(driver):
     kernel = kernel_of(driver, *LAYOUT)
-    first = (kernel.name, kernel.layout, kernel.registers, kernel.static_bytes)
+    first = (kernel.name, kernel.parameter_layout, kernel.registers, kernel.static_shared_bytes)
     driver.functions.clear()
-    assert (kernel.name, kernel.layout, kernel.registers, kernel.static_bytes) == first
+    assert (
+        kernel.name,
+        kernel.parameter_layout,
+        kernel.registers,
+        kernel.static_shared_bytes,
+    ) == first

@@ -10,7 +10,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from graphkit.graphs.walk import timing
-from graphkit.graphs.walk.timing import launches_of
+from graphkit.graphs.walk.timing import profile_launches
 
 GRID = (4, 1, 1)
 
@@ -68,7 +68,7 @@ def test_what_one_launch_ran_stands_together_by_start(profiled):
         Event("cudaGraphLaunch", 1, 1, 5, on=DeviceType.CPU), Event("empty", 1, 15, 0),
     ])  # fmt: skip
     ran = []
-    found = launches_of(lambda: ran.append(1))
+    found = profile_launches(lambda: ran.append(1))
     assert [[(s.name, s.start, s.grid) for s in each] for each in found] == [
         [("a", 10, GRID), ("b", 20, GRID)], [("a", 30, GRID), ("b", 40, GRID)],
     ]  # fmt: skip
@@ -77,11 +77,11 @@ def test_what_one_launch_ran_stands_together_by_start(profiled):
 
 def test_the_launches_of_a_chain_are_put_together(profiled):
     profiled([Event("ab"[i % 2], 9 - i, 10 * i, 5) for i in range(5)])
-    found = launches_of(lambda: None, parts=2)
+    found = profile_launches(lambda: None, graphs=2)
     assert [[s.name for s in each] for each in found] == [["a", "b"], ["a", "b"], ["a"]]
 
 
 @pytest.mark.parametrize("metadata", ["", "no json", '"stream": 7'])
 def test_a_span_may_have_no_grid(profiled, metadata):
     profiled([Event("a", 1, 10, 5, metadata=metadata)])
-    assert launches_of(lambda: None)[0][0].grid == ()
+    assert profile_launches(lambda: None)[0][0].grid == ()

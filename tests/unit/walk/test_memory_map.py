@@ -158,7 +158,7 @@ def test_segments_of_are_those_that_addresses_lie_in():
 
 def test_whoever_knows_more_is_asked_once_per_page_and_never_about_null():
     asked = []
-    memory = MemoryMap({}, ask=lambda address: asked.append(address) or "host")
+    memory = MemoryMap({}, query_kind=lambda address: asked.append(address) or "host")
     page = 1 << 40
     found = [memory.find(page + 8), memory.find(page + 4095), memory.find(page + 4096)]
     assert asked == [page + 8, page + 4096]
@@ -170,14 +170,14 @@ def test_whoever_knows_more_is_asked_once_per_page_and_never_about_null():
 
 def test_the_heap_of_a_process_may_lie_low():
     """Where Python is not built to be moved, tensors of the CPU lie below 4 GiB."""
-    memory = MemoryMap({}, ask=lambda _address: "external")
+    memory = MemoryMap({}, query_kind=lambda _address: "external")
     assert memory.find(0x4666_0000).memory == "external"
 
 
 def test_cuda_is_not_asked_about_what_is_named_and_may_know_nothing():
     asked = []
     names = {"weight": {"w": Tensor(BASE, 8192)}}
-    memory = MemoryMap(names, ask=lambda address: asked.append(address) or "")
+    memory = MemoryMap(names, query_kind=lambda address: asked.append(address) or "")
     assert [name_at(memory, BASE + 5000), name_at(memory, BASE + 8192)] == ["w+0x1388", None]
     assert asked == [BASE + 8192]
 

@@ -58,6 +58,7 @@ def line_of(text):
         (PACKAGE / "graphs" / "recorder.py", True),
         (PACKAGE / "runners" / "runner.py", True),
         (PACKAGE.parent / "runners" / "runner.py", True),  # the same through the link
+        (PACKAGE / "spec" / "tree.py", True),
         (PACKAGE / "reference" / "model.py", False),
         (PACKAGE / "engine" / "eagle.py", False),
         ("/home/graphs/model.py", False),

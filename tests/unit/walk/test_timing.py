@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkit.graphs.walk.node_order import critical_path
-from graphkit.graphs.walk.timing import Span, timed
+from graphkit.graphs.walk.timing import Span, with_times
 from graphkit.records import Edge, Node
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=200)
@@ -42,7 +42,7 @@ def times(nodes):
 def test_spans_in_order_are_bound_by_order():
     nodes = nodes_of("a", "b", "a")
     runs = launch(("a", 0, 1000), ("b", 1500, 500), ("a", 2000, 3000))
-    made, whole = timed(nodes, edges((0, 1), (1, 2)), [runs])
+    made, whole = with_times(nodes, edges((0, 1), (1, 2)), [runs])
     assert times(made) == [(0.0, 1.0), (1.5, 0.5), (2.0, 3.0)]
     assert (whole.bound_by, whole.replays) == ("order", 1)
     assert (whole.p50_us, whole.p95_us, whole.busy_us, whole.gap_us) == (5.0, 5.0, 4.5, 0.5)
@@ -52,7 +52,7 @@ def test_spans_in_order_are_bound_by_order():
 def test_a_node_has_the_median_over_replays_from_each_ones_start():
     runs = [launch(("a", 0, d), ("b", d + gap, 10), at=at) for at, d, gap in
             [(0, 1000, 0), (9000, 5000, 0), (50_000, 2000, 300)]]  # fmt: skip
-    made, whole = timed(nodes_of("a", "b"), (), runs)
+    made, whole = with_times(nodes_of("a", "b"), (), runs)
     assert times(made) == [(0.0, 2.0), (2.3, 0.01)]
     assert whole.p50_us == 2.31
 
@@ -61,25 +61,27 @@ def test_branches_are_bound_by_name_and_grid():
     wide, narrow = (64, 1, 1), (2, 1, 1)
     nodes = nodes_of(of_kind("kernel", "a", wide), of_kind("kernel", "a", narrow), "b")
     runs = launch(("a", 0, 10, narrow), ("b", 5, 30), ("a", 7, 20, wide))
-    made, whole = timed(nodes, (), [runs])
+    made, whole = with_times(nodes, (), [runs])
     assert [node.duration_us for node in made] == [0.02, 0.01, 0.03]
     assert whole.bound_by == "name and grid"
 
 
 def test_alike_nodes_take_their_spans_in_the_order_of_starts():
     nodes = nodes_of("a", "b", "a")
-    made, _ = timed(nodes, (), [launch(("b", 0, 10), ("a", 5, 20), ("a", 30, 40))])
+    made, _ = with_times(nodes, (), [launch(("b", 0, 10), ("a", 5, 20), ("a", 30, 40))])
     assert [node.duration_us for node in made] == [0.02, 0.01, 0.04]
 
 
 def test_branches_are_bound_by_name_where_the_profiler_gives_no_grid():
-    made, whole = timed(nodes_of("a", "b"), (), [launch(("b", 0, 10, ()), ("a", 5, 20, ()))])
+    made, whole = with_times(nodes_of("a", "b"), (), [launch(("b", 0, 10, ()), ("a", 5, 20, ()))])
     assert [node.duration_us for node in made] == [0.02, 0.01]
     assert whole.bound_by == "name and grid"
 
 
 def test_a_node_that_nothing_measured_is_like_has_no_time():
-    made, _ = timed(nodes_of("a", "b", "c"), (), [launch(("b", 0, 9), ("x", 5, 8), ("a", 6, 7))])
+    made, _ = with_times(
+        nodes_of("a", "b", "c"), (), [launch(("b", 0, 9), ("x", 5, 8), ("a", 6, 7))]
+    )
     assert [node.duration_us for node in made] == [0.007, 0.009, None]
 
 
@@ -89,25 +91,27 @@ def test_copies_and_fills_are_known_by_their_kind():
     )
     spans = {"copy": ("Memcpy DtoD (Device -> Device)", ()), "fill": ("Memset (Device)", ())}
     in_order = launch((spans["copy"][0], 0, 1, ()), ("k", 1, 2), (spans["fill"][0], 3, 4, ()))
-    made, whole = timed(nodes, (), [in_order])
+    made, whole = with_times(nodes, (), [in_order])
     assert [node.duration_us for node in made] == [0.001, 0.002, 0.004]
     assert whole.bound_by == "order"
     mixed = launch((spans["fill"][0], 0, 4, ()), (spans["copy"][0], 3, 1, ()), ("k", 9, 2))
-    made, whole = timed(nodes, (), [mixed])
+    made, whole = with_times(nodes, (), [mixed])
     assert [node.duration_us for node in made] == [0.001, 0.002, 0.004]
     assert whole.bound_by == "name and grid"
 
 
 def test_nodes_that_run_nothing_have_no_times():
     nodes = nodes_of("a", of_kind("empty", "empty"), of_kind("event record", "event record"), "b")
-    made, _ = timed(nodes, (), [launch(("a", 0, 1000), ("b", 2000, 1000))])
+    made, _ = with_times(nodes, (), [launch(("a", 0, 1000), ("b", 2000, 1000))])
     assert times(made) == [(0.0, 1.0), (None, None), (None, None), (2.0, 1.0)]
 
 
 def test_a_launch_of_something_else_is_left_out():
     nodes = nodes_of("a", "b")
     whole_one = launch(("a", 0, 1000), ("b", 1000, 1000))
-    made, whole = timed(nodes, (), [launch(("a", 0, 5000)), whole_one, [*whole_one, *whole_one]])
+    made, whole = with_times(
+        nodes, (), [launch(("a", 0, 5000)), whole_one, [*whole_one, *whole_one]]
+    )
     assert whole.replays == 1
     assert times(made) == [(0.0, 1.0), (1.0, 1.0)]
 
@@ -115,19 +119,19 @@ def test_a_launch_of_something_else_is_left_out():
 @pytest.mark.parametrize("launches", [[], [launch(("a", 0, 1))], [[]]])
 def test_without_a_launch_of_the_graph_nothing_is_said(launches):
     nodes = nodes_of("a", "b")
-    assert timed(nodes, (), launches) == (tuple(nodes), None)
-    assert timed([], (), [[]]) == ((), None)
+    assert with_times(nodes, (), launches) == (tuple(nodes), None)
+    assert with_times([], (), [[]]) == ((), None)
 
 
 def test_time_in_which_several_ran_counts_once():
     runs = launch(("a", 0, 1000), ("b", 200, 300), ("c", 800, 700), ("d", 2000, 500))
-    _, whole = timed(nodes_of("a", "b", "c", "d"), (), [runs])
+    _, whole = with_times(nodes_of("a", "b", "c", "d"), (), [runs])
     assert (whole.p50_us, whole.busy_us, whole.gap_us) == (2.5, 2.0, 0.5)
 
 
 def test_a_replay_ends_when_its_last_node_does():
     runs = launch(("a", 0, 9000), ("b", 100, 50))
-    assert timed(nodes_of("a", "b"), (), [runs])[1].p50_us == 9.0
+    assert with_times(nodes_of("a", "b"), (), [runs])[1].p50_us == 9.0
 
 
 replays = st.lists(
@@ -141,7 +145,7 @@ replays = st.lists(
 @FUZZ
 def test_the_whole_is_that_of_replays_that_were(drawn):
     runs = [launch(*(("a", s, d) for s, d in sorted(each))) for each in drawn]
-    _, whole = timed(nodes_of("a", "a", "a"), (), runs)
+    _, whole = with_times(nodes_of("a", "a", "a"), (), runs)
     measured = [(max(s.end for s in run) - run[0].start) / 1e3 for run in runs]
     assert min(measured) <= whole.p50_us <= whole.p95_us <= max(measured)
     assert whole.busy_us + whole.gap_us == pytest.approx(whole.p50_us)
@@ -150,7 +154,7 @@ def test_the_whole_is_that_of_replays_that_were(drawn):
 
 def test_the_p95_of_many_replays_leaves_the_slowest_out():
     runs = [launch(("a", 0, 1000 * i)) for i in range(1, 101)]
-    whole = timed(nodes_of("a"), (), runs)[1]
+    whole = with_times(nodes_of("a"), (), runs)[1]
     assert 95.0 <= whole.p95_us < 97.0
     assert 50.0 <= whole.p50_us <= 51.0
 
@@ -205,7 +209,7 @@ def test_the_time_of_what_a_node_holds_counts():
     inner = replace(of_kind("kernel", "c", GRID), parent=1)
     nodes = nodes_of("a", CHILD, "b", inner)
     runs = launch(("a", 0, 1000), ("c", 1000, 5000), ("b", 6000, 2000))
-    made, whole = timed(nodes, edges((0, 1), (1, 2)), [runs])
+    made, whole = with_times(nodes, edges((0, 1), (1, 2)), [runs])
     assert (whole.critical_path, whole.critical_us) == ((0, 1, 3, 2), 8.0)
     assert [node.duration_us for node in made] == [1.0, None, 2.0, 5.0]
     assert whole.bound_by == "order"
@@ -216,5 +220,5 @@ def test_a_kernel_in_a_child_graph_runs_in_its_place():
     inner = replace(of_kind("kernel", "a", GRID), parent=1)
     nodes = nodes_of("a", CHILD, "a", inner, inner)
     runs = launch(*(("a", 1000 * i, 100 * (i + 1)) for i in range(4)))
-    made, _ = timed(nodes, edges((0, 1), (1, 2), (3, 4)), [runs])
+    made, _ = with_times(nodes, edges((0, 1), (1, 2), (3, 4)), [runs])
     assert [node.duration_us for node in made] == [0.1, None, 0.4, 0.2, 0.3]
