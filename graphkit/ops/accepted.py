@@ -1,54 +1,47 @@
 """Counts, positions and bonus tokens after a verification.
 
-num_accepted_drafts leaves the bonus token out, num_accepted_tokens counts it; no op here changes
-either. Suffixes: B requests, U unfinished requests, N accepted tokens of all requests.
+``num_accepted_drafts`` excludes the bonus token, ``num_accepted_tokens`` includes it; no op here
+changes either. Suffixes: B requests, U unfinished requests, N accepted tokens of all requests.
 """
 
-# ruff: noqa: ARG001 - a fake kernel has its op's signature
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import torch
 
-from graphkit.ops.packed import find_places, read
-from graphkit.ops.slot_arguments import Demands
-
-_FILTER = Demands(
-    "create_num_accepted_drafts_filter",
-    num_accepted_drafts="B",
-    unfinished_index="U",
-    seq_lens="B!",
-)
+from graphkit.ops.packed import locate, read
+from graphkit.ops.registration import register_op
 
 
-@torch.library.custom_op(
-    "graphkit::create_num_accepted_drafts_filter", mutates_args=("seq_lens",), device_types="cpu"
+@register_op(
+    mutates_args=("seq_lens",),
+    fake=lambda given: given.num_accepted_drafts.new_empty(given.num_accepted_drafts.shape),
 )
 def create_num_accepted_drafts_filter(
-    num_accepted_drafts: torch.Tensor, unfinished_index: torch.Tensor, seq_lens: torch.Tensor
+    num_accepted_drafts: Annotated[torch.Tensor, "[B] int32 or int64"],
+    unfinished_index: Annotated[torch.Tensor, "[U] int32 or int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32 or int64, contiguous"],
 ) -> torch.Tensor:
-    """Count the slots that unfinished requests keep, and commit this step's tokens.
+    """Count the slots that unfinished requests keep, and commit the accepted tokens.
 
-    One launch on the current stream; never synchronises, may be captured.
+    One launch on the current stream. Never synchronises; may be captured.
 
     Args:
-        num_accepted_drafts: Accepted tokens per request, bonus excluded; not changed.
-        unfinished_index: Which requests go on; an index outside the batch names none.
-        seq_lens: Committed tokens; drafts + 1 is added to every request's, finished or not.
+        num_accepted_drafts: Accepted tokens per request, bonus token excluded; not changed.
+        unfinished_index: Requests that continue; an index outside the batch is ignored.
+        seq_lens: Committed tokens; drafts + 1 is added for every request, finished or not.
 
     Returns:
         drafts + 1 for an unfinished request, 0 for a finished one.
 
     Shapes:
-        num_accepted_drafts: [B] int32. unfinished_index: [U] int64. seq_lens: [B] contiguous int32.
-        Returns [B] like num_accepted_drafts.
-        Here and in the other ops of this module, every tensor may be int32 or int64.
+        num_accepted_drafts: [B] int32. unfinished_index: [U] int64. seq_lens: [B] int32,
+        contiguous. All may be int32 or int64. Returns [B] like num_accepted_drafts.
 
     Raises:
-        InputError: A shape, dtype or device does not fit.
+        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
-    _FILTER.check(num_accepted_drafts, unfinished_index, seq_lens)
     request = torch.arange(seq_lens.numel(), device=seq_lens.device)
     is_unfinished = (request[:, None] == unfinished_index).any(1)
     num_accepted_tokens = num_accepted_drafts + 1
@@ -56,138 +49,72 @@ def create_num_accepted_drafts_filter(
     return torch.where(is_unfinished, num_accepted_tokens, 0)
 
 
-@create_num_accepted_drafts_filter.register_fake
-def _(
-    num_accepted_drafts: torch.Tensor, unfinished_index: torch.Tensor, seq_lens: torch.Tensor
-) -> torch.Tensor:
-    return num_accepted_drafts.new_empty(num_accepted_drafts.shape)
-
-
-@create_num_accepted_drafts_filter.register_kernel("cuda")
-def _(*arguments: Any) -> torch.Tensor:
-    from graphkit.ops.kernels.accepted import launch_create_num_accepted_drafts_filter
-
-    _FILTER.check(*arguments)
-    with torch.cuda.device(arguments[0].device):
-        return launch_create_num_accepted_drafts_filter(*arguments)
-
-
-_SPEC_INFO = Demands(
-    "create_extend_after_decode_spec_info",
-    accept_tokens="N",
-    seq_lens="B",
-    num_accepted_tokens="B",
-    positions="places!",
-    bonus_tokens="B!",
-)
-
-
-@torch.library.custom_op(
-    "graphkit::create_extend_after_decode_spec_info",
-    mutates_args=("positions", "bonus_tokens"),
-    device_types="cpu",
-)
+@register_op(mutates_args=("positions", "bonus_tokens"))
 def create_extend_after_decode_spec_info(
-    accept_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_accepted_tokens: torch.Tensor,
-    positions: torch.Tensor,
-    bonus_tokens: torch.Tensor,
+    accept_tokens: Annotated[torch.Tensor, "[N] int32 or int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32 or int64"],
+    num_accepted_tokens: Annotated[torch.Tensor, "[B] int32 or int64"],
+    positions: Annotated[torch.Tensor, "[M] int32 or int64, contiguous"],
+    bonus_tokens: Annotated[torch.Tensor, "[B] int32 or int64, contiguous"],
 ) -> None:
-    """Give each accepted token its position, and each request its bonus token.
+    """Write the position of each accepted token and the bonus token of each request.
 
-    For the first generation's draft-extend, whose rows are the accepted tokens alone. One launch on
-    the current stream; never synchronises, may be captured. Places past the last request's, and the
-    bonus of a request without accepted tokens, are left as they are.
+    For DRAFT_EXTEND, whose rows are the accepted tokens alone. Positions behind the last request's
+    and the bonus token of a request without accepted tokens keep their values. One launch on the
+    current stream. Never synchronises; may be captured.
 
     Args:
-        accept_tokens: Accepted tokens, bonus included, packed.
-        seq_lens: Committed tokens, these included.
-        num_accepted_tokens: Accepted tokens per request (n), bonus included.
-        positions: Gets seq - n to seq - 1 per request, packed.
-        bonus_tokens: Gets the last accepted token of each request.
+        accept_tokens: Accepted tokens, bonus tokens included, packed.
+        seq_lens: Committed tokens, the accepted ones included.
+        num_accepted_tokens: Accepted tokens per request (n), bonus token included.
+        positions: Receives seq_lens - n to seq_lens - 1 per request, packed.
+        bonus_tokens: Receives the last accepted token of each request.
 
     Shapes:
         accept_tokens: [N] int64. seq_lens, num_accepted_tokens: [B] int32.
-        positions: [N] or longer, contiguous int64. bonus_tokens: [B] contiguous int64.
+        positions: [M] int64, M >= N, contiguous. bonus_tokens: [B] int64, contiguous.
+        All may be int32 or int64.
 
     Raises:
-        InputError: A shape, dtype or device does not fit.
+        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
-    _SPEC_INFO.check(accept_tokens, seq_lens, num_accepted_tokens, positions, bonus_tokens)
     if seq_lens.numel() == 0:
         return
-    request, column, is_used = find_places(num_accepted_tokens, positions.numel())
+    request, column, is_used = locate(num_accepted_tokens, positions.numel())
     position = (seq_lens - num_accepted_tokens)[request] + column
     positions.copy_(torch.where(is_used, position, positions))
     last = num_accepted_tokens.clamp(min=0).cumsum(0) - 1
     bonus_tokens.copy_(read(accept_tokens, (last,), bonus_tokens, num_accepted_tokens > 0))
 
 
-@create_extend_after_decode_spec_info.register_kernel("cuda")
-def _(*arguments: Any) -> None:
-    from graphkit.ops.kernels.accepted import launch_create_extend_after_decode_spec_info
-
-    _SPEC_INFO.check(*arguments)
-    with torch.cuda.device(arguments[0].device):
-        launch_create_extend_after_decode_spec_info(*arguments)
-
-
-_BONUS = Demands(
-    "fill_bonus_tokens",
-    accept_tokens="B*stride",
-    num_accepted_tokens="B",
-    bonus_tokens="B!",
-    stride="stride",
-)
-
-
-@torch.library.custom_op(
-    "graphkit::fill_bonus_tokens", mutates_args=("bonus_tokens",), device_types="cpu"
-)
+@register_op(mutates_args=("bonus_tokens",), sizes_from=("num_accepted_tokens",))
 def fill_bonus_tokens(
-    accept_tokens: torch.Tensor,
-    num_accepted_tokens: torch.Tensor,
-    bonus_tokens: torch.Tensor,
-    stride: int,
+    accept_tokens: Annotated[torch.Tensor, "[B * stride] or [B, stride] int32 or int64"],
+    num_accepted_tokens: Annotated[torch.Tensor, "[B] int32 or int64"],
+    bonus_tokens: Annotated[torch.Tensor, "[B] int32 or int64, contiguous"],
+    stride: Annotated[int, "stride >= 1"],
 ) -> None:
-    """Take the last accepted token of each request: accept_tokens[b * stride + n - 1].
+    """Write the last accepted token of each request, ``accept_tokens[b * stride + n - 1]``.
 
-    One launch on the current stream; never synchronises, may be captured. A request whose n is not
-    1 to stride is left as it is.
+    A request whose n is not 1 to ``stride`` keeps its bonus token. One launch on the current
+    stream. Never synchronises; may be captured.
 
     Args:
-        accept_tokens: predict[accept_index]: ``stride`` tokens per request, n of them accepted.
-        num_accepted_tokens: Accepted tokens per request (n), bonus included; not changed.
-        bonus_tokens: Gets the tokens.
-        stride: accept_index.shape[1], which is num_steps + 1. Not num_draft_tokens: the two agree
-            for topk == 1 only, and a wrong stride is right for the first request still.
+        accept_tokens: ``predicts[accept_index]``: ``stride`` tokens per request, n of them
+            accepted.
+        num_accepted_tokens: Accepted tokens per request (n), bonus token included; not changed.
+        bonus_tokens: Receives the tokens.
+        stride: ``accept_index.shape[1]``, which is num_steps + 1. It equals num_draft_tokens only
+            for topk == 1; with a wrong stride the first request alone is right.
 
     Shapes:
         accept_tokens: [B * stride] or [B, stride] int32 or int64.
-        num_accepted_tokens: [B] int32. bonus_tokens: [B] contiguous int64.
+        num_accepted_tokens: [B] int32. bonus_tokens: [B] int64, contiguous. Both may be int32 or
+        int64.
 
     Raises:
-        InputError: A shape, dtype, device or number does not fit.
+        InputError: A tensor has the wrong shape, dtype, device or layout, or stride is below 1.
     """
-    tokens = accept_tokens.flatten()
-    _BONUS.check(tokens, num_accepted_tokens, bonus_tokens, stride)
-    request = torch.arange(bonus_tokens.numel(), device=tokens.device)
+    request = torch.arange(bonus_tokens.numel(), device=bonus_tokens.device)
     index = (request, num_accepted_tokens - 1)
-    bonus_tokens.copy_(read(tokens.view(-1, stride), index, bonus_tokens))
-
-
-@fill_bonus_tokens.register_kernel("cuda")
-def _(accept_tokens: torch.Tensor, *others: Any) -> None:
-    from graphkit.ops.kernels.accepted import launch_fill_bonus_tokens
-
-    tokens = accept_tokens.flatten()
-    _BONUS.check(tokens, *others)
-    with torch.cuda.device(tokens.device):
-        launch_fill_bonus_tokens(tokens, *others)
-
-
-@create_extend_after_decode_spec_info.register_fake
-@fill_bonus_tokens.register_fake
-def _(*_: object) -> None:
-    """Nothing is returned, so there is no shape to tell."""
+    bonus_tokens.copy_(read(accept_tokens.reshape(-1, stride), index, bonus_tokens))

@@ -1,9 +1,9 @@
-"""Which rows, keys and slots belong to which request, in plain torch and static shapes.
+"""Rows, keys and slots of each request, for attention in plain torch with static shapes.
 
 Suffixes: B requests, B1 requests + 1, W most query rows of a request, T rows, L positions.
 """
 
-# ruff: noqa: N803, N806 - tensor suffixes are the house's notation
+# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 import torch
@@ -12,20 +12,20 @@ import torch
 def pad_rows(
     rows_T: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, max_seqlen_q: int
 ) -> torch.Tensor:
-    """[T, ...] rows as [B, W, ...]; any others stand in where a request has fewer than W."""
+    """Return [T, ...] rows as [B, W, ...]; a request of fewer rows is filled with any others."""
     row_W = torch.arange(max_seqlen_q, device=cu_seqlens_q_B1.device)
     return rows_T[(cu_seqlens_q_B1[:-1, None] + row_W).clamp(0, rows_T.shape[0] - 1)]
 
 
 def pack_rows(padded: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """[B, W, ...] as [T, ...] again, with zeros in the rows that belong to nobody."""
+    """Return [B, W, ...] rows as [T, ...], with zeros in rows that no request has."""
     requests, width = padded.shape[:2]
     row_T = torch.arange(num_tokens, dtype=cu_seqlens_q_B1.dtype, device=padded.device)
-    owner_T = torch.searchsorted(cu_seqlens_q_B1[1:].contiguous(), row_T, right=True)
-    at_T = row_T - cu_seqlens_q_B1[owner_T.clamp(max=requests)]
-    owned_T = (owner_T < requests) & (at_T < width)
-    packed = padded.flatten(0, 1)[torch.where(owned_T, owner_T * width + at_T, 0)]
-    return packed.masked_fill(~owned_T.view(-1, *[1] * (packed.dim() - 1)), 0)
+    request_T = torch.searchsorted(cu_seqlens_q_B1[1:].contiguous(), row_T, right=True)
+    offset_T = row_T - cu_seqlens_q_B1[request_T.clamp(max=requests)]
+    is_row_T = (request_T < requests) & (offset_T < width)
+    packed = padded.flatten(0, 1)[torch.where(is_row_T, request_T * width + offset_T, 0)]
+    return packed.masked_fill(~is_row_T.view(-1, *[1] * (packed.dim() - 1)), 0)
 
 
 def visible_keys(
@@ -35,10 +35,9 @@ def visible_keys(
     max_keys: int,
     max_seqlen_q: int,
 ) -> torch.Tensor:
-    """Which of the L = ``max_keys`` positions each query sees, bool [B, W, L].
+    """Return which of the L = ``max_keys`` positions each query sees, bool [B, W, L].
 
-    ``paged_attention`` says what a mask stands for. Of a request with fewer than W rows, what the
-    others see means nothing.
+    ``paged_attention`` defines the mask. Entries behind the rows of a request have no meaning.
     """
     key_L = torch.arange(max_keys, device=cache_seqlens_B.device)
     if mask is None:
@@ -56,13 +55,13 @@ def visible_keys(
 
 
 def key_slots(page_table: torch.Tensor, page_size: int, wanted_BL: torch.Tensor) -> torch.Tensor:
-    """The slot of each position, int64 [B, L]; the dummy slot 0 where it is not wanted."""
+    """Return the slot of each position, int64 [B, L]; the dummy slot 0 where it is not wanted."""
     offset = torch.arange(page_size, device=page_table.device)
     slots_BL = (page_table.long()[:, :, None] * page_size + offset).flatten(1)
     return torch.where(wanted_BL, slots_BL, 0)
 
 
 def has_dense_rows(tensor: torch.Tensor) -> bool:
-    """Whether what belongs to one slot, or one token, is contiguous."""
+    """Return whether the elements of each slot, or token, are contiguous."""
     heads, head_dim = tensor.shape[1:]
     return tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == head_dim)

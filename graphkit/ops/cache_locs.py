@@ -1,67 +1,63 @@
-"""Which KV slots accepted tokens come from, where they go, and which slots are free again.
+"""KV slots of accepted tokens: their sources, their targets, and the slots to free.
 
 Suffixes: B requests, W num_draft_tokens, N entries of a packed tensor.
 """
 
-# ruff: noqa: ARG001 - a fake kernel has its op's signature
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from graphkit.ops.packed import find_places, read
-from graphkit.ops.slot_arguments import Demands
-
-_MOVES = Demands(
-    "get_src_tgt_cache_loc",
-    seq_lens="B",
-    out_cache_loc="B*W",
-    accept_index="N",
-    num_accepted_drafts="B",
-    draft_token_num="W",
-    page_size="P",
-)
+from graphkit.ops.packed import locate, read
+from graphkit.ops.registration import register_op
 
 
-@torch.library.custom_op("graphkit::get_src_tgt_cache_loc", mutates_args=(), device_types="cpu")
+def _empty_moves(given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate the results of ``get_src_tgt_cache_loc``."""
+    src_cache_loc = given.out_cache_loc.new_empty(given.accept_index.shape)
+    to_free_num_slots = given.seq_lens.new_empty(given.seq_lens.shape)
+    return src_cache_loc, torch.empty_like(src_cache_loc), to_free_num_slots
+
+
+@register_op(fake=_empty_moves)
 def get_src_tgt_cache_loc(
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    accept_index: torch.Tensor,
-    num_accepted_drafts: torch.Tensor,
-    draft_token_num: int,
-    page_size: int,
+    seq_lens: Annotated[torch.Tensor, "[B] int32 or int64"],
+    out_cache_loc: Annotated[torch.Tensor, "[B * W] int32 or int64"],
+    accept_index: Annotated[torch.Tensor, "[N] int32 or int64"],
+    num_accepted_drafts: Annotated[torch.Tensor, "[B] int32 or int64"],
+    draft_token_num: Annotated[int, "W >= 1"],
+    page_size: Annotated[int, "P >= 1"],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Plan the move of accepted tokens to the front of their requests' slots, page by page.
 
-    One launch on the current stream; never synchronises, may be captured.
+    Contract of SGLang's function of this name (spec_utils.py). One launch on the current stream.
+    Never synchronises; may be captured.
 
     Args:
         seq_lens: Committed tokens before this step's rows.
         out_cache_loc: Slots of this step's rows.
-        accept_index: Rows that were accepted, of all requests, packed.
-        num_accepted_drafts: Accepted tokens per request, bonus excluded.
+        accept_index: Accepted rows of all requests, packed.
+        num_accepted_drafts: Accepted tokens per request, bonus token excluded.
         draft_token_num: Rows per request (W).
         page_size: Slots per page.
 
     Returns:
-        src_cache_loc = out_cache_loc[accept_index], or the dummy slot 0 where there is no such row;
-        tgt_cache_loc, zeros for ``get_target_cache_loc`` to fill; to_free_num_slots, the slots at
-        each request's end that lie on no page of a kept token:
+        A tuple of three tensors:
+
+        src_cache_loc: out_cache_loc[accept_index], or the dummy slot 0 where there is no such row.
+        tgt_cache_loc: Zeros, for ``get_target_cache_loc`` to fill.
+        to_free_num_slots: Slots at each request's end on pages without a kept token,
         (seq + W) - min(seq + drafts + 1 rounded up to whole pages, seq + W).
 
     Shapes:
         seq_lens, num_accepted_drafts: [B] int32. out_cache_loc: [B * W] int64.
-        accept_index: [N] int32. Returns [N] and [N] like out_cache_loc, and [B] like seq_lens.
-        Here and in the other ops of this module, every tensor may be int32 or int64.
+        accept_index: [N] int32. All may be int32 or int64.
+        Returns [N] and [N] like out_cache_loc, and [B] like seq_lens.
 
     Raises:
-        InputError: A shape, dtype, device or number does not fit.
+        InputError: A tensor has the wrong shape, dtype or device, or a number is below 1.
     """
-    _MOVES.check(
-        seq_lens, out_cache_loc, accept_index, num_accepted_drafts, draft_token_num, page_size
-    )
     tgt_cache_loc = torch.zeros_like(accept_index, dtype=out_cache_loc.dtype)
     src_cache_loc = read(out_cache_loc, (accept_index,), tgt_cache_loc)
     end = seq_lens + draft_token_num
@@ -70,154 +66,81 @@ def get_src_tgt_cache_loc(
     return src_cache_loc, tgt_cache_loc, to_free_num_slots.to(seq_lens.dtype)
 
 
-@get_src_tgt_cache_loc.register_fake
-def _(
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    accept_index: torch.Tensor,
-    num_accepted_drafts: torch.Tensor,
-    draft_token_num: int,
-    page_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    src_cache_loc = out_cache_loc.new_empty(accept_index.shape)
-    return src_cache_loc, torch.empty_like(src_cache_loc), seq_lens.new_empty(seq_lens.shape)
-
-
-@get_src_tgt_cache_loc.register_kernel("cuda")
-def _(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from graphkit.ops.kernels.cache_locs import launch_get_src_tgt_cache_loc
-
-    _MOVES.check(*arguments)
-    with torch.cuda.device(arguments[0].device):
-        return launch_get_src_tgt_cache_loc(*arguments)
-
-
-_TARGETS = Demands(
-    "get_target_cache_loc",
-    tgt_cache_loc="targets!",
-    to_free_slots="freed!",
-    num_accepted_drafts="B",
-    to_free_num_slots="B",
-    out_cache_loc="B*W",
-    num_verify_tokens="W",
-)
-
-
-@torch.library.custom_op(
-    "graphkit::get_target_cache_loc",
-    mutates_args=("tgt_cache_loc", "to_free_slots"),
-    device_types="cpu",
-)
+@register_op(mutates_args=("tgt_cache_loc", "to_free_slots"))
 def get_target_cache_loc(
-    tgt_cache_loc: torch.Tensor,
-    to_free_slots: torch.Tensor,
-    num_accepted_drafts: torch.Tensor,
-    to_free_num_slots: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    num_verify_tokens: int,
+    tgt_cache_loc: Annotated[torch.Tensor, "[N] int32 or int64, contiguous"],
+    to_free_slots: Annotated[torch.Tensor, "[F] int32 or int64, contiguous"],
+    num_accepted_drafts: Annotated[torch.Tensor, "[B] int32 or int64"],
+    to_free_num_slots: Annotated[torch.Tensor, "[B] int32 or int64"],
+    out_cache_loc: Annotated[torch.Tensor, "[B * W] int32 or int64"],
+    num_verify_tokens: Annotated[int, "W >= 1"],
 ) -> None:
-    """Name the slots that accepted tokens move to, and those that are free again.
+    """Write the slots that accepted tokens move to, and the slots to free.
 
     Of a request's W slots the first drafts + 1 are kept and the last ``to_free_num_slots[b]`` are
-    freed; what lies between shares a page with kept ones. One launch on the current stream; never
-    synchronises, may be captured. Places past the last request's are left as they are.
+    freed. Slots between them share a page with kept ones. Entries behind the last request's keep
+    their values. Contract of SGLang's kernel of this name (spec_utils.py). One launch on the
+    current stream. Never synchronises; may be captured.
 
     Args:
-        tgt_cache_loc: Gets the kept slots, packed: request b's begin at
+        tgt_cache_loc: Receives the kept slots, packed: request b's begin at
             sum(num_accepted_drafts[:b]) + b.
-        to_free_slots: Gets the freed slots, packed.
-        num_accepted_drafts: Accepted tokens per request, bonus excluded.
+        to_free_slots: Receives the freed slots, packed.
+        num_accepted_drafts: Accepted tokens per request, bonus token excluded.
         to_free_num_slots: Slots to free per request, as ``get_src_tgt_cache_loc`` returns them.
         out_cache_loc: Slots of this step's rows.
         num_verify_tokens: Rows per request (W).
 
     Shapes:
-        tgt_cache_loc, to_free_slots: [N], any N, contiguous int64. out_cache_loc: [B * W] int64.
-        num_accepted_drafts, to_free_num_slots: [B] int32.
+        tgt_cache_loc: [N] int64, to_free_slots: [F] int64, for any N and F, contiguous.
+        num_accepted_drafts, to_free_num_slots: [B] int32. out_cache_loc: [B * W] int64.
+        All may be int32 or int64.
 
     Raises:
-        InputError: A shape, dtype, device or number does not fit.
+        InputError: A tensor has the wrong shape, dtype, device or layout, or num_verify_tokens is
+            below 1.
     """
-    _TARGETS.check(
-        tgt_cache_loc, to_free_slots, num_accepted_drafts, to_free_num_slots, out_cache_loc,
-        num_verify_tokens,
-    )  # fmt: skip
     if num_accepted_drafts.numel() == 0:
         return
     slots = out_cache_loc.reshape(-1, num_verify_tokens)
-    row, column, is_used = find_places(num_accepted_drafts + 1, tgt_cache_loc.numel())
+    row, column, is_used = locate(num_accepted_drafts + 1, tgt_cache_loc.numel())
     tgt_cache_loc.copy_(read(slots, (row, column), tgt_cache_loc, is_used))
-    row, column, is_used = find_places(to_free_num_slots, to_free_slots.numel())
+    row, column, is_used = locate(to_free_num_slots, to_free_slots.numel())
     column = column + num_verify_tokens - to_free_num_slots[row]
     to_free_slots.copy_(read(slots, (row, column), to_free_slots, is_used))
 
 
-@get_target_cache_loc.register_kernel("cuda")
-def _(*arguments: Any) -> None:
-    from graphkit.ops.kernels.cache_locs import launch_get_target_cache_loc
-
-    _TARGETS.check(*arguments)
-    with torch.cuda.device(arguments[0].device):
-        launch_get_target_cache_loc(*arguments)
-
-
-_UNFINISHED = Demands(
-    "filter_finished_cache_loc",
-    out_cache_loc="slots!",
-    tgt_cache_loc="targets",
-    num_accepted_drafts="B",
-    num_accepted_drafts_filter="B",
-)
-
-
-@torch.library.custom_op(
-    "graphkit::filter_finished_cache_loc", mutates_args=("out_cache_loc",), device_types="cpu"
-)
+@register_op(mutates_args=("out_cache_loc",))
 def filter_finished_cache_loc(
-    out_cache_loc: torch.Tensor,
-    tgt_cache_loc: torch.Tensor,
-    num_accepted_drafts: torch.Tensor,
-    num_accepted_drafts_filter: torch.Tensor,
+    out_cache_loc: Annotated[torch.Tensor, "[M] int32 or int64, contiguous"],
+    tgt_cache_loc: Annotated[torch.Tensor, "[N] int32 or int64"],
+    num_accepted_drafts: Annotated[torch.Tensor, "[B] int32 or int64"],
+    num_accepted_drafts_filter: Annotated[torch.Tensor, "[B] int32 or int64"],
 ) -> None:
-    """Pack the slots of unfinished requests, leaving out those of finished ones.
+    """Pack the slots of unfinished requests, without those of finished ones.
 
-    One launch on the current stream; never synchronises, may be captured. Places past the last
-    request's are left as they are.
+    Entries behind the last request's keep their values. Contract of SGLang's
+    ``filter_finished_cache_loc_kernel`` (spec_utils.py). One launch on the current stream. Never
+    synchronises; may be captured.
 
     Args:
-        out_cache_loc: Gets the slots, packed: request b's begin at sum(filter[:b]).
+        out_cache_loc: Receives the slots, packed: request b's begin at sum(filter[:b]).
         tgt_cache_loc: Slots of all requests, packed: request b's begin at
             sum(num_accepted_drafts[:b]) + b.
-        num_accepted_drafts: Accepted tokens per request, bonus excluded.
+        num_accepted_drafts: Accepted tokens per request, bonus token excluded.
         num_accepted_drafts_filter: Slots to take per request, 0 for a finished one; see
             ``create_num_accepted_drafts_filter``.
 
     Shapes:
-        out_cache_loc: [N], any N, contiguous int64. tgt_cache_loc: [N], any N, int64.
-        num_accepted_drafts, num_accepted_drafts_filter: [B] int32.
+        out_cache_loc: [M] int64, contiguous. tgt_cache_loc: [N] int64. Any M and N.
+        num_accepted_drafts, num_accepted_drafts_filter: [B] int32. All may be int32 or int64.
 
     Raises:
-        InputError: A shape, dtype or device does not fit.
+        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
-    _UNFINISHED.check(out_cache_loc, tgt_cache_loc, num_accepted_drafts, num_accepted_drafts_filter)
     if num_accepted_drafts.numel() == 0:
         return
     tokens = (num_accepted_drafts + 1).clamp(min=0)
     begins = tokens.cumsum(0) - tokens
-    row, column, is_used = find_places(num_accepted_drafts_filter, out_cache_loc.numel())
+    row, column, is_used = locate(num_accepted_drafts_filter, out_cache_loc.numel())
     out_cache_loc.copy_(read(tgt_cache_loc, (begins[row] + column,), out_cache_loc, is_used))
-
-
-@filter_finished_cache_loc.register_kernel("cuda")
-def _(*arguments: Any) -> None:
-    from graphkit.ops.kernels.cache_locs import launch_filter_finished_cache_loc
-
-    _UNFINISHED.check(*arguments)
-    with torch.cuda.device(arguments[0].device):
-        launch_filter_finished_cache_loc(*arguments)
-
-
-@get_target_cache_loc.register_fake
-@filter_finished_cache_loc.register_fake
-def _(*_: object) -> None:
-    """Nothing is returned, so there is no shape to tell."""

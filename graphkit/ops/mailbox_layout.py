@@ -1,13 +1,13 @@
-"""What stands where in the memory that host and device both see, and in the refresh's table.
+"""Layout of the mailbox and of the refresh's table of segments.
 
-The mailbox is one int64 tensor in memory that host and device both see::
+The mailbox is one int64 tensor in memory that host and device both access::
 
     [ consumed, fault, 6 unused | entry 0 | entry 1 | ... ]
     entry = [ sequence, requests, tokens, 1 | one source per segment | payload bytes ]
 
-A *segment* is a run of rows that lie one after the other: a field has one, unless a dimension
-stands before its rows (mrope_positions [3, T] has three). Its source word says where the live rows
-come from: ``FROM_PAYLOAD``, ``KEEP``, or an address that the device can read.
+A *segment* is a contiguous run of rows. A field has one, unless a dimension precedes its rows:
+mrope_positions [3, T] has three. A segment's source word is ``FROM_PAYLOAD``, ``KEEP``, or an
+address that the device can read the live rows from.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 from enum import IntEnum
 
 RING_WORDS = 8
-"""Words before entry 0: one cache line, so that polling does not touch an entry."""
+"""Words before entry 0: one cache line, so that polling does not load an entry."""
 CHUNK_BYTES = 4096
 """Bytes that one program of a CUDA kernel copies."""
 FROM_PAYLOAD = 0
-"""Source word: the rows stand in the entry."""
+"""Source word: the rows are in the entry."""
 KEEP = -1
-"""Source word: another graph has written the rows in place already."""
+"""Source word: an earlier graph has already written the rows in place."""
 
 
 class Ring(IntEnum):
@@ -42,7 +42,7 @@ class Header(IntEnum):
 
 
 class Column(IntEnum):
-    """What the table says of a segment, one int64 each."""
+    """Columns of the refresh's table, one int64 each per segment."""
 
     ADDRESS = 0
     PAYLOAD = 1

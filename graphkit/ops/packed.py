@@ -1,49 +1,47 @@
-"""How the torch references read and write ragged rows without shapes that depend on the data.
+"""Reads and writes of packed rows for the torch references, in static shapes.
 
-Packed: rows of different lengths, one after the other without gaps. Suffix: N places of the packed
-tensor.
+Packed rows have different lengths and follow one another without gaps. Suffix: N entries of the
+packed tensor.
 """
 
-# ruff: noqa: N806 - tensor suffixes are the house's notation
+# ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 import torch
 
 
-def find_places(
-    lengths: torch.Tensor, places: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Say whose each of the first ``places`` places of a packed tensor is.
+def locate(lengths: torch.Tensor, entries: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return row and column of each of the first ``entries`` entries of a packed tensor.
 
     Returns:
-        The row, the column within it, and whether the place is anybody's: past the last row's end
-        it is not, and its row and column are only good for reading.
+        The row, the column within it, and whether the entry belongs to a row. Behind the end of
+        the last row it does not, and row and column are only safe to read at.
 
     Shapes:
-        lengths: [B] integer, B >= 1; one below 0 counts as 0.
+        lengths: [B] integer, B >= 1; a negative length counts as 0.
         Returns [N] int64, [N] int64 and [N] bool.
     """
     lengths = lengths.clamp(min=0)
     ends = lengths.cumsum(0)
-    place_N = torch.arange(places, device=lengths.device)
-    row_N = torch.searchsorted(ends, place_N, right=True)
+    entry_N = torch.arange(entries, device=lengths.device)
+    row_N = torch.searchsorted(ends, entry_N, right=True)
     is_used_N = row_N < ends.numel()
     row_N = row_N.clamp(max=ends.numel() - 1)
-    return row_N, place_N - (ends - lengths)[row_N], is_used_N
+    return row_N, entry_N - (ends - lengths)[row_N], is_used_N
 
 
 def read(
     source: torch.Tensor,
     index: tuple[torch.Tensor, ...],
-    other: torch.Tensor,
+    default: torch.Tensor,
     wanted: torch.Tensor | bool = True,
 ) -> torch.Tensor:
-    """``source[index]`` where that is wanted and exists, else ``other``, whose dtype it gets."""
-    known = _within(source, index) & wanted
+    """Return ``source[index]`` where it is wanted and in range, else ``default``, in its dtype."""
+    known = _is_inside(source, index) & wanted
     if source.numel() == 0:
-        return other.expand(known.shape).clone()
+        return default.expand(known.shape).clone()
     safe = tuple(torch.where(known, each, 0) for each in index)
-    return torch.where(known, source[safe].to(other.dtype), other)
+    return torch.where(known, source[safe].to(default.dtype), default)
 
 
 def write(
@@ -52,19 +50,27 @@ def write(
     values: torch.Tensor,
     wanted: torch.Tensor | bool = True,
 ) -> None:
-    """``target[index] = values`` where that is wanted and exists.
+    """Set ``target[index] = values`` where it is wanted and in range; ``target`` is contiguous.
 
-    What is not is written over itself at the first place of all, which must not be wanted as well:
-    in ``req_to_token`` it is the pads'.
+    A write that is skipped repeats the first one that is not, since shapes are static.
     """
-    known = _within(target, index) & wanted
     if target.numel() == 0:
         return
-    safe = tuple(torch.where(known, each, 0) for each in index)
-    target[safe] = torch.where(known, values.to(target.dtype), target.flatten()[0])
+    known = _is_inside(target, index) & wanted
+    if known.numel() == 0:
+        return
+    flat, position = target.view(-1), torch.zeros_like(known, dtype=torch.int64)
+    for each, stride in zip(index, target.stride(), strict=True):
+        position = position + each * stride
+    first = known.int().argmax()
+    is_any = known.any()
+    spare_position = torch.where(is_any, position[first], 0)
+    spare_value = torch.where(is_any, values[first].to(flat.dtype), flat[0])
+    values = torch.where(known, values.to(flat.dtype), spare_value)
+    flat[torch.where(known, position, spare_position)] = values
 
 
-def _within(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Whether each index lies in the tensor; a negative one does not."""
+def _is_inside(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return whether each index is in range; a negative one is not."""
     inside = [(each >= 0) & (each < size) for each, size in zip(index, tensor.shape, strict=True)]
     return torch.stack(torch.broadcast_tensors(*inside)).all(0)

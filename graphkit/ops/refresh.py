@@ -1,7 +1,7 @@
 """The refresh: first node of every captured graph.
 
-It reads the mailbox entry whose turn it is, copies every field's live rows into place, writes the
-pad value into the tail, and publishes that the entry was consumed. Layout: ``mailbox_layout``.
+It reads the next mailbox entry, copies every field's live rows into place, writes the pad value
+into the tail, and publishes that the entry was consumed. Layout: ``mailbox_layout``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, RING_WORDS, Column, Header, Ring
+from graphkit.ops.registration import register_op
 
 
-@torch.library.custom_op(
-    "graphkit::refresh", mutates_args=("segments", "mailbox", "state", "entry"), device_types="cpu"
-)
+@register_op(mutates_args=("segments", "mailbox", "state", "entry"))
 def refresh(
     segments: Sequence[torch.Tensor],
     mailbox: torch.Tensor,
@@ -31,22 +30,23 @@ def refresh(
 ) -> None:
     """Fill the first ``batch_size`` requests and ``num_tokens`` tokens of every segment.
 
-    May be captured; allocates nothing on the device and never synchronises.
+    Two launches on the current stream. Never synchronises and allocates nothing on the device;
+    may be captured. Arguments are not checked.
 
     Args:
         segments: Each segment's rows at full capacity.
         mailbox: The ring; pinned if the device is CUDA.
         state: The next sequence number, on the device.
-        table: A row of ``Column`` per segment, on the device.
-        entry: Where the device keeps its copy of the entry.
-        fetches: (first byte, bytes) of the entry's parts that this size needs, on the device.
+        table: One row of ``Column`` per segment, on the device.
+        entry: The device's copy of the entry.
+        fetches: (first byte, bytes) of the parts of the entry that this size needs, on the device.
         copies: (segment, chunk) for everything that this size fills, on the device.
         entries: Entries in the ring.
         batch_size: Captured requests.
         num_tokens: Captured tokens.
 
     Shapes:
-        segments[i]: [capacity, ...] contiguous.
+        segments[i]: [capacity, ...], contiguous.
         mailbox: [RING_WORDS + entries * words] int64.
         state: [1] int64. table: [len(segments), len(Column)] int64. entry: [words] int64.
         fetches, copies: [programs, 2] int32.
@@ -54,44 +54,18 @@ def refresh(
     sequence = int(state)
     posted = mailbox[RING_WORDS:].view(entries, -1)[sequence % entries]
     padded = {Header.REQUESTS: batch_size, Header.TOKENS: num_tokens, Header.ONE: 1}
-    for i, (rows, facts) in enumerate(zip(segments, table.tolist(), strict=True)):
-        live, source = int(posted[facts[Column.AXIS]]), int(posted[Header.SOURCES + i])
-        end = padded[Header(facts[Column.AXIS])] * facts[Column.ROW_BYTES]
-        size = min(live * facts[Column.ROW_BYTES], end)  # the entry may be another replay's
+    for i, (rows, columns) in enumerate(zip(segments, table.tolist(), strict=True)):
+        live, source = int(posted[columns[Column.AXIS]]), int(posted[Header.SOURCES + i])
+        end = padded[Header(columns[Column.AXIS])] * columns[Column.ROW_BYTES]
+        size = min(live * columns[Column.ROW_BYTES], end)  # the entry may be another replay's
         if source != KEEP and size:
-            payload = posted.data_ptr() + facts[Column.PAYLOAD]
+            payload = posted.data_ptr() + columns[Column.PAYLOAD]
             _bytes(rows)[:size] = _read(payload if source == FROM_PAYLOAD else source, size)
-        _bytes(rows)[size:end] = _pattern(facts[Column.PAD], size, end)
+        _bytes(rows)[size:end] = _pattern(columns[Column.PAD], size, end)
     if int(posted[Header.SEQUENCE]) != sequence:
         mailbox[Ring.FAULT] = sequence + 1
     state.fill_(sequence + 1)
     mailbox[Ring.CONSUMED] = sequence + 1
-
-
-@refresh.register_kernel("cuda")
-def _(
-    segments: Sequence[torch.Tensor],  # noqa: ARG001 - their addresses stand in the table
-    mailbox: torch.Tensor,
-    state: torch.Tensor,
-    table: torch.Tensor,
-    entry: torch.Tensor,
-    fetches: torch.Tensor,
-    copies: torch.Tensor,
-    entries: int,
-    batch_size: int,
-    num_tokens: int,
-) -> None:
-    from graphkit.ops.kernels.refresh import launch_refresh
-
-    with torch.cuda.device(state.device):  # triton launches on the current one
-        launch_refresh(
-            mailbox, state, table, entry, fetches, copies, entries, batch_size, num_tokens
-        )
-
-
-@refresh.register_fake
-def _(*_: object) -> None:
-    return None
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,6 +77,6 @@ def _read(address: int, size: int) -> torch.Tensor:
 
 
 def _pattern(pad: int, begin: int, end: int) -> torch.Tensor:
-    """The pad's eight bytes over and over, from byte ``begin`` to byte ``end`` of a segment."""
+    """Repeat the pad's eight bytes from byte ``begin`` to byte ``end`` of a segment."""
     eight = torch.tensor([pad], dtype=torch.int64).view(torch.uint8)
     return eight[torch.arange(begin, end) % 8]

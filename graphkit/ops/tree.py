@@ -1,80 +1,103 @@
-"""The draft tree of each request: who hangs on whom, in the forms that the verify step reads.
+"""The draft tree of each request, in the form that the verify step reads.
 
 Suffixes: B requests, W nodes per request.
 """
 
-# ruff: noqa: N806 - tensor suffixes are the house's notation
-# ruff: noqa: ARG001 - a fake kernel has its op's signature
+# ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-import math
+from typing import Annotated, Any
 
 import torch
 
-from graphkit.ops.tree_arguments import demand_between, demand_tensor
-from graphkit.ops.tree_shape import Six, empty_tree, num_candidates
+from graphkit.errors import ConfigError, InputError
+from graphkit.ops.argument_rules import describe
+from graphkit.ops.registration import register_op
+from graphkit.ops.tree_shape import TreeTensors, empty_tree, num_candidates
 
 
-@torch.library.custom_op("graphkit::build_tree", mutates_args=(), device_types="cpu")
+def _check_parents(given: Any) -> None:
+    """Refuse a parent list of the wrong length; one step has no parents but the root."""
+    expected = given.topk * (given.num_steps - 1) + 1
+    found = given.parent_list.shape[1]
+    if found != expected and (found or given.num_steps > 1):
+        raise InputError(
+            f"build_tree: parent_list is {describe(given.parent_list)}, expected "
+            f"[B, K * (S - 1) + 1] = {[given.parent_list.shape[0], expected]}.",
+            field="parent_list",
+        )
+
+
+@register_op(
+    fake=lambda given: empty_tree(given.bonus_tokens, given.num_draft_tokens),
+    check=_check_parents,
+    number_error=ConfigError,
+)
 def build_tree(
-    bonus_tokens: torch.Tensor,
-    parent_list: torch.Tensor,
-    top_scores_index: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_steps: int,
-    topk: int,
-    num_draft_tokens: int,
-) -> Six:
+    bonus_tokens: Annotated[torch.Tensor, "[B] int64"],
+    parent_list: Annotated[torch.Tensor, "[B, P] int64"],
+    top_scores_index: Annotated[torch.Tensor, "[B, W - 1] int64"],
+    draft_tokens: Annotated[torch.Tensor, "[B, W - 1] int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32 or int64"],
+    num_steps: Annotated[int, "S >= 0"],
+    topk: Annotated[int, "K >= 1"],
+    num_draft_tokens: Annotated[int, "1 <= W <= max(1, 1 + K + (S - 1) * K * K)"],
+) -> TreeTensors:
     """Link the selected candidates of each request to a tree under its bonus token.
 
-    A request's candidates are the K tokens of draft step 0, then K * K of each further step, K
-    under each of the K branches kept. Candidate c hangs on candidate ``parent_list[c // K]``, or
-    on the root if ``c // K`` is 0. The W - 1 selected ones become nodes 1 to W - 1 in ascending
-    order; node 0 is the bonus token, the root. Layout of the field's tree-building kernel.
+    A request's candidates are numbered: the K tokens of draft step 0, then K * K of each further
+    step, K under each of the K branches kept. The parent of candidate c is candidate
+    ``parent_list[c // K]``, or the root if ``c // K`` is 0. The W - 1 selected candidates become
+    nodes 1 to W - 1 in ascending order. Node 0 is the root and holds the bonus token.
 
-    A node whose parent was not selected, or whose indices are out of range (scores that were NaN),
-    hangs on the root. A parent always has a smaller number than its children, so whatever comes,
-    the result is a tree.
+    The links are those of SGLang's ``build_tree_kernel_efficient`` (sgl-kernel, eagle_utils.cu).
+    To visit the children of node i of request b, start at ``retrieve_next_token[b, i]`` and follow
+    ``retrieve_next_sibling[b, child]`` until it is -1. Both hold node numbers within the request;
+    ``retrieve_index[b, i]`` is the node's row in flat tensors such as the target's logits.
 
-    One launch on the current stream, none for an idle batch; never synchronises, may be captured.
+    A node whose parent was not selected, or whose indices are out of range because scores were
+    NaN, becomes a child of the root. A parent always has a smaller number than its children, so
+    the result is a tree for any input.
+
+    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
 
     Args:
-        bonus_tokens: The token that roots each tree.
-        parent_list: Candidate that each kept branch ends in; entry 0 stands for the root.
-        top_scores_index: Candidates selected, ascending along each row.
-        draft_tokens: Their tokens.
-        seq_lens: Committed tokens, the bonus token excluded: its position.
+        bonus_tokens: Token at the root of each tree.
+        parent_list: Candidate at the end of each kept branch; entry 0 stands for the root.
+        top_scores_index: Numbers of the selected candidates, ascending along each row.
+        draft_tokens: Tokens of the selected candidates.
+        seq_lens: Committed tokens without the bonus token, which is the bonus token's position.
         num_steps: Draft steps (S).
         topk: Branches kept per step (K).
         num_draft_tokens: Nodes per tree, the root included (W).
 
     Returns:
-        tree_mask: Whether node i sees node j, which is itself or an ancestor; the committed prefix
-        is not part of it.
+        A tuple of six tensors:
+
+        tree_mask: True where node i attends to node j, which is i itself or an ancestor. The
+        committed prefix has no columns.
         positions: seq_lens + depth of each node.
         retrieve_index: Flat row of each node, b * W + i.
-        retrieve_next_token: First child of each node, -1 if none.
-        retrieve_next_sibling: Next child of the same parent, ascending, -1 if none.
-        draft_tokens: The token of each node, the bonus token first.
+        retrieve_next_token: First child of each node, -1 if it has none.
+        retrieve_next_sibling: Next child of the same parent, ascending, -1 if there is none.
+        draft_tokens: Token of each node, the bonus token first.
 
     Shapes:
-        bonus_tokens: [B] int64. parent_list: [B, K * (S - 1) + 1] int64; [B, 0] too if S <= 1.
+        bonus_tokens: [B] int64. parent_list: [B, K * (S - 1) + 1] int64; also [B, 0] if S <= 1.
         top_scores_index, draft_tokens: [B, W - 1] int64. seq_lens: [B] int32 or int64.
         Returns [B, W, W] bool, [B * W] int64, three of [B, W] int64, [B * W] int64.
 
     Raises:
-        InputError: A tensor's shape, dtype or device does not fit.
-        ConfigError: S steps of K branches cannot fill W nodes.
+        InputError: A tensor has the wrong shape, dtype or device.
+        ConfigError: S steps of K branches have fewer than W - 1 candidates, or a number is out of
+            range.
     """
-    _check(bonus_tokens, parent_list, top_scores_index, draft_tokens, seq_lens,
-           num_steps, topk, num_draft_tokens)  # fmt: skip
     requests, width = bonus_tokens.shape[0], num_draft_tokens
     parent_BW = _parents(parent_list, top_scores_index, num_candidates(num_steps, topk), topk)
     node_W = torch.arange(width, device=parent_BW.device)
 
     tree_mask = torch.eye(width, dtype=torch.bool, device=node_W.device).repeat(requests, 1, 1)
-    for node in range(1, width):  # ascending: a parent's row is whole before its children copy it
+    for node in range(1, width):  # ascending: a parent's row is complete before a child copies it
         parent_B1W = parent_BW[:, node, None, None].expand(-1, 1, width)
         tree_mask[:, node] |= tree_mask.gather(1, parent_B1W)[:, 0]
 
@@ -90,46 +113,10 @@ def build_tree(
     )
 
 
-@build_tree.register_fake
-def _(
-    bonus_tokens: torch.Tensor,
-    parent_list: torch.Tensor,
-    top_scores_index: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_steps: int,
-    topk: int,
-    num_draft_tokens: int,
-) -> Six:
-    return empty_tree(bonus_tokens, num_draft_tokens)
-
-
-@build_tree.register_kernel("cuda")
-def _(
-    bonus_tokens: torch.Tensor,
-    parent_list: torch.Tensor,
-    top_scores_index: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_steps: int,
-    topk: int,
-    num_draft_tokens: int,
-) -> Six:
-    from graphkit.ops.kernels.tree import launch_build_tree
-
-    _check(bonus_tokens, parent_list, top_scores_index, draft_tokens, seq_lens,
-           num_steps, topk, num_draft_tokens)  # fmt: skip
-    with torch.cuda.device(bonus_tokens.device):
-        return launch_build_tree(
-            bonus_tokens, parent_list, top_scores_index, draft_tokens, seq_lens,
-            num_steps, topk, num_draft_tokens,
-        )  # fmt: skip
-
-
 def _parents(
     parent_list: torch.Tensor, top_scores_index: torch.Tensor, candidates: int, topk: int
 ) -> torch.Tensor:
-    """The parent of each node, int64 [B, W]; -1 for the root, which has none."""
+    """Return the parent of each node, int64 [B, W]; -1 for the root."""
     root_B1 = top_scores_index.new_full((top_scores_index.shape[0], 1), -1)
     candidate_BW = torch.cat([root_B1, top_scores_index], 1)
     parents_BP = torch.cat([root_B1, parent_list[:, 1:]], 1)
@@ -146,35 +133,5 @@ def _parents(
 
 
 def _first(is_match: torch.Tensor) -> torch.Tensor:
-    """Place of the first match along the last dimension, -1 if there is none."""
+    """Return the index of the first match along the last dimension, -1 if there is none."""
     return torch.where(is_match.any(-1), is_match.int().argmax(-1), -1)
-
-
-def _check(
-    bonus_tokens: torch.Tensor,
-    parent_list: torch.Tensor,
-    top_scores_index: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_steps: int,
-    topk: int,
-    num_draft_tokens: int,
-) -> None:
-    demand_between("build_tree", 0, math.inf, num_steps=num_steps)
-    demand_between("build_tree", 1, math.inf, topk=topk)
-    most = 1 + num_candidates(num_steps, topk)
-    demand_between("build_tree", 1, most, num_draft_tokens=num_draft_tokens)
-
-    requests, selected = bonus_tokens.numel(), num_draft_tokens - 1
-    branches = topk * (num_steps - 1) + 1
-    if num_steps <= 1 and parent_list.dim() and not parent_list.shape[-1]:
-        branches = 0  # there is nothing but the root that a node could hang on
-    long = (torch.int64,)
-    for field, tensor, shape, dtypes in (
-        ("bonus_tokens", bonus_tokens, (requests,), long),
-        ("parent_list", parent_list, (requests, branches), long),
-        ("top_scores_index", top_scores_index, (requests, selected), long),
-        ("draft_tokens", draft_tokens, (requests, selected), long),
-        ("seq_lens", seq_lens, (requests,), (torch.int32, torch.int64)),
-    ):
-        demand_tensor("build_tree", field, tensor, shape, dtypes, bonus_tokens.device)

@@ -1,30 +1,28 @@
-"""The walk down a draft tree that every verification shares, and what it leaves behind.
+"""The walk down a draft tree that every verification shares.
 
 Suffixes: B requests, W nodes per request, A columns of accept_index.
 """
 
-# ruff: noqa: N803, N806 - tensor suffixes are the house's notation
+# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
 
-from graphkit.ops.tree_arguments import demand_dense, demand_tensor
-
 
 class TreeWalk:
     """A walk from the root of each tree of a batch, all trees in step.
 
-    Iteration yields the child that each walk tries next, int64 [B], 0 where there is none;
-    ``settle`` says which are accepted. It takes W - 1 turns whatever the links say: enough for
-    every tree, since no child is tried twice, and an end for links that go round.
+    Iteration yields the child that each walk tries next, int64 [B], 0 where there is none. The
+    caller decides which are accepted and calls ``settle``. The walk takes W - 1 turns for any
+    links: a tree needs no more, since no child is tried twice, and links with a cycle end.
 
     Attributes:
         path_BA: Accepted nodes from the root on, -1 behind the last.
-        num_drafts_B: How many of them are drafts.
-        node_B: The last of them.
-        has_child_B: Whether the walk goes on: there is a child to try, and a column to put it in.
+        num_drafts_B: Number of accepted nodes without the root.
+        node_B: The last accepted node.
+        has_child_B: True where there is a child to try and a column for it.
     """
 
     def __init__(
@@ -45,24 +43,29 @@ class TreeWalk:
             yield torch.where(self.has_child_B, self._child_B, 0)
 
     def settle(self, child_B: torch.Tensor, fits_B: torch.Tensor) -> torch.Tensor:
-        """Step to the child where it is there and fits, else on to its sibling; True if stepped."""
+        """Accept the child where there is one and it fits; else continue with its sibling.
+
+        Shapes:
+            child_B: [B] int64, as the iteration yielded it. fits_B: [B] bool.
+            Returns [B] bool, True where the child was accepted.
+        """
         accepted_B = fits_B & self.has_child_B
         self.num_drafts_B = self.num_drafts_B + accepted_B
         self.node_B = torch.where(accepted_B, child_B, self.node_B)
-        is_its_column_BA = accepted_B[:, None] & self.is_last()
-        self.path_BA = torch.where(is_its_column_BA, child_B[:, None], self.path_BA)
+        is_new_column_BA = accepted_B[:, None] & self.is_last()
+        self.path_BA = torch.where(is_new_column_BA, child_B[:, None], self.path_BA)
         first_B, sibling_B = (pick(link_BW, child_B) for link_BW in self._links)
         child_B = torch.where(accepted_B, first_B, sibling_B)
         self._child_B = torch.where(self.has_child_B, child_B, -1)
         return accepted_B
 
     def is_last(self) -> torch.Tensor:
-        """Which column holds the last accepted node, bool [B, A]."""
+        """Return which column holds the last accepted node, bool [B, A]."""
         return self._column_A == self.num_drafts_B[:, None]
 
 
 def pick(rows_BX: torch.Tensor, column_B: torch.Tensor) -> torch.Tensor:
-    """One entry of each row."""
+    """Return one entry of each row, [B]."""
     return rows_BX.gather(1, column_B[:, None])[:, 0]
 
 
@@ -74,12 +77,12 @@ def write_paths(
     walk: TreeWalk,
     token_BA: torch.Tensor,
 ) -> None:
-    """Write each path, and the token after each of its nodes; an id outside predicts is left out.
+    """Write each path and the token after each of its nodes; skip ids outside ``predicts``.
 
     Args:
         predicts: Tokens by flat id, int32 [B * W].
-        accept_index: Takes the flat ids of the paths, int32 [B, A].
-        accept_token_num: Takes the numbers of drafts, int32 [B].
+        accept_index: Receives the flat ids of the paths, int32 [B, A].
+        accept_token_num: Receives the numbers of accepted drafts, int32 [B].
         retrieve_index: Flat id of each node, int64 [B, W].
         walk: The walk, at its end.
         token_BA: The token after each accepted node.
@@ -89,41 +92,9 @@ def write_paths(
     accept_index.copy_(torch.where(on_path_BA, flat_BA, -1))
     accept_token_num.copy_(walk.num_drafts_B)
 
-    nowhere = predicts.shape[0]
-    is_row_BA = on_path_BA & (flat_BA >= 0) & (flat_BA < nowhere)
-    row_BA = torch.where(is_row_BA, flat_BA, nowhere)
-    longer = torch.cat([predicts, predicts.new_zeros(1)])
+    rows = predicts.shape[0]
+    is_row_BA = on_path_BA & (flat_BA >= 0) & (flat_BA < rows)
+    row_BA = torch.where(is_row_BA, flat_BA, rows)
+    longer = torch.cat([predicts, predicts.new_zeros(1)])  # one more row for skipped ids
     longer[row_BA.flatten()] = token_BA.flatten().to(predicts.dtype)
     predicts.copy_(longer[:-1])
-
-
-def check_paths(
-    op: str,
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-    candidates: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
-) -> None:
-    """Refuse results or trees that do not fit; ``candidates`` says what B and W are.
-
-    Raises:
-        InputError: A shape, dtype, device or layout does not fit.
-    """
-    requests, width = candidates.shape if candidates.dim() == 2 else (0, 0)
-    columns = accept_index.shape[-1] if accept_index.dim() else 0
-    for field, tensor, shape, dtype in (
-        ("candidates", candidates, (requests, max(width, 1)), torch.int64),
-        ("predicts", predicts, (requests * width,), torch.int32),
-        ("accept_index", accept_index, (requests, max(columns, 1)), torch.int32),
-        ("accept_token_num", accept_token_num, (requests,), torch.int32),
-        ("retrieve_index", retrieve_index, (requests, width), torch.int64),
-        ("retrieve_next_token", retrieve_next_token, (requests, width), torch.int64),
-        ("retrieve_next_sibling", retrieve_next_sibling, (requests, width), torch.int64),
-    ):
-        demand_tensor(op, field, tensor, shape, (dtype,), candidates.device)
-    demand_dense(
-        op, predicts=predicts, accept_index=accept_index, accept_token_num=accept_token_num
-    )

@@ -1,9 +1,12 @@
 """Slots of accepted tokens for CUDA. Contracts: ``graphkit.ops.cache_locs``."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.packed import copy_run, total_before
 
 BLOCK = 256
@@ -16,40 +19,32 @@ def get_src_tgt_cache_loc_kernel(
     requests, slots, entries, draft_token_num, page_size, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """BLOCK entries of ``accept_index`` and BLOCK requests per program."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(accept_index + at, mask=at < entries, other=-1)
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(accept_index + entry, mask=entry < entries, other=-1)
     slot = tl.load(out_cache_loc + row, mask=(row >= 0) & (row < slots), other=0)
-    tl.store(src_cache_loc + at, slot, mask=at < entries)
-    tl.store(tgt_cache_loc + at, tl.zeros_like(slot), mask=at < entries)
+    tl.store(src_cache_loc + entry, slot, mask=entry < entries)
+    tl.store(tgt_cache_loc + entry, tl.zeros_like(slot), mask=entry < entries)
 
-    is_request = at < requests
-    seq_len = tl.load(seq_lens + at, mask=is_request, other=0)
-    drafts = tl.load(num_accepted_drafts + at, mask=is_request, other=0)
+    is_request = entry < requests
+    seq_len = tl.load(seq_lens + entry, mask=is_request, other=0)
+    drafts = tl.load(num_accepted_drafts + entry, mask=is_request, other=0)
     end = seq_len + draft_token_num
     kept = (seq_len + drafts + page_size) // page_size * page_size
-    tl.store(to_free_num_slots + at, end - tl.minimum(kept, end), mask=is_request)
+    tl.store(to_free_num_slots + entry, end - tl.minimum(kept, end), mask=is_request)
 
 
-def launch_get_src_tgt_cache_loc(
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    accept_index: torch.Tensor,
-    num_accepted_drafts: torch.Tensor,
-    draft_token_num: int,
-    page_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch on the current stream; as the op of that name."""
-    requests, entries = seq_lens.numel(), accept_index.numel()
-    src_cache_loc = out_cache_loc.new_empty(entries)
-    tgt_cache_loc = out_cache_loc.new_empty(entries)
-    to_free_num_slots = seq_lens.new_empty(requests)
-    if requests or entries:
-        get_src_tgt_cache_loc_kernel[(triton.cdiv(max(requests, entries), BLOCK),)](
-            src_cache_loc, tgt_cache_loc, to_free_num_slots,
-            seq_lens.contiguous(), out_cache_loc.contiguous(), accept_index.contiguous(),
-            num_accepted_drafts.contiguous(),
-            requests, out_cache_loc.numel(), entries, draft_token_num, page_size, BLOCK=BLOCK,
-        )  # fmt: skip
+def launch_get_src_tgt_cache_loc(given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Launch ``get_src_tgt_cache_loc``."""
+    requests, entries = given.seq_lens.numel(), given.accept_index.numel()
+    src_cache_loc = given.out_cache_loc.new_empty(entries)
+    tgt_cache_loc = given.out_cache_loc.new_empty(entries)
+    to_free_num_slots = given.seq_lens.new_empty(requests)
+    launch(
+        get_src_tgt_cache_loc_kernel, (triton.cdiv(max(requests, entries), BLOCK),), given,
+        src_cache_loc=src_cache_loc, tgt_cache_loc=tgt_cache_loc,
+        to_free_num_slots=to_free_num_slots, requests=requests,
+        slots=given.out_cache_loc.numel(), entries=entries, BLOCK=BLOCK,
+    )  # fmt: skip
     return src_cache_loc, tgt_cache_loc, to_free_num_slots
 
 
@@ -61,30 +56,21 @@ def get_target_cache_loc_kernel(
     """One program per request."""
     request = tl.program_id(0)
     slots = out_cache_loc + request.to(tl.int64) * num_verify_tokens
-    place = total_before(num_accepted_drafts, request, 1)
+    start = total_before(num_accepted_drafts, request, 1)
     tokens = tl.load(num_accepted_drafts + request) + 1
-    copy_run(tgt_cache_loc, place, targets, slots, 0, num_verify_tokens, tokens)
-    place = total_before(to_free_num_slots, request, 0)
+    copy_run(tgt_cache_loc, start, targets, slots, 0, num_verify_tokens, tokens)
+    start = total_before(to_free_num_slots, request, 0)
     free = tl.load(to_free_num_slots + request)
     begin = num_verify_tokens - free
-    copy_run(to_free_slots, place, freed, slots, begin, num_verify_tokens, free)
+    copy_run(to_free_slots, start, freed, slots, begin, num_verify_tokens, free)
 
 
-def launch_get_target_cache_loc(
-    tgt_cache_loc: torch.Tensor,
-    to_free_slots: torch.Tensor,
-    num_accepted_drafts: torch.Tensor,
-    to_free_num_slots: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    num_verify_tokens: int,
-) -> None:
-    """Launch on the current stream; as the op of that name."""
-    if requests := num_accepted_drafts.numel():
-        get_target_cache_loc_kernel[(requests,)](
-            tgt_cache_loc, to_free_slots, num_accepted_drafts.contiguous(),
-            to_free_num_slots.contiguous(), out_cache_loc.contiguous(),
-            tgt_cache_loc.numel(), to_free_slots.numel(), num_verify_tokens,
-        )  # fmt: skip
+def launch_get_target_cache_loc(given: Any) -> None:
+    """Launch ``get_target_cache_loc``."""
+    launch(
+        get_target_cache_loc_kernel, (given.num_accepted_drafts.numel(),), given,
+        targets=given.tgt_cache_loc.numel(), freed=given.to_free_slots.numel(),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["slots", "targets"])
@@ -93,21 +79,15 @@ def filter_finished_cache_loc_kernel(
 ):
     """One program per request."""
     request = tl.program_id(0)
-    place = total_before(num_accepted_drafts_filter, request, 0)
+    start = total_before(num_accepted_drafts_filter, request, 0)
     begin = total_before(num_accepted_drafts, request, 1)
     taken = tl.load(num_accepted_drafts_filter + request)
-    copy_run(out_cache_loc, place, slots, tgt_cache_loc, begin, targets, taken)
+    copy_run(out_cache_loc, start, slots, tgt_cache_loc, begin, targets, taken)
 
 
-def launch_filter_finished_cache_loc(
-    out_cache_loc: torch.Tensor,
-    tgt_cache_loc: torch.Tensor,
-    num_accepted_drafts: torch.Tensor,
-    num_accepted_drafts_filter: torch.Tensor,
-) -> None:
-    """Launch on the current stream; as the op of that name."""
-    if requests := num_accepted_drafts.numel():
-        filter_finished_cache_loc_kernel[(requests,)](
-            out_cache_loc, tgt_cache_loc.contiguous(), num_accepted_drafts.contiguous(),
-            num_accepted_drafts_filter.contiguous(), out_cache_loc.numel(), tgt_cache_loc.numel(),
-        )  # fmt: skip
+def launch_filter_finished_cache_loc(given: Any) -> None:
+    """Launch ``filter_finished_cache_loc``."""
+    launch(
+        filter_finished_cache_loc_kernel, (given.num_accepted_drafts.numel(),), given,
+        slots=given.out_cache_loc.numel(), targets=given.tgt_cache_loc.numel(),
+    )  # fmt: skip

@@ -1,19 +1,21 @@
 """Draft tokens' slots for CUDA. Contract: ``graphkit.ops.draft_cache_locs``.
 
 Two kernels: one fills ``req_to_token`` from all of ``out_cache_loc``, the other overwrites the
-front of ``out_cache_loc`` from ``req_to_token``. In one kernel, a request would overwrite slots
-that another has still to read.
+front of ``out_cache_loc`` from ``req_to_token``. In a single kernel, a request would overwrite
+slots that a later one still has to read.
 """
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.packed import copy_run, total_before
 
 
 @triton.jit(do_not_specialize=["rows", "slots", "drafts"])
-def enter_kernel(
+def enter_slots_kernel(
     req_pool_indices, req_to_token, seq_lens, out_cache_loc, extend_lens,
     rows, context, slots, drafts,
 ):  # fmt: skip
@@ -29,28 +31,11 @@ def enter_kernel(
     copy_run(tokens, seq_len, context, out_cache_loc, begin, slots, length)
 
 
-def launch_enter(
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    extend_lens: torch.Tensor | None,
-    drafts: int,
-) -> None:
-    """Write ``extend_lens`` slots, or ``drafts`` of every request, behind its committed tokens."""
-    if requests := seq_lens.numel():
-        enter_kernel[(requests,)](
-            req_pool_indices.contiguous(), req_to_token, seq_lens.contiguous(), out_cache_loc,
-            None if extend_lens is None else extend_lens.contiguous(),
-            *req_to_token.shape, out_cache_loc.numel(), drafts,
-        )  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["rows", "slots", "pairs"])
-def branch_kernel(
+def read_branches_kernel(
     req_pool_indices, req_to_token, seq_lens, out_cache_loc, num_new_pages_per_topk,
     last_page_lens_cumsum, source_cache_loc, target_cache_loc,
-    rows, context, slots, pairs, topk, num_steps, page_size,
+    rows, context, slots, pairs, topk, speculative_num_steps, page_size,
 ):  # fmt: skip
     """One program per request and branch."""
     request = tl.program_id(0).to(tl.int64)
@@ -60,37 +45,31 @@ def branch_kernel(
     tokens, seq_len = req_to_token + row * context, tl.load(seq_lens + request)
     shift = branch * tl.load(num_new_pages_per_topk + request) * page_size
 
-    place = (request * topk + branch) * num_steps
-    steps = tl.where(is_row, num_steps, 0)
-    copy_run(out_cache_loc, place, slots, tokens, seq_len + shift, context, steps)
+    start = (request * topk + branch) * speculative_num_steps
+    steps = tl.where(is_row, speculative_num_steps, 0)
+    copy_run(out_cache_loc, start, slots, tokens, seq_len + shift, context, steps)
 
     before = tl.load(last_page_lens_cumsum + request - 1, mask=request > 0, other=0)
     tail = tl.load(last_page_lens_cumsum + request) - before
     copied = tl.where(is_row & (branch > 0), tail, 0)
-    place = before.to(tl.int64) * (topk - 1) + (branch - 1) * tail
+    start = before.to(tl.int64) * (topk - 1) + (branch - 1) * tail
     page = seq_len - tail
-    copy_run(source_cache_loc, place, pairs, tokens, page, context, copied)
-    copy_run(target_cache_loc, place, pairs, tokens, page + shift, context, copied)
+    copy_run(source_cache_loc, start, pairs, tokens, page, context, copied)
+    copy_run(target_cache_loc, start, pairs, tokens, page + shift, context, copied)
 
 
-def launch_branch(
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    num_new_pages_per_topk: torch.Tensor,
-    last_page_lens_cumsum: torch.Tensor,
-    source_cache_loc: torch.Tensor,
-    target_cache_loc: torch.Tensor,
-    topk: int,
-    num_steps: int,
-    page_size: int,
-) -> None:
-    """Read the draft tokens' slots, and the pairs to copy, back from the table."""
-    if requests := seq_lens.numel():
-        branch_kernel[(requests, topk)](
-            req_pool_indices.contiguous(), req_to_token, seq_lens.contiguous(), out_cache_loc,
-            num_new_pages_per_topk.contiguous(), last_page_lens_cumsum.contiguous(),
-            source_cache_loc, target_cache_loc, *req_to_token.shape, out_cache_loc.numel(),
-            source_cache_loc.numel(), topk, num_steps, page_size,
+def launch_assign_draft_cache_locs(given: Any) -> None:
+    """Launch ``assign_draft_cache_locs``."""
+    requests, topk, steps = given.seq_lens.numel(), given.topk, given.speculative_num_steps
+    rows, context = given.req_to_token.shape
+    has_pages = given.page_size > 1 and topk > 1
+    launch(
+        enter_slots_kernel, (requests,), given, rows=rows, context=context,
+        extend_lens=given.extend_lens.contiguous() if has_pages else None,
+        slots=given.out_cache_loc.numel(), drafts=topk * steps,
+    )  # fmt: skip
+    if has_pages:
+        launch(
+            read_branches_kernel, (requests, topk), given, rows=rows, context=context,
+            slots=requests * topk * steps, pairs=given.duplicate_cache_len,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the kernels over packed rows share. Packed: see ``graphkit.ops.packed``."""
+"""Device functions of the kernels over packed rows; see ``graphkit.ops.packed``."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ RUN = tl.constexpr(128)
 
 @triton.jit
 def total_before(counts, end, plus: tl.constexpr):
-    """Sum of the first ``end`` counts, ``plus`` added to each; one below 0 counts as 0."""
+    """Return the sum of the first ``end`` counts plus ``plus`` each; a negative one counts as 0."""
     each = tl.arange(0, COUNTS)
     totals = tl.zeros([COUNTS], tl.int64)
     for first in range(0, end, COUNTS):
@@ -21,11 +21,11 @@ def total_before(counts, end, plus: tl.constexpr):
 
 @triton.jit
 def copy_run(target, target_begin, target_size, source, source_begin, source_size, length):
-    """Copy ``length`` numbers in a row, but for those outside the target or the source."""
+    """Copy ``length`` consecutive numbers, except those outside the target or the source."""
     each = tl.arange(0, RUN)
     for first in range(0, tl.minimum(length, target_size), RUN):
-        place = target_begin + first + each
+        to = target_begin + first + each
         at = source_begin + first + each
-        copied = (first + each < length) & (place >= 0) & (place < target_size)
+        copied = (first + each < length) & (to >= 0) & (to < target_size)
         copied = copied & (at >= 0) & (at < source_size)
-        tl.store(target + place, tl.load(source + at, mask=copied), mask=copied)
+        tl.store(target + to, tl.load(source + at, mask=copied), mask=copied)

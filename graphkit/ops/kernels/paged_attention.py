@@ -1,24 +1,29 @@
 """Paged attention for CUDA. Contract: ``graphkit.ops.paged_attention``.
 
-One program takes a tile of one request's query rows for one key-value head (all W rows of all the
-query heads that share it lie in one tile, if they fit) and one split of that request's keys. With
-more than one split each leaves its normalised partial result and the log of its weight, and a
-second kernel joins them. A request with fewer than W rows has lanes to spare: those of all requests
-together write zeros into the rows that belong to nobody, so that no launch has to clear them. With
-a mask there are none, each request has W rows, and nothing is read to find them.
+One program handles a tile of one request's query rows for one key-value head, and one split of that
+request's keys. A tile holds the W rows of all query heads that share the key-value head, if they
+fit. With more than one split each program stores its normalised partial result and the log of its
+weight, and a second kernel joins them. The unused lanes of requests with fewer than W rows write
+zeros into the rows that no request has, so that no further launch has to clear them. With a mask
+every request has W rows, and cu_seqlens_q is not read.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.launch import launch
+
 MAX_SPLITS = 64
+LOG2_E = 1.4426950408889634
 
 
-# A prompt has any width: specialised on, each would compile this kernel anew. Trees have few.
+# Prompts have any width: specialisation would compile this kernel for each. Trees have few.
 @triton.jit(do_not_specialize=["tokens", "out_split_stride", "requests", "row_tiles", "width"])
 def paged_attention_kernel(
-    out, lse, query, key_cache, value_cache, page_table, cache_seqlens, cu_seqlens_q, mask,
+    out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
     out_split_stride, out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
     tokens, heads, max_keys, max_pages, requests, row_tiles, width, scale_log2,
@@ -34,15 +39,15 @@ def paged_attention_kernel(
 
     row = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
-    # There are more programs than requests where there are more rows than theirs can be.
-    length = tl.load(cache_seqlens + tl.minimum(request, requests - 1))
+    # There are more programs than requests if there are more rows than the requests can have.
+    length = tl.load(cache_seqlens_B + tl.minimum(request, requests - 1))
     length = tl.where(request < requests, length, 0)
     if MASK_COLUMNS:
         width = MASK_ROWS
         begin, end = request * width, tokens
     else:
-        begin = tl.maximum(tl.load(cu_seqlens_q + tl.minimum(request, requests)), 0)
-        end = tl.minimum(tl.load(cu_seqlens_q + tl.minimum(request + 1, requests)), tokens)
+        begin = tl.maximum(tl.load(cu_seqlens_q_B1 + tl.minimum(request, requests)), 0)
+        end = tl.minimum(tl.load(cu_seqlens_q_B1 + tl.minimum(request + 1, requests)), tokens)
     rows = tl.minimum(end - begin, width)
     prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
     is_row = own_query < rows
@@ -57,7 +62,7 @@ def paged_attention_kernel(
     span = tl.cdiv(tl.cdiv(keys_end, SPLITS), BLOCK_N) * BLOCK_N
     first = (split * span).to(tl.int32)
     last = tl.minimum(first + span, keys_end)
-    # Whole blocks of prefix need no mask; what is left of the split does.
+    # Whole blocks of the prefix need no mask; the rest of the split does.
     whole = tl.maximum(prefix, 0) // BLOCK_N * BLOCK_N
     middle = tl.maximum(first, tl.minimum(last, whole))
 
@@ -91,20 +96,20 @@ def paged_attention_kernel(
                 scores = tl.where(visible, scores, float("-inf"))
 
             new_top = tl.maximum(top, tl.max(scores, 1))
-            # A row that has seen nothing yet must not become inf - inf.
+            # Without this, a row that has seen no key yet would compute inf - inf.
             base = tl.where(new_top == float("-inf"), 0.0, new_top)
             weights = tl.exp2(scores - base[:, None])
             shrink = tl.exp2(top - base)
             total = total * shrink + tl.sum(weights, 1)
             values = value_cache + kv_head * value_head_stride + slot * value_slot_stride
-            # Weight 0 times NaN is NaN: a value that no query sees is not loaded at all.
+            # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
             is_cell = seen[:, None] & is_dim[None, :]
             v = tl.load(values[:, None] + dim[None, :], mask=is_cell, other=0.0)
             acc = acc * shrink[:, None]
             acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
             top = new_top
 
-    # What a row made of no keys is 0 times whatever others saw, which may be NaN.
+    # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
     divisor = tl.where(total == 0.0, -1.0, total)
     result = tl.where(divisor[:, None] < 0.0, 0.0, acc / divisor[:, None])
     outs = out + split * out_split_stride
@@ -116,8 +121,8 @@ def paged_attention_kernel(
         tl.store(lse + (split * tokens + token) * heads + head, weight_log2, mask=is_row)
 
     if rows < width:
-        # Requests before this one leave request * width - begin lanes to spare.
-        spare = tl.load(cu_seqlens_q + requests) + request * width - begin + own_query - rows
+        # The requests before this one have request * width - begin unused lanes.
+        spare = tl.load(cu_seqlens_q_B1 + requests) + request * width - begin + own_query - rows
         is_spare = (own_query >= rows) & (own_query < width) & (spare >= 0) & (spare < tokens)
         cells = outs + (spare[:, None] * out_token_stride + head[:, None] * out_head_stride)
         is_cell = is_spare[:, None] & is_dim[None, :]
@@ -136,85 +141,72 @@ def join_splits_kernel(
     row = tl.program_id(0).to(tl.int64)
     dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM
-    at = tl.arange(0, SPLITS) * rows + row
-    weight_log2 = tl.load(lse + at)
+    entry = tl.arange(0, SPLITS) * rows + row
+    weight_log2 = tl.load(lse + entry)
     top = tl.max(weight_log2, 0)
     weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top))
-    cells = partial + at[:, None] * HEAD_DIM + dim[None, :]
-    parts = tl.load(cells, mask=is_dim[None, :], other=0.0)
+    cells = partial + entry[:, None] * HEAD_DIM + dim[None, :]
+    results = tl.load(cells, mask=is_dim[None, :], other=0.0)
     total = tl.sum(weight, 0)
-    result = tl.sum(parts * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    result = tl.sum(results * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + row * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=is_dim)
 
 
 def choose_splits(programs: int, max_keys: int, block_keys: int, processors: int) -> int:
-    """How many ways to split the keys: a power of two, from facts that a capture fixes.
+    """Return the number of splits of the keys, a power of two, from sizes that a capture fixes.
 
-    Enough for two programs per multiprocessor, but no split under four blocks of the longest
-    context, since joining costs too.
+    It gives two programs per multiprocessor, but no split shorter than four blocks of the longest
+    context, since joining has a cost.
     """
     wanted = -(-2 * processors // programs)
     splits = max(1, min(wanted, max_keys // (4 * block_keys), MAX_SPLITS))
     return 1 << (splits.bit_length() - 1)
 
 
-def launch_paged_attention(
-    query_TND: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    cache_seqlens_B: torch.Tensor,
-    cu_seqlens_q_B1: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    page_size: int,
-    max_seqlen_q: int,
-    splits: int | None = None,
-) -> torch.Tensor:
-    """Launch on the current stream; as ``graphkit.ops.paged_attention.paged_attention``.
-
-    ``splits`` (a power of two) is chosen by ``choose_splits`` unless given.
-    """
-    query = query_TND if query_TND.stride(2) == 1 else query_TND.contiguous()
-    key, value = key_cache, value_cache
+def launch_paged_attention(given: Any, splits: int | None = None) -> torch.Tensor:
+    """Launch ``paged_attention``, with ``splits`` (a power of two) or ``choose_splits``."""
+    query = given.query_TND if given.query_TND.stride(2) == 1 else given.query_TND.contiguous()
+    key, value, mask, width = given.key_cache, given.value_cache, given.mask, given.max_seqlen_q
     tokens, heads, head_dim = query.shape
-    requests, max_pages = page_table.shape
-    out = query.new_empty(query.shape)
+    requests, max_pages = given.page_table.shape
+    out: torch.Tensor = query.new_empty(query.shape)
     if tokens == 0 or max_pages == 0 or requests == 0:
         return out.zero_()
-    kv_heads = key.shape[1]
+    kv_heads, max_keys = key.shape[1], max_pages * given.page_size
     group = heads // kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
-    mask_rows, mask_columns = (0, 0) if mask is None else mask.shape[1:]
-    block_m = min(64, max(16, triton.next_power_of_2(max_seqlen_q * group)))
+    block_m = min(64, max(16, triton.next_power_of_2(width * group)))
     block_n = min(64, max(16, 16384 // (block_d * query.element_size())))
-    row_tiles = triton.cdiv(max_seqlen_q * group, block_m)
-    tiles = max(requests, triton.cdiv(tokens, max_seqlen_q)) * row_tiles
+    row_tiles = triton.cdiv(width * group, block_m)
+    tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
     if splits is None:
-        programs = tiles * kv_heads
         processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-        splits = choose_splits(programs, max_pages * page_size, block_n, processors)
+        splits = choose_splits(tiles * kv_heads, max_keys, block_n, processors)
     partial, lse = out, out
     if splits > 1:
         partial = query.new_empty((splits, *query.shape), dtype=torch.float32)
         lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
-    paged_attention_kernel[(tiles, kv_heads, splits)](
-        partial, lse, query, key, value, page_table.contiguous(), cache_seqlens_B.contiguous(),
-        cu_seqlens_q_B1.contiguous(),
-        None if mask is None else mask.contiguous().view(torch.uint8),
-        query.numel(), heads * head_dim, head_dim, query.stride(0), query.stride(1),
-        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        tokens, heads, max_pages * page_size, max_pages, requests, row_tiles, max_seqlen_q,
-        scale * 1.4426950408889634,
-        PAGE_SIZE=page_size, GROUP=group, HEAD_DIM=head_dim, MASK_ROWS=mask_rows,
-        MASK_COLUMNS=mask_columns, SPLITS=splits,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+    launch(
+        paged_attention_kernel, (tiles, kv_heads, splits), given,
+        out=partial, lse=lse, query=query, key_cache=key, value_cache=value,
+        mask=None if mask is None else mask.contiguous().view(torch.uint8),
+        out_split_stride=query.numel(), out_token_stride=heads * head_dim,
+        out_head_stride=head_dim,
+        query_token_stride=query.stride(0), query_head_stride=query.stride(1),
+        key_slot_stride=key.stride(0), key_head_stride=key.stride(1),
+        value_slot_stride=value.stride(0), value_head_stride=value.stride(1),
+        tokens=tokens, heads=heads, max_keys=max_keys, max_pages=max_pages, requests=requests,
+        row_tiles=row_tiles, width=width, scale_log2=given.scale * LOG2_E,
+        PAGE_SIZE=given.page_size, GROUP=group, HEAD_DIM=head_dim,
+        MASK_ROWS=0 if mask is None else width, MASK_COLUMNS=0 if mask is None else mask.shape[2],
+        SPLITS=splits, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         block = min(128, block_d)
-        join_splits_kernel[(tokens * heads, triton.cdiv(head_dim, block))](
-            out, partial, lse, tokens * heads, HEAD_DIM=head_dim, SPLITS=splits, BLOCK_D=block,
-            num_warps=4,
+        launch(
+            join_splits_kernel, (tokens * heads, triton.cdiv(head_dim, block)), given,
+            out=out, partial=partial, lse=lse, rows=tokens * heads,
+            HEAD_DIM=head_dim, SPLITS=splits, BLOCK_D=block, num_warps=4,
         )  # fmt: skip
     return out

@@ -1,14 +1,16 @@
 """The refresh for CUDA. Contract: ``graphkit.ops.refresh``; layout: ``mailbox_layout``.
 
-Two kernels, since the entry lies in host memory: a few programs fetch it over the bus once, then as
-many as it takes copy and pad. Small reads over the bus hardly overlap, so a single kernel whose
-every program reads the header for itself takes longer with every program.
+Two kernels, since the entry is in host memory: a few programs fetch it over the bus once, then
+one program per chunk copies and pads. Small reads over the bus hardly overlap, so a single kernel
+in which every program reads the header takes longer with every program.
 """
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.launch import launch
 from graphkit.ops.mailbox_layout import (
     CHUNK_BYTES,
     FROM_PAYLOAD,
@@ -37,15 +39,16 @@ _KEEP = tl.constexpr(KEEP)
 _CHUNK = tl.constexpr(CHUNK_BYTES)
 
 
-# Sizes differ from graph to graph: specialised on, they would compile these kernels anew for each.
+# Sizes differ between graphs: specialisation would compile these kernels for each.
 @triton.jit(do_not_specialize=["entries", "entry_words"])
 def fetch_kernel(mailbox, state, entry, fetches, entries, entry_words):
     """Copy the posted entry to the device, one program per row of ``fetches``."""
     posted = mailbox + _RING_WORDS + (tl.load(state) % entries) * entry_words
     first = tl.load(fetches + tl.program_id(0) * 2) // 8
     words = tl.load(fetches + tl.program_id(0) * 2 + 1) // 8
-    at = tl.arange(0, _CHUNK // 8)
-    tl.store(entry + first + at, tl.load(posted + first + at, mask=at < words), mask=at < words)
+    word = tl.arange(0, _CHUNK // 8)
+    at = first + word
+    tl.store(entry + at, tl.load(posted + at, mask=word < words), mask=word < words)
 
 
 @triton.jit
@@ -66,7 +69,7 @@ def _copy(
 def copy_kernel(mailbox, state, table, entry, copies, batch_size, num_tokens):
     """Fill segments from the device's copy of the entry, one program per row of ``copies``.
 
-    Program 0 also gives the entry back to the host: the fetch before this kernel has read it.
+    Program 0 also returns the entry to the host, since the fetch has read all of it.
     """
     if tl.program_id(0) == 0:
         sequence = tl.load(state)
@@ -77,43 +80,33 @@ def copy_kernel(mailbox, state, table, entry, copies, batch_size, num_tokens):
 
     segment = tl.load(copies + tl.program_id(0) * 2)
     begin = tl.load(copies + tl.program_id(0) * 2 + 1).to(tl.int64) * _CHUNK
-    facts = table + segment * _COLUMNS
-    axis = tl.load(facts + _AXIS)
-    row_bytes = tl.load(facts + _ROW_BYTES)
-    target = tl.load(facts + _ADDRESS)
-    pad = tl.load(facts + _PAD)
+    columns = table + segment * _COLUMNS
+    axis = tl.load(columns + _AXIS)
+    row_bytes = tl.load(columns + _ROW_BYTES)
+    target = tl.load(columns + _ADDRESS)
+    pad = tl.load(columns + _PAD)
     named = tl.load(entry + _SOURCES + segment)
-    payload = entry.to(tl.int64) + tl.load(facts + _PAYLOAD)
+    payload = entry.to(tl.int64) + tl.load(columns + _PAYLOAD)
     source = tl.where(named == _FROM_PAYLOAD, payload, named)
     keep = (named == _KEEP).to(tl.int32)
 
     rows = tl.where(axis == _REQUESTS, batch_size, tl.where(axis == _TOKENS, num_tokens, 1))
     live = tl.load(entry + axis) * row_bytes
     end = rows * row_bytes
-    ragged = (source * (1 - keep)) | target | live | end
-    if ragged % 16 == 0:
+    alignment = (source * (1 - keep)) | target | live | end
+    if alignment % 16 == 0:
         source = tl.multiple_of(source, 16)
         target = tl.multiple_of(target, 16)
         _copy(source, target, begin, live, end, pad, keep, _CHUNK, 8, tl.int64)
-    elif ragged % 4 == 0:
+    elif alignment % 4 == 0:
         _copy(source, target, begin, live, end, pad, keep, _CHUNK, 4, tl.int32)
     else:
-        for piece in range(_CHUNK // 1024):  # a byte takes a register
+        for piece in range(_CHUNK // 1024):  # each byte takes a register
             _copy(source, target, begin + piece * 1024, live, end, pad, keep, 1024, 1, tl.int8)
 
 
-def launch_refresh(
-    mailbox: torch.Tensor,
-    state: torch.Tensor,
-    table: torch.Tensor,
-    entry: torch.Tensor,
-    fetches: torch.Tensor,
-    copies: torch.Tensor,
-    entries: int,
-    batch_size: int,
-    num_tokens: int,
-) -> None:
-    """Launch on the current stream; arguments as in ``graphkit.ops.refresh.refresh``."""
-    entry_words = (mailbox.numel() - RING_WORDS) // entries
-    fetch_kernel[(fetches.shape[0],)](mailbox, state, entry, fetches, entries, entry_words)
-    copy_kernel[(copies.shape[0],)](mailbox, state, table, entry, copies, batch_size, num_tokens)
+def launch_refresh(given: Any) -> None:
+    """Launch ``refresh``."""
+    entry_words = (given.mailbox.numel() - RING_WORDS) // given.entries
+    launch(fetch_kernel, (given.fetches.shape[0],), given, entry_words=entry_words)
+    launch(copy_kernel, (given.copies.shape[0],), given)

@@ -1,13 +1,15 @@
 """The draft tree for CUDA. Contract: ``graphkit.ops.tree``."""
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from graphkit.ops.tree_shape import Six, empty_tree, num_candidates
+from graphkit.ops.kernels.launch import launch
+from graphkit.ops.tree_shape import TreeTensors, empty_tree, num_candidates
 
 MAX_ROWS = 16
-"""Nodes whose mask rows one program holds at a time."""
+"""Nodes whose mask rows one program computes at a time."""
 
 
 @triton.jit
@@ -15,7 +17,7 @@ def _parents(
     parent_list, top_scores_index, branches, candidates, topk,
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Parent of each node of one request; -1 for the root, -2 behind the last node."""
+    """Return the parent of each node of one request; -1 for the root, -2 behind the last node."""
     node = tl.arange(0, BLOCK_W)
     is_drafted = (node >= 1) & (node < WIDTH)
     candidate = tl.load(top_scores_index + node - 1, mask=is_drafted, other=-1)
@@ -56,7 +58,7 @@ def build_tree_kernel(
 
     sees = is_self | (node == 0)
     ancestor = row_parent
-    while tl.max(ancestor, 0) > 0:  # all rows climb at once; ends, as a parent's number is smaller
+    while tl.max(ancestor, 0) > 0:  # ends, since a parent has a smaller number
         is_ancestor = node == ancestor[:, None]
         sees = sees | is_ancestor
         ancestor = tl.sum(tl.where(is_ancestor, parent, 0), 1)
@@ -74,27 +76,19 @@ def build_tree_kernel(
     tl.store(tree_mask + flat[:, None] * WIDTH + node, sees, mask=is_row[:, None] & (node < WIDTH))
 
 
-def launch_build_tree(
-    bonus_tokens: torch.Tensor,
-    parent_list: torch.Tensor,
-    top_scores_index: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_steps: int,
-    topk: int,
-    num_draft_tokens: int,
-) -> Six:
-    """Launch on the current stream; as ``graphkit.ops.tree.build_tree``."""
-    tree = empty_tree(bonus_tokens, num_draft_tokens)
-    requests, width = bonus_tokens.shape[0], num_draft_tokens
-    if requests == 0:
-        return tree
+def launch_build_tree(given: Any) -> TreeTensors:
+    """Launch ``build_tree``."""
+    tree = empty_tree(given.bonus_tokens, given.num_draft_tokens)
+    tree_mask, positions, retrieve_index, next_token, next_sibling, tokens = tree
+    requests, width, _ = tree_mask.shape
     block = triton.next_power_of_2(width)
     rows = min(MAX_ROWS, block)
-    build_tree_kernel[(requests, triton.cdiv(width, rows))](
-        bonus_tokens.contiguous(), parent_list.contiguous(), top_scores_index.contiguous(),
-        draft_tokens.contiguous(), seq_lens.contiguous(), *tree,
-        parent_list.shape[1], num_candidates(num_steps, topk), topk,
+    launch(
+        build_tree_kernel, (requests, triton.cdiv(width, rows)), given,
+        tree_mask=tree_mask, positions=positions, retrieve_index=retrieve_index,
+        next_token=next_token, next_sibling=next_sibling, tokens=tokens,
+        branches=given.parent_list.shape[1],
+        candidates=num_candidates(given.num_steps, given.topk),
         WIDTH=width, BLOCK_W=block, ROWS=rows,
     )  # fmt: skip
     return tree

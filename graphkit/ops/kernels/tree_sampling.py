@@ -1,46 +1,48 @@
 """Sampled tree verification for CUDA. Contract: ``graphkit.ops.tree_sampling``."""
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.verification import write_path
 
 MAX_BLOCK = 8192
-"""Words of the vocabulary that a program holds at a time."""
-_NO_WORD = tl.constexpr(2**62)
+"""Tokens of the vocabulary that a program holds at a time."""
+_NO_TOKEN = tl.constexpr(2**62)
 
 
 @triton.jit
-def _weights(target, draft, word, begin, end, refused, VOCAB: tl.constexpr):
-    """What the words from ``begin`` to ``end`` weigh in the draw after a node."""
-    p = tl.load(target + word, mask=word < VOCAB, other=0)
-    q = tl.load(draft + word, mask=word < VOCAB, other=0)
-    token = tl.min(tl.where(refused >= begin, refused, _NO_WORD), 0)
-    while token < end:  # ascending: the blocks share the work of leaving the refused ones out
-        p = tl.where(word == token, 0, p)
-        token = tl.min(tl.where(refused > token, refused, _NO_WORD), 0)
-    return tl.where(p - q <= 0, 0, p - q)  # NaN stays, and spoils the total
+def _weights(target, draft, token, begin, end, refused, VOCAB: tl.constexpr):
+    """Return the weights of the tokens from ``begin`` to ``end`` in the draw after a node."""
+    p = tl.load(target + token, mask=token < VOCAB, other=0)
+    q = tl.load(draft + token, mask=token < VOCAB, other=0)
+    next_refused = tl.min(tl.where(refused >= begin, refused, _NO_TOKEN), 0)
+    while next_refused < end:  # ascending, so each block visits its own refused tokens only
+        p = tl.where(token == next_refused, 0, p)
+        next_refused = tl.min(tl.where(refused > next_refused, refused, _NO_TOKEN), 0)
+    return tl.where(p - q <= 0, 0, p - q)  # NaN stays, so that the total is NaN
 
 
 @triton.jit
-def _first_past(limit, before, weight, place, BEHIND: tl.constexpr):
-    """The first place that takes the running sum past ``limit``; places of no weight never do.
+def _first_past(limit, before, weight, index, BEHIND: tl.constexpr):
+    """Return the first index whose running sum exceeds ``limit``, skipping weights of 0.
 
-    Should rounding, or a coin of 1, leave none, it is the last place of any weight.
+    If rounding or a sample of 1 leaves none, return the last index with a weight.
     """
     is_past = (before + tl.cumsum(weight, 0) > limit) & (weight > 0)
-    first = tl.min(tl.where(is_past, place, BEHIND), 0)
-    return tl.minimum(first, tl.max(tl.where(weight > 0, place, -1), 0))
+    first = tl.min(tl.where(is_past, index, BEHIND), 0)
+    return tl.minimum(first, tl.max(tl.where(weight > 0, index, -1), 0))
 
 
 @triton.jit
 def _draw(
     target, draft, refused, coin, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
 ):  # fmt: skip
-    """A token by inverse cdf: first its block, then itself.
+    """Draw a token by inverse transform: first its block, then the token within it.
 
-    It is the target's largest where the weights have no sum.
+    Without a finite sum of weights, return the token of the target's largest probability.
     """
     lane = tl.arange(0, BLOCK)
     block = tl.arange(0, BLOCKS)
@@ -69,8 +71,9 @@ def _draw(
 
 @triton.jit(do_not_specialize=["rows"])
 def tree_sampling_kernel(
-    predicts, accept_index, accept_token_num, candidates, retrieve_index, next_token, next_sibling,
-    coins, final_coins, target_probs, draft_probs, threshold_single, threshold_acc, rows,
+    predicts, accept_index, accept_token_num, candidates, retrieve_index, retrieve_next_token,
+    retrieve_next_sibling, uniform_samples, uniform_samples_for_final_sampling, target_probs,
+    draft_probs, threshold_single, threshold_acc, rows,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, VOCAB: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -84,8 +87,8 @@ def tree_sampling_kernel(
     turn = tl.arange(0, BLOCK_W)
     refused = tl.full([BLOCK_W], -1, tl.int64)
     row = first * VOCAB
-    coin = tl.load(coins + first)
-    child = tl.load(next_token + first)
+    coin = tl.load(uniform_samples + first)
+    child = tl.load(retrieve_next_token + first)
     summed = 0.0
     tried = 0
     drafts = 0
@@ -95,14 +98,14 @@ def tree_sampling_kernel(
         is_new = tl.max((refused == token).to(tl.int32), 0) == 0
         p = tl.where((p > 0) & is_new, p, 0)
         summed += p
-        link = next_sibling
+        link = retrieve_next_sibling
         if (p > 0) & ((coin * threshold_acc < summed) | (p >= threshold_single)):
             tokens = tl.where(column == drafts, token, tokens)
             drafts += 1
             path = tl.where(column == drafts, child, path)
             row = (first + child) * VOCAB
-            coin = tl.load(coins + first + child)
-            link = next_token
+            coin = tl.load(uniform_samples + first + child)
+            link = retrieve_next_token
             summed = 0.0
             refused = tl.full([BLOCK_W], -1, tl.int64)
         else:
@@ -110,40 +113,20 @@ def tree_sampling_kernel(
         child = tl.load(link + first + child)
         tried += 1
 
-    drawn = _draw(target_probs + row, draft_probs + row, refused, tl.load(final_coins + request),
-                  VOCAB, BLOCK_V, BLOCKS)  # fmt: skip
+    coin = tl.load(uniform_samples_for_final_sampling + request)
+    drawn = _draw(target_probs + row, draft_probs + row, refused, coin, VOCAB, BLOCK_V, BLOCKS)
     tokens = tl.where(column == drafts, drawn, tokens)
     write_path(predicts, accept_index, accept_token_num, retrieve_index, request, rows, path,
                tokens, drafts, WIDTH, COLUMNS, BLOCK_A)  # fmt: skip
 
 
-def launch_tree_sampling(
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-    candidates: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
-    uniform_samples: torch.Tensor,
-    uniform_samples_for_final_sampling: torch.Tensor,
-    target_probs: torch.Tensor,
-    draft_probs: torch.Tensor,
-    threshold_single: float,
-    threshold_acc: float,
-) -> None:
-    """Launch on the current stream; as the op of ``graphkit.ops.tree_sampling``."""
-    requests, width, vocab_size = target_probs.shape
-    columns = accept_index.shape[1]
-    if requests == 0:
-        return
+def launch_tree_speculative_sampling_target_only(given: Any) -> None:
+    """Launch ``tree_speculative_sampling_target_only``."""
+    requests, width, vocab_size = given.target_probs.shape
+    columns = given.accept_index.shape[1]
     block = min(MAX_BLOCK, triton.next_power_of_2(vocab_size))
-    tree_sampling_kernel[(requests,)](
-        predicts, accept_index, accept_token_num, candidates.contiguous(),
-        retrieve_index.contiguous(), retrieve_next_token.contiguous(),
-        retrieve_next_sibling.contiguous(), uniform_samples.contiguous(),
-        uniform_samples_for_final_sampling.contiguous(), target_probs.contiguous(),
-        draft_probs.contiguous(), threshold_single, threshold_acc, predicts.shape[0],
+    launch(
+        tree_sampling_kernel, (requests,), given, rows=given.predicts.shape[0],
         WIDTH=width, COLUMNS=columns, VOCAB=vocab_size,
         BLOCK_W=triton.next_power_of_2(width), BLOCK_A=triton.next_power_of_2(columns),
         BLOCK_V=block, BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, block)),

@@ -1,8 +1,11 @@
 """Greedy tree verification for CUDA. Contract: ``graphkit.ops.verification``."""
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
+
+from graphkit.ops.kernels.launch import launch
 
 
 @triton.jit
@@ -21,8 +24,8 @@ def write_path(
 
 @triton.jit(do_not_specialize=["rows"])
 def verify_tree_greedy_kernel(
-    predicts, accept_index, accept_token_num, candidates, retrieve_index, next_token, next_sibling,
-    target_predict, rows,
+    predicts, accept_index, accept_token_num, candidates, retrieve_index, retrieve_next_token,
+    retrieve_next_sibling, target_predict, rows,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
@@ -31,41 +34,27 @@ def verify_tree_greedy_kernel(
     column = tl.arange(0, BLOCK_A)
     path = tl.where(column == 0, 0, -1).to(tl.int64)
     wanted = tl.load(target_predict + first)
-    child = tl.load(next_token + first)
+    child = tl.load(retrieve_next_token + first)
     tried = 0
     drafts = 0
     while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
         tried += 1
-        link = next_sibling
+        link = retrieve_next_sibling
         if tl.load(candidates + first + child) == wanted:
             drafts += 1
             path = tl.where(column == drafts, child, path)
             wanted = tl.load(target_predict + first + child)
-            link = next_token
+            link = retrieve_next_token
         child = tl.load(link + first + child)
     tokens = tl.load(target_predict + first + path, mask=path >= 0)
     write_path(predicts, accept_index, accept_token_num, retrieve_index, request, rows, path,
                tokens, drafts, WIDTH, COLUMNS, BLOCK_A)  # fmt: skip
 
 
-def launch_verify_tree_greedy(
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-    candidates: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
-    target_predict: torch.Tensor,
-) -> None:
-    """Launch on the current stream; as ``graphkit.ops.verification.verify_tree_greedy``."""
-    requests, width = candidates.shape
-    columns = accept_index.shape[1]
-    if requests == 0:
-        return
-    verify_tree_greedy_kernel[(requests,)](
-        predicts, accept_index, accept_token_num, candidates.contiguous(),
-        retrieve_index.contiguous(), retrieve_next_token.contiguous(),
-        retrieve_next_sibling.contiguous(), target_predict.contiguous(), predicts.shape[0],
+def launch_verify_tree_greedy(given: Any) -> None:
+    """Launch ``verify_tree_greedy``."""
+    (requests, width), columns = given.candidates.shape, given.accept_index.shape[1]
+    launch(
+        verify_tree_greedy_kernel, (requests,), given, rows=given.predicts.shape[0],
         WIDTH=width, COLUMNS=columns, BLOCK_A=triton.next_power_of_2(columns), num_warps=1,
     )  # fmt: skip

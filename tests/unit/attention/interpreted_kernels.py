@@ -8,9 +8,9 @@ import pytest
 import torch
 import triton
 
-from graphkit.ops.kernels.paged_attention import choose_splits, launch_paged_attention
-from graphkit.ops.kernels.paged_metadata import launch_paged_metadata
+from graphkit.ops.kernels.paged_attention import choose_splits
 from graphkit.ops.paged_metadata import paged_metadata
+from graphkit.ops.registration import OPS
 from graphkit.spec import ForwardMode
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_kernels.py instead"
@@ -19,6 +19,11 @@ loops_to_a_tensor = pytest.mark.skipif(
     triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
 )
 PAGES = {1: [5, 70], 4: [4, 5, 61], 16: [16, 17, 63]}
+
+
+def launch(name, *args, **options):
+    op = OPS[name]
+    return op.launch(op.arguments(*args), **options)
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ def test_attention(make_case, assert_attends, page_size, width, tree):
         PAGES[page_size], width=width, page_size=page_size, tree=tree, pads=1, heads=4, context=160
     )
     for splits in (1, 4):
-        assert_attends(launch_paged_attention(*case.op_args(), splits=splits), case)
+        assert_attends(launch("paged_attention", *case.op_args(), splits=splits), case)
 
 
 @loops_to_a_tensor
@@ -54,7 +59,7 @@ def test_attention_over_rows_that_vary(make_case, assert_attends, page_size, row
     case = make_case(
         [66, 0, 9], mode=ForwardMode.DRAFT_EXTEND, width=4, rows=rows, page_size=page_size, pads=2
     )
-    out = launch_paged_attention(*case.op_args(), splits=splits)
+    out = launch("paged_attention", *case.op_args(), splits=splits)
     assert_attends(out, case)
     assert out[sum(rows) + 2 :].eq(0).all()
 
@@ -76,7 +81,7 @@ def test_attention_over_fewer_or_more_rows(
         args[0] = torch.full((live + extra, heads, 16), torch.nan)
         args[0][:live] = case.query[:live]
         case.query = args[0]
-        out = launch_paged_attention(*args, splits=splits)
+        out = launch("paged_attention", *args, splits=splits)
         assert_attends(out, case)
         assert out[live:].eq(0).all()
 
@@ -89,7 +94,7 @@ def test_attention_of_a_tree_with_rows_of_nobody(make_case, assert_attends, memo
         args = list(case.op_args())
         args[0] = torch.cat([case.query, torch.full((extra, 2, 16), torch.nan)])
         case.query = args[0]
-        out = launch_paged_attention(*args, splits=splits)
+        out = launch("paged_attention", *args, splits=splits)
         assert_attends(out, case)
         assert out[6:].eq(0).all()
 
@@ -98,7 +103,7 @@ def test_attention_of_a_tree_with_rows_of_nobody(make_case, assert_attends, memo
 @pytest.mark.parametrize("splits", [1, 2])
 def test_attention_of_pads_with_fewer_keys_than_rows(make_case, assert_attends, splits):
     case = make_case([70, 0], mode=ForwardMode.DRAFT_EXTEND_V2, width=4, pads=2)
-    out = launch_paged_attention(*case.op_args(), splits=splits)
+    out = launch("paged_attention", *case.op_args(), splits=splits)
     assert_attends(out, case)
     assert out[8:11].eq(0).all()
     assert out[11].isnan().all()  # the one key of a pad
@@ -110,16 +115,16 @@ def test_attention_of_a_request_without_rows(make_case, assert_attends):
     args = list(case.op_args())
     args[3], args[4] = args[3][[0, 0, 1, 2]], args[4][[0, 0, 1, 2]]
     args[5] = torch.tensor([0, 0, 2, 5, 6], dtype=torch.int32)
-    assert_attends(launch_paged_attention(*args, splits=2), case)
+    assert_attends(launch("paged_attention", *args, splits=2), case)
 
 
 @loops_to_a_tensor
 def test_attention_of_no_requests(make_case):
     args = list(make_case([7, 3]).op_args())
     args[3], args[4], args[5] = args[3][:0], args[4][:0], args[5][:1]
-    assert launch_paged_attention(*args).eq(0).all()
+    assert launch("paged_attention", *args).eq(0).all()
     args[0] = args[0][:0]
-    assert launch_paged_attention(*args).shape == (0, 2, 16)
+    assert launch("paged_attention", *args).shape == (0, 2, 16)
 
 
 @loops_to_a_tensor
@@ -135,7 +140,7 @@ def test_attention_of_a_draft_tree(make_case, assert_attends, topk, steps):
     case.pool.get_key_buffer(1)[hidden] = torch.nan
     case.pool.get_value_buffer(1)[hidden] = torch.nan
     for splits in (1, 4):
-        assert_attends(launch_paged_attention(*case.op_args(), splits=splits), case)
+        assert_attends(launch("paged_attention", *case.op_args(), splits=splits), case)
 
 
 @loops_to_a_tensor
@@ -143,14 +148,14 @@ def test_attention_of_a_draft_tree(make_case, assert_attends, topk, steps):
 @pytest.mark.parametrize("head_dim", [16, 24, 80])
 def test_attention_groups(make_case, assert_attends, group, head_dim):
     case = make_case([66, 3], width=4, heads=2 * group, head_dim=head_dim, tree=True)
-    assert_attends(launch_paged_attention(*case.op_args(), splits=2), case)
+    assert_attends(launch("paged_attention", *case.op_args(), splits=2), case)
 
 
 @loops_to_a_tensor
 @pytest.mark.parametrize("tree", [False, True])
 def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
     case = make_case([9, 70], width=20, heads=8, page_size=4, tree=tree)
-    assert_attends(launch_paged_attention(*case.op_args(), splits=2), case)
+    assert_attends(launch("paged_attention", *case.op_args(), splits=2), case)
 
 
 @loops_to_a_tensor
@@ -158,7 +163,7 @@ def test_attention_in_half_precision(make_case, assert_attends):
     # Not bfloat16: the interpreter multiplies its bit patterns as integers.
     case = make_case([7, 70], width=3, page_size=4, dtype=torch.float16, pads=1, heads=4)
     for splits in (1, 2):
-        assert_attends(launch_paged_attention(*case.op_args(), splits=splits), case, 2e-3)
+        assert_attends(launch("paged_attention", *case.op_args(), splits=splits), case, 2e-3)
 
 
 @loops_to_a_tensor
@@ -168,7 +173,7 @@ def test_attention_edges(make_case, assert_attends, splits):
     case.inputs.custom_mask[0] = False  # sees nothing at all
     case.inputs.custom_mask[1, :, 3] = False  # nobody sees its last row
     case.key[7], case.value[7] = torch.nan, torch.nan
-    out = launch_paged_attention(*case.op_args(), splits=splits)
+    out = launch("paged_attention", *case.op_args(), splits=splits)
     assert out[:4].eq(0).all()
     case.inputs.custom_mask[0] = torch.eye(4, dtype=torch.bool)
     out[:4] = case.value[:4]  # what each of them would see by itself
@@ -182,7 +187,7 @@ def test_attention_takes_a_slice_of_a_fused_projection(make_case, assert_attends
     fused = torch.full((6, 3, 4, 16), torch.nan)
     fused[:, 1] = args[0]
     args[0] = fused[:, 1]
-    assert_attends(launch_paged_attention(*args, splits=2), case)
+    assert_attends(launch("paged_attention", *args, splits=2), case)
 
 
 @loops_to_a_tensor
@@ -194,7 +199,7 @@ def test_attention_stops_at_the_end_of_the_page_table(make_case):
     keys, values = (history[:4] for history in short.histories[0])
     scores = torch.einsum("nd,lnd->nl", short.query[0], keys) * 16**-0.5
     expected = torch.einsum("nl,lnd->nd", scores.softmax(-1), values)
-    torch.testing.assert_close(launch_paged_attention(*args, splits=1)[0], expected)
+    torch.testing.assert_close(launch("paged_attention", *args, splits=1)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +222,7 @@ def test_metadata(requests, page_size):
     for extra, appended, extend_lens in ((0, width, None), (2, 0, varying)):
         pages = -(-context // page_size) + extra
         args = (rows, lengths, table, page_size, pages, width, appended, extend_lens)
-        for got, want in zip(launch_paged_metadata(*args), paged_metadata(*args), strict=True):
+        for got, want in zip(launch("paged_metadata", *args), paged_metadata(*args), strict=True):
             assert got.dtype == want.dtype
             assert got.shape == want.shape
             assert torch.equal(got, want)
@@ -227,4 +232,4 @@ def test_metadata_out_of_range_reads_nothing_else():
     table = torch.arange(16, dtype=torch.int32).view(2, 8)
     lengths = torch.tensor([100, 100], dtype=torch.int32)
     args = (torch.tensor([-5, 70]), lengths, table, 2, 6, 1, 1)
-    assert torch.equal(launch_paged_metadata(*args)[3], paged_metadata(*args)[3])
+    assert torch.equal(launch("paged_metadata", *args)[3], paged_metadata(*args)[3])

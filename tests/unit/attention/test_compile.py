@@ -33,14 +33,14 @@ def _compile(kernel, pointers, constants, stages=3):
 
 
 @pytest.mark.parametrize("one", [False, True], ids=["many", "ones"])
-@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "varying"])
+@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
 def test_metadata(one, ragged):
     """Triton turns an argument of 1 into a constant, which takes other paths."""
-    pointers = {"req_pool_indices": "*i64"} | dict.fromkeys(
+    pointers = {"req_pool_indices_B": "*i64"} | dict.fromkeys(
         (
-            "seq_lens",
+            "seq_lens_B",
             "req_to_token",
-            "extend_lens",
+            "extend_lens_B",
             "cache_seqlens",
             "cu_seqlens_q",
             "cu_seqlens_k",
@@ -49,8 +49,8 @@ def test_metadata(one, ragged):
         "*i32",
     )
     ones = dict.fromkeys(("requests", "rows", "max_pages", "row_blocks", "appended"), 1)
-    blocks = {"PAGE_SIZE": 4, "VARIES": ragged, "BLOCK_B": 16, "BLOCK_P": 256}
-    blocks |= {} if ragged else {"extend_lens": None}
+    blocks = {"PAGE_SIZE": 4, "RAGGED": ragged, "BLOCK_B": 16, "BLOCK_P": 256}
+    blocks |= {} if ragged else {"extend_lens_B": None}
     _compile(paged_metadata_kernel, pointers, blocks | (ones if one else {}))
 
 
@@ -81,7 +81,7 @@ def test_attention(dtype, head_dim, block_m, block_n, columns, splits):
     out = "*fp32" if splits > 1 else f"*{dtype}"
     pointers = dict.fromkeys(("query", "key_cache", "value_cache"), f"*{dtype}")
     pointers |= {"out": out, "lse": out, "mask": "*u8", "scale_log2": "fp32"}
-    pointers |= dict.fromkeys(("page_table", "cache_seqlens", "cu_seqlens_q"), "*i32")
+    pointers |= dict.fromkeys(("page_table", "cache_seqlens_B", "cu_seqlens_q_B1"), "*i32")
     constants = {
         "PAGE_SIZE": 4, "GROUP": 4, "HEAD_DIM": head_dim, "MASK_ROWS": 4, "MASK_COLUMNS": columns,
         "SPLITS": splits, "PRECISION": "ieee" if dtype == "fp32" else "tf32",

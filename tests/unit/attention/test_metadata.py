@@ -164,7 +164,7 @@ def test_no_requests_at_all():
 @pytest.mark.parametrize("extend_lens_B", [None, torch.tensor([2, 1], dtype=torch.int32)])
 def test_fake_shapes_agree_with_the_real_ones(extend_lens_B):
     torch.library.opcheck(
-        paged_metadata, (), _op_args(extend_lens_B=extend_lens_B),
+        torch.ops.graphkit.paged_metadata.default, (), _op_args(extend_lens_B=extend_lens_B),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
 
@@ -172,14 +172,15 @@ def test_fake_shapes_agree_with_the_real_ones(extend_lens_B):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"seq_lens_B": torch.tensor([3, 1])}, r"seq_lens_B of \[2\] torch.int64"),
-        ({"req_pool_indices_B": torch.tensor([1])}, r"req_pool_indices_B of \[1\]"),
-        ({"extend_lens_B": torch.tensor([1])}, r"extend_lens_B of \[1\] torch.int64"),
-        ({"extend_lens_B": torch.ones(3, dtype=torch.int32)}, r"extend_lens_B of \[3\]"),
-        ({"req_to_token": torch.zeros(2, 8)}, r"req_to_token of \[2, 8\] torch.float32"),
-        ({"page_size": 0}, "each must be at least 1"),
+        ({"seq_lens_B": torch.tensor([3, 1])}, r"seq_lens_B is \[2\] int64"),
+        ({"req_pool_indices_B": torch.tensor([1])}, r"req_pool_indices_B is \[1\]"),
+        ({"extend_lens_B": torch.tensor([1])}, r"extend_lens_B is \[1\] int64"),
+        ({"extend_lens_B": torch.ones(3, dtype=torch.int32)}, r"extend_lens_B is \[3\]"),
+        ({"req_to_token": torch.zeros(2, 8)}, r"req_to_token is \[2, 8\] float32"),
+        ({"page_size": 0}, "page_size is 0, expected at least 1"),
         ({"seq_lens_B": torch.ones(1025, dtype=torch.int32),
-          "req_pool_indices_B": torch.ones(1025, dtype=torch.int64)}, "got 1025 requests"),
+          "req_pool_indices_B": torch.ones(1025, dtype=torch.int64)},
+         "1025 requests, expected at most 1024"),
     ],
 )  # fmt: skip
 def test_op_refuses(changes, text):

@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.errors import AttentionError
 from graphkit.graphs import RecorderBackend
 from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
-from graphkit.ops.move_kv import buffer_table, move_kv
+from graphkit.ops.move_kv import buffer_table
+from graphkit.ops.registration import OPS
 
 SLOTS = 11
 
@@ -139,33 +140,36 @@ def test_the_table_names_each_buffer():
 
 def test_tracers_see_the_mutation():
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(move_kv, (), _args(), test_utils=checks)
+    torch.library.opcheck(torch.ops.graphkit.move_kv.default, (), _args(), test_utils=checks)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"tgt_loc": _ints(1, 4)}, "tgt_loc of slot 4: there are slots 0 to 3"),
-        ({"src_loc": _ints(-1, 2)}, "src_loc of slot -1"),
-        ({"src_loc": _ints(1)}, r"tgt_loc of \[2\] .* src_loc of \[1\]"),
-        ({"src_loc": _ints(1, 2).int()}, "torch.int32: both must be torch.int64"),
-        ({"tgt_loc": _ints(1, 2)[:, None]}, "of one shape"),
-        ({"table": torch.zeros(1, 3, dtype=torch.int64)}, r"table of \[1, 3\]"),
-        ({"buffers": [torch.zeros(4, 3), torch.zeros(5, 3)]}, r"a buffer of \[5, 3\]"),
-        ({"buffers": [torch.zeros(4, 3), torch.zeros(3, 4).T]}, "make all contiguous"),
-        ({"table": torch.zeros(2, 3, dtype=torch.int64, device="meta")}, "to one device"),
+        ({"tgt_loc": _ints(1, 4)}, "tgt_loc has slot 4, expected slots 0 to 3"),
+        ({"src_loc": _ints(-1, 2)}, "src_loc has slot -1"),
+        ({"src_loc": _ints(1)}, r"tgt_loc is \[2\] .* src_loc is \[1\]"),
+        ({"src_loc": _ints(1, 2).int()}, r"src_loc is \[2\] int32 on cpu, expected .* int64"),
+        ({"tgt_loc": _ints(1, 2)[:, None]}, "expected one shape"),
+        ({"table": torch.zeros(1, 3, dtype=torch.int64)}, r"table is \[1, 3\]"),
+        ({"buffers": [torch.zeros(4, 3), torch.zeros(5, 3)]}, r"a buffer is \[5, 3\]"),
+        ({"buffers": [torch.zeros(4, 3), torch.zeros(3, 4).T]}, "expected contiguous buffers"),
+        (
+            {"table": torch.zeros(2, 3, dtype=torch.int64, device="meta")},
+            "on cpu, expected .* on meta",
+        ),
     ],
 )
 def test_the_op_refuses(changes, text):
     args = _args(**changes)
     before = [buffer.clone() for buffer in args["buffers"]]
     with pytest.raises(AttentionError, match=text):
-        move_kv._init_fn(**args)
+        OPS["move_kv"].run_reference(*args.values())
     assert all(map(torch.equal, args["buffers"], before))
 
 
 def test_a_pool_refuses_what_does_not_fit(make_pool):
     pool = make_pool()
     for target, source in ((_ints(SLOTS), _ints(1)), (_ints(1), _ints(-1)), (_ints(1), _ints())):
-        with pytest.raises(AttentionError, match="move_kv got"):
+        with pytest.raises(AttentionError, match="move_kv: "):
             pool.move_kv_cache(target, source)

@@ -11,6 +11,7 @@ import torch
 from graphkit.errors import AttentionError
 from graphkit.ops.kernels import __name__ as kernels
 from graphkit.ops.paged_attention import paged_attention
+from graphkit.ops.registration import OPS
 from graphkit.ops.store_kv import store_kv
 
 CHECKS = ("test_schema", "test_faketensor")
@@ -44,37 +45,45 @@ def test_tracers_see_shapes_and_mutations(make_case):
     args = case.op_args()
     for tensor in case.pool.tensors().values():
         tensor.zero_()
-    torch.library.opcheck(paged_attention, args, test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.graphkit.paged_attention.default, args, test_utils=CHECKS)
     store = (args[1], args[2], case.out_cache_loc, case.key, case.value)
-    torch.library.opcheck(store_kv, store, test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.graphkit.store_kv.default, store, test_utils=CHECKS)
 
 
 @pytest.mark.parametrize(
     ("at", "change", "text"),
     [
-        (0, lambda q: q[:, :, :8], r"query_TND \[4, 2, 8\]: pass \[T, a multiple of 2 heads, 16\]"),
-        (0, lambda q: q[:, :1], "a multiple of 2 heads"),
-        (0, lambda q: q.double(), "float16, bfloat16 or float32"),
-        (1, lambda k: k[1:], "two of one shape"),
+        (
+            0,
+            lambda q: q[:, :, :8],
+            r"query_TND is \[4, 2, 8\] .* \[T, N, D\] = \[4, 2, 16\]",
+        ),
+        (0, lambda q: q[:, :1], "query_TND has 1 heads, expected a multiple of the cache's 2"),
+        (0, lambda q: q.double(), "float64 .* expected .* float16 or bfloat16 or float32"),
+        (1, lambda k: k[1:], r"value_cache is .* expected \[slots, M, D\]"),
         (1, lambda k: k.mT.contiguous().mT, "contiguous in the head size"),
-        (3, lambda p: p.long(), r"page_table \[2, 8\] torch.int64: pass \[B, pages\]"),
-        (4, lambda c: c[:1], r"cache_seqlens_B \[1\] torch.int32: pass \[2\]"),
-        (5, lambda c: c[1:], r"cu_seqlens_q_B1 \[2\] torch.int32: pass \[3\]"),
-        (5, lambda c: c.long(), r"cu_seqlens_q_B1 \[3\] torch.int64: pass \[3\] torch.int32"),
-        (6, lambda m: m[:, :, 1:], r"mask \[2, 2, 1\] .*: pass \[2, 2, 2\]"),
-        (6, lambda m: m[:1], r"mask \[1, 2, 2\] .*: pass \[2, 2, 2\]"),
-        (6, lambda m: m.flatten(1), r"mask \[2, 4\] .*: pass \[2, 2, 2\]"),
-        (6, lambda m: m.int(), r"mask \[2, 2, 2\] torch.int32: pass \[2, 2, 2\] torch.bool"),
-        (8, lambda _: 0, "at least 1 each"),
-        (4, lambda c: c.to("meta"), "all on one device"),
+        (3, lambda p: p.long(), r"page_table is \[2, 8\] int64 .* expected \[B, P\]"),
+        (4, lambda c: c[:1], r"cache_seqlens_B is \[1\] int32 .* = \[2\]"),
+        (5, lambda c: c[1:], r"cu_seqlens_q_B1 is \[2\] int32 .* = \[3\]"),
+        (5, lambda c: c.long(), r"cu_seqlens_q_B1 is \[3\] int64 .* = \[3\] int32"),
+        (6, lambda m: m[:, :, 1:], r"mask has 1 columns, expected at least max_seqlen_q = 2"),
+        (
+            6,
+            lambda m: m[:1],
+            r"mask is \[1, 2, 2\] .* = \[2, 2, C\]",
+        ),
+        (6, lambda m: m.flatten(1), r"mask is \[2, 4\] .*, expected \[B, W, C\] bool"),
+        (6, lambda m: m.int(), r"mask is \[2, 2, 2\] int32 .* bool"),
+        (8, lambda _: 0, "page_size is 0, expected at least 1"),
+        (4, lambda c: c.to("meta"), "cache_seqlens_B is .* on meta, expected .* on cpu"),
     ],
 )
 def test_attention_refuses(make_case, at, change, text):
     args = list(make_case([6, 2], width=2, tree=True).op_args())
     args[at] = change(args[at])
     with pytest.raises(AttentionError, match=text):
-        # The meta device would answer by the fake kernel, which checks nothing.
-        paged_attention._init_fn(*args)
+        # Through the dispatcher, the fake of a meta tensor would run, which checks nothing.
+        OPS["paged_attention"].run_reference(*args)
 
 
 def _store_args(dtype=torch.float32):
@@ -102,11 +111,14 @@ def test_store_takes_pads_in_any_order_and_no_rows_at_all():
 def test_store_refuses():
     (keys, values), loc, (key, value) = _store_args()
     for args, text in (
-        ((keys, values[1:], loc, key, value), "both must be"),
-        ((keys.mT, values.mT, loc, key, value), "contiguous"),
-        ((keys, values, loc.int(), key, value), r"loc_T of \[3\] torch.int32"),
-        ((keys, values, loc, key[:2], value), r"key_TMD of \[2, 2, 4\]"),
-        ((keys, values, loc, key, value.long()), r"value_TMD of \[3, 2, 4\] torch.int64"),
+        (
+            (keys, values[1:], loc, key, value),
+            r"value_cache is \[5, 2, 4\] .* = \[6, 2, E\]",
+        ),
+        ((*(each.mT.contiguous().mT for each in (keys, values)), loc, key, value), "contiguous"),
+        ((keys, values, loc.int(), key, value), r"loc_T is \[3\] int32"),
+        ((keys, values, loc, key[:2], value), r"key_TMD is \[2, 2, 4\]"),
+        ((keys, values, loc, key, value.long()), r"value_TMD is \[3, 2, 4\] int64"),
     ):
         with pytest.raises(AttentionError, match=text):
             store_kv(*args)

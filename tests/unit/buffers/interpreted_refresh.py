@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from graphkit.buffers import Axis, input_buffers
 from graphkit.ops.kernels import refresh as kernels
 from graphkit.ops.mailbox_layout import CHUNK_BYTES
+from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_refresh_kernel.py instead"
 
@@ -25,12 +26,13 @@ SOURCES = ["payload", "address", "on_device", "bound"]
 def through_the_kernels():
     """Every refresh of these buffers launches the kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(input_buffers, "refresh", lambda _segments, *rest: launch(*rest))
+        patch.setattr(input_buffers, "refresh", launch)
         yield
 
 
 def launch(*args):
-    kernels.launch_refresh(*args)
+    op = OPS["refresh"]
+    op.launch(op.arguments(*args))
 
 
 @pytest.fixture

@@ -112,4 +112,4 @@ def test_a_fault_stays_until_somebody_looks():
 def test_tracers_see_the_mutations():
     args = by_hand()
     utils = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(refresh, args, test_utils=utils)
+    torch.library.opcheck(torch.ops.graphkit.refresh.default, args, test_utils=utils)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import runpy
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import triton
 
-from graphkit.ops import draft_cache_locs
-from graphkit.ops.kernels.accepted_path import (
-    launch_compact_accepted_to_front,
-    launch_fill_accepted_out_cache_loc,
-)
-from graphkit.ops.kernels.draft_cache_locs import launch_branch, launch_enter
-from graphkit.ops.kernels.windows import launch_rotate_input_ids
+from graphkit.ops.registration import OPS
 from graphkit.ops.windows import rotate_input_ids
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_slot_kernels.py instead"
@@ -31,11 +23,9 @@ CASES, Draw, LEFT = map(
 )
 
 
-def launcher(op):
-    if op._name == "assign_draft_cache_locs":
-        return partial(draft_cache_locs._assign, launch_enter, launch_branch)
-    module = op._init_fn.__module__.replace("graphkit.ops", "graphkit.ops.kernels")
-    return getattr(importlib.import_module(module), f"launch_{op._name}")
+def launch(name, *args, **options):
+    op = OPS[name]
+    return op.launch(op.arguments(*args), **options)
 
 
 def copies(args):
@@ -55,7 +45,7 @@ def test_launcher_matches_the_reference(name, requests, wild):
     for seed, counts in enumerate([torch.int32, torch.int64]):
         args = make(Draw(requests, seed=seed, wild=wild, counts=counts, width=(5, 1)[seed]))
         ours, theirs = copies(args), copies(args)
-        got = results(launcher(op)(*ours), ours)
+        got = results(launch(op.__name__, *ours), ours)
         want = results(op(*theirs), theirs)
         for one, other in zip(got, want, strict=True):
             assert one.dtype == other.dtype
@@ -71,7 +61,7 @@ def test_more_requests_than_are_summed_at_once(name):
     op, make = CASES[name]
     args = make(Draw(259, width=2))
     ours, theirs = copies(args), copies(args)
-    got = results(launcher(op)(*ours), ours)
+    got = results(launch(op.__name__, *ours), ours)
     for one, other in zip(got, results(op(*theirs), theirs), strict=True):
         assert torch.equal(one, other)
 
@@ -83,7 +73,7 @@ def test_accepted_slots_of_several_blocks(entries):
     accepted = index[index >= 0].long()
     for places in (entries, 100):
         roomy = torch.full((entries,), LEFT)
-        launch_fill_accepted_out_cache_loc(index, torch.arange(entries) * 2, roomy[:places])
+        launch("fill_accepted_out_cache_loc", index, torch.arange(entries) * 2, roomy[:places])
         filled = min(places, len(accepted))
         assert torch.equal(roomy[:filled], accepted[:filled] * 2)
         assert roomy[filled:].eq(LEFT).all()
@@ -94,11 +84,11 @@ def test_accepted_slots_of_several_blocks(entries):
 def test_rows_of_any_kind_are_compacted(dtype, row):
     index = torch.tensor([[0, 2, 3], [5, -1, -1]])
     x = torch.randint(0, 2, (10, *row)).to(dtype)
-    got = launch_compact_accepted_to_front(x, index, 5)
+    got = launch("compact_accepted_to_front", x, index, 5)
     assert got.dtype == dtype
     assert torch.equal(got, x[[0, 2, 3, 3, 4, 5, 0, 0, 8, 9]])
     strided = x.repeat_interleave(2, 0)[::2]
-    assert torch.equal(launch_compact_accepted_to_front(strided, index, 5), got)
+    assert torch.equal(launch("compact_accepted_to_front", strided, index, 5), got)
 
 
 @pytest.mark.parametrize("length", [1023, 1024, 1025, 4096])
@@ -107,7 +97,7 @@ def test_long_windows_rotate(length):
     window = torch.tensor([1], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
     args = (*window, torch.tensor([-5]), torch.tensor([length]))
     ours, theirs = ids.clone(), ids.clone()
-    launch_rotate_input_ids(ours, *args)
+    launch("rotate_input_ids", ours, *args)
     rotate_input_ids(theirs, *args)
     assert torch.equal(ours, theirs)
     assert ours.tolist() == [0, *range(2, length + 1), -5, length + 1, length + 2]
@@ -116,5 +106,5 @@ def test_long_windows_rotate(length):
 def test_a_window_that_sticks_out_stays_within_the_ids():
     memory = torch.arange(8)
     window = torch.tensor([2]), torch.tensor([5])
-    launch_rotate_input_ids(memory[:5], *window, torch.tensor([-5]), torch.tensor([5]))
+    launch("rotate_input_ids", memory[:5], *window, torch.tensor([-5]), torch.tensor([5]))
     assert memory.tolist() == [0, 1, 3, 4, 4, 5, 6, 7]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 
 import pytest
 import torch
 
-from graphkit.ops.kernels.tree import launch_build_tree
-from graphkit.ops.kernels.tree_sampling import MAX_BLOCK, launch_tree_sampling
-from graphkit.ops.kernels.verification import launch_verify_tree_greedy
+from graphkit.ops.kernels.tree_sampling import MAX_BLOCK
+from graphkit.ops.registration import OPS
 from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.tree_shape import num_candidates
@@ -24,6 +24,11 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "run test_tree_kernels.py inst
 SHAPES = [(0, 1, 1), (1, 5, 4), (3, 1, 4), (3, 2, 6), (4, 3, 17), (3, 8, 40)]
 """(num_steps, topk, num_draft_tokens)"""
 REQUESTS = 4
+
+
+def launch(name, *args, **options):
+    op = OPS[name]
+    return op.launch(op.arguments(*args), **options)
 
 
 def tree_args(num_steps, topk, width, *, damaged=False, requests=REQUESTS):
@@ -52,10 +57,10 @@ def walk_args(shape, damaged):
     return tokens.view(ids.shape), ids, *links
 
 
-def assert_same_results(op, launch, columns, args):
+def assert_same_results(op, columns, args):
     requests, width = args[0].shape
     both = []
-    for function in (op, launch):
+    for function in (op, partial(launch, op.__name__)):
         predicts = torch.full((requests * width,), -7, dtype=torch.int32)
         accept_index = torch.full((requests, columns), 99, dtype=torch.int32)
         accept_token_num = torch.full((requests,), 99, dtype=torch.int32)
@@ -91,7 +96,7 @@ def seed():
 @pytest.mark.parametrize("damaged", [False, True])
 def test_build_tree(shape, damaged):
     args = tree_args(*shape, damaged=damaged)
-    for got, want in zip(launch_build_tree(*args), build_tree(*args), strict=True):
+    for got, want in zip(launch("build_tree", *args), build_tree(*args), strict=True):
         assert got.dtype == want.dtype
         assert torch.equal(got, want)
 
@@ -100,14 +105,14 @@ def test_build_tree_of_spaced_rows_and_long_lengths():
     args = tree_args(3, 2, 6, requests=8)
     args[:5] = [tensor[::2] for tensor in args[:5]]
     args[4] = args[4].long() + 2**33
-    for got, want in zip(launch_build_tree(*args), build_tree(*args), strict=True):
+    for got, want in zip(launch("build_tree", *args), build_tree(*args), strict=True):
         assert torch.equal(got, want)
 
 
 def test_build_tree_of_one_step_without_parents():
     args = tree_args(1, 5, 4)
     args[1] = args[1][:, :0]
-    for got, want in zip(launch_build_tree(*args), build_tree(*args), strict=True):
+    for got, want in zip(launch("build_tree", *args), build_tree(*args), strict=True):
         assert torch.equal(got, want)
 
 
@@ -118,7 +123,7 @@ def test_verify_tree_greedy(shape, damaged, dtype):
     for columns in (1, 2, shape[0] + 1, shape[2] + 1):
         target = torch.randint(0, 4, (REQUESTS, shape[2]), dtype=dtype)
         args = (*walk_args(shape, damaged), target)
-        assert_same_results(verify_tree_greedy, launch_verify_tree_greedy, columns, args)
+        assert_same_results(verify_tree_greedy, columns, args)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -128,7 +133,7 @@ def test_tree_sampling(shape, vocab, damaged):
     op = tree_speculative_sampling_target_only
     for columns, thresholds in ((1, (1.0, 1.0)), (2, (0.25, 0.5)), (shape[2], (1.0, 1.0))):
         args = (*sampling_args(shape, vocab, damaged), *thresholds)
-        assert_same_results(op, launch_tree_sampling, columns, args)
+        assert_same_results(op, columns, args)
 
 
 @pytest.mark.parametrize("word", [0, MAX_BLOCK - 1, MAX_BLOCK, 2 * MAX_BLOCK + 4])
@@ -143,17 +148,17 @@ def test_tree_sampling_finds_the_only_word_of_a_large_vocabulary(word):
     target[3, :, word] = -0.5
     draft.zero_()
     op = tree_speculative_sampling_target_only
-    assert_same_results(op, launch_tree_sampling, 4, (*args, 1.0, 1.0))
+    assert_same_results(op, 4, (*args, 1.0, 1.0))
     predicts = torch.zeros(REQUESTS * 6, dtype=torch.int32)
     rest = [torch.zeros(REQUESTS, 1, dtype=torch.int32), torch.zeros(REQUESTS, dtype=torch.int32)]
-    launch_tree_sampling(predicts, *rest, *args, 1.0, 1.0)
+    launch(op.__name__, predicts, *rest, *args, 1.0, 1.0)
     assert predicts.view(REQUESTS, 6)[:, 0].tolist() == [word] * REQUESTS
 
 
 def test_idle_batches():
-    for tensor in launch_build_tree(*tree_args(3, 2, 6, requests=0)):
+    for tensor in launch("build_tree", *tree_args(3, 2, 6, requests=0)):
         assert tensor.numel() == 0
     *args, target, draft = (tensor[:0] for tensor in sampling_args((3, 2, 6), 9, damaged=False))
-    assert_same_results(verify_tree_greedy, launch_verify_tree_greedy, 3, (*args[:4], args[0]))
+    assert_same_results(verify_tree_greedy, 3, (*args[:4], args[0]))
     op = tree_speculative_sampling_target_only
-    assert_same_results(op, launch_tree_sampling, 3, (*args, target, draft, 1.0, 1.0))
+    assert_same_results(op, 3, (*args, target, draft, 1.0, 1.0))

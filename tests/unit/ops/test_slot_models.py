@@ -122,7 +122,7 @@ def listed(args):
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
 def test_op_matches_its_model(name, requests, width):
     op, make = CASES[name]
-    model = globals()[op._name]
+    model = globals()[op.__name__]
     for seed, counts in enumerate([torch.int32, torch.int64]):
         args = make(Draw(requests, seed=seed, counts=counts, width=width))
         expected = listed(args)

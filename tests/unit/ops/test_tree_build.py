@@ -7,6 +7,7 @@ import torch
 
 from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import RecorderBackend
+from graphkit.ops.registration import OPS
 from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_shape import num_candidates
 
@@ -195,7 +196,8 @@ def test_pads_make_a_tree_too():
 
 def test_recorded_and_traced():
     args, later = drafted(3, 3, 2, 6), drafted(3, 3, 2, 6, seed=5)
-    torch.library.opcheck(build_tree, args, test_utils=("test_schema", "test_faketensor"))
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.graphkit.build_tree.default, args, test_utils=checks)
     graph = RecorderBackend().capture(lambda: build_tree(*args))
     for tensor, new in zip(args[:5], later[:5], strict=True):
         tensor.copy_(new)
@@ -206,21 +208,21 @@ def test_recorded_and_traced():
 @pytest.mark.parametrize(
     ("at", "change", "text"),
     [
-        (0, lambda t: t[:, None], r"bonus_tokens of \[2, 1\].* must be \[2\] torch.int64"),
-        (1, lambda t: t[:, 1:], r"parent_list of \[2, 4\] .* must be \[2, 5\]"),
-        (1, lambda t: t[:, :0], r"parent_list of \[2, 0\]"),
-        (2, lambda t: t.int(), r"top_scores_index of \[2, 5\] torch.int32"),
-        (3, lambda t: t[:1], r"draft_tokens of \[1, 5\]"),
-        (4, lambda t: t.float(), r"seq_lens .*: it must be \[2\] torch.int32 or torch.int64"),
+        (0, lambda t: t[:, None], r"bonus_tokens is \[2, 1\].* expected \[B\] int64"),
+        (1, lambda t: t[:, 1:], r"parent_list is \[2, 4\] .* expected .* = \[2, 5\]"),
+        (1, lambda t: t[:, :0], r"parent_list is \[2, 0\]"),
+        (2, lambda t: t.int(), r"top_scores_index is \[2, 5\] int32"),
+        (3, lambda t: t[:1], r"draft_tokens is \[1, 5\]"),
+        (4, lambda t: t.float(), r"seq_lens .*, expected \[B\] = \[2\] int32 or int64"),
         (4, lambda t: t.to("meta"), r"seq_lens .* on meta"),
-        (5, lambda _: -1, "num_steps = -1"),
-        (6, lambda _: 0, "topk = 0"),
-        (7, lambda _: 12, r"num_draft_tokens = 12: it must be 1 to 11"),
-        (7, lambda _: 0, "num_draft_tokens = 0"),
+        (5, lambda _: -1, "num_steps is -1"),
+        (6, lambda _: 0, "topk is 0"),
+        (7, lambda _: 12, r"num_draft_tokens is 12, expected 1 to 11"),
+        (7, lambda _: 0, "num_draft_tokens is 0"),
     ],
 )
 def test_refuses(at, change, text):
     args = drafted(2, 3, 2, 6)
     args[at] = change(args[at])
     with pytest.raises((InputError, ConfigError), match=text):
-        build_tree._init_fn(*args)  # the meta device would answer by the fake kernel
+        OPS["build_tree"].run_reference(*args)  # dispatched, a meta tensor would reach the fake

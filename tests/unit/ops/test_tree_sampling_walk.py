@@ -12,6 +12,7 @@ import torch
 
 from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import RecorderBackend
+from graphkit.ops.registration import OPS
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 
 UNTOUCHED = -7
@@ -123,7 +124,8 @@ def test_recorded_and_traced():
     args, later = (random_args(5, 8, 6, seed, damaged=False) for seed in (0, 1))
     got, want = results(5, 8, 4), results(5, 8, 4)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(op, (*results(5, 8, 4), *args, 1.0, 1.0), test_utils=checks)
+    overload = torch.ops.graphkit.tree_speculative_sampling_target_only.default
+    torch.library.opcheck(overload, (*results(5, 8, 4), *args, 1.0, 1.0), test_utils=checks)
     graph = RecorderBackend().capture(lambda: op(*got, *args, 1.0, 1.0))
     for tensor, new in zip((*got, *args), (*want, *later), strict=True):
         tensor.copy_(new)
@@ -137,21 +139,21 @@ def test_recorded_and_traced():
     [
         (0, lambda t: t.long(), "predicts"),
         (3, lambda t: t.int(), "candidates"),
-        (7, lambda t: t.double(), r"uniform_samples of \[2, 8\] torch.float64"),
-        (7, lambda t: t[:, 1:], r"uniform_samples of \[2, 7\]"),
-        (8, lambda t: t[:, None], r"uniform_samples_for_final_sampling of \[2, 1\]"),
-        (9, lambda t: t.half(), "target_probs .* torch.float16"),
+        (7, lambda t: t.double(), r"uniform_samples is \[2, 8\] float64"),
+        (7, lambda t: t[:, 1:], r"uniform_samples is \[2, 7\]"),
+        (8, lambda t: t[:, None], r"uniform_samples_for_final_sampling is \[2, 1\]"),
+        (9, lambda t: t.half(), "target_probs is .* float16"),
         (9, lambda t: t.flatten(0, 1), "target_probs"),
-        (9, lambda t: t[:, :, :0], r"target_probs of \[2, 8, 0\]"),
-        (10, lambda t: t[:, :, 1:], r"draft_probs of \[2, 8, 5\] .* must be \[2, 8, 6\]"),
+        (9, lambda t: t[:, :, :0], r"target_probs is \[2, 8, 0\]"),
+        (10, lambda t: t[:, :, 1:], r"draft_probs is \[2, 8, 5\] .* expected .* = \[2, 8, 6\]"),
         (10, lambda t: t.to("meta"), "draft_probs .* on meta"),
-        (11, lambda _: 1.5, "threshold_single = 1.5: it must be 0 to 1"),
-        (12, lambda _: NAN, "threshold_acc = nan"),
+        (11, lambda _: 1.5, "threshold_single is 1.5, expected 0 to 1"),
+        (12, lambda _: NAN, "threshold_acc is nan"),
     ],
 )
 def test_refuses(at, change, text):
     args = [*results(2, 8, 4), *random_args(2, 8, 6, 0, damaged=False), 1.0, 1.0]
     args[at] = change(args[at])
     with pytest.raises((InputError, ConfigError), match=text) as caught:
-        tree_speculative_sampling_target_only._init_fn(*args)  # meta would answer by the fake
+        OPS["tree_speculative_sampling_target_only"].run_reference(*args)  # a fake checks nothing
     assert caught.value.field

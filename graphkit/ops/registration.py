@@ -1,0 +1,147 @@
+"""Registration of an op: its torch reference, its CUDA launcher, its fake and its checks at once.
+
+The decorated function is the reference, and its signature is the op's: parameters, rules
+(``argument_rules``) and documentation. On CUDA the op calls ``launch_NAME`` of the module of the
+same name in ``graphkit.ops.kernels``, which is imported at the first call. Launcher, fake and
+extra check take the arguments of a call as one named tuple.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import namedtuple
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+
+import torch
+
+from graphkit.errors import InputError
+from graphkit.ops.argument_rules import ArgumentError, ArgumentRules
+
+make_tuple_type: Callable[..., type[Any]] = namedtuple  # noqa: PYI024 - fields known at run time
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+OPS: dict[str, RegisteredOp] = {}
+"""Every registered op by name."""
+
+
+@dataclass(frozen=True)
+class RegisteredOp:
+    """One op, behind the dispatcher.
+
+    Attributes:
+        name: The op is ``torch.ops.graphkit.NAME``.
+        reference: The torch implementation, without checks.
+        arguments: Named tuple of the arguments of a call.
+        rules: Rules of the arguments.
+        check: Further check, after the rules.
+        fake: Makes empty results; an op without a fake returns None.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    arguments: type[Any]
+    rules: ArgumentRules
+    check: Callable[[Any], None] | None
+    fake: Callable[[Any], Any] | None
+
+    @cached_property
+    def launch(self) -> Callable[..., Any]:
+        """The CUDA launcher, which takes ``arguments``; importing it imports Triton."""
+        package, _, module = self.reference.__module__.rpartition(".")
+        kernels = importlib.import_module(f"{package}.kernels.{module}")
+        return cast("Callable[..., Any]", getattr(kernels, f"launch_{self.name}"))
+
+    def run_reference(self, *args: Any) -> Any:
+        """Check the arguments and run the torch reference."""
+        self._checked(args)
+        return self.reference(*args)
+
+    def run_cuda(self, *args: Any) -> Any:
+        """Check the arguments and launch the kernels on the device of the first CUDA tensor."""
+        given = self._checked(args)
+        tensors = (each for each in args if isinstance(each, torch.Tensor) and each.is_cuda)
+        with torch.cuda.device(next(tensors).device):
+            return self.launch(given)
+
+    def run_fake(self, *args: Any, **kwargs: Any) -> Any:
+        """Return empty results of the right shapes and dtypes, for tracers."""
+        return self.fake(self.arguments(*args, **kwargs)) if self.fake else None
+
+    def _checked(self, args: tuple[Any, ...]) -> Any:
+        given = self.arguments(*args)
+        self.rules.check(given)
+        if self.check:
+            self.check(given)
+        return given
+
+
+def register_op(
+    *,
+    mutates_args: Sequence[str] = (),
+    fake: Callable[[Any], Any] | None = None,
+    check: Callable[[Any], None] | None = None,
+    sizes_from: Sequence[str] = (),
+    ignored: Callable[[Any], Collection[str]] | None = None,
+    error: ArgumentError = InputError,
+    number_error: ArgumentError | None = None,
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Register the decorated torch reference as the op ``graphkit::NAME``.
+
+    Args:
+        mutates_args: Parameters that the op writes in place.
+        fake: Makes empty results from the arguments; leave it out if the op returns None.
+        check: Check of the arguments beyond their rules.
+        sizes_from: See ``ArgumentRules``, like the next three.
+        ignored: Arguments that a call does not use.
+        error: Raised for a tensor that does not fit.
+        number_error: Raised for a number that does not fit.
+
+    Returns:
+        A decorator. The public function has the reference's signature and documentation and calls
+        the op through the dispatcher, where tracers, captures and recorders see one op.
+    """
+
+    def register(reference: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        function = cast("FunctionType", reference)
+        name = function.__name__
+        hints = get_type_hints(function, include_extras=True)
+        hints.pop("return")
+        rules = ArgumentRules(
+            name, hints, sizes_from=sizes_from, ignored=ignored, error=error,
+            number_error=number_error,
+        )  # fmt: skip
+        arguments = make_tuple_type(name, hints, defaults=function.__defaults__)
+        op = RegisteredOp(name, reference, arguments, rules, check, fake)
+        definition = torch.library.custom_op(
+            f"graphkit::{name}", op.run_reference, mutates_args=mutates_args, device_types="cpu",
+            schema=torch.library.infer_schema(_plain(function), mutates_args=mutates_args),
+        )  # fmt: skip
+        definition.register_kernel("cuda", op.run_cuda)
+        definition.register_fake(op.run_fake)
+        OPS[name] = op
+        overload = getattr(torch.ops.graphkit, name).default
+
+        @wraps(reference)
+        def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            result: Result = overload(*args, **kwargs)
+            return result
+
+        return call
+
+    return register
+
+
+def _plain(function: FunctionType) -> FunctionType:
+    """Copy a function with its annotations but for the rules, which a schema cannot hold."""
+    plain = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    hints = get_type_hints(function)
+    returns = None if hints["return"] is type(None) else hints["return"]
+    plain.__annotations__ = hints | {"return": returns}
+    return plain
