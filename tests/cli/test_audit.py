@@ -76,7 +76,8 @@ def test_a_sound_target_has_no_finding(run, small):
 def test_an_error_is_printed_with_its_advice_and_exits_with_1(run, small):
     ended = run("audit", f"{small}:frozen", *QUICK)
     assert ended.code == 1
-    assert "error: baked value: TARGET_VERIFY 1: scale is baked into node" in ended.out
+    assert "error: baked value: TARGET_VERIFY" in ended.out
+    assert "follows `scale` (2.0, then 3.0): the graph captured" in " ".join(ended.out.split())
     assert "made by (forward)" in ended.out
     assert "Read it from a tensor" in " ".join(ended.out.split())
     assert "findings." in ended.out

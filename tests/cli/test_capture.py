@@ -160,7 +160,7 @@ def test_a_failing_sample_batch_is_an_error_on_one_line(run, tiny, command):
     ended = run(command, f"{tiny}:gives_none")
     assert (ended.code, ended.out) == (2, "")
     assert ended.error.startswith("error: target 'tiny': sample_batch(TARGET_VERIFY, ")
-    assert ended.error.endswith("(LookupError: no batch today).")
+    assert ended.error.endswith(" raised LookupError: no batch today.")
 
 
 def test_an_exception_of_a_target_is_an_error_on_one_line(run, tiny):

@@ -58,7 +58,9 @@ def test_each_fact_is_one_line_in_a_pipe(run):
 
 def test_it_runs_without_cuda_bindings_and_triton(run, monkeypatch):
     monkeypatch.setattr(import_module("graphkit.graphs.driver"), "runtime", lambda: None)
-    monkeypatch.setattr(import_module("graphkit.graphs.environment"), "package_version", lambda name: "")
+    monkeypatch.setattr(
+        import_module("graphkit.graphs.environment"), "package_version", lambda name: ""
+    )
     found = facts_of(run)
     assert found["triton"]["found"] == found["cuda-bindings"]["found"] == ""
     assert not found["triton"]["works"]

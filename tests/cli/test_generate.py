@@ -1,4 +1,4 @@
-"""``graphkit generate``: the text alone on stdout, how it was made on stderr, or one record."""
+"""``graphkit generate``: the text on stdout, the measurements on stderr, or one record."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from graphkit.reference import (
 )
 
 PLAIN = ("--algorithm", "none", "--eager")
-"""The quickest way to a text."""
+"""The fastest settings."""
 
 
 @pytest.fixture
 def generate(run):
-    """``generate(word, ...)`` makes eight tokens unless told otherwise."""
+    """Return ``generate(argument, ...)``, which generates eight tokens by default."""
 
-    def command(*words):
-        tokens = () if "--max-new-tokens" in words else ("--max-new-tokens", 8)
-        return run("generate", *words, *tokens)
+    def command(*arguments):
+        tokens = () if "--max-new-tokens" in arguments else ("--max-new-tokens", 8)
+        return run("generate", *arguments, *tokens)
 
     return command
 
 
 @pytest.fixture
 def recorded(generate):
-    """The record that the words lead to."""
+    """Return ``recorded(argument, ...)``, which returns the record."""
 
-    def command(*words):
-        ended = generate(*words, "--json")
+    def command(*arguments):
+        ended = generate(*arguments, "--json")
         assert (ended.code, ended.err.strip()) == (0, "")
         return GenerateRecord.from_json(ended.out)
 
@@ -50,32 +50,32 @@ def recorded(generate):
 
 @pytest.fixture
 def piped(monkeypatch):
-    """Make stdin hold some bytes."""
+    """Return ``piped(data)``, which makes stdin a pipe with these bytes."""
     return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
 @pytest.fixture(scope="session")
-def speaker(tmp_path_factory):
-    """``speaker(byte)`` is a checkpoint that says this byte for ever."""
+def constant_model(tmp_path_factory):
+    """Return ``constant_model(byte)``: a checkpoint that generates only this byte."""
     config = load_checkpoint(default_checkpoint()).config.to_dict()
     small = LlamaConfig.from_dict(config | {"num_hidden_layers": 1, "tie_word_embeddings": False})
 
     def folder(byte):
-        place, model = tmp_path_factory.mktemp("speaker"), LlamaModel(small)
+        path, model = tmp_path_factory.mktemp("constant"), LlamaModel(small)
         with torch.no_grad():
             for tensor in model.parameters():
                 tensor.zero_()
             model.model.embed_tokens.weight.fill_(1)
             model.model.norm.weight.fill_(1)
             model.lm_head.weight[byte] = 1
-        save_checkpoint(model, place)
-        return place
+        save_checkpoint(model, path)
+        return path
 
     return folder
 
 
 @pytest.mark.parametrize(
-    "words",
+    "options",
     [
         *[("--algorithm", name) for name in ALGORITHMS],
         ("--topk", "2"),
@@ -84,12 +84,12 @@ def speaker(tmp_path_factory):
     ],
     ids=" ".join,
 )
-def test_every_way_gives_the_same_text_and_counts_its_graphs(recorded, words):
+def test_all_settings_give_the_same_text_and_count_their_replays(recorded, options):
     plain = recorded(*PLAIN, "--prompt", "import os\n")
-    record = recorded(*words, "--prompt", "import os\n")
+    record = recorded(*options, "--prompt", "import os\n")
     assert record.text == plain.text
     assert record.backend == "recorder"
-    assert record.generation == ("v1" if "v1" in words else "v2")
+    assert record.generation == ("v1" if "v1" in options else "v2")
     assert record.replays
     assert all(record.replays.values())
     assert record.fallbacks == {}
@@ -99,27 +99,27 @@ def test_every_way_gives_the_same_text_and_counts_its_graphs(recorded, words):
     assert 1 <= record.accept_length <= record.num_draft_tokens
 
 
-def test_json_has_the_facts_at_the_top(generate):
+def test_json_has_the_measurements_at_the_top_level(generate):
     body = json.loads(generate("--prompt", "import os\n", "--json").out)
-    facts = {"text", "accept_length", "tokens_per_second", "replays", "fallbacks"}
-    assert facts <= set(body)
+    fields = {"text", "accept_length", "tokens_per_second", "replays", "fallbacks"}
+    assert fields <= set(body)
     assert (body["algorithm"], body["topk"], body["num_steps"], body["num_draft_tokens"]) == (
         "EAGLE", 1, 3, 4,
     )  # fmt: skip
 
 
-def test_eager_captures_nothing_and_says_why_no_graph_ran(recorded):
+def test_eager_captures_nothing_and_reports_the_fallbacks(recorded):
     record = recorded(*PLAIN, "--prompt", "import os\n")
     assert record.capture_seconds is None
     assert record.replays == {"DECODE": 0}
     assert record.fallbacks == {"DECODE": {"not captured": 8}}
 
 
-def test_a_pipe_gets_the_text_alone(generate, recorded):
-    words = (*PLAIN, "--prompt", "import os\n")
-    ended = generate(*words)
+def test_a_pipe_gets_only_the_text(generate, recorded):
+    arguments = (*PLAIN, "--prompt", "import os\n")
+    ended = generate(*arguments)
     assert ended.code == 0
-    assert ended.out == recorded(*words).text + "\n"
+    assert ended.out == recorded(*arguments).text + "\n"
     assert "\x1b" not in ended.err
     facts = dict(line.split("  ", 1) for line in ended.err.splitlines() if line[0] != " ")
     assert list(facts) == [
@@ -130,37 +130,39 @@ def test_a_pipe_gets_the_text_alone(generate, recorded):
 
 
 def test_several_prompts_keep_their_order(generate, recorded):
-    words = (*PLAIN, "--prompt", "import os\n", "--prompt", "class A", "--prompt", "")
-    record = recorded(*words)
+    arguments = (*PLAIN, "--prompt", "import os\n", "--prompt", "class A", "--prompt", "")
+    record = recorded(*arguments)
     assert [each.prompt for each in record.completions] == ["import os\n", "class A", ""]
     assert [each.tokens for each in record.completions] == [8, 8, 8]
     assert record.completions[1].text == recorded(*PLAIN, "--prompt", "class A").text
     assert record.text == record.completions[0].text
     assert record.new_tokens == 24
     assert record.fallbacks["DECODE"]["not captured"] < 24, "they share steps"
-    assert generate(*words).out == "\n".join(f"{each.text}\n" for each in record.completions)
+    assert generate(*arguments).out == "\n".join(f"{each.text}\n" for each in record.completions)
 
 
-def test_more_prompts_than_a_batch_holds_all_come_to_their_ends(recorded, speaker):
-    prompts = [word for number in range(40) for word in ("--prompt", str(number))]
-    record = recorded(*PLAIN, "--checkpoint", speaker(120), *prompts, "--max-new-tokens", "2")
+def test_more_prompts_than_the_largest_batch_are_all_completed(recorded, constant_model):
+    prompts = [each for number in range(40) for each in ("--prompt", str(number))]
+    record = recorded(
+        *PLAIN, "--checkpoint", constant_model(120), *prompts, "--max-new-tokens", "2"
+    )
     assert [each.text for each in record.completions] == ["xx"] * 40
 
 
-def test_seeds_of_draws_can_be_repeated(recorded):
-    words = (*PLAIN, "--prompt", "import os\n", "--temperature", "2", "--seed")
-    assert recorded(*words, "1").text == recorded(*words, "1").text
-    assert len({recorded(*words, seed).text for seed in "123"}) > 1
+def test_a_seed_makes_sampling_reproducible(recorded):
+    arguments = (*PLAIN, "--prompt", "import os\n", "--temperature", "2", "--seed")
+    assert recorded(*arguments, "1").text == recorded(*arguments, "1").text
+    assert len({recorded(*arguments, seed).text for seed in "123"}) > 1
 
 
-def test_a_token_that_ends_the_text_is_none_of_it(recorded, speaker):
-    record = recorded("--algorithm", "ngram", "--checkpoint", speaker(0), "--prompt", "a")
+def test_the_stop_token_is_left_out_of_the_text(recorded, constant_model):
+    record = recorded("--algorithm", "ngram", "--checkpoint", constant_model(0), "--prompt", "a")
     assert record.text == ""
     assert (record.completions[0].finish_reason, record.new_tokens) == ("stop token", 1)
 
 
 @pytest.mark.parametrize(
-    ("words", "data", "prompt"),
+    ("options", "data", "prompt"),
     [
         (("--prompt", "-"), b"a\n", "a\n"),
         ((), b"a\n", "a\n"),
@@ -171,20 +173,20 @@ def test_a_token_that_ends_the_text_is_none_of_it(recorded, speaker):
         (("--prompt", "\udcff"), b"", "\ufffd"),
     ],
 )
-def test_prompts_come_from_words_or_from_stdin(recorded, piped, words, data, prompt):
+def test_prompts_come_from_options_or_from_stdin(recorded, piped, options, data, prompt):
     piped(data)
-    assert [each.prompt for each in recorded(*PLAIN, *words).completions] == [prompt]
+    assert [each.prompt for each in recorded(*PLAIN, *options).completions] == [prompt]
 
 
-def test_without_stdin_and_prompt_there_is_a_prompt(recorded, monkeypatch):
+def test_without_stdin_and_prompt_the_default_prompt_is_used(recorded, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     assert recorded(*PLAIN).completions[0].prompt == "def read(self, size=-1):\n"
 
 
 def test_the_help_names_every_algorithm(run):
-    said = " ".join(run("generate", "--help").out.split())
-    assert f"{', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}" in said
-    assert "prefill included, loading and capture left out" in said
+    text = " ".join(run("generate", "--help").out.split())
+    assert f"{', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}" in text
+    assert "prefill included, loading and capture left out" in text
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -200,28 +202,38 @@ def test_an_interruption_closes_the_engine_and_ends_the_line(generate, monkeypat
 
     monkeypatch.setattr(SpeculativeEngine, "step", interrupted)
     ended = generate("--algorithm", "none", "--prompt", "import os\n")
-    assert (ended.code, ended.error) == (1, "error: interrupted")
+    assert (ended.code, ended.error) == (130, "error: interrupted")
     assert ended.out.endswith("\n") if is_terminal else ended.out == ""
     with pytest.raises(ReplayError, match="closed"):
         engines[0].submit([1])
 
 
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b")])
-def test_a_terminal_shows_prompts_dimmed_and_never_obeys_the_model(
-    generate, monkeypatch, speaker, prompts
+def test_a_terminal_gets_dimmed_prompts_and_escaped_control_characters(
+    generate, monkeypatch, constant_model, prompts
 ):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    words = [word for prompt in prompts for word in ("--prompt", prompt)]
-    ended = generate(*PLAIN, "--checkpoint", speaker(0x1B), *words, "--max-new-tokens", "2")
+    options = [each for prompt in prompts for each in ("--prompt", prompt)]
+    ended = generate(
+        *PLAIN, "--checkpoint", constant_model(0x1B), *options, "--max-new-tokens", "2"
+    )
     lines = [f"\x1b[2m{prompt}\x1b[0m\\x1b\\x1b\n" for prompt in prompts]
     assert (ended.code, ended.out) == (0, "\n".join(lines))
 
 
-def test_a_pipe_gets_what_the_model_made(generate, speaker):
-    words = (*PLAIN, "--checkpoint", speaker(0x1B), "--prompt", "a", "--max-new-tokens", "2")
-    assert generate(*words).out == "\x1b\x1b\n"
+def test_a_pipe_gets_control_characters_unchanged(generate, constant_model):
+    arguments = (
+        *PLAIN,
+        "--checkpoint",
+        constant_model(0x1B),
+        "--prompt",
+        "a",
+        "--max-new-tokens",
+        "2",
+    )
+    assert generate(*arguments).out == "\x1b\x1b\n"
 
 
-def test_json_on_a_terminal_is_the_record_alone(recorded, monkeypatch):
+def test_json_on_a_terminal_is_only_the_record(recorded, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert recorded(*PLAIN, "--prompt", "a").new_tokens == 8

@@ -1,4 +1,4 @@
-"""What ``graphkit generate`` refuses: one line on stderr, and an exit code that says why."""
+"""Settings that ``graphkit generate`` refuses: one line on stderr, and the exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.reference import default_checkpoint
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "text"),
+    ("code", "options", "text"),
     [
         (2, ("--topk", "0"), "SpecConfig.topk must be an int >= 1, got 0"),
         (2, ("--num-draft-tokens", "7"), "SpecConfig.num_draft_tokens is 7"),
@@ -25,48 +25,52 @@ from graphkit.reference import default_checkpoint
         (2, ("--max-new-tokens", "0"), "SamplingParams.max_new_tokens must be an int >= 1, got 0"),
         (2, ("--temperature", "nan"), "SamplingParams.temperature must be a finite number"),
         (2, ("--temperature", "-1"), "got -1.0"),
-        (2, ("--prompt", "x" * 2000), "a prompt has 2000 bytes; the model has room for"),
+        (2, ("--prompt", "x" * 2000), "a prompt has 2000 bytes, but prompt and output together"),
         (2, ("--algorithm", "EAGLE", "--checkpoint", str(default_checkpoint())), "Use NONE"),
-        (1, ("--algorithm", "NONE", "--checkpoint", "nowhere"), "no checkpoint folder 'nowhere'"),
+        (
+            1,
+            ("--algorithm", "NONE", "--checkpoint", "nowhere"),
+            "the checkpoint folder 'nowhere' does not exist",
+        ),
         (3, ("--device", "cuda"), "no CUDA device for device='cuda'"),
     ],
 )
-def test_what_cannot_be_done_is_said_on_one_line(run, code, words, text):
-    prompt = () if "--prompt" in words else ("--prompt", "a")
-    ended = run("generate", *prompt, *words)
+def test_an_impossible_setting_is_refused_on_one_line(run, code, options, text):
+    prompt = () if "--prompt" in options else ("--prompt", "a")
+    ended = run("generate", *prompt, *options)
     assert (ended.code, ended.out) == (code, "")
     assert text in ended.error
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("--topk", "x"), ("--seed", "-1"), ("--seed", str(2**63)), ("--seed", "1.5"),
         ("--generation", "v3"), ("--device", "tpu"), ("--max-new-tokens", "1.5"), ("text",),
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_words_that_mean_nothing_are_wrong_usage(run, words):
-    ended = run("generate", *words)
+def test_an_argument_that_cannot_be_parsed_is_a_usage_error(run, arguments):
+    ended = run("generate", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert "usage: graphkit" in ended.err
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("options", "text"),
     [
         (("--prompt", "-", "--prompt", "-"), "stdin can be read once"),
         (("--prompt", "-"), "cannot read a prompt from stdin"),
     ],
 )
-def test_a_stdin_that_cannot_be_read_is_wrong_usage(run, monkeypatch, words, text):
+def test_a_closed_stdin_is_a_usage_error(run, monkeypatch, options, text):
     monkeypatch.setattr(sys, "stdin", None)
-    ended = run("generate", *words)
+    ended = run("generate", *options)
     assert (ended.code, ended.out) == (2, "")
     assert text in ended.error
 
 
-def test_tokens_that_are_no_bytes_are_wrong_usage(run, here):
+def test_a_vocabulary_other_than_bytes_is_a_usage_error(run, here):
     config = json.loads((default_checkpoint() / "config.json").read_text())
     (here / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
     ended = run("generate", "--prompt", "a", "--algorithm", "none", "--checkpoint", here)

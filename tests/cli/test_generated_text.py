@@ -1,4 +1,4 @@
-"""Text on stdout and the facts about it on stderr, without a model."""
+"""Generated text on stdout and its measurements on stderr, without a model."""
 
 from __future__ import annotations
 
@@ -62,41 +62,41 @@ without a graph  DRAFT_EXTEND_V2: 1 run, not captured
 
 @pytest.fixture
 def printed(capsys, monkeypatch):
-    """``printed(record, is_terminal)`` gives what a report writes to stdout and stderr."""
+    """Return ``printed(is_terminal, ...)``: what is written to stdout and stderr."""
 
-    def both(is_terminal, **how):
+    def print_record(is_terminal, **options):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-        print_generated(RECORD, **{"as_json": False, "is_streamed": False} | how)
+        print_generated(RECORD, **{"as_json": False, "is_streamed": False} | options)
         return capsys.readouterr()
 
-    return both
+    return print_record
 
 
-def test_a_pipe_gets_the_texts_as_they_are_and_the_facts_apart(printed):
+def test_a_pipe_gets_the_texts_unchanged_and_without_the_measurements(printed):
     out, err = printed(False)
     assert out == "é\n\n\x1b]\n"
     assert err.startswith("algorithm ")
 
 
-def test_a_terminal_gets_the_texts_behind_their_dimmed_prompts(printed):
+def test_a_terminal_gets_the_texts_after_their_dimmed_prompts(printed):
     out, err = printed(True)
     assert out == "\x1b[2ma\x1b[0mé\n\n\x1b[2mb\x1b[0m\\x1b]\n"
     assert err.startswith("\nalgorithm ")
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_a_terminal_without_colour_gets_none(printed, monkeypatch, name, value):
+def test_a_terminal_without_colour_gets_no_escape_codes(printed, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert printed(True).out == "aé\n\nb\\x1b]\n"
 
 
-def test_a_text_that_was_shown_is_not_shown_again(printed):
+def test_a_streamed_text_is_not_printed_again(printed):
     out, err = printed(True, is_streamed=True)
     assert (out, err.split()[0]) == ("", "algorithm")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_json_comes_alone(printed, is_terminal):
+def test_json_is_the_only_output(printed, is_terminal):
     assert printed(is_terminal, as_json=True) == (RECORD.to_json(), "")
 
 
@@ -117,7 +117,7 @@ def test_counting_writes_nothing_to_stdout(capsys):
 
 
 @given(st.binary() | st.text().map(str.encode), st.data())
-def test_pieces_of_a_text_are_shown_as_the_whole_would_be(text, data):
+def test_streamed_pieces_give_the_same_output_as_the_whole_text(text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
@@ -130,7 +130,7 @@ def test_pieces_of_a_text_are_shown_as_the_whole_would_be(text, data):
     assert stdout.read() == visible(decode(text)) + "\n"
 
 
-def test_half_a_character_waits_for_the_rest(monkeypatch):
+def test_an_incomplete_character_waits_for_its_last_byte(monkeypatch):
     pieces = []
     monkeypatch.setattr(sys.stdout, "write", pieces.append)
     with stream_text([b""], 0) as on_text:
@@ -141,13 +141,13 @@ def test_half_a_character_waits_for_the_rest(monkeypatch):
 
 
 @pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0)])
-def test_every_control_character_but_newline_and_tab_is_written_out(code):
+def test_control_characters_other_than_newline_and_tab_are_escaped(code):
     assert visible(f"a{chr(code)}b") == (
         f"a{chr(code)}b" if chr(code) in "\n\t" else f"a\\x{code:02x}b"
     )
 
 
-def test_other_characters_are_left_alone():
+def test_other_characters_are_unchanged():
     assert visible("aé日\u2028\u00a0\\x1b") == "aé日\u2028\u00a0\\x1b"
 
 
@@ -164,10 +164,10 @@ def shown(record, width):
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-def test_the_facts_as_they_look_on_a_narrow_terminal():
+def test_the_measurements_on_a_narrow_terminal():
     assert shown(RECORD, 60) == FACTS
 
 
 @pytest.mark.parametrize("width", [20, 30, 60, 200])
-def test_no_line_of_the_facts_is_wider_than_the_terminal(width):
+def test_no_measurement_is_wider_than_the_terminal(width):
     assert max(map(len, shown(RECORD, width).splitlines())) <= width

@@ -1,4 +1,4 @@
-"""``graphkit inspect`` in a pipe: a record or a target, as text or as the record itself."""
+"""``graphkit inspect`` in a pipe: a record or a target, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkit.records import (
     load_record,
 )
 
-NOWHERE = Environment(device="cpu", torch="2", triton="", cuda="", driver="", graphkit="0")
+ENVIRONMENT = Environment(device="cpu", torch="2", triton="", cuda="", driver="", graphkit="0")
 
 
 def test_a_record_is_shown_as_text(run, saved):
@@ -29,7 +29,7 @@ def test_a_record_is_shown_as_text(run, saved):
     assert run("inspect", saved, "--plain") == ended
 
 
-def test_a_target_is_captured_and_looked_into(run, tiny, here):
+def test_a_target_is_captured_and_inspected(run, tiny, here):
     ended = run("inspect", f"{tiny}:right", "--mode", "decode", "--batch-sizes", "1,2")
     assert ended.code == 0
     assert "\nDECODE 1\n" in ended.out
@@ -40,8 +40,8 @@ def test_a_target_is_captured_and_looked_into(run, tiny, here):
 def test_json_is_the_record(run, saved, tiny, here):
     assert run("inspect", saved, "--json").out == saved.read_text()
     ended = run("inspect", f"{tiny}:right", "--mode", "decode", "--json")
-    (here / "made").write_text(ended.out)
-    record = CaptureRecord.load("made")
+    (here / "printed").write_text(ended.out)
+    record = CaptureRecord.load("printed")
     assert [graph.name for graph in record.graphs] == ["DECODE 1", "DECODE 2"]
     assert all(graph.nodes for graph in record.graphs)
 
@@ -69,7 +69,7 @@ def test_single_graphs_and_recordings_are_records_too(run, saved, here):
     graph = CaptureRecord.load(saved).graphs[0]
     (here / "graph.json").write_text(graph.to_json())
     recording = RecordingRecord(
-        command=("serve.py",), exit_code=0, environment=NOWHERE, processes=(), graphs=(graph,)
+        command=("serve.py",), exit_code=0, environment=ENVIRONMENT, processes=(), graphs=(graph,)
     )
     (here / "recording.json").write_text(recording.to_json())
     for name in ("graph.json", "recording.json"):
@@ -81,7 +81,7 @@ def test_single_graphs_and_recordings_are_records_too(run, saved, here):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "text"),
     [
         (None, "cannot read record"),
         (b"", "not a whole record"),
@@ -93,16 +93,16 @@ def test_single_graphs_and_recordings_are_records_too(run, saved, here):
         (b"\xff\x00", "cannot read record"),
     ],
 )
-@pytest.mark.parametrize("word", ["--plain", "--json"])
-def test_what_is_no_record_is_refused_on_one_line(run, here, content, said, word):
+@pytest.mark.parametrize("option", ["--plain", "--json"])
+def test_a_file_that_is_no_record_is_refused_on_one_line(run, here, content, text, option):
     if content is not None:
         (here / "in.json").write_bytes(content)
-    ended = run("inspect", "in.json", word)
+    ended = run("inspect", "in.json", option)
     assert (ended.code, ended.out) == (1, "")
-    assert said in ended.error
+    assert text in ended.error
 
 
-def test_half_a_record_is_refused_on_one_line(run, saved):
+def test_a_truncated_record_is_refused_on_one_line(run, saved):
     text = saved.read_text()
     saved.write_text(text[: len(text) // 2])
     ended = run("inspect", saved)
@@ -110,8 +110,8 @@ def test_half_a_record_is_refused_on_one_line(run, saved):
     assert "not a whole record" in ended.error
 
 
-def test_a_record_that_holds_no_graphs_is_refused_on_one_line(run, here):
-    report = BenchReport(name="refresh", environment=NOWHERE, settings={}, measures=())
+def test_a_record_without_graphs_is_refused_on_one_line(run, here):
+    report = BenchReport(name="refresh", environment=ENVIRONMENT, settings={}, measures=())
     (here / "bench.json").write_text(report.to_json())
     ended = run("inspect", "bench.json")
     assert (ended.code, ended.out) == (1, "")
@@ -119,40 +119,43 @@ def test_a_record_that_holds_no_graphs_is_refused_on_one_line(run, here):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "text"),
     [
-        (("--batch-sizes", "1,2"), "--batch-sizes is for a TARGET"),
-        (("--mode", "decode", "--mode", "draft"), "--mode came more than once"),
+        (("--batch-sizes", "1,2"), "--batch-sizes applies to a TARGET"),
+        (("--mode", "decode", "--mode", "draft"), "--mode was given 2 times"),
         (("--mode", "nonsense"), "no mode 'nonsense'"),
         (("--batch-size", "3"), "no batch size 3"),
     ],
 )
-def test_words_that_do_not_suit_the_record_are_wrong_usage(run, saved, words, said):
-    ended = run("inspect", saved, *words)
+def test_an_option_that_does_not_apply_to_the_record_is_a_usage_error(run, saved, options, text):
+    ended = run("inspect", saved, *options)
     assert (ended.code, ended.out) == (2, "")
-    assert said in ended.error
+    assert text in ended.error
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [(("nonsense",), "TARGET 'nonsense'"), (("{}:right", "--mode", "no"), "unknown mode 'no'")],
+    ("arguments", "text"),
+    [
+        (("nonsense",), "cannot inspect 'nonsense': it is no file. Name the file of a saved"),
+        (("folder/",), "cannot inspect 'folder/': it is a folder. Name the file of a saved record"),
+        (("{}:right", "--mode", "no"), "unknown mode 'no': modes are DECODE, TARGET_VERIFY"),
+    ],
 )
-def test_what_is_neither_a_record_nor_a_target_is_wrong_usage(run, tiny, words, said):
-    ended = run("inspect", *(word.format(tiny) for word in words))
-    assert (ended.code, ended.out) == (2, "")
-    assert said in ended.error
-
-
-def test_a_folder_is_no_record(run, here):
+def test_neither_a_record_nor_a_target_is_a_usage_error(run, tiny, here, arguments, text):
     (here / "folder").mkdir()
-    assert run("inspect", "folder").code == 2
+    ended = run("inspect", *(each.format(tiny) for each in arguments))
+    assert (ended.code, ended.out) == (2, "")
+    assert text in ended.error
 
 
 def test_wrong_replays_of_a_target_are_a_failure(run, tiny, here):
     ended = run("inspect", f"{tiny}:leaks", "--mode", "decode")
     assert ended.code == 1
     assert "DECODE 2" in ended.out
-    assert "replayed wrong; graphkit capture shows them" in ended.err
+    assert ended.messages == [
+        "1 replay differs from the step without a graph. Run graphkit capture to list the "
+        "differences."
+    ]
 
 
 def test_text_of_a_record_needs_neither_torch_nor_textual(saved):
@@ -168,27 +171,27 @@ def test_text_of_a_record_needs_neither_torch_nor_textual(saved):
     assert not {"torch", "textual"} & set(loaded)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["inspect", "--help"], ["export", "--help"]])
-def test_other_words_do_not_load_the_screen(words):
+def test_help_does_not_load_the_screen():
     code = (
         "import sys; from graphkit.cli import main\n"
-        f"try: main({words!r})\n"
-        "except SystemExit: pass\n"
+        "for command in [], ['inspect'], ['export']:\n"
+        "    try: main([*command, '--help'])\n"
+        "    except SystemExit: pass\n"
         "sys.exit('textual' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0
 
 
-def test_the_screen_is_shown_on_a_terminal_alone(run, saved, monkeypatch):
-    """What it is given there; how it looks is tested with the screen."""
-    shown = []
+def test_the_screen_opens_only_on_a_terminal(run, saved, monkeypatch):
+    """Check its arguments; its content is tested with the screen."""
+    opened = []
 
     class Screen:
         return_code = None
 
-        def __init__(self, record, **which):
-            shown.append((record.target, which))
+        def __init__(self, record, **selection):
+            opened.append((record.target, selection))
 
         def run(self):
             pass
@@ -196,10 +199,10 @@ def test_the_screen_is_shown_on_a_terminal_alone(run, saved, monkeypatch):
     monkeypatch.setattr("graphkit.tui.InspectApp", Screen)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     run("inspect", saved)
-    monkeypatch.setattr("graphkit.cli.inspect._is_screen", lambda: True)
+    monkeypatch.setattr("graphkit.cli.inspect._has_screen", lambda: True)
     assert run("inspect", saved, "--mode", "decode", "--batch-size", "2").out == ""
-    assert shown == [("tiny", {"mode": "decode", "batch_size": 2})]
+    assert opened == [("tiny", {"mode": "decode", "batch_size": 2})]
     assert json.loads(run("inspect", saved, "--json").out)["target"] == "tiny"
-    assert len(shown) == 1
+    assert len(opened) == 1
     monkeypatch.setattr(Screen, "return_code", 1)
     assert run("inspect", saved).code == 1
