@@ -13,16 +13,16 @@ from graphkit.targets import locate
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "tools" / "examples" / "broken"
 FOUND = [
-    ("baked_temperature", "baked", "baked value", "temperature is baked into node"),
-    ("counting_warmup", "warmup", "warm-up leak", "changed Broken.steps from 0 to"),
+    ("baked_temperature", "baked", "baked value", "follows `temperature` ("),
+    ("counting_warmup", "warmup", "warm-up leak", "changed `Broken.steps` from 0 to"),
     ("freed_weight", "pointers", {"cpu": "undeclared memory", "cuda": "freed memory"}, "points to"),
-    ("grown_workspace", "warmup", "replaced buffer", "replaced Broken.workspace, float32 [0, 16]"),
-    ("grown_workspace", "pointers", "undeclared memory", "nobody declared"),
-    ("lazy_mask", "warmup", "lazy cache", "built Broken.masks[32], bool [32, 32], from pads"),
-    ("lazy_mask", "pointers", "undeclared memory", "nobody declared"),
-    ("leaking_pad_row", "pads", "leaking pad row", "of next_token_logits, of request 0, is"),
-    ("leaking_pad_row", "shadow", "padding bug", "of next_token_logits, of request 0, is"),
-    ("stale_positions", "pointers", "dead input", "no node reads the input 'positions'"),
+    ("grown_workspace", "warmup", "replaced buffer", "replaced `Broken.workspace`, float32 [0, 16]"),
+    ("grown_workspace", "pointers", "undeclared memory", "memory that the target does not declare"),
+    ("lazy_mask", "warmup", "lazy cache", "created `Broken.masks[32]` (bool [32, 32]) from pad rows"),
+    ("lazy_mask", "pointers", "undeclared memory", "memory that the target does not declare"),
+    ("leaking_pad_row", "pads", "leaking pad row", "of next_token_logits (request 0 of"),
+    ("leaking_pad_row", "shadow", "padding bug", "of next_token_logits (request 0 of"),
+    ("stale_positions", "pointers", "dead input", "no node reads the input field `positions`"),
 ]
 """Example, audit, kind and words of the finding."""
 LINES = {
@@ -82,8 +82,8 @@ def test_every_broken_model_is_looked_at():
 
 
 @pytest.mark.parametrize("path", sorted(BROKEN.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_says_what_is_wrong(path):
+def test_an_example_states_its_error_and_effect(path):
     text = path.read_text()
     assert f"graphkit audit tools.examples.broken.{path.stem}:target" in text
-    is_told = "What is wrong: " in text and "What a user sees: " in text
-    assert is_told == (path.stem != "sound")
+    is_explained = "\nError: " in text and "\nEffect: " in text
+    assert is_explained == (path.stem != "sound")
