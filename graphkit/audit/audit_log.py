@@ -73,15 +73,3 @@ class AuditLog:
                 seconds=time.perf_counter() - began,
             )
         )
-
-
-def argument_place(node: Node, argument: int, offset: int = 0) -> str:
-    """Return the text of a place in a node's arguments, such as ``argument 1 of `mul` (node 4)``.
-
-    Args:
-        node: The node.
-        argument: Index of the argument.
-        offset: Bytes from the beginning of the argument.
-    """
-    byte = f" at byte {offset}" if offset else ""
-    return f"argument {argument}{byte} of `{node.short_name}` (node {node.index})"

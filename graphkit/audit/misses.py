@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.finding_text import requests_text
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
 from graphkit.records import count_of
@@ -92,7 +93,7 @@ def _report_misses(decisions: dict[int, Decision], check: Check) -> None:
         assert kind is not None, "a batch that is not replayed has a reason"
         check.report(
             "batch falls back" if kind.has_eager_way else "batch is refused",
-            f"batches of {_requests(batch_sizes)} have no graph: "
+            f"batches of {requests_text(batch_sizes)} have no graph: "
             f"{decisions[batch_sizes[0]].reason.rstrip('.')}.",
             severity="warning" if kind is Reason.UNSUPPORTED_ATTENTION else "error",
             advice=_ADVICE.get(kind, ""),
@@ -105,8 +106,8 @@ def _report_unused_sizes(table: SizeTable, batch_sizes: Sequence[int], check: Ch
         if size not in used:
             check.report(
                 "unreachable size",
-                f"no batch replays size {size}: batches of {_requests(batch_sizes)} replay "
-                f"{', '.join(map(str, sorted(used)))}.",
+                f"no batch replays size {size}: batches of {requests_text(batch_sizes)} replay "
+                f"size{'s' if len(used) > 1 else ''} {', '.join(map(str, sorted(used)))}.",
                 batch_size=size,
                 severity="warning",
                 advice="Leave the size out of batch_sizes, or let the request pool and the sample "
@@ -170,18 +171,3 @@ def _modes_of(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
 
 def _name_of(spec: SpecConfig) -> str:
     return str(getattr(spec.resolved, "name", type(spec.resolved).__name__))
-
-
-def _requests(batch_sizes: Sequence[int]) -> str:
-    return f"{spans(batch_sizes)} request{'' if list(batch_sizes) == [1] else 's'}"
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text, such as ``1 to 3, 5``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check, argument_place
+from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.finding_text import argument_text
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.unset_bytes import may_be_unset
 from graphkit.buffers import fields_of
@@ -73,7 +74,7 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
         if unreadable:
             check.report(
                 "unreadable argument",
-                f"the driver does not return {argument_place(node, unreadable[0])}: its pointers "
+                f"the driver does not return {argument_text(node, unreadable[0])}: its pointers "
                 "are not checked.",
                 node=node,
                 advice=_UNREADABLE_ADVICE,
@@ -105,7 +106,7 @@ def _pointers(record: GraphRecord) -> Iterator[tuple[Node, int, Pointer]]:
 
 def _report(check: Check, node: Node, argument: int, pointer: Pointer, severity: str) -> None:
     is_freed = pointer.memory == "freed"
-    place = argument_place(node, argument, pointer.offset)
+    place = argument_text(node, argument, pointer.offset)
     block = pointer.name.partition("+")[0]  # without addresses, which differ from run to run
     check.report(
         "freed memory" if is_freed else "undeclared memory",

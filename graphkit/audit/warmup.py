@@ -114,7 +114,7 @@ def _finding(change: ObjectChange) -> tuple[str, str, str]:
         text = f"capture created {name} ({after}) from pad rows: every replay reads these values, "
         return "lazy cache", f"{text}but a live batch would give others.", _CACHE_ADVICE
     if change.is_replaced:
-        text = f"capture replaced {name} ({before}) by ({after}): a graph keeps the "
+        text = f"capture replaced {name}, {before}, with {after}: a graph keeps the "
         return "replaced buffer", f"{text}address that it was captured with.", _BUFFER_ADVICE
     if after == RANDOM_STATE:
         text = f"capture drew random numbers from {name}: replays do not."

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog, Check, argument_place
+from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.baked.confirmed_differences import DifferencesBySize, confirmed_differences
 from graphkit.audit.baked.host_changes import HostChange, host_changes, set_first_values
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
+from graphkit.audit.finding_text import argument_text
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.records import Node, count_of
 from graphkit.runners import Runner
@@ -89,7 +90,7 @@ def _report(
         facts = each.what, each.argument, each.offset, each.before, each.after
         groups.setdefault((_name(each, nodes), *facts), []).append(each)
     for first, *others in groups.values():
-        more = f" So do {count_of(len(others), 'more node')}." if others else ""
+        more = f" The same holds for {count_of(len(others), 'more node')}." if others else ""
         check.report(
             "baked value",
             f"{_sentence(first, change, nodes)}{more}",
@@ -136,7 +137,7 @@ def _place(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
         return f"the kernel of node {difference.node}"
     if difference.argument is not None:
         node = nodes[difference.node]
-        return argument_place(node, difference.argument, difference.offset or 0)
+        return argument_text(node, difference.argument, difference.offset or 0)
     return f"{difference.what} of `{_name(difference, nodes)}` (node {difference.node})"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.misses import spans
+from graphkit.audit.finding_text import requests_text
 from graphkit.audit.pads.batch_variants import Fill, largest_number, worst_of
 from graphkit.audit.pads.bugs import Bug, WrongReplay, report_wrong_replays
 from graphkit.audit.pads.greedy_acceptance import accepted_drafts
@@ -51,9 +51,10 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
                 before, sizes = trials.count, live_sizes(size, smaller)
                 wrong = [each for live in sizes for each in _LiveBatch(trials, size, live).audit()]
                 report_wrong_replays(check, wrong)
+                replays = count_of(trials.count - before, "replay")
                 check.text = (
-                    f"{count_of(trials.count - before, 'replay')} of batches of {spans(sizes)}: "
-                    "varied pad rows, request order, and the batch before"
+                    f"{replays} of batches of {requests_text(sizes)}: varied pads, order and "
+                    "previous batches"
                 )
             smaller = size
 

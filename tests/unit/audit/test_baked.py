@@ -1,8 +1,9 @@
-"""What a graph froze is found, and what it did not freeze is not."""
+"""Tests of the search for host values that a graph captured."""
 
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def sample(_mode, batch_size, seed):
 
 
 def audited(forward, model=None, **dynamic):
-    """The log of an audit of a forward that makes logits [T, 32]."""
+    """Return the log of an audit of a forward that returns logits [T, 32]."""
     target = gk.CaptureTarget(
         name="tiny",
         spec=SPEC,
@@ -66,7 +67,7 @@ def setter(settings, name):
     return lambda value: setattr(settings, name, value)
 
 
-def test_a_sound_forward_has_a_certificate_and_no_finding(model):
+def test_a_correct_forward_has_a_certificate_and_no_finding(model):
     log = audited(lambda i: model(i.input_ids) + i.positions[:, None], model)
     assert not log.findings
     texts = [check.text for check in log.checks]
@@ -77,7 +78,7 @@ def test_a_sound_forward_has_a_certificate_and_no_finding(model):
     assert all(check.mode == "TARGET_VERIFY" for check in log.checks)
 
 
-def test_a_scalar_is_found_with_its_place_and_both_values(model, settings):
+def test_a_scalar_is_reported_with_its_node_and_both_values(model, settings):
     log = audited(
         lambda i: model(i.input_ids) / settings.temperature,
         model,
@@ -88,13 +89,16 @@ def test_a_scalar_is_found_with_its_place_and_both_values(model, settings):
     assert (finding.kind, finding.audit, finding.severity) == ("baked value", "baked", "error")
     assert (finding.kernel, finding.argument) == ("div", 1)
     assert (finding.before, finding.after) == ("0.5", "0.25")
-    assert "temperature is baked into node" in finding.text
+    assert finding.text == (
+        f"argument 1 of `div` (node {finding.node}) follows `temperature` (0.5, then 0.25): the "
+        "graph captured its value."
+    )
     assert "test_baked.py" in finding.source
     assert finding.advice
     assert settings.temperature == 0.5
 
 
-def test_one_thing_is_changed_at_a_time(model, settings):
+def test_one_host_value_is_changed_at_a_time(model, settings):
     log = audited(
         lambda i: model(i.input_ids) / settings.temperature,
         model,
@@ -106,7 +110,7 @@ def test_one_thing_is_changed_at_a_time(model, settings):
     assert counts["changed steps"] == 0
 
 
-def test_every_further_value_is_tried(model, settings):
+def test_every_later_value_is_tried(model, settings):
     log = audited(
         lambda i: model(i.input_ids) / max(settings.steps, 3),
         model,
@@ -115,16 +119,20 @@ def test_every_further_value_is_tried(model, settings):
     assert [finding.after for finding in log.findings] == ["4", "4"]
 
 
-def test_a_branch_shows_as_another_kernel(model, settings):
+def test_a_branch_is_reported_as_a_different_kernel(model, settings):
     def forward(i):
         logits = model(i.input_ids)
         return logits.relu() if settings.is_greedy else logits.sigmoid()
 
     log = audited(forward, model, greedy=(setter(settings, "is_greedy"), [True, False]))
     assert {(f.before, f.after) for f in log.findings} == {("relu", "sigmoid")}
+    assert log.findings[0].text.endswith(
+        "follows `greedy` (relu for True, then sigmoid for False): the graph captured one case."
+    )
+    assert "torch.where" in log.findings[0].advice
 
 
-def test_a_loop_shows_as_another_number_of_nodes(model, settings):
+def test_a_loop_is_reported_as_a_different_number_of_nodes(model, settings):
     def forward(i):
         logits = model(i.input_ids)
         for _ in range(settings.steps):
@@ -132,11 +140,11 @@ def test_a_loop_shows_as_another_number_of_nodes(model, settings):
         return logits
 
     log = audited(forward, model, steps=(setter(settings, "steps"), [2, 3]))
-    assert all("number of nodes" in finding.text for finding in log.findings)
+    assert all(f.text.startswith("the number of nodes follows `steps` (") for f in log.findings)
     assert len(log.findings) == 2
 
 
-def test_nodes_behind_one_that_only_one_capture_has_are_not_told(model, settings):
+def test_nodes_after_one_that_only_one_capture_has_are_not_reported(model, settings):
     def forward(i):
         logits = model(i.input_ids)
         return (logits.relu() if settings.is_greedy else logits).exp().neg()
@@ -146,24 +154,26 @@ def test_nodes_behind_one_that_only_one_capture_has_are_not_told(model, settings
 
 
 @pytest.mark.parametrize("values", [[], [0.5]])
-def test_a_dynamic_input_without_a_second_value_is_refused(model, settings, values):
-    with pytest.raises(gk.TargetError, match=f"dynamic 'heat' has {len(values)} values"):
+def test_a_host_value_without_a_second_value_is_refused(model, settings, values):
+    count = "1 value," if values else "0 values,"
+    with pytest.raises(gk.TargetError, match=f"host value 'heat' has {count}"):
         audited(lambda i: model(i.input_ids), model, heat=(setter(settings, "temperature"), values))
 
 
-def test_values_are_told_without_their_addresses(model, settings):
+def test_values_are_shown_without_addresses(model, settings):
     def forward(i):
         return model(i.input_ids) / settings.temperature.steps
 
     values = [Settings(), Settings()]
     values[1].steps = 3
     log = audited(forward, model, settings=(setter(settings, "temperature"), values))
-    assert "is 2 at <" in log.findings[0].text
-    assert "object> and 3 at <" in log.findings[0].text
+    assert "(2 for <" in log.findings[0].text
+    assert "object>, then 3 for <" in log.findings[0].text
+    assert "captured a value derived from it" in log.findings[0].text
     assert "0x" not in log.findings[0].text
 
 
-def test_the_same_value_in_many_nodes_is_one_finding(model, settings):
+def test_a_value_in_many_nodes_is_one_finding(model, settings):
     def forward(i):
         logits = model(i.input_ids)
         for _ in range(3):
@@ -172,16 +182,16 @@ def test_the_same_value_in_many_nodes_is_one_finding(model, settings):
 
     log = audited(forward, model, temperature=(setter(settings, "temperature"), [0.5, 0.25]))
     assert len(log.findings) == 2
-    assert "the same in 2 more nodes" in log.findings[0].text
+    assert log.findings[0].text.endswith(" The same holds for 2 more nodes.")
 
 
-def test_a_tensor_that_is_rewritten_in_place_is_not_frozen(model):
+def test_a_tensor_that_is_written_in_place_is_not_reported(model):
     scale = torch.full((1,), 0.5)
     log = audited(lambda i: model(i.input_ids) * scale, model, scale=(scale.fill_, [0.5, 0.25]))
     assert not log.findings
 
 
-def test_a_constant_made_on_the_host_is_found_by_its_content(model, settings):
+def test_a_tensor_made_on_the_host_is_reported_by_its_content(model, settings):
     log = audited(
         lambda i: model(i.input_ids) * torch.tensor([settings.temperature]),
         model,
@@ -190,15 +200,20 @@ def test_a_constant_made_on_the_host_is_found_by_its_content(model, settings):
     assert len(log.findings) == 2
 
 
-def test_a_capture_that_depends_on_a_counter_is_not_deterministic(model):
+def test_a_capture_that_reads_a_counter_is_not_deterministic(model):
     counter = itertools.count()
     log = audited(lambda i: model(i.input_ids) * next(counter), model)
     kinds = {finding.kind for finding in log.findings}
     assert "capture is not deterministic" in kinds
+    assert re.match(
+        r"two captures of the same step differ in 1 place, first in argument 1 of `mul` "
+        r"\(node \d+\) \(\d+, then \d+\)\.$",
+        log.findings[0].text,
+    )
     assert log.checks[0].findings == 2
 
 
-def test_what_was_changed_is_taken_back_when_a_capture_fails(model, settings):
+def test_a_change_is_undone_when_a_capture_fails(model, settings):
     def forward(i):
         if settings.temperature < 0.5:
             raise RuntimeError("too cold")

@@ -1,4 +1,4 @@
-"""Batches taken apart, padded, reordered, and put together again, in every mode."""
+"""Tests of variants of a batch, in every mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 import graphkit as gk
 from graphkit.audit.pads.batch_variants import Requests, is_content, largest_number, worst_of
 from graphkit.buffers import Axis, declare, fields_of
-from graphkit.targets import RUNNERS
+from graphkit.runners import RUNNERS
 from graphkit.testing import batches
 
 VERIFY, EXTEND = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT_EXTEND
@@ -21,7 +21,9 @@ SIZES = gk.BufferSizes(4, 32, 8, 50, torch.float32, draft_vocab_size=20)
 FEW = settings(
     max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-every_mode = pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
+"""All modes but STEP, whose fields a caller declares."""
+every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 both = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 
 
@@ -29,20 +31,20 @@ def spec_of(topk):
     return gk.SpecConfig("EAGLE", 3, topk, 4 if topk == 1 else 8)
 
 
-def parts(mode, topk, **options):
-    """Buffers of a mode, and a strategy for its batches."""
+def buffers_and_batches(mode, topk, **options):
+    """Return the buffers of a mode, and a strategy for its batches."""
     forward = [print] * 3 if mode is LAYERS else print
     spec = spec_of(topk)
     runner = RUNNERS[mode](forward, spec=spec, sizes=SIZES, device="cpu", **options)
     return runner.buffers, batches(mode, spec, SIZES, **options)
 
 
-def taken_apart(batch, buffers):
+def requests_of(batch, buffers):
     return Requests.of(batch, buffers.layouts, buffers.capacity)
 
 
-def seen(buffers, batch, size):
-    """What a forward would see: every field after a refresh at a captured size."""
+def refreshed(buffers, batch, size):
+    """Return every field as a forward sees it after a refresh at a captured size."""
     buffers.prepare(size)
     buffers.post(batch)
     buffers.refresh(size)
@@ -60,13 +62,13 @@ def fields(batch):
 
 @both
 @every_mode
-def test_a_batch_comes_together_as_it_was(mode, topk):
-    buffers, drawn = parts(mode, topk)
+def test_the_requests_of_a_batch_make_the_same_batch(mode, topk):
+    buffers, drawn = buffers_and_batches(mode, topk)
 
     @FEW
     @given(drawn)
     def check(batch):
-        again = fields(taken_apart(batch, buffers).batch())
+        again = fields(requests_of(batch, buffers).batch())
         for name, rows in fields(batch).items():
             assert torch.equal(again[name], rows), name
         assert {name: rows.dtype for name, rows in again.items()} == {
@@ -78,16 +80,16 @@ def test_a_batch_comes_together_as_it_was(mode, topk):
 
 @both
 @every_mode
-def test_padding_a_batch_is_what_a_refresh_does(mode, topk):
-    buffers, drawn = parts(mode, topk)
+def test_padding_a_batch_equals_a_refresh(mode, topk):
+    buffers, drawn = buffers_and_batches(mode, topk)
 
     @FEW
     @given(drawn)
     def check(batch):
-        refreshed = seen(buffers, batch, 4)
-        padded = seen(buffers, taken_apart(batch, buffers).padded(4), 4)
-        for name, rows in refreshed.items():
-            if name == "select_index":  # a pad's must be a row of its own where it is live
+        expected = refreshed(buffers, batch, 4)
+        padded = refreshed(buffers, requests_of(batch, buffers).padded(4), 4)
+        for name, rows in expected.items():
+            if name == "select_index":  # as a live request, a pad must select a row of its own
                 width = buffers.capacity.tokens_per_request
                 rows = rows.clamp(min=torch.arange(4) * width)
             assert torch.equal(padded[name], rows), name
@@ -97,15 +99,15 @@ def test_padding_a_batch_is_what_a_refresh_does(mode, topk):
 
 @both
 @every_mode
-def test_requests_keep_what_is_theirs_in_any_order(mode, topk):
-    buffers, drawn = parts(mode, topk)
+def test_requests_keep_their_rows_in_any_order(mode, topk):
+    buffers, drawn = buffers_and_batches(mode, topk)
 
     @FEW
     @given(drawn)
     def check(batch):
-        whole = taken_apart(batch, buffers)
+        whole = requests_of(batch, buffers)
         backwards = list(reversed(range(len(whole))))
-        turned = taken_apart(whole.take(backwards).batch(), buffers)
+        turned = requests_of(whole.take(backwards).batch(), buffers)
         for i, j in enumerate(backwards):
             mine, theirs = whole.take([i]).batch(), turned.take([j]).batch()
             for name, rows in fields(mine).items():
@@ -118,13 +120,13 @@ def test_requests_keep_what_is_theirs_in_any_order(mode, topk):
 
 
 @every_mode
-def test_only_content_is_ever_filled(mode):
-    buffers, drawn = parts(mode, 2)
+def test_only_content_is_filled(mode):
+    buffers, drawn = buffers_and_batches(mode, 2)
 
     @FEW
     @given(drawn)
     def check(batch):
-        whole = taken_apart(batch, buffers)
+        whole = requests_of(batch, buffers)
         before, after = whole.rows, whole.filled(worst_of(float("nan"))).rows
         for layout in buffers.layouts:
             same = torch.equal(before[layout.name], after[layout.name])
@@ -146,10 +148,10 @@ def test_only_content_is_ever_filled(mode):
     check()
 
 
-def test_what_is_content():
+def test_content_fields():
     names = {}
-    for mode in RUNNERS:
-        buffers, _ = parts(mode, 2)
+    for mode in MODES:
+        buffers, _ = buffers_and_batches(mode, 2)
         for layout in buffers.layouts:
             names.setdefault(is_content(layout), set()).add(layout.name)
     assert names[False] == {
@@ -162,7 +164,7 @@ def test_what_is_content():
 
 
 def test_the_largest_numbers():
-    buffers, _ = parts(VERIFY, 1, optional_fields=["mrope_positions"])
+    buffers, _ = buffers_and_batches(VERIFY, 1, optional_fields=["mrope_positions"])
     largest = {layout.name: largest_number(layout, SIZES) for layout in buffers.layouts}
     assert largest == {
         "req_pool_indices": None, "seq_lens": None, "input_ids": 19, "positions": 31,
@@ -173,19 +175,21 @@ def test_the_largest_numbers():
     assert largest_number(layout, whole) == 49
 
 
-def test_a_field_in_three_segments_and_one_of_no_row():
-    """[3, T] travels with its rows, a temperature of all stays."""
+def test_a_field_in_three_segments_and_one_without_rows():
+    """[3, T] is reordered with its rows, a field of the whole batch is kept."""
     inputs_type = dataclasses.make_dataclass(
         "Own",
-        [("sharpness", object, declare(Axis.NONE, torch.float32, "of all", row=(2,)))],
+        [("sharpness", object, declare(Axis.NONE, torch.float32, "of the batch", row=(2,)))],
         bases=(gk.TargetVerifyInputs,), kw_only=True, eq=False,
     )  # fmt: skip
-    buffers, drawn = parts(VERIFY, 1, optional_fields=["mrope_positions"], inputs_type=inputs_type)
+    buffers, drawn = buffers_and_batches(
+        VERIFY, 1, optional_fields=["mrope_positions"], inputs_type=inputs_type
+    )
 
     @FEW
     @given(drawn)
     def check(batch):
-        whole = taken_apart(batch, buffers)
+        whole = requests_of(batch, buffers)
         order = list(reversed(range(len(whole))))
         turned = whole.take(order).batch()
         assert turned.mrope_positions.shape == (3, batch.num_tokens)

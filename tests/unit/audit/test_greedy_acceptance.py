@@ -1,4 +1,4 @@
-"""Accepted drafts, told from a verify batch alone, are those of the trees that it was made from."""
+"""Tests of the number of accepted drafts, computed from a verify batch and its logits."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ VOCAB, STEPS = 11, 3
 
 
 def drafted(requests, topk, width, seed):
-    """A draft tree as a draft step makes it, with few tokens, so that many are accepted."""
+    """Return a draft tree over a small vocabulary, so that many drafts are accepted."""
     torch.manual_seed(seed)
     from graphkit.spec.tree import TreeGrowth, top_candidates
 
     tree = TreeGrowth(*top_candidates(torch.randn(requests, VOCAB), topk))
     for _ in range(STEPS - 1):
         tree.grow(*top_candidates(torch.randn(requests * topk, VOCAB), topk))
-    made = build_tree(
+    built = build_tree(
         torch.randint(VOCAB, (requests,)), *tree.best(width), torch.full((requests,), 9).int(),
         STEPS, topk, width,
     )  # fmt: skip
-    return dict(zip(("mask", "positions", "flat", "child", "sibling", "tokens"), made, strict=True))
+    return dict(
+        zip(("mask", "positions", "flat", "child", "sibling", "tokens"), built, strict=True)
+    )
 
 
 @pytest.mark.parametrize(("topk", "width"), [(1, 4), (2, 8), (3, 10)])
-def test_counts_are_those_of_the_trees_own_links(topk, width):
+def test_counts_equal_those_by_the_links_of_the_tree(topk, width):
     spec = gk.SpecConfig("EAGLE", STEPS, topk, width)
     every = []
     for seed in range(40):
         tree = drafted(5, topk, width, seed)
-        likely = torch.nn.functional.one_hot(tree["tokens"].roll(-1), VOCAB).float()
-        logits = torch.rand(5 * width, VOCAB) + likely * (torch.rand(5 * width, 1) > 0.5)
+        preferred = torch.nn.functional.one_hot(tree["tokens"].roll(-1), VOCAB).float()
+        logits = torch.rand(5 * width, VOCAB) + preferred * (torch.rand(5 * width, 1) > 0.5)
         predicts, count = torch.zeros(5 * width).int(), torch.zeros(5).int()
         verify_tree_greedy(
             predicts, torch.zeros(5, STEPS + 1).int(), count, tree["tokens"].view(5, width),
@@ -53,7 +55,7 @@ def test_counts_are_those_of_the_trees_own_links(topk, width):
     assert {*every} >= {0, 1, 2}
 
 
-def test_rows_that_say_nothing_of_trees_have_no_count():
+def test_batches_that_define_no_tree_have_no_count():
     chain, tree = gk.SpecConfig("EAGLE", 1, 1, 2), gk.SpecConfig("EAGLE", 2, 2, 4)
     facts = {"batch_size": 2, "custom_mask": None, "input_ids": np.zeros(8)}
     without_drafts = SimpleNamespace(num_tokens=2, **facts)

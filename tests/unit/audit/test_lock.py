@@ -1,4 +1,4 @@
-"""A lock says what changed, and nothing of what differs from run to run."""
+"""Tests of locks: they report changes, and ignore what differs from run to run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HERE = Environment(device="gpu", torch="2", triton="", cuda="13", driver="580", 
 
 
 def pointer(address=1 << 41, name="layer.weight", memory="weight"):
-    lies = Pointer(address=address, memory=memory, name=name)
-    return Argument(size=8, kind="pointer", text=name, pointers=(lies,))
+    target = Pointer(address=address, memory=memory, name=name)
+    return Argument(size=8, kind="pointer", text=name, pointers=(target,))
 
 
 def number(text="0.5"):
@@ -76,7 +76,7 @@ TIMING = Timing(
         lambda g: changed(g, 1, arguments=(Argument(size=1720, kind="struct", text="1720 #2"),)),
     ],
 )
-def test_what_differs_from_run_to_run_is_left_out(graph, change):
+def test_differences_between_runs_are_ignored(graph, change):
     assert fingerprint(change(graph)) == fingerprint(graph)
     assert not checked([graph], change(graph)).findings
 
@@ -96,20 +96,24 @@ def test_what_differs_from_run_to_run_is_left_out(graph, change):
         ),
     ],
 )
-def test_what_a_graph_consists_of_counts_and_is_said_in_words(graph, change, words):
+def test_changes_of_a_graph_are_reported(graph, change, words):
     assert fingerprint(change(graph)) != fingerprint(graph)
     (finding,) = checked([graph], change(graph)).findings
     assert (finding.audit, finding.kind, finding.mode) == ("lock", "graph changed", "DECODE")
+    assert finding.text.startswith("the graph differs from the lock file: ")
     assert words in finding.text
 
 
-def test_graphs_that_come_and_go_are_found(graph):
+def test_new_and_missing_graphs_are_reported(graph):
     other = replace(graph, name="DECODE 2", batch_size=2)
-    kinds = [finding.kind for finding in checked([graph], other).findings]
-    assert kinds == ["graph is new", "graph is gone"]
+    found = [(finding.kind, finding.text) for finding in checked([graph], other).findings]
+    assert found == [
+        ("graph is new", "the lock file has no such graph."),
+        ("graph is gone", "the lock file has this graph, but it was not captured."),
+    ]
 
 
-def test_a_lock_survives_the_way_through_json(graph):
+def test_a_lock_can_be_saved_and_loaded(graph):
     lock = lock_of("t", [graph], HERE)
     assert LockRecord.from_json(lock.to_json()) == lock
     assert lock.fingerprints == {"DECODE 1": fingerprint(graph)}

@@ -1,4 +1,4 @@
-"""Before capture, the misses audit says which batches have no graph and which graphs no batch."""
+"""Tests of the search for batches without a graph and graphs without a batch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import torch
 import graphkit as gk
 from graphkit.attention import AttentionBackend
 from graphkit.audit import AuditLog
-from graphkit.audit.misses import audit_misses, spans
+from graphkit.audit.finding_text import spans
+from graphkit.audit.misses import audit_misses
 from graphkit.reference import reference_target
-from graphkit.targets import RUNNERS
+from graphkit.runners import RUNNERS
 
+MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
+"""All modes but STEP, whose fields a caller declares."""
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
 EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE
@@ -25,7 +28,7 @@ EAGLE = gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH)
 
 
 def never(inputs):
-    raise AssertionError("nothing runs")
+    raise AssertionError("the audit runs no forward")
 
 
 def batch_of(requests, width=WIDTH, **more):
@@ -41,7 +44,7 @@ def batch_of(requests, width=WIDTH, **more):
 
 @dataclass
 class Found:
-    """What the audit found in the batches of a mode, and among the modes."""
+    """Findings about the batches of a mode, those about missing modes, and the summary."""
 
     batches: list
     modes: list
@@ -69,20 +72,20 @@ def test_the_reference_target_has_no_finding(topk):
     audit_misses(reference_target("cpu", topk=topk), log, device="cpu")
     assert log.findings == []
     assert [check.mode for check in log.checks[:-1]] != []
-    assert {check.mode for check in log.checks} == {"", *(mode.name for mode in RUNNERS)}
+    assert {check.mode for check in log.checks} == {"", *(mode.name for mode in MODES)}
     for check in log.checks[:-1]:
         assert check.text == (
-            "8 live sizes, 8 with a graph; 16% of all rows are pads, 38% at worst "
-            "(5 live at size 8)"
+            "8 of 8 batch sizes with a graph; 16% of rows are pads, at most 38% (5 requests at "
+            "size 8)"
         )
 
 
-def test_a_sound_target_has_no_finding():
+def test_a_correct_target_has_no_finding():
     found = audited()
     assert (found.batches, found.modes) == ([], [])
 
 
-def test_only_the_modes_that_were_asked_for():
+def test_only_the_given_modes_are_checked():
     target, log = reference_target("cpu", max_batch_size=1), AuditLog()
     audit_misses(target, log, modes=[DECODE], device="cpu")
     assert [check.mode for check in log.checks] == ["DECODE"]
@@ -104,18 +107,17 @@ def test_a_field_that_was_not_captured():
     assert "optional" in finding.advice
 
 
-def test_a_wrong_width_is_told_once():
+def test_a_wrong_width_is_reported_once():
     found = audited(lambda mode, batch_size, seed: batch_of(batch_size, width=3))
     (finding,) = found.batches
     assert finding.kind == "batch falls back"
-    assert finding.text == (
-        "batches of 1 to 8 requests have no graph: 3 tokens in 1 requests; captured are 4 tokens "
-        "per request."
-    )
-    assert found.text.startswith("8 live sizes, 0 with a graph")
+    assert finding.text.startswith("batches of 1 to 8 requests have no graph: ")
+    assert "3 tokens" in finding.text
+    assert "4 tokens per request" in finding.text
+    assert found.text.startswith("0 of 8 batch sizes with a graph")
 
 
-def test_a_field_that_cannot_be_taken():
+def test_a_field_that_cannot_be_converted():
     def sample_batch(mode, batch_size, seed):
         return replace(batch_of(batch_size), positions=np.zeros(batch_size * WIDTH) + 0.5)
 
@@ -142,10 +144,10 @@ def test_an_attention_backend_without_graphs():
     (finding,) = log.findings
     assert (finding.kind, finding.severity) == ("batch falls back", "warning")
     assert "WithoutGraphs does not support DRAFT_EXTEND_V2 graphs" in finding.text
-    assert log.checks[0].text == "2 live sizes, 0 with a graph"
+    assert log.checks[0].text == "0 of 2 batch sizes with a graph"
 
 
-def test_sizes_beyond_what_is_ever_sampled():
+def test_sizes_above_all_sample_batches():
     def sample_batch(mode, batch_size, seed):
         return batch_of(min(batch_size, 3))
 
@@ -153,11 +155,11 @@ def test_sizes_beyond_what_is_ever_sampled():
     assert [(f.kind, f.batch_size) for f in found.batches] == [("unreachable size", 8)]
     assert found.batches[0].severity == "warning"
     assert found.batches[0].text == (
-        "no batch runs at size 8: there are batches of 1 to 3 requests, and they run at 1, 2, 4."
+        "no batch replays size 8: batches of 1 to 3 requests replay sizes 1, 2, 4."
     )
 
 
-def test_sizes_beyond_the_request_pool():
+def test_sizes_above_the_request_pool():
     target = reference_target("cpu", max_batch_size=2)
     target = replace(
         target,
@@ -172,35 +174,35 @@ def test_sizes_beyond_the_request_pool():
     ]  # fmt: skip
 
 
-def test_a_size_that_nothing_between_needs():
+def test_a_size_that_no_batch_replays():
     found = audited(lambda mode, batch_size, seed: batch_of(8 if batch_size == 4 else batch_size))
-    assert found.batches == []  # 3 runs at 4 all the same
+    assert found.batches == []  # 3 requests replay size 4
     found = audited(
         lambda mode, batch_size, seed: batch_of(8 if batch_size in (3, 4) else batch_size)
     )
     assert [(f.kind, f.batch_size) for f in found.batches] == [("unreachable size", 4)]
 
 
-def test_padding_waste_and_what_would_help():
+def test_padding_waste_comes_with_a_size_to_capture():
     (finding,) = audited(batch_sizes=[8]).batches
     assert (finding.kind, finding.severity) == ("padding waste", "warning")
-    assert finding.text == "44% of all rows are pads, 88% at worst (1 live at size 8)."
-    assert finding.advice == "Capture 4 as well: then it is 25%."
+    assert finding.text == "44% of rows are pads, at most 88% (1 request at size 8)."
+    assert finding.advice == "Capture size 4 too: then 25% of rows are pads."
 
 
 def test_a_graph_for_every_size_has_no_pads():
     found = audited(batch_sizes=range(1, 9))
-    assert (found.batches, found.text) == ([], "8 live sizes, 8 with a graph; no pads")
+    assert (found.batches, found.text) == ([], "8 of 8 batch sizes with a graph; no pads")
 
 
-def test_the_best_size_to_add_helps_the_batches_below_it():
+def test_the_suggested_size_leaves_the_fewest_pads():
     sizes = gk.BufferSizes(16, 64, HIDDEN, VOCAB, torch.float32)
     (finding,) = audited(sizes=sizes, batch_sizes=[4, 16]).batches
-    assert finding.text.startswith("35% of all rows are pads")
-    assert finding.advice == "Capture 10 as well: then it is 21%."
+    assert finding.text.startswith("35% of rows are pads")
+    assert finding.advice == "Capture size 10 too: then 21% of rows are pads."
 
 
-def test_sizes_that_double_are_no_waste():
+def test_sizes_that_double_waste_little():
     found = audited(
         sizes=gk.BufferSizes(64, 64, HIDDEN, VOCAB, torch.float32), batch_sizes=[1, 2, 4, 8, 16, 32]
     )
@@ -224,14 +226,14 @@ def test_sizes_that_double_are_no_waste():
         (CHAIN, [DECODE], ["TARGET_VERIFY"]),
     ],
 )
-def test_modes_that_the_algorithm_would_dispatch(spec, forwards, missing):
+def test_modes_that_the_algorithm_runs(spec, forwards, missing):
     target, log = reference_target("cpu", max_batch_size=1), AuditLog()
     target = replace(target, spec=spec, forwards=dict.fromkeys(forwards, [never] * 3))
     target = replace(target, batch_sizes=[1], attention=None)
     with warnings.catch_warnings(action="error"):
         audit_misses(target, log, device="cpu")
     found = [f for f in log.findings if not f.mode]
-    assert [f.text.split(" runs ")[1].split(",")[0] for f in found] == missing
+    assert [f.text.split(" runs ")[1].split(", but")[0] for f in found] == missing
     assert {(f.kind, f.severity) for f in found} <= {("mode without a graph", "warning")}
 
 

@@ -1,4 +1,4 @@
-"""A snapshot sees whatever a forward may keep on the host."""
+"""Tests of snapshots of the objects that a forward can reach."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def held():
         generator=np.random.default_rng(0),
         phase=Phase.COLD,
         flag=1,
-        nothing_known=float("nan"),
+        unknown=float("nan"),
     )
 
 
@@ -65,29 +65,31 @@ def held():
     [
         (count, "array", "float64 [3]", "float64 [3]"),
         (follow, "number", "np.int64(0)", "np.int64(1)"),
-        (note, "log", "0 items", "1 items"),
-        (draw, "random", "random numbers", "random numbers"),
-        (draw_in_numpy, "generator", "random numbers", "random numbers"),
+        (note, "log", "0 items", "1 item"),
+        (draw, "random", "random state", "random state"),
+        (draw_in_numpy, "generator", "random state", "random state"),
         (warm, "phase", "<Phase.COLD: 1>", "<Phase.WARM: 2>"),
         (settle, "flag", "1", "True"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_a_change_is_told_once_by_its_name(held, change, name, before, after):
+def test_a_change_is_reported_once_by_name(held, change, name, before, after):
     first = ObjectSnapshot({"forward": held}, {})
     change(held)
     (found,) = first.changes(ObjectSnapshot({"forward": held}, {}))
     assert (found.name, found.before.text, found.after.text) == (f"forward.{name}", before, after)
 
 
-def test_what_is_made_anew_and_is_the_same_did_not_change(held):
+def test_equal_new_objects_are_no_change(held):
     first = ObjectSnapshot({"forward": held}, {})
-    held.array, held.nothing_known = np.zeros(3), float("nan")
+    held.array, held.unknown = np.zeros(3), float("nan")
     assert not list(first.changes(ObjectSnapshot({"forward": held}, {})))
 
 
-def test_code_that_was_made_at_run_time_has_globals_as_well():
-    space = {"steps": 0}
-    exec("def forward(): return steps", space)
-    assert space["forward"].__module__ is None
-    assert ObjectSnapshot({"forward": space["forward"]}, {}).images["globals.steps"].text == "0"
+def test_globals_of_code_compiled_at_run_time_are_read():
+    namespace = {"steps": 0}
+    exec("def forward(): return steps", namespace)
+    assert namespace["forward"].__module__ is None
+    assert (
+        ObjectSnapshot({"forward": namespace["forward"]}, {}).summaries["globals.steps"].text == "0"
+    )

@@ -1,4 +1,4 @@
-"""The pads audit finds each way in which pads and leftovers reach live rows, and nothing else."""
+"""Tests of the search for pad rows and earlier batches that affect live rows or state."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from graphkit.attention import AttentionBackend
 from graphkit.audit import AuditLog
 from graphkit.audit.pads import audit_pads, live_sizes
 from graphkit.reference.target import model_target
-from graphkit.targets import RUNNERS
+from graphkit.runners import RUNNERS
 
+MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
+"""All modes but STEP, whose fields a caller declares."""
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
 LEAK, STRAY = "leaking pad row", "write outside live slots"
-STALE, PLACE = "stale rows of a larger batch", "rows depend on their place"
-SIZES, RESTLESS = "sizes disturb each other", "replays differ by themselves"
+STALE, ORDER = "stale rows of a larger batch", "rows depend on batch order"
+SIZES, NONDETERMINISTIC = "sizes interfere", "nondeterministic replay"
 
 
 class Tiny(nn.Module):
-    """Calls ``mix(hidden, inputs)`` between its two layers; that is where bugs are planted."""
+    """Calls ``mix(hidden, inputs)``, which contains the bug, between its two layers."""
 
     def __init__(self, mix):
         super().__init__()
@@ -48,7 +50,7 @@ def sample_batch(mode, batch_size, seed):
 
 
 def audited(mix, *, mode=VERIFY, batch_sizes=(1, 4), page_size=1, **changes):
-    """What the audit finds in a model: class of bug and size, and the log."""
+    """Return class of bug and size of each finding in a model, and the log."""
     facts = {
         "name": "tiny",
         "spec": gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
@@ -65,12 +67,12 @@ def audited(mix, *, mode=VERIFY, batch_sizes=(1, 4), page_size=1, **changes):
     return {(each.kind, each.batch_size) for each in log.findings}, log
 
 
-def as_it_is(hidden, inputs):
+def unchanged(hidden, inputs):
     return hidden
 
 
 def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
-    """A model that keeps its rows in a cache, and reads its own."""
+    """Return a mix that writes its rows to a cache, and reads them."""
 
     def mix(hidden, inputs):
         cache.index_copy_(0, slots(inputs), hidden.to(cache.dtype))
@@ -80,7 +82,7 @@ def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=3)
     log = AuditLog()
@@ -90,12 +92,12 @@ def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     assert log.findings == []
     assert [(check.batch_size, check.findings) for check in log.checks] == [(1, 0), (3, 0)]
     assert log.checks[1].text.endswith(
-        "replays with 1 to 3 live requests: other pads, leftovers, order, and sizes before"
+        " replays of batches of 1 to 3 requests: varied pads, order and previous batches"
     )
 
 
-def test_a_draft_models_table_of_positions_is_never_left():
-    """A draft step adds its number to positions, so pads stay that far below the last one."""
+def test_positions_of_a_draft_stay_in_its_context():
+    """Draft steps count positions up, so pad rows stay that far below the last one."""
     steps, context = 4, 32
     positions = nn.Embedding(context, HIDDEN)
 
@@ -124,28 +126,28 @@ def test_a_draft_models_table_of_positions_is_never_left():
     assert found == set()
 
 
-def test_rows_that_see_all_others_leak():
+def test_a_mean_over_the_batch_leaks():
     found, log = audited(lambda hidden, inputs: hidden + hidden.mean(0))
     assert found == {(LEAK, 4)}
     (finding,) = log.findings
     assert (finding.field, finding.row, finding.request) == ("next_token_logits", 0, 0)
     assert (finding.audit, finding.mode, finding.severity) == ("pads", "TARGET_VERIFY", "error")
     assert finding.text.startswith(
-        "with 1 live request and the largest ids in pad rows, row 0 of next_token_logits, of "
-        f"request 0, is {finding.after} instead of {finding.before}."
+        f"row 0 of next_token_logits (request 0 of 1) is {finding.after} instead of "
+        f"{finding.before} with the largest ids in pad rows."
     )
-    assert finding.text.endswith(" 8 more replays go wrong like that.")
+    assert finding.text.endswith(" 8 more replays went wrong like this.")
     assert "batch" in finding.advice
 
 
-def test_a_verdict_that_a_leak_turns_is_told():
-    """The target says what was drafted, until one row anywhere has the largest id."""
+def test_a_leak_that_changes_the_accepted_drafts_is_reported():
+    """The target accepts every draft unless a row of the batch has the largest id."""
 
     def forward(inputs):
         following = inputs.input_ids.view(-1, WIDTH).roll(-1, 1).flatten()
         logits = nn.functional.embedding(following, torch.eye(VOCAB))
-        spoilt = (inputs.input_ids == VOCAB - 1).any() * 9.0
-        return gk.ForwardOutput(next_token_logits=logits + spoilt * torch.eye(VOCAB)[0])
+        offset = (inputs.input_ids == VOCAB - 1).any() * 9.0
+        return gk.ForwardOutput(next_token_logits=logits + offset * torch.eye(VOCAB)[0])
 
     def never_largest(mode, batch_size, seed):
         batch = sample_batch(mode, batch_size, seed)
@@ -157,8 +159,8 @@ def test_a_verdict_that_a_leak_turns_is_told():
     assert "Request 0 then accepts 0 drafts instead of 3." in log.findings[0].text
 
 
-def test_masking_by_multiplication_lets_the_dummy_slot_leak():
-    """0 * NaN is NaN: also in a batch without pad rows."""
+def test_masking_by_multiplication_leaks_the_reserved_slot():
+    """0 * NaN is NaN, also in a batch without pad rows."""
     cache = torch.zeros(SLOTS, HIDDEN)
 
     def mix(hidden, inputs):
@@ -167,11 +169,11 @@ def test_masking_by_multiplication_lets_the_dummy_slot_leak():
 
     found, log = audited(mix, batch_sizes=(1, 4), mutable_state={"cache": cache})
     assert found == {(LEAK, 1), (LEAK, 4)}
-    assert "nan in pad rows and dummy slots" in log.findings[0].text
+    assert "with nan in pad rows and reserved slots" in log.findings[0].text
     assert log.findings[0].after == "nan"
 
 
-def test_a_request_table_whose_dummy_row_matters_leaks():
+def test_the_reserved_row_of_a_request_table_leaks():
     table = torch.zeros(9, 16, dtype=torch.int32)
     table[1:] = torch.arange(1, 9)[:, None]
     found, log = audited(
@@ -179,7 +181,10 @@ def test_a_request_table_whose_dummy_row_matters_leaks():
         mutable_state={"table": table},
     )
     assert found == {(LEAK, 4)}
-    assert "other slots in the dummy's row" in log.findings[0].text
+    assert (
+        "with slots of another request in the reserved row of a request table"
+        in log.findings[0].text
+    )
     assert not table[0].any()
 
 
@@ -188,7 +193,7 @@ def test_a_request_table_whose_dummy_row_matters_leaks():
     [((SLOTS, HIDDEN), 1), ((SLOTS // 4, 4, HIDDEN), 4), ((2, SLOTS, HIDDEN), 1)],
     ids=["slots", "pages", "keys and values"],
 )
-def test_a_pad_row_that_writes_a_slot_of_its_own_is_found(shape, page_size):
+def test_a_pad_row_that_writes_another_slot_is_reported(shape, page_size):
     pool = torch.zeros(shape)
     cache = pool.view(-1, SLOTS, HIDDEN)[-1]
 
@@ -201,12 +206,15 @@ def test_a_pad_row_that_writes_a_slot_of_its_own_is_found(shape, page_size):
     assert found == {(STRAY, 4)}
     (finding,) = log.findings
     assert (finding.field, finding.row, finding.request) == ("pool", SLOTS - 1, None)
-    assert f"row {SLOTS - 1} of state 'pool' from 0 to {finding.after}" in finding.text
+    assert finding.text.startswith(
+        f"row {SLOTS - 1} of state `pool` changes from 0 to {finding.after} "
+    )
+    assert "but belongs to no request of the batch (1 live request)." in finding.text
     assert not pool.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_writes_to_own_slots_are_right_in_any_layout_and_dtype(dtype):
+def test_writes_to_own_slots_are_correct_in_any_layout_and_dtype(dtype):
     cache = torch.ones(SLOTS, HIDDEN).to(dtype)
     raw = cache.view(torch.uint8)
 
@@ -229,8 +237,8 @@ def test_writes_to_own_slots_are_right_in_any_layout_and_dtype(dtype):
     assert (cache.float() == 1).all()
 
 
-class PlansLiveRowsAlone(AttentionBackend):
-    """Writes the live slots of each batch into a buffer of its own, and forgets the tail."""
+class PlansOnlyLiveRows(AttentionBackend):
+    """Writes the live slots of each batch into a buffer, and does not pad its tail."""
 
     def __init__(self):
         self.slots = torch.zeros(SLOTS, dtype=torch.int64)
@@ -248,17 +256,17 @@ class PlansLiveRowsAlone(AttentionBackend):
         self.slots[: batch.num_tokens] = batch.out_cache_loc
 
 
-def test_stale_slots_of_a_larger_batch_are_written_to():
-    cache, plan = torch.zeros(SLOTS, HIDDEN), PlansLiveRowsAlone()
+def test_a_write_to_stale_slots_of_a_larger_batch_is_reported():
+    cache, plan = torch.zeros(SLOTS, HIDDEN), PlansOnlyLiveRows()
     mix = storing(cache, lambda inputs: plan.slots[: inputs.num_tokens])
     found, log = audited(mix, mutable_state={"cache": cache}, attention=plan)
     assert (STRAY, 4) in found
     (finding,) = (each for each in log.findings if each.kind == STRAY)
-    assert "and a batch of 4 requests just before, a replay changes row" in finding.text
+    assert " after a batch of 4 requests, but belongs to no request of the batch" in finding.text
 
 
-def test_what_outlives_a_replay_is_a_stale_row():
-    """A largest value that nobody resets."""
+def test_a_value_that_outlives_its_replay_is_a_stale_row():
+    """A maximum that is never reset."""
     largest = torch.zeros(HIDDEN)
 
     def mix(hidden, inputs):
@@ -269,7 +277,7 @@ def test_what_outlives_a_replay_is_a_stale_row():
     assert STALE in {kind for kind, _ in found}
 
 
-def test_a_flag_that_the_other_size_leaves_disturbs():
+def test_a_flag_of_one_size_interferes_with_another():
     flag = torch.zeros(1)
 
     def mix(hidden, inputs):
@@ -280,28 +288,28 @@ def test_a_flag_that_the_other_size_leaves_disturbs():
     assert audited(mix)[0] == {(SIZES, 1), (SIZES, 4)}
 
 
-def test_rows_that_count_where_they_stand_depend_on_their_place():
+def test_rows_computed_from_their_index_depend_on_batch_order():
     found, log = audited(lambda hidden, inputs: hidden + torch.arange(len(hidden))[:, None] / 9)
-    assert found == {(PLACE, 4)}
-    assert "the requests in the order [1, 0]" in log.findings[0].text
+    assert found == {(ORDER, 4)}
+    assert "with requests in the order [1, 0]" in log.findings[0].text
 
 
-def test_a_rounding_by_place_is_no_finding():
+def test_rounding_by_row_index_is_no_finding():
     found, _ = audited(
         lambda hidden, inputs: hidden + torch.arange(len(hidden))[:, None] % 3 * 1e-7
     )
     assert found == set()
 
 
-def test_undeclared_state_makes_replays_differ_by_themselves():
+def test_undeclared_state_makes_replays_nondeterministic():
     counter = torch.zeros(1)
 
     def mix(hidden, inputs):
         return hidden + counter.add_(1)
 
     found, log = audited(mix)
-    assert found == {(RESTLESS, 1), (RESTLESS, 4)}
-    assert "with 1 live request, row 0" in log.findings[0].text
+    assert found == {(NONDETERMINISTIC, 1), (NONDETERMINISTIC, 4)}
+    assert " in a second replay of the same batch." in log.findings[0].text
 
 
 def test_random_numbers_are_the_same_in_every_replay():
@@ -310,7 +318,7 @@ def test_random_numbers_are_the_same_in_every_replay():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_runner_is_left_as_it_was():
+def test_runner_and_state_are_restored():
     cache = torch.arange(float(SLOTS))[:, None].repeat(1, HIDDEN)
     before = cache.clone()
     target = gk.CaptureTarget(
@@ -340,10 +348,10 @@ def test_a_runner_that_is_not_captured_is_refused():
         name="tiny",
         spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
         sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
-        forwards={VERIFY: Tiny(as_it_is)},
+        forwards={VERIFY: Tiny(unchanged)},
         sample_batch=sample_batch,
     )
-    with pytest.raises(gk.ReplayError, match="needs captured"):
+    with pytest.raises(gk.ReplayError, match="needs a captured runner"):
         audit_pads(target, target.runner(VERIFY, device="cpu"), AuditLog())
 
 
@@ -351,5 +359,5 @@ def test_a_runner_that_is_not_captured_is_refused():
     ("size", "smaller", "lives"),
     [(1, 0, [1]), (8, 7, [*range(1, 9)]), (10, 8, [1, 5, 9, 10]), (64, 60, [1, 32, 61, 63, 64])],
 )
-def test_large_sizes_are_tried_at_their_ends_and_in_the_middle(size, smaller, lives):
+def test_large_sizes_are_tried_with_few_and_many_requests(size, smaller, lives):
     assert live_sizes(size, smaller) == lives

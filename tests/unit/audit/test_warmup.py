@@ -1,8 +1,9 @@
-"""The warm-up audit names whatever capturing changed, and nothing that it may change."""
+"""Tests of the search for what capturing a forward changes on the host."""
 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,9 +20,11 @@ from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.audit.warmup import audit_warmup
 from graphkit.kv import MHATokenToKVPool
 from graphkit.reference.target import model_target
-from graphkit.targets import RUNNERS
+from graphkit.runners import RUNNERS
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
+MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
+"""All modes but STEP, whose fields a caller declares."""
 VOCAB, HIDDEN, WIDTH = 32, 8, 4
 LEAK, CACHE, REPLACED = "warm-up leak", "lazy cache", "replaced buffer"
 COUNT = 0
@@ -29,7 +32,7 @@ KEPT: dict[int, torch.Tensor] = {}
 
 
 class Tiny(nn.Module):
-    """Calls ``step(self, inputs)`` in each forward; that is where bugs are planted."""
+    """Calls ``step(self, inputs)``, which contains the bug, in each forward."""
 
     def __init__(self, step):
         super().__init__()
@@ -59,7 +62,7 @@ def sample_batch(mode, batch_size, seed):
 
 
 def audited(forward, **changes):
-    """What the audit finds: kind and text of each, and the log."""
+    """Return kind and text of each finding, and the log."""
     target = gk.CaptureTarget(
         name="tiny",
         spec=gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH),
@@ -81,7 +84,7 @@ def of_model(step, **changes):
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=2)
     log = AuditLog()
@@ -90,7 +93,7 @@ def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     assert log.findings == []
     (check,) = log.checks
     assert check.mode == mode.name
-    assert check.text.endswith("things before and after a capture: 0 changed")
+    assert re.fullmatch(r"compared \d+ values before and after capture: 0 changes", check.text)
 
 
 def test_a_step_that_is_counted():
@@ -99,14 +102,14 @@ def test_a_step_that_is_counted():
 
     model = Tiny(step)
     found, log = audited(model, weights=model)
-    assert found == [(LEAK, "capturing changed Tiny.steps from 0 to 6.")]
+    assert found == [(LEAK, "capture changed `Tiny.steps` from 0 to 6: replays do not.")]
     (finding,) = log.findings
     assert (finding.audit, finding.mode, finding.severity) == ("warmup", "TARGET_VERIFY", "error")
     assert (finding.before, finding.after) == ("0", "6")
-    assert log.checks[0].text.endswith(": 1 changed")
+    assert log.checks[0].text.endswith(": 1 change")
 
 
-def test_the_host_is_as_before_afterwards():
+def test_the_host_is_restored():
     def step(model, inputs):
         model.steps += 1
         model.log.append(inputs.num_tokens)
@@ -119,7 +122,7 @@ def test_the_host_is_as_before_afterwards():
     assert not hasattr(model, "late")
 
 
-def test_what_a_failed_capture_changed_is_put_back():
+def test_the_host_is_restored_after_a_failed_capture():
     def step(model, inputs):
         model.steps += 1
         inputs.input_ids.sum().item()
@@ -132,19 +135,21 @@ def test_what_a_failed_capture_changed_is_put_back():
 
 def test_a_flag_that_is_set():
     assert of_model(lambda model, inputs: setattr(model, "ready", True)) == [
-        (LEAK, "capturing changed Tiny.ready from False to True.")
+        (LEAK, "capture changed `Tiny.ready` from False to True: replays do not.")
     ]
 
 
 def test_a_buffer_that_counts():
     found = of_model(lambda model, inputs: model.seen.add_(1))
-    assert found == [(LEAK, "capturing changed seen from int64 [1] [0] to int64 [1] [6].")]
+    assert found == [
+        (LEAK, "capture changed `seen` from int64 [1] [0] to int64 [1] [6]: replays do not.")
+    ]
 
 
-def test_a_buffer_that_nobody_declared():
+def test_an_undeclared_buffer():
     model = Tiny(lambda model, inputs: model.seen.add_(1))
     assert audited(model)[0] == [
-        (LEAK, "capturing changed Tiny.seen from int64 [1] [0] to int64 [1] [6].")
+        (LEAK, "capture changed `Tiny.seen` from int64 [1] [0] to int64 [1] [6]: replays do not.")
     ]
 
 
@@ -155,15 +160,19 @@ def test_declared_state_may_change():
 
 def test_a_weight_that_is_written():
     found = of_model(lambda model, inputs: model.inner[0].weight.data.mul_(2))
-    assert found == [(LEAK, "capturing changed what inner.0.weight holds, float32 [8, 8].")]
+    assert found == [
+        (LEAK, "capture changed the contents of `inner.0.weight` (float32 [8, 8]): replays do not.")
+    ]
 
 
-def test_a_module_deep_inside():
+def test_a_module_within_modules():
     found = of_model(lambda model, inputs: setattr(model.inner[0], "calls", 1))
-    assert found == []  # built, and the same for any batch
+    assert found == []  # created, and equal for every batch
     model = Tiny(lambda model, inputs: setattr(model.inner[0], "calls", model.inner[0].calls + 1))
     model.inner[0].calls = 0
-    assert audited(model)[0] == [(LEAK, "capturing changed Tiny.inner.0.calls from 0 to 6.")]
+    assert audited(model)[0] == [
+        (LEAK, "capture changed `Tiny.inner.0.calls` from 0 to 6: replays do not.")
+    ]
 
 
 def test_plain_objects_two_levels_deep():
@@ -172,14 +181,14 @@ def test_plain_objects_two_levels_deep():
         model.plan.inner.calls += 1
 
     assert of_model(step) == [
-        (LEAK, "capturing changed Tiny.plan.calls from 0 to 6."),
-        (LEAK, "capturing changed Tiny.plan.inner.calls from 0 to 6."),
+        (LEAK, "capture changed `Tiny.plan.calls` from 0 to 6: replays do not."),
+        (LEAK, "capture changed `Tiny.plan.inner.calls` from 0 to 6: replays do not."),
     ]
 
 
 def test_a_list_that_grows():
     assert of_model(lambda model, inputs: model.log.append(None)) == [
-        (LEAK, "capturing changed Tiny.log from 0 items to 6 items.")
+        (LEAK, "capture changed `Tiny.log` from 0 items to 6 items: replays do not.")
     ]
 
 
@@ -190,7 +199,9 @@ def test_a_cache_that_depends_on_the_batch():
 
     ((kind, text),) = of_model(step)
     assert kind == CACHE
-    assert text.startswith("capturing built Tiny.mask, int64 [] 0, from pads; a live batch")
+    assert text.startswith(
+        "capture created `Tiny.mask` (int64 [] 0) from pad rows: every replay reads"
+    )
 
 
 def test_a_cache_by_size():
@@ -200,11 +211,11 @@ def test_a_cache_by_size():
 
     found = of_model(step)
     assert [kind for kind, _ in found] == [CACHE, CACHE]
-    assert "Tiny.masks[16], int64 [16]" in found[0][1]
-    assert "Tiny.masks[4], int64 [4]" in found[1][1]
+    assert "`Tiny.masks[16]` (int64 [16]" in found[0][1]
+    assert "`Tiny.masks[4]` (int64 [4]" in found[1][1]
 
 
-def test_a_cache_of_constants_is_sound():
+def test_a_cache_of_constants_is_ignored():
     def step(model, inputs):
         if inputs.num_tokens not in model.masks:
             model.masks[inputs.num_tokens] = torch.arange(inputs.num_tokens)
@@ -214,10 +225,10 @@ def test_a_cache_of_constants_is_sound():
     model = Tiny(step)
     found, log = audited(model)
     assert found == []
-    assert log.checks[0].text.endswith(": 0 changed; 4 caches hold the same for any batch")
+    assert log.checks[0].text.endswith(": 0 changes; ignored 4 caches of constants")
 
 
-def test_a_result_that_is_kept_is_made_anew_by_every_replay():
+def test_a_kept_result_that_every_replay_writes():
     def step(model, inputs):
         model.last = inputs.input_ids * 2
 
@@ -233,7 +244,10 @@ def test_a_buffer_that_is_replaced():
     model.last = torch.zeros(1)
     ((kind, text),) = audited(model)[0]
     assert kind == REPLACED
-    assert text.startswith("capturing replaced Tiny.last, float32 [1] [0.0], by float32 [16]:")
+    assert text == (
+        "capture replaced `Tiny.last`, float32 [1] [0.0], with float32 [16]: a graph keeps the "
+        "address that it was captured with."
+    )
 
 
 def test_random_numbers_that_are_drawn_on_the_host():
@@ -242,8 +256,8 @@ def test_random_numbers_that_are_drawn_on_the_host():
         np.random.rand()
 
     assert [text for _, text in of_model(step)] == [
-        "capturing drew from Python's random numbers: replays do not.",
-        "capturing drew from numpy's random numbers: replays do not.",
+        "capture drew random numbers from `random`: replays do not.",
+        "capture drew random numbers from `numpy.random`: replays do not.",
     ]
 
 
@@ -251,14 +265,17 @@ def test_a_generator_of_its_own():
     model = Tiny(lambda model, inputs: torch.rand(2, generator=model.generator))
     model.generator = torch.Generator()
     ((kind, text),) = audited(model)[0]
-    assert (kind, text) == (LEAK, "capturing changed what Tiny.generator holds, random numbers.")
+    assert (kind, text) == (
+        LEAK,
+        "capture drew random numbers from `Tiny.generator`: replays do not.",
+    )
 
 
 def plain(inputs):
     return gk.ForwardOutput(next_token_logits=torch.zeros(inputs.num_tokens, VOCAB))
 
 
-def test_what_a_function_closes_over():
+def test_variables_that_a_function_closes_over():
     calls, inside = 0, SimpleNamespace(calls=0)
 
     def forward(inputs):
@@ -269,8 +286,8 @@ def test_what_a_function_closes_over():
 
     found, _ = audited(forward)
     assert found == [
-        (LEAK, "capturing changed forward.calls from 0 to 6."),
-        (LEAK, "capturing changed forward.inside.calls from 0 to 6."),
+        (LEAK, "capture changed `forward.calls` from 0 to 6: replays do not."),
+        (LEAK, "capture changed `forward.inside.calls` from 0 to 6: replays do not."),
     ]
     assert (calls, inside.calls) == (0, 0)
 
@@ -287,8 +304,8 @@ def test_globals_and_attributes_of_a_function(monkeypatch):
     monkeypatch.setattr(counting, "calls", 0, raising=False)
     found, _ = audited(counting)
     assert {text.split(" from ")[0] for _, text in found} == {
-        "capturing changed counting.calls",
-        "capturing changed test_warmup.COUNT",
+        "capture changed `counting.calls`",
+        "capture changed `test_warmup.COUNT`",
     }
     assert (COUNT, counting.calls, KEPT) == (0, 0, {})
 
@@ -310,7 +327,7 @@ class CountingWorker:
 @pytest.mark.parametrize("forward", [Counting(lambda model, inputs: None), CountingWorker()])
 def test_globals_of_a_class(forward):
     found, _ = audited(forward)
-    assert found == [(LEAK, "capturing changed test_warmup.COUNT from 0 to 6.")]
+    assert found == [(LEAK, "capture changed `test_warmup.COUNT` from 0 to 6: replays do not.")]
     assert COUNT == 0
 
 
@@ -326,13 +343,13 @@ def test_methods_and_partial_functions():
 
     found, _ = audited(partial(Worker().forward, options={"calls": 0}))
     assert sorted(text for _, text in found) == [
-        "capturing changed Worker.calls from 0 to 6.",
-        "capturing changed partial.keywords['options']['calls'] from 0 to 6.",
+        "capture changed `Worker.calls` from 0 to 6: replays do not.",
+        "capture changed `partial.keywords['options']['calls']` from 0 to 6: replays do not.",
     ]
 
 
-def test_attention_backends_and_pools_mind_their_own_state(models):
-    """A capture writes slot 0 of a pool, also of one that nobody declared."""
+def test_state_of_attention_backends_and_pools_is_ignored(models):
+    """A capture writes slot 0 of every pool, declared or not."""
     target = replace(model_target(models[0], name="one", max_batch_size=2), mutable_state=None)
     log = AuditLog()
     with target.runner(VERIFY, device="cpu") as runner:
@@ -352,21 +369,23 @@ def test_pools_that_a_forward_writes_itself():
     assert pool.get_key_buffer(0)[0].any()
 
 
-def test_things_that_hold_each_other_are_entered_once():
+def test_objects_that_refer_to_each_other_are_entered_once():
     one, other = SimpleNamespace(calls=0), SimpleNamespace()
     one.other, other.one = other, one
     names = [
-        holder.name(key) for holder, held in ReachableObjects({"one": one}).entries for key in held
+        container.name(key)
+        for container, values in ReachableObjects({"one": one}).entries
+        for key in values
     ]
     assert sorted(names) == ["one.calls", "one.other", "one.other.one"]
 
 
-def test_long_lists_are_told_by_their_length():
+def test_long_lists_are_compared_by_length():
     model = SimpleNamespace(words=[str(i) for i in range(1000)])
     before = ObjectSnapshot({"model": model}, {})
     model.words.append("more")
     (change,) = before.changes(ObjectSnapshot({"model": model}, {}))
-    assert (change.before.text, change.after.text) == ("1000 items", "1001 items")
+    assert (change.before.text, change.after.text) == ("1,000 items", "1,001 items")
 
 
 @pytest.mark.parametrize(
@@ -382,7 +401,7 @@ def test_long_lists_are_told_by_their_length():
     ],
     ids=str,
 )
-def test_a_checksum_sees_every_bit_and_its_place(tensor):
+def test_a_checksum_depends_on_every_bit_and_its_position(tensor):
     assert checksum(tensor) == checksum(tensor.clone())
     seen = {checksum(tensor)}
     for i in range(tensor.numel()):
@@ -394,7 +413,7 @@ def test_a_checksum_sees_every_bit_and_its_place(tensor):
     assert len(seen) == 1 + tensor.numel()
 
 
-def test_a_checksum_sees_an_exchange_across_its_chunks():
+def test_a_checksum_depends_on_the_order_of_its_chunks():
     tensor = torch.zeros((1 << 20) + 8, dtype=torch.int64)
     tensor[0], tensor[1 << 20] = 1, 2
     other = tensor.clone()
