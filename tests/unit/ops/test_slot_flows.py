@@ -206,3 +206,11 @@ def test_an_index_outside_touches_nothing():
     )  # fmt: skip
     before[1, 3] = 92
     assert torch.equal(table, before)
+
+
+def test_the_first_cell_of_the_table_is_written_beside_unused_slots():
+    table, slots = torch.zeros(2, 4, dtype=torch.int32), torch.tensor([7, 8, 9, 10])
+    rows, lengths = torch.tensor([0, 1]), i32(0, 4)
+    pages = (i32(2, 2), i32(1, 1), slots, *torch.zeros(2, 2, dtype=torch.int64), i32(0, 0))
+    assign_draft_cache_locs(rows, table, lengths, *pages[:2], *pages[2:5], pages[5], 0, 2, 1, 2)
+    assert table.tolist() == [[7, 8, 0, 0], [0, 0, 0, 0]]

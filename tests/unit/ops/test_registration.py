@@ -1,0 +1,149 @@
+"""What every op shares: documentation, registration, and the checks of its arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pydoc
+import re
+from typing import Annotated
+
+import pytest
+import torch
+
+import graphkit.ops
+from graphkit.errors import AttentionError, ConfigError, InputError
+from graphkit.ops.argument_rules import ArgumentRules
+from graphkit.ops.registration import OPS
+
+MODULES = ("move_kv", "paged_attention", "paged_metadata", "refresh", "store_kv")
+PUBLIC = [getattr(graphkit.ops, name) for name in graphkit.ops.__all__]
+INTERNAL = [getattr(importlib.import_module(f"graphkit.ops.{name}"), name) for name in MODULES]
+every_op = pytest.mark.parametrize("op", PUBLIC + INTERNAL, ids=lambda op: op.__name__)
+
+
+def test_every_registered_op_is_listed_here():
+    assert {op.__name__ for op in PUBLIC + INTERNAL} == OPS.keys()
+
+
+@every_op
+def test_an_op_shows_its_contract(op):
+    signature = inspect.signature(op)
+    schema = getattr(torch.ops.graphkit, op.__name__).default._schema
+    assert list(signature.parameters) == [each.name for each in schema.arguments]
+    assert inspect.isfunction(op)
+    doc = inspect.getdoc(op)
+    shapes = re.search(r"\nShapes:\n(.*?)(\n\n|$)", doc, re.DOTALL)
+    tensors = [each.name for each in schema.arguments if "Tensor" in str(each.type)]
+    assert shapes
+    assert [name for name in tensors if name not in shapes[1]] == []
+    shown = pydoc.plain(pydoc.render_doc(op))
+    assert f"\n{op.__name__}({next(iter(signature.parameters))}" in shown
+    assert doc.partition("\n")[0] in shown
+
+
+@every_op
+def test_a_public_op_says_when_it_runs_and_what_it_raises(op):
+    doc = " ".join(inspect.getdoc(op).split())
+    assert "Never synchronises" in doc
+    assert "may be captured" in doc
+    if op.__name__ != "refresh":
+        assert " Raises: " in doc
+
+
+@every_op
+def test_an_op_has_a_launcher(op):
+    assert inspect.signature(OPS[op.__name__].launch).parameters
+
+
+def test_arguments_may_be_named():
+    args = (torch.tensor([[1, 2]]), torch.tensor([2]))
+    bonus = torch.zeros(1, dtype=torch.int64)
+    graphkit.ops.fill_bonus_tokens(*args, stride=2, bonus_tokens=bonus)
+    assert bonus.tolist() == [2]
+
+
+HINTS = {
+    "first": Annotated[torch.Tensor, "[B, W >= 1] int64"],
+    "flat": Annotated[torch.Tensor, "[B * W], contiguous"],
+    "either": Annotated[torch.Tensor | None, "[B] or [B, K] int32 or int64"],
+    "rows": Annotated[torch.Tensor, "[B + 1, ...] float32"],
+    "unchecked": torch.Tensor,
+    "steps": Annotated[int, "S >= 0"],
+    "width": Annotated[int, "1 <= K <= max(1, S + 1)"],
+    "p": Annotated[float, "0 <= p <= 1"],
+}
+VALID = {
+    "first": torch.zeros(2, 3, dtype=torch.int64), "flat": torch.zeros(6, dtype=torch.bool),
+    "either": torch.zeros(2, 4, dtype=torch.int32), "rows": torch.zeros(3, 5, 6),
+    "unchecked": None, "steps": 3, "width": 4, "p": 0.5,
+}  # fmt: skip
+
+
+class TestRules:
+    """The rules of arguments, without an op."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {},
+            {"either": None},
+            {"either": torch.zeros(2, dtype=torch.int64)},
+            {"rows": torch.zeros(3)},
+            {"p": 0},
+            {"steps": 0, "width": 1, "either": None},
+        ],
+    )
+    def test_accept(self, change):
+        ArgumentRules("op", HINTS).check(tuple((VALID | change).values()))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"first": torch.zeros(2, 3)},
+             "first is [2, 3] float32 on cpu, expected [B, W >= 1] = [B, W] int64 on cpu."),
+            ({"first": torch.zeros(2, 0).long(), "flat": torch.zeros(0)},
+             "first is [2, 0] int64 on cpu, expected [B, W >= 1] = [2, 1] int64 on cpu."),
+            ({"flat": torch.zeros(2, 3)},
+             "flat is [2, 3] float32 on cpu, expected [B * W] on cpu."),
+            ({"flat": torch.zeros(7)},
+             "flat is [7] float32 on cpu, expected [B * W] = [6] on cpu."),
+            ({"either": torch.zeros(2, 5).int()},
+             "either is [2, 5] int32 on cpu, expected [B, K] = [2, 4] int32 or int64 on cpu."),
+            ({"rows": torch.zeros(2, 5)},
+             "rows is [2, 5] float32 on cpu, expected [B + 1, ...] = [3, ...] float32 on cpu."),
+            ({"rows": torch.zeros(3, device="meta")},
+             "rows is [3] float32 on meta, expected [B + 1, ...] = [3, ...] float32 on cpu."),
+            ({"steps": -1}, "steps is -1, expected at least 0."),
+            ({"width": 5}, "width is 5, expected 1 to 4 = max(1, S + 1)."),
+            ({"p": float("nan")}, "p is nan, expected 0 to 1."),
+        ],
+    )  # fmt: skip
+    def test_refuse(self, change, message):
+        rules = ArgumentRules("op", HINTS)
+        with pytest.raises(InputError) as caught:
+            rules.check(tuple((VALID | change).values()))
+        assert str(caught.value) == f"op: {message}"
+        assert caught.value.field == next(iter(change))
+
+    def test_errors_are_those_of_the_op(self):
+        rules = ArgumentRules("op", HINTS, error=AttentionError, number_error=ConfigError)
+        with pytest.raises(AttentionError, match="has strides"):
+            rules.check(tuple((VALID | {"flat": torch.zeros(12)[::2]}).values()))
+        with pytest.raises(ConfigError, match="steps"):
+            rules.check(tuple((VALID | {"steps": -1}).values()))
+
+    def test_sizes_may_come_from_a_later_argument(self):
+        wrong = VALID | {"first": torch.zeros(3, 2).long()}
+        rules = ArgumentRules("op", HINTS, sizes_from=("either",))
+        with pytest.raises(InputError, match="first is"):
+            rules.check(tuple(wrong.values()))
+
+    def test_ignored_arguments_are_not_checked(self):
+        rules = ArgumentRules("op", HINTS, ignored=lambda _: ("flat",))
+        rules.check(tuple((VALID | {"flat": torch.zeros(1)}).values()))
+
+    @pytest.mark.parametrize("rule", ["[B", "[B] int64,contiguous", "W > 1"])
+    def test_a_rule_that_cannot_be_read_is_refused(self, rule):
+        with pytest.raises(AssertionError, match="no rule"):
+            ArgumentRules("op", {"x": Annotated[torch.Tensor, rule]})
