@@ -5,7 +5,7 @@ Both should consist of the same nodes with the same arguments, and compute the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ from graphkit.graphs.walk.capture_differences import (
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
 from graphkit.verify import StepRuns
-from graphkit.verify.differences import first_difference, tolerance
+from graphkit.verify.differences import Tensors, first_difference, tolerance
 
 _EQUAL = "A new capture replays alike: the step itself behaves differently while it is captured."
 CanonicalNodes = Sequence[CanonicalNode]
@@ -86,9 +86,9 @@ def first_divergence(
         differences = list(_common_differences(canonical_nodes(graph, names), captures))
         argument = _first_argument(differences, before, after)
         if is_recorded:
-            return _earlier(argument, first_result_difference(graph, new, runs), after)
+            return _earlier(argument, first_result_difference(graph, new, runs.replay_of), after)
         try:
-            result = _first_memory_difference(runner, (graph, new), (before, after), runs)
+            result = _first_memory_difference(runner, (graph, new), (before, after), runs.replay_of)
         except Incomparable as error:
             if argument is not None:
                 return _earlier(argument, None, after)
@@ -103,16 +103,18 @@ def _first_memory_difference(
     runner: Runner[Any, Any],
     graphs: tuple[CapturedGraph, CapturedGraph],
     nodes: tuple[Nodes, Nodes],
-    runs: StepRuns,
+    replay: Callable[[CapturedGraph], Tensors],
 ) -> int | None:
     """Return the first node that leaves different memory, beyond rounding if the outputs do."""
-    got, expected = (runs.replay_of(graph) for graph in graphs)
+    got, expected = (replay(graph) for graph in graphs)
     beyond = first_difference(expected, got, tolerance(expected), lambda row, _rows: row)
     found, dtype = None, runner.sizes.dtype
     if beyond is not None and dtype.itemsize <= 4:
-        found = first_memory_difference(graphs, nodes, runs, runner.device, dtype)
+        found = first_memory_difference(graphs, nodes, replay, runner.device, dtype)
     return (
-        found if found is not None else first_memory_difference(graphs, nodes, runs, runner.device)
+        found
+        if found is not None
+        else first_memory_difference(graphs, nodes, replay, runner.device)
     )
 
 

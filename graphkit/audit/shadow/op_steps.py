@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,12 @@ import torch
 from graphkit.audit.object_snapshot import checksum
 from graphkit.graphs.recorder import RecordedGraph, RecordedOp, replay_context
 from graphkit.graphs.walk.recorder_walk import tensors_in
-from graphkit.verify import StepRuns
 
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 """Operations whose results are arbitrary."""
 
 
-def first_result_difference(graph: Any, new: Any, runs: StepRuns) -> int | None:
+def first_result_difference(graph: Any, new: Any, replay: Callable[[Any], object]) -> int | None:
     """Return the index of the first operation whose results differ between two graphs.
 
     Ignores results that differ between two replays of the first graph, too: those of the refresh,
@@ -25,11 +24,11 @@ def first_result_difference(graph: Any, new: Any, runs: StepRuns) -> int | None:
     Args:
         graph: A ``RecordedGraph``, or a sequence of them.
         new: Another one, of the same operations.
-        runs: Replays them from the same state.
+        replay: Replays a graph, each time from the same state.
     """
     replays = [_CheckedReplay(each) for each in (graph, graph, new)]
     for each in replays:
-        runs.replay_of(each)
+        replay(each)
     results = zip(*(each.checksums for each in replays), strict=False)
     return next((i for i, (one, again, other) in enumerate(results) if one == again != other), None)
 

@@ -18,7 +18,6 @@ from graphkit.graphs import Stage
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import checked, runtime
 from graphkit.records import Argument, Node
-from graphkit.verify import StepRuns
 
 _SWITCHABLE = ("kernel", "memcpy", "memset")
 _WITHOUT_EFFECT = ("empty", "event record", "event wait")
@@ -34,7 +33,7 @@ class Incomparable(Exception):  # noqa: N818 - its text becomes part of a findin
 def first_memory_difference(
     graphs: tuple[Any, Any],
     nodes: tuple[Nodes, Nodes],
-    runs: StepRuns,
+    replay: Callable[[Any], object],
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> int | None:
@@ -45,7 +44,7 @@ def first_memory_difference(
     Args:
         graphs: ``CudaGraph``, or sequences of them.
         nodes: Nodes of each; those of the second graph with their origins.
-        runs: Replays the graphs from the same state.
+        replay: Replays a graph, each time from the same state.
         device: Device of the graphs.
         dtype: The model's dtype, to ignore differences within rounding.
 
@@ -66,7 +65,7 @@ def first_memory_difference(
             pools.clear()
             for graph, switch in zip(graphs, switches, strict=True):
                 switch.keep_first(count, always_on)
-                runs.replay_of(graph)
+                replay(graph)
                 # A graph whose last nodes are off lets the stream go on before its last node that
                 # is on has ended (driver 580, seen on a busy device).
                 torch.cuda.synchronize(device)

@@ -220,7 +220,6 @@ class ShadowWatch:
         if kind == "graph bug" and self._bisect:
             found = self._bisected(replay)
             text, facts["node"] = f"{text} {found.text}", found.node
-        text = f"with {count_of(replay.batch_size, 'live request')}, {text}"
         self._check.report(kind, text, batch_size=replay.size, field=field, advice=advice, **facts)
 
     def _bisected(self, replay: _Replay) -> Divergence:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphkit.audit.shadow import prefixes
-from graphkit.audit.shadow.prefixes import Incomparable, bisected, first_other_memory
+from graphkit.audit.shadow.prefixes import Incomparable, bisected, first_memory_difference
 from graphkit.graphs import Stage
 from graphkit.records import Argument, Node, Pointer
 
@@ -83,7 +83,7 @@ def device(monkeypatch):
 
 
 def found(graphs):
-    return first_other_memory(graphs, tuple(g.nodes for g in graphs), lambda g: g.run(), CPU)
+    return first_memory_difference(graphs, tuple(g.nodes for g in graphs), lambda g: g.run(), CPU)
 
 
 @pytest.mark.parametrize("wrong", range(REFRESHING, NODES))
@@ -115,7 +115,7 @@ def test_afterwards_all_is_as_it_was_also_if_a_replay_fails(device):
         raise RuntimeError("the device is gone")
 
     with pytest.raises(RuntimeError, match="gone"):
-        first_other_memory((graph, now), (graph.nodes, now.nodes), rerun, CPU)
+        first_memory_difference((graph, now), (graph.nodes, now.nodes), rerun, CPU)
     assert all(graph.enabled)
     assert (graph.pool == 9).all()
 
@@ -145,16 +145,16 @@ def test_a_large_difference_is_told_from_rounding_of_every_number(device):
     device(graph, now)
     nodes = tuple(g.nodes for g in (graph, now))
     run = lambda g: g.run()  # noqa: E731
-    assert first_other_memory((graph, now), nodes, run, CPU, torch.float32) == 6
+    assert first_memory_difference((graph, now), nodes, run, CPU, torch.float32) == 6
     now.steps[6] = 1
-    assert first_other_memory((graph, now), nodes, run, CPU, torch.float32) is None
+    assert first_memory_difference((graph, now), nodes, run, CPU, torch.float32) is None
 
 
 def test_graphs_of_other_nodes_are_not_compared(device):
     graph, now = Graph([1] * NODES), Graph([1] * NODES)
     device(graph, now)
-    with pytest.raises(Incomparable, match="not of the same nodes"):
-        first_other_memory((graph, now), (graph.nodes, now.nodes[:-1]), lambda g: g.run(), CPU)
+    with pytest.raises(Incomparable, match="have different nodes"):
+        first_memory_difference((graph, now), (graph.nodes, now.nodes[:-1]), lambda g: g.run(), CPU)
 
 
 def test_a_chain_is_searched_as_one(device):
@@ -166,7 +166,9 @@ def test_a_chain_is_searched_as_one(device):
         for part, begin in ((first, 0), (second, 4)):
             part.enabled = _Window(each.enabled, begin)
         parts.append(SimpleNamespace(graphs=(first, second), run=each.run))
-    assert first_other_memory(tuple(parts), (graph.nodes, now.nodes), lambda g: g.run(), CPU) == 6
+    assert (
+        first_memory_difference(tuple(parts), (graph.nodes, now.nodes), lambda g: g.run(), CPU) == 6
+    )
 
 
 class _Window:
@@ -200,7 +202,7 @@ def test_pools_that_are_laid_out_otherwise(device):
     other = Pointer(address=now.pool.data_ptr() + 40, memory="pool", name="pool")
     moved = Argument(size=8, kind="pointer", text="pool", pointers=(other,))
     now.nodes[5] = Node(index=5, kind="kernel", name="add", short_name="add", arguments=(moved,))
-    with pytest.raises(Incomparable, match="laid out otherwise"):
+    with pytest.raises(Incomparable, match="laid out differently"):
         found((graph, now))
 
 
@@ -210,7 +212,7 @@ def test_graphs_without_memory_of_their_own(device):
         graph.nodes = [
             Node(index=i, kind="kernel", name="add", short_name="add") for i in range(NODES)
         ]
-    with pytest.raises(Incomparable, match="no node is given memory of the graph's own"):
+    with pytest.raises(Incomparable, match="no argument points to the graph's own memory"):
         found(graphs)
 
 

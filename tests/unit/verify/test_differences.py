@@ -1,4 +1,4 @@
-"""What counts as a difference between two outputs, and which one is shown."""
+"""Differences between two outputs, and the one that is reported."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import math
 import pytest
 import torch
 
-from graphkit.verify.differences import first_difference, largest_difference, tolerance
+from graphkit.records import distinct_text
+from graphkit.verify.differences import (
+    allowed_by,
+    first_difference,
+    largest_difference,
+    tolerance,
+)
 
 INF, NAN = math.inf, math.nan
 
 
 def own(row, rows):
-    """A row of its own for every request."""
+    """Return the owner of a row where each request has one."""
     return row
 
 
@@ -38,15 +44,15 @@ def test_the_largest_difference(expected, got, difference):
     assert largest_difference(output(expected), output(got)) == difference
 
 
-def test_the_largest_difference_is_over_all_fields_that_have_a_size():
-    """Tokens are equal or not: how far apart their numbers are says nothing."""
+def test_the_largest_difference_is_over_all_floating_point_fields():
+    """The distance between two token ids has no meaning."""
     one = {"logits": torch.zeros(2, 3), "hidden": torch.ones(2, 1), "tokens": torch.tensor([1, 2])}
     other = {"logits": torch.full((2, 3), 0.5), "hidden": torch.full((2, 1), 3.0)}
     assert largest_difference(one, other | {"tokens": torch.tensor([1, 9])}) == 2.0
 
 
 @pytest.mark.parametrize("lacking", ["expected", "got"])
-def test_a_field_that_one_side_lacks_differs_in_every_row(lacking):
+def test_a_missing_field_differs_in_every_row(lacking):
     both = [{"logits": torch.zeros(2, 3)}, {"logits": torch.zeros(2, 3), "p": torch.zeros(2, 3)}]
     expected, got = both if lacking == "expected" else both[::-1]
     assert largest_difference(expected, got) == INF
@@ -61,7 +67,7 @@ def test_equal_outputs_have_no_first_difference():
 
 
 @pytest.mark.parametrize(("width", "request_index"), [(1, 2), (2, 1), (3, 0)])
-def test_the_first_row_is_shown_by_its_largest_difference(width, request_index):
+def test_the_first_row_is_reported_with_its_largest_difference(width, request_index):
     expected = torch.zeros(6, 4)
     got = expected.clone()
     got[2, 1], got[2, 3], got[5, 0] = 1.0, -3.0, 100.0
@@ -73,7 +79,7 @@ def test_the_first_row_is_shown_by_its_largest_difference(width, request_index):
     assert (mismatch.expected, mismatch.got) == (0.0, -3.0)
 
 
-def test_what_is_allowed_is_passed_over():
+def test_allowed_differences_are_ignored():
     expected, got = output([[1.0], [1.0]]), output([[1.25], [1.5]])
     assert first_difference(expected, got, 0.5, own) is None
     mismatch = first_difference(expected, got, 0.25, own)
@@ -81,7 +87,7 @@ def test_what_is_allowed_is_passed_over():
     assert mismatch.row == 1
 
 
-def test_the_smallest_difference_counts_where_nothing_is_allowed():
+def test_any_difference_counts_if_none_is_allowed():
     one = torch.tensor([[1.0]])
     assert (
         first_difference({"a": one}, {"a": one.nextafter(torch.tensor(2.0))}, 0.0, own) is not None
@@ -122,9 +128,31 @@ def test_the_tolerance_is_some_roundings_of_the_largest_value(dtype, scale):
 
 
 @pytest.mark.parametrize("odd", [INF, -INF, NAN])
-def test_values_that_are_no_numbers_do_not_widen_the_tolerance(odd):
+def test_infinities_and_nan_do_not_widen_the_tolerance(odd):
     assert tolerance(output([[odd, 2.0], [2.0, 2.0]])) == tolerance(output([[2.0, 2.0]]))
 
 
-def test_whole_numbers_need_no_tolerance():
+def test_integers_get_no_tolerance():
     assert tolerance({"tokens": torch.tensor([[1], [2]])}) == 0.0
+
+
+def test_relative_and_absolute_differences_add_up():
+    expected, got = output([[10.0], [-10.0], [INF]]), output([[11.5], [-11.6], [INF]])
+    assert first_difference(expected, got, allowed_by(0.1, 0.7), own) is None
+    mismatch = first_difference(expected, got, allowed_by(0.1, 0.55), own)
+    assert (mismatch.row, mismatch.request) == (1, 1)
+    assert first_difference(expected, output([[11.5], [-11.6], [0.0]]), allowed_by(1.0, 1.0), own)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "texts"),
+    [
+        ((0.25, 0.5), ("0.25", "0.5")),
+        ((0.3091950, 0.30919501), ("0.309195", "0.30919501")),
+        ((1.0, 1.0 + 2**-52), ("1", "1.0000000000000002")),
+        ((0.1, 0.1), ("0.1", "0.1")),
+        ((NAN, NAN), ("nan", "nan")),
+    ],
+)
+def test_numbers_that_differ_are_printed_differently(numbers, texts):
+    assert distinct_text(*numbers) == texts

@@ -15,7 +15,7 @@ VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 40
 
 
 class Tiny(nn.Module):
-    """Calls ``mix(self, hidden, inputs)`` between its two layers; there bugs are planted."""
+    """Two layers with ``mix(self, hidden, inputs)`` between them, where tests plant bugs."""
 
     def __init__(self, mix=lambda _model, hidden, _inputs: hidden):
         super().__init__()
@@ -35,13 +35,13 @@ class Tiny(nn.Module):
 
 @pytest.fixture
 def tiny():
-    """The class."""
+    """Return the class ``Tiny``."""
     return Tiny
 
 
 @pytest.fixture
 def scaled():
-    """Multiplies by a number of the host's."""
+    """Return a ``mix`` that multiplies by a host value."""
 
     def scaled(model, hidden, inputs):
         return hidden * model.scale
@@ -51,7 +51,7 @@ def scaled():
 
 @pytest.fixture
 def storing():
-    """Keeps rows, and adds what is there to what is read."""
+    """Return a ``mix`` that writes rows to the cache, and adds the rows that were there."""
 
     def storing(model, hidden, inputs):
         before = model.cache[inputs.out_cache_loc]
@@ -63,7 +63,7 @@ def storing():
 
 @pytest.fixture
 def batch_of():
-    """``batch_of(requests, seed)``."""
+    """Return ``batch_of(requests, seed)``."""
 
     def make(requests, seed=0):
         random = np.random.default_rng([seed, requests])
@@ -81,7 +81,7 @@ def batch_of():
 
 @pytest.fixture
 def target_of(batch_of):
-    """``target_of(model, **changes)``: sizes 1 and 4, its cache is state."""
+    """Return ``target_of(model, **changes)``: sizes 1 and 4, its cache is state."""
 
     def make(model, **changes):
         facts = {
@@ -101,7 +101,7 @@ def target_of(batch_of):
 
 @pytest.fixture
 def capture(target_of):
-    """``capture(mix)``: a captured runner, and its model."""
+    """Return ``capture(mix)``: a captured runner, and its model."""
     made = []
 
     def make(*mix, **changes):
@@ -118,10 +118,10 @@ def capture(target_of):
 
 @pytest.fixture
 def watched():
-    """``watched(runner, batches)``: a watch that compared every replay."""
+    """Return ``watched(runner, batches)``: a watch that compared every replay."""
 
     def watch_all(runner, batches, **options):
-        model = runner.parts.step.forward.__closure__[0].cell_contents
+        model = runner.step.forward.__closure__[0].cell_contents
         with ShadowWatch(runner, **({"every": 1, "weights": model} | options)) as watch:
             for batch in batches:
                 runner.replay(batch)

@@ -1,4 +1,4 @@
-"""A graph that is wrong is told by the first node that differs from a capture made now."""
+"""Bisection names the first node of a wrong graph that differs from a new capture."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_a_frozen_number_is_a_graph_bug(capture, batch_of, watched, scaled):
     )  # fmt: skip
     assert (finding.field, finding.row, finding.request) == ("next_token_logits", 0, 0)
     assert finding.text.startswith(
-        f"with 3 live requests row 0 of next_token_logits, of request 0, is {finding.after} from "
-        f"the graph and {finding.before} without it. A capture made now differs first in node "
+        f"row 0 of next_token_logits (request 0 of 3) is {finding.after} from the graph and "
+        f"{finding.before} without it. A new capture differs first in node "
     )
     assert finding.text.endswith(
-        f"{finding.node} (mul): its argument 1 other is 0.5, and 1.0 in the graph."
+        f"{finding.node} (mul): argument 1 other is 0.5; in the graph it is 1.0."
     )
     assert (finding.kernel, finding.module) == ("mul", "Tiny")
     assert "conftest.py" in finding.source
@@ -53,8 +53,8 @@ def test_a_weight_that_was_replaced_is_a_graph_bug(capture, batch_of, watched):
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     assert finding.kind == GRAPH
     assert finding.text.endswith(
-        f"node {finding.node} (addmm): its argument 2 mat2 is float32 [8, 32] at head.weight, and "
-        "float32 [8, 32] at external memory in the graph."
+        f"node {finding.node} (addmm): argument 2 mat2 is float32 [8, 32] at head.weight; in the "
+        "graph it is float32 [8, 32] at external memory."
     )
     assert (finding.kernel, finding.module) == ("addmm", "head")
 
@@ -65,25 +65,24 @@ def test_undeclared_memory_that_was_replaced_is_a_graph_bug(capture, batch_of, w
     table["bias"] = torch.randn(HIDDEN)
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     assert finding.kind == GRAPH
-    assert f"first in node {finding.node} (add): its argument 1 other is constant #" in finding.text
+    assert f"first in node {finding.node} (add): argument 1 other is constant #" in finding.text
     assert finding.source.endswith("in <lambda>")
 
 
-def test_a_node_that_is_given_the_same_is_found_by_what_it_makes(capture, batch_of, watched):
-    """Nothing tells tensors in a list from others of their shape."""
+def test_a_node_with_equal_arguments_is_found_by_its_results(capture, batch_of, watched):
+    """Tensors in a list are compared by dtype and shape only."""
     table = {"order": torch.arange(HIDDEN)}
     runner, _ = capture(lambda model, hidden, inputs: hidden[:, table["order"]])
     table["order"] = torch.arange(HIDDEN).flip(0)
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     assert finding.kind == GRAPH
-    assert f"Given the same, node {finding.node} (index) is the first to make something else" in (
-        finding.text
-    )
+    text = f"Node {finding.node} (index) is the first with different results in a new capture"
+    assert text in finding.text
 
 
 @pytest.mark.parametrize("first", ["index", "mul"])
-def test_what_comes_first_is_named(capture, first, batch_of, watched):
-    """Of two bugs, one told by what a node is given and one by what it makes."""
+def test_the_earlier_of_two_nodes_is_named(capture, first, batch_of, watched):
+    """One node differs in its arguments, the other one in its results."""
     table = {"order": torch.arange(HIDDEN)}
 
     def mix(model, hidden, inputs):
@@ -104,7 +103,7 @@ def test_a_graph_that_lacks_a_node(capture, batch_of, watched):
     runner, model = capture(mix)
     model.steps = -100
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    assert finding.text.endswith("another node 4: mul for addmm.")
+    assert finding.text.endswith("Node 4 of a new capture is mul; in the graph it is addmm.")
 
 
 def test_a_graph_that_lacks_the_last_node(capture, batch_of, target_of, watched, tiny):
@@ -118,27 +117,25 @@ def test_a_graph_that_lacks_the_last_node(capture, batch_of, target_of, watched,
     model = Longer()
     runner = target_of(model).runner(VERIFY, device="cpu")
     runner.capture()
-    nodes = runner.replayer("a test").graphs[4].num_nodes
+    nodes = runner.graphs[4].num_nodes
     model.scale = 2.0
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
-    assert finding.text.endswith(
-        f"A capture made now has {nodes + 1} nodes, and the graph has {nodes}."
-    )
+    assert finding.text.endswith(f"A new capture has {nodes + 1} nodes; the graph has {nodes}.")
     assert finding.kernel == "mul"
 
 
-def test_a_step_that_is_another_one_when_it_is_captured(capture, batch_of, watched):
+def test_a_step_that_behaves_differently_while_it_is_captured(capture, batch_of, watched):
     def mix(model, hidden, inputs):
         return hidden if _get_current_dispatch_mode() is None else hidden * 2
 
     runner, _ = capture(mix)
     (finding,) = watched(runner, [batch_of(3)], bisect=True).findings
     assert finding.kind == GRAPH
-    assert finding.text.endswith("the step itself does something else when it is captured.")
+    assert finding.text.endswith("the step itself behaves differently while it is captured.")
     assert finding.node is None
 
 
-def test_a_bisection_that_fails_still_tells_the_bug(capture, batch_of, watched):
+def test_a_bisection_that_fails_still_reports_the_bug(capture, batch_of, watched):
     def mix(model, hidden, inputs):
         if model.scale != 1 and _get_current_dispatch_mode() is not None:
             hidden.sum().item()
@@ -148,7 +145,7 @@ def test_a_bisection_that_fails_still_tells_the_bug(capture, batch_of, watched):
     model.scale = 0.5
     (finding,) = watched(runner, [batch_of(3), batch_of(3)], bisect=True).findings
     assert finding.kind == GRAPH
-    assert "without it. A capture now fails: CaptureError: cannot capture" in finding.text
+    assert "without it. A new capture fails: CaptureError: cannot capture" in finding.text
 
 
 def test_a_chain_of_graphs_is_bisected_as_one(models, capture):
@@ -170,5 +167,5 @@ def test_a_chain_of_graphs_is_bisected_as_one(models, capture):
         with ShadowWatch(runner, every=1, weights=target.weights, bisect=True) as watch:
             runner.replay(target.batch(LAYERS, 2, 1))
     (finding,) = watch.findings
-    assert finding.text.endswith("(mul): its argument 1 other is 0.5, and 1.0 in the graph.")
+    assert finding.text.endswith("(mul): argument 1 other is 0.5; in the graph it is 1.0.")
     assert finding.source.endswith("in scaled_layer")

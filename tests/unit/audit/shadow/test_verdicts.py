@@ -1,4 +1,4 @@
-"""The shadow watch tells graph bugs, padding bugs and restless steps apart."""
+"""The shadow watch distinguishes graph bugs, padding bugs and nondeterministic steps."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ VOCAB = 32
 HIDDEN = 8
 GRAPH = "graph bug"
 PADDING = "padding bug"
-RESTLESS = "restless step"
+NONDETERMINISTIC = "nondeterministic step"
 
 
 def test_a_leak_is_a_padding_bug(capture, batch_of, watched):
     runner, _ = capture(lambda model, hidden, inputs: hidden + hidden.mean(0))
     watch = watched(runner, [batch_of(4), batch_of(3), batch_of(3, 1)])
-    (finding,) = watch.findings  # of a size and a field one
+    (finding,) = watch.findings  # one per size and field
     assert (finding.kind, finding.batch_size, finding.row) == (PADDING, 4, 0)
     assert finding.text == (
-        f"with 3 live requests row 0 of next_token_logits, of request 0, is {finding.after} with "
-        f"pads and {finding.before} without."
+        f"row 0 of next_token_logits (request 0 of 3) is {finding.after} with pads and "
+        f"{finding.before} without them."
     )
     assert "pads" in finding.advice
 
 
 def test_near_ties_are_no_padding_bug(capture):
-    """A token that is likelier by one rounding, another one at every batch size."""
+    """One token is more probable by one rounding; which one depends on the batch size."""
 
     def tied(inputs):
         logits = torch.zeros(inputs.num_tokens, VOCAB)
@@ -58,15 +58,15 @@ def test_near_ties_are_no_padding_bug(capture):
     assert (watch.findings, watch.compared) == ([], 3)
 
 
-def test_both_bugs_are_told_apart(capture, batch_of, watched):
+def test_both_bugs_are_reported(capture, batch_of, watched):
     runner, model = capture(lambda model, hidden, inputs: (hidden + hidden.mean(0)) * model.scale)
     model.scale = 3.0
     watch = watched(runner, [batch_of(3)])
     assert sorted(finding.kind for finding in watch.findings) == [GRAPH, PADDING]
 
 
-def test_state_that_the_graph_leaves_otherwise(capture, batch_of, watched):
-    """A write to a frozen place; the output is right."""
+def test_state_that_the_graph_writes_elsewhere(capture, batch_of, watched):
+    """A write to a constant row; the output is right."""
 
     def mix(model, hidden, inputs):
         model.cache.narrow(0, model.place, 4).copy_(hidden[:4])
@@ -78,15 +78,16 @@ def test_state_that_the_graph_leaves_otherwise(capture, batch_of, watched):
     (finding,) = watch.findings
     assert (finding.kind, finding.field) == (GRAPH, "cache")
     assert finding.text.startswith(
-        "with 1 live request the graph leaves other values in cache than the same step without it."
+        "the graph leaves different values in `cache` than the same step without a graph "
+        "(1 live request)."
     )
     assert finding.text.endswith(
-        f"node {finding.node} (copy_): its argument 0 self is float32 [4, 8] at cache+0x2a0, and "
-        "float32 [4, 8] at cache+0x280 in the graph."
+        f"node {finding.node} (copy_): argument 0 self is float32 [4, 8] at cache+0x2a0; in the "
+        "graph it is float32 [4, 8] at cache+0x280."
     )
 
 
-def test_the_dummy_slot_may_hold_anything(capture, batch_of, watched):
+def test_reserved_slots_are_not_compared(capture, batch_of, watched):
     def mix(model, hidden, inputs):
         model.cache[0].fill_(model.place)
         return hidden
@@ -96,7 +97,7 @@ def test_the_dummy_slot_may_hold_anything(capture, batch_of, watched):
     assert watched(runner, [batch_of(1)]).findings == []
 
 
-def test_state_that_is_never_the_same_is_not_the_graphs(capture, batch_of, watched):
+def test_nondeterministic_state_is_no_graph_bug(capture, batch_of, watched):
     turns = itertools.count()
 
     def mix(model, hidden, inputs):
@@ -113,28 +114,30 @@ def test_a_step_that_counts_on_the_host_is_compared_from_the_same_count(capture,
         return hidden * (2 if model.steps == 7 else 1)
 
     runner, _ = capture(mix)
-    assert watched(runner, [batch_of(3)]).findings[0].kind == GRAPH  # and not restless
+    assert watched(runner, [batch_of(3)]).findings[0].kind == GRAPH  # not nondeterministic
 
 
-def test_a_step_that_never_does_the_same(capture, batch_of, watched):
+def test_a_step_that_differs_at_every_run(capture, batch_of, watched):
     turns = itertools.count()
     runner, _ = capture(lambda model, hidden, inputs: hidden + next(turns))
     (finding,) = watched(runner, [batch_of(4), batch_of(3)]).findings
-    assert finding.kind == RESTLESS
-    assert finding.text.startswith("with 4 live requests row 0 of next_token_logits, of request 0")
+    assert finding.kind == NONDETERMINISTIC
+    assert finding.text.startswith("row 0 of next_token_logits (request 0 of 4) is ")
 
 
 def rounding(turns):
-    """Adds what a sum in changing order may add."""
+    """Return a ``mix`` that adds the rounding of a sum in changing order."""
     return lambda model, hidden, inputs: hidden * model.scale + 1e-7 * next(turns)
 
 
-def test_a_step_that_rounds_otherwise_every_time_is_restless(capture, batch_of, watched):
+def test_a_step_that_rounds_differently_every_time_is_nondeterministic(capture, batch_of, watched):
     runner, _ = capture(rounding(itertools.cycle([0, 1, 2])))
-    assert {finding.kind for finding in watched(runner, [batch_of(4)]).findings} == {RESTLESS}
+    assert {finding.kind for finding in watched(runner, [batch_of(4)]).findings} == {
+        NONDETERMINISTIC
+    }
 
 
-def test_a_graph_that_is_further_off_than_a_restless_step_is_wrong(capture, batch_of, watched):
+def test_a_graph_that_differs_beyond_a_nondeterministic_step_is_wrong(capture, batch_of, watched):
     runner, model = capture(rounding(itertools.cycle([0, 1, 2])))
     model.scale = 2.0
     assert GRAPH in {finding.kind for finding in watched(runner, [batch_of(4)]).findings}

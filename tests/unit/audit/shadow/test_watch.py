@@ -1,4 +1,4 @@
-"""The shadow watch compares what it is to compare, and is in nobody's way."""
+"""The shadow watch compares every n-th replay, and does not affect callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_nth_replay_is_compared(capture, batch_of):
         for turn in range(1, 8):
             runner.replay(batch_of(3, turn))
             assert watch.compared == turn // 3
-    assert list(calls) == [4, 3, 4, 3]  # padded and bare, at the third and the sixth
+    assert list(calls) == [4, 3, 4, 3]  # padded and unpadded, at the third and the sixth
     runner.replay(batch_of(3))
     assert watch.compared == 2
 
@@ -44,8 +44,8 @@ def test_staged_and_dispatched_batches_are_compared(capture, batch_of, scaled):
     assert [finding.batch_size for finding in watch.findings] == [4, 1]
 
 
-def test_nobody_notices_the_watch(capture, batch_of, storing):
-    """Outputs, state, random numbers, counts and the host are as without it."""
+def test_the_watch_has_no_side_effects(capture, batch_of, storing):
+    """Outputs, state, random numbers, counts and host objects are as without it."""
 
     def mix(model, hidden, inputs):
         return storing(model, hidden, inputs) + torch.rand(len(hidden), 1)
@@ -71,7 +71,7 @@ def test_nobody_notices_the_watch(capture, batch_of, storing):
     assert seen[0][3:] == seen[1][3:]
 
 
-def test_the_caller_gets_what_the_graph_made(capture, batch_of, scaled):
+def test_the_caller_gets_the_output_of_the_graph(capture, batch_of, scaled):
     runner, model = capture(scaled)
     right = runner.replay(batch_of(3), clone=True)
     model.scale = 0.5
@@ -82,23 +82,23 @@ def test_the_caller_gets_what_the_graph_made(capture, batch_of, scaled):
     assert torch.equal(output.hidden_states, right.hidden_states)
 
 
-def test_the_caller_gets_it_whatever_a_bisection_leaves(capture, monkeypatch, batch_of, scaled):
+def test_the_caller_gets_it_also_after_a_bisection(capture, monkeypatch, batch_of, scaled):
     runner, model = capture(scaled)
     right = runner.replay(batch_of(3), clone=True).next_token_logits
-    graph = runner.replayer("a test").graphs[4]
+    graph = runner.graphs[4]
 
-    def scribbling(*_):
+    def overwriting(*_):
         graph.output["next_token_logits"].fill_(7)
         return watching.Divergence("nowhere.")
 
-    monkeypatch.setattr(watching, "first_divergence", scribbling)
+    monkeypatch.setattr(watching, "first_divergence", overwriting)
     model.scale = 0.5
     with ShadowWatch(runner, every=1, bisect=True) as watch:
         assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
     assert watch.findings[0].text.endswith("nowhere.")
 
 
-def test_a_way_that_fails_is_nobodys_trouble(capture, batch_of):
+def test_a_comparison_that_fails_does_not_affect_the_caller(capture, batch_of):
     runner, model = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
 
@@ -111,15 +111,15 @@ def test_a_way_that_fails_is_nobodys_trouble(capture, batch_of):
             assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
     (finding,) = watch.findings
     assert (finding.kind, finding.severity) == (FAILED, "warning")
-    assert finding.text.endswith("could not be compared: ValueError: not today")
+    assert finding.text.endswith("of a replay of 3 live requests failed: ValueError: not today")
     assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
 
 
-def test_a_way_that_fails_before_it_reads_its_batch(capture, monkeypatch, batch_of):
+def test_a_padded_run_that_fails_before_it_reads_its_batch(capture, monkeypatch, batch_of):
     runner, _ = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
     with ShadowWatch(runner, every=1) as watch:
-        monkeypatch.setattr(type(runner.parts), "stages", lambda self, size: 1 / 0)
+        monkeypatch.setattr(type(runner.step), "captured", lambda self, size: 1 / 0)
         for _ in range(6):
             assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
     assert [finding.kind for finding in watch.findings] == [FAILED]
@@ -128,7 +128,7 @@ def test_a_way_that_fails_before_it_reads_its_batch(capture, monkeypatch, batch_
 def test_a_launch_that_fails_leaves_the_runner_usable(capture, batch_of):
     runner, _ = capture()
     right = runner.replay(batch_of(3), clone=True).next_token_logits
-    fit = runner.replayer("a test")._fits[3, None]
+    fit = runner._replayer._fits[3, None]
     launch = fit.launch
     with ShadowWatch(runner, every=1) as watch:
         for turn in range(6):
@@ -140,8 +140,8 @@ def test_a_launch_that_fails_leaves_the_runner_usable(capture, batch_of):
     assert (watch.findings, watch.compared) == ([], 6)
 
 
-def test_the_batch_is_what_the_graph_was_given(capture, batch_of, watched):
-    """Also if the step writes to its inputs."""
+def test_the_batch_is_that_of_the_graph(capture, batch_of, watched):
+    """The step may write to its inputs."""
 
     def mix(model, hidden, inputs):
         inputs.positions.add_(7)
@@ -162,18 +162,12 @@ def test_watches_may_be_nested(capture, batch_of, scaled):
     assert outer.findings == inner.findings == []
 
 
-def test_replays_that_run_without_the_graph_are_not_compared(capture, batch_of, watched, scaled):
-    runner, model = capture(scaled)
-    model.scale = 0.5
-    runner.shadow = "padded"
-    watch = watched(runner, [batch_of(3)])
-    assert (watch.compared, watch.findings) == (0, [])
-
-
 def test_misuse_is_refused(capture, target_of, tiny):
     runner, _ = capture()
     with pytest.raises(gk.ConfigError, match=r"ShadowWatch\.every must be an int >= 1, got 0"):
         ShadowWatch(runner, every=0)
     planned = target_of(tiny()).runner(VERIFY, device="cpu")
-    with pytest.raises(gk.ReplayError, match="runner is planned: a shadow watch needs captured"):
+    with pytest.raises(
+        gk.ReplayError, match="observe needs a captured runner"
+    ):
         ShadowWatch(planned).__enter__()
