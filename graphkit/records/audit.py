@@ -1,4 +1,4 @@
-"""What an audit looked at, and what it found."""
+"""Checks and findings of audits."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from graphkit.records.json_text import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is not as it was meant.
+    """A problem that an audit found.
 
     Attributes:
-        audit: Which audit found it: ``baked``, ``pointers``, ``pads``, ``shadow``, ``warmup``,
+        audit: Audit that found it: ``baked``, ``pointers``, ``pads``, ``shadow``, ``warmup``,
             ``misses`` or ``lock``.
-        kind: The class of bug, in a few words such as ``baked value``; the same words for the same
-            class everywhere.
-        severity: ``error``, or ``warning`` for what may be meant.
-        mode, batch_size: The captured graph; empty and 0 where it is about none.
-        text: What was found, as one sentence.
+        kind: Class of bug, such as ``baked value``; one class has the same text in all reports.
+        severity: ``error``, or ``warning`` for what may be intended.
+        mode, batch_size: Captured graph; empty and 0 if the finding is about no single graph.
+        text: What happened and what was expected, as one sentence or a few.
         advice: What to do.
-        node: Index of the node; ``None`` where it is about none.
-        kernel, module, source: The node's.
-        argument: Index of the argument; ``None`` where it is about none.
-        offset: Where in the argument, in bytes.
-        before, after: The two values, decoded; or what was expected and what came.
-        field, row, request: Of a row that is wrong; ``None`` where it is about none.
+        node: Index of the node; ``None`` if the finding is about no node.
+        kernel, module, source: Kernel, module path and source line of the node.
+        argument: Index of the argument; ``None`` if the finding is about no argument.
+        offset: Bytes from the beginning of the argument.
+        before, after: The two values as text, or the expected and the actual value.
+        field, row, request: Output or state row that is wrong; ``None`` if there is none.
     """
 
     audit: str
@@ -52,14 +51,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditCheck:
-    """One thing that was looked at, whether or not something was found.
+    """A check of an audit, with or without findings.
 
     Attributes:
-        audit: As in ``Finding``.
-        mode, batch_size: The captured graph; empty and 0 where it is about none.
-        text: What was done, such as ``captured again at the same addresses: 0 differences``.
-        findings: How many it led to.
-        seconds: How long it took.
+        audit: Name of the audit, as in ``Finding``.
+        mode, batch_size: Captured graph; empty and 0 if the check is about no single graph.
+        text: Summary, such as ``captured again: 0 differences in 24 nodes of 2 graphs``.
+        findings: Number of findings.
+        seconds: Duration.
     """
 
     audit: str
@@ -72,14 +71,14 @@ class AuditCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport(Record):
-    """What the audits of a target looked at and found.
+    """Result of the audits of a target.
 
     Attributes:
-        target: Its name.
+        target: Name of the target.
         backend: ``cuda`` or ``recorder``.
-        environment: Where.
-        checks: In their order.
-        findings: Empty if all is well.
+        environment: Device and versions that the audits ran with.
+        checks: Checks in the order in which they ran.
+        findings: Findings of all checks.
     """
 
     KIND: ClassVar[str] = "audit"

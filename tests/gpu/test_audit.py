@@ -1,4 +1,4 @@
-"""Audits on CUDA: certificates over real kernels, and what they find in broken ones."""
+"""Tests of audits on CUDA, with real kernels and planted bugs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_reference_target_has_no_finding(topk):
     assert all(": 0 differences" in check.text for check in certificates)
 
 
-def test_two_reports_are_the_same(reference):
+def test_two_reports_are_equal(reference):
     one, other = (
         audit_target(reference, only=QUICK, modes=[MODE], batch_sizes=[8], device="cuda")
         for _ in range(2)
@@ -77,7 +77,7 @@ def test_two_reports_are_the_same(reference):
 
 
 @pytest.mark.parametrize("values", [(0.7, 0.9), (1.0, 2.0)])
-def test_a_scalar_in_a_kernels_struct_is_found(model, values):
+def test_a_scalar_in_a_struct_argument_is_reported(model, values):
     settings = {"temperature": values[0]}
     target = target_of(
         lambda i: model(i.input_ids) / settings["temperature"],
@@ -87,7 +87,7 @@ def test_a_scalar_in_a_kernels_struct_is_found(model, values):
     report = audit_target(target, only=["baked"], device="cuda")
     assert report.findings
     assert {finding.kind for finding in report.findings} == {"baked value"}
-    assert all("temperature" in finding.text for finding in report.findings)
+    assert all("follows `temperature` (" in finding.text for finding in report.findings)
     assert {finding.batch_size for finding in report.findings} == {1, 4}
     first = report.findings[0]
     assert (float(first.before), float(first.after)) == pytest.approx(
@@ -95,7 +95,7 @@ def test_a_scalar_in_a_kernels_struct_is_found(model, values):
     )
 
 
-def test_a_counter_in_a_kernels_struct_is_told_from_bytes_that_nobody_sets(model):
+def test_a_counter_in_a_struct_argument_is_not_taken_for_unset_bytes(model):
     counter = itertools.count()
     report = audit_target(
         target_of(lambda i: model(i.input_ids) * (1.5 + next(counter)), model),
@@ -104,7 +104,7 @@ def test_a_counter_in_a_kernels_struct_is_told_from_bytes_that_nobody_sets(model
     assert "capture is not deterministic" in {finding.kind for finding in report.findings}
 
 
-def test_a_scale_inside_of_a_library_kernel_is_found():
+def test_a_scale_inside_a_library_kernel_is_reported():
     settings = {"scale": 0.125}
     model = nn.Embedding(64, 64).cuda().half()
 
@@ -121,7 +121,7 @@ def test_a_scale_inside_of_a_library_kernel_is_found():
     assert any("scale" in finding.text for finding in report.findings)
 
 
-def test_a_freed_weight_is_found_in_the_descriptor_that_points_to_it():
+def test_a_freed_weight_is_found_in_a_descriptor_that_points_to_it():
     """cuBLAS keeps the weight's address in a descriptor inside one large argument."""
     model = nn.Sequential(nn.Embedding(64, 2048), nn.Linear(2048, 64, bias=False)).cuda().bfloat16()
     target = target_of(lambda i: model(i.input_ids).float(), None)
@@ -140,7 +140,7 @@ def test_a_freed_weight_is_found_in_the_descriptor_that_points_to_it():
     assert any("nvjet" in finding.kernel or "gemm" in finding.kernel for finding in freed)
 
 
-def test_a_lock_holds_in_another_capture_and_says_what_changed(reference, model):
+def test_a_lock_matches_another_capture_and_reports_changes(reference, model):
     lock = lock_target(reference, modes=[MODE], batch_sizes=[8], device="cuda")
     same = audit_target(reference, only=[], modes=[MODE], batch_sizes=[8], device="cuda", lock=lock)
     assert not same.findings
