@@ -1,4 +1,4 @@
-"""The application: a stack of screens, one per page."""
+"""The application."""
 
 from __future__ import annotations
 
@@ -29,8 +29,5 @@ class InspectApp(App[None]):
         self._pages = initial_pages(record, mode=mode, batch_size=batch_size)
 
     async def on_mount(self) -> None:
-        """Show the first pages, the last one on top."""
-        above: tuple[str, ...] = ()
-        for page in self._pages:
-            await self.push_screen(PageScreen(page, above))
-            above = (*above, page.title)
+        """Show the first pages."""
+        await self.push_screen(PageScreen(self._pages))

@@ -1,4 +1,4 @@
-"""One page on the screen, and the actions of its keys."""
+"""The screen: a stack of pages, of which the last one is shown, and the actions of its keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHILE_TYPING = ("back", "app.quit")
 
 
 class PageScreen(Screen[None], inherit_bindings=False):
-    """Shows any page, with the same keys on all of them."""
+    """Shows pages of any kind with the same widgets and keys."""
 
     AUTO_FOCUS = ""
     BINDINGS: ClassVar = BINDINGS
@@ -48,18 +48,22 @@ class PageScreen(Screen[None], inherit_bindings=False):
     PageScreen.-small > #small { display: block; }
     """
 
-    def __init__(self, page: Page, above: Sequence[str] = ()) -> None:
-        """Show a page; ``above`` are the titles of the pages that lead to it."""
+    def __init__(self, pages: Sequence[Page]) -> None:
+        """Show the last of the pages; the escape key goes back through the others."""
         super().__init__()
-        self._above = tuple(above)
-        self.listing = Listing(page)
+        self._stack = [Listing(page) for page in pages]
         self._rows, self._input = RowList(self.listing), Input(select_on_focus=False)
         self._submit: Callable[[str], None] = lambda _words: None
 
     @property
+    def listing(self) -> Listing:
+        """The page that is shown, with its state."""
+        return self._stack[-1]
+
+    @property
     def path(self) -> tuple[str, ...]:
         """The titles of the pages that lead to this one, and its own."""
-        return *self._above, self.listing.page.title
+        return tuple(listing.page.title for listing in self._stack)
 
     def compose(self) -> ComposeResult:
         """Yield the widgets from top to bottom."""
@@ -82,11 +86,11 @@ class PageScreen(Screen[None], inherit_bindings=False):
         self._set_text("small", f"terminal too small: {width} x {height}, {needed}")
         self._show_page()
 
-    async def on_row_list_clicked(self, event: RowList.Clicked) -> None:
+    def on_row_list_clicked(self, event: RowList.Clicked) -> None:
         """Show the selected row; open it after a double click."""
         self._show_selection()
         if event.opens:
-            await self.action_enter()
+            self.action_enter()
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
         """Disable all keys but two while the user types."""
@@ -104,33 +108,34 @@ class PageScreen(Screen[None], inherit_bindings=False):
         getattr(self.listing, verb)()
         self._show_rows()
 
-    async def action_enter(self) -> None:
+    def action_enter(self) -> None:
         """Open the page of the selected row; without one, expand or collapse the row."""
         row = self.listing.row
         if row and row.make_children and "open" not in row.links:
             self.action_do("close" if self.listing.is_open(row) else "open")
         else:
-            await self.action_view("open")
+            self.action_view("open")
 
-    async def action_view(self, name: str) -> None:
+    def action_view(self, name: str) -> None:
         """Go to the linked page of that name, or say why there is none."""
         link = self.listing.page.link(name, self.listing.row)
         if callable(link):
-            await self._push(link())
+            self._push(link())
         else:
             self._say(link or f"{name}: this row leads to no such page")
 
-    async def action_help(self) -> None:
+    def action_help(self) -> None:
         """Show the page of all keys."""
-        await self._push(help_page())
+        self._push(help_page())
 
     def action_back(self) -> None:
         """Leave the prompt, or else this page."""
         if self._is_typing:
             self._close_prompt()
             self._show_selection()
-        elif self._above:
-            self.app.pop_screen()
+        elif len(self._stack) > 1:
+            self._stack.pop()
+            self._show_page()
         else:
             self._say("this is the first page; q leaves")
 
@@ -141,8 +146,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
             self._say("there is no other page of this kind")
             return
         page, state = siblings.make((siblings.index + step) % siblings.count), self.listing.state
-        self.listing = Listing(page, replace(state, opened=state.opened | page.opened))
-        self._rows.listing = self.listing
+        self._stack[-1] = Listing(page, replace(state, opened=state.opened | page.opened))
         self._show_page()
 
     def action_search(self) -> None:
@@ -197,9 +201,9 @@ class PageScreen(Screen[None], inherit_bindings=False):
         if name.strip():
             self._say(write_new(name, listing_text(self.path, self.listing)))
 
-    async def _push(self, page: Page) -> None:
-        """Show another page, and wait until it accepts keys."""
-        await self.app.push_screen(PageScreen(page, self.path))
+    def _push(self, page: Page) -> None:
+        self._stack.append(Listing(page))
+        self._show_page()
 
     def _show_match(self, is_found: bool) -> None:
         self._show_rows()
@@ -208,8 +212,9 @@ class PageScreen(Screen[None], inherit_bindings=False):
 
     def _show_page(self) -> None:
         page = self.listing.page
-        self.title, self.sub_title = plain(page.title), plain(" > ".join(self._above))
+        self.title, self.sub_title = plain(page.title), plain(" > ".join(self.path[:-1]))
         self._set_text("facts", pack((f"{n} {text}" for n, text in page.facts), self.size.width))
+        self._rows.listing = self.listing
         self._show_rows()
 
     def _show_rows(self) -> None:

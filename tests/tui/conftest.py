@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from textual import events
 
 from graphkit.records import (
     Argument,
@@ -227,10 +228,24 @@ def recording(capture):
 
 @pytest.fixture(scope="session")
 def large():
-    """One graph of more than 3,000 nodes."""
-    made = graph("TARGET_VERIFY", 8, num_layers=300)
-    assert len(made.nodes) > 3_000
+    """One graph of more than 1,000 nodes."""
+    made = graph("TARGET_VERIFY", 8, num_layers=100)
+    assert len(made.nodes) > 1_000
     return made
+
+
+@pytest.fixture(scope="session")
+def huge():
+    """One graph of 10,000 nodes in 100 layers, without edges."""
+    first = graph("TARGET_VERIFY", 8).nodes[0]
+    nodes = tuple(
+        Node(
+            index=index, kind="kernel", name="kernel()", short_name=f"kernel_{index % 10}",
+            module=f"model.layers.{index // 100}", grid=first.grid, duration_us=1.0,
+        )
+        for index in range(10_000)
+    )  # fmt: skip
+    return GraphRecord(name="huge", backend="cuda", environment=ENVIRONMENT, nodes=nodes)
 
 
 DATA = Path(__file__).parents[1] / "data"
@@ -275,6 +290,23 @@ class Driver:
         await self.pilot.press(*keys)
         await self.settle()
 
+    async def restart(self, record):
+        """Show the first page of a record, without a new app."""
+        from graphkit.tui.listing import Listing
+        from graphkit.views.pages import first_page
+
+        if self.app.focused:
+            await self.pilot.press("escape")
+        screen = self.app.screen
+        screen._stack = [Listing(first_page(record))]
+        screen._show_page()
+        await self.settle()
+
+    async def type(self, text):
+        """Type into the prompt, all at once."""
+        self.app.focused.post_message(events.Paste(text))
+        await self.pilot.pause()
+
     async def settle(self):
         """Wait until what is seen stays as it is."""
         seen = []
@@ -284,7 +316,9 @@ class Driver:
 
     async def answer(self, text):
         """Replace what a prompt suggests, and send it off."""
-        await self.press("ctrl+u", *text, "enter")
+        await self.press("ctrl+u")
+        await self.type(text)
+        await self.press("enter")
 
     async def resize(self, width, height):
         """The app takes a new size when it is idle."""
@@ -296,6 +330,11 @@ class Driver:
     async def click_head(self, name):
         """Click on the head of a column."""
         await self.pilot.click("RowList", offset=(self.head.index(name), 0))
+
+    @property
+    def depth(self):
+        """Number of pages that the escape key goes back through, this one included."""
+        return len(self.app.screen.path)
 
     @property
     def listing(self):

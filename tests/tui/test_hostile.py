@@ -1,4 +1,4 @@
-"""Records that somebody else made: no text of theirs reaches the terminal as a command."""
+"""Records of unknown origin: no text in them reaches the terminal as a command."""
 
 from __future__ import annotations
 
@@ -23,20 +23,13 @@ TEXTS = {
     "bidi": "\u202ekernel\u202c",
 }
 VIEWS = (
-    "b",
-    "escape",
-    "down",
-    "enter",
-    "+",
-    "end",
-    "enter",
-    "escape",
-    "c",
-    "+",
-    "escape",
-    "m",
-    "+",
+    ("b",),
+    ("escape", "down", "enter", "+", "end"),
+    ("enter",),
+    ("escape", "c", "+"),
+    ("escape", "m", "+"),
 )
+"""Keys that lead from one page to the next."""
 
 
 def spoilt(record, text):
@@ -62,8 +55,8 @@ def spoilt(record, text):
 def test_any_text_is_shown_and_none_obeyed(capture, drive, name):
     async def script(on):
         shown = []
-        for key in VIEWS:
-            await on.press(key)
+        for keys in VIEWS:
+            await on.press(*keys)
             shown += on.lines
         return shown
 
@@ -119,7 +112,7 @@ def test_a_torn_record_can_still_be_walked_through(capture, drive):
         await on.press("down", "enter", "+")
         rows = len(on.listing.lines)
         for _ in range(rows):
-            await on.press("enter", "end", "enter", *["escape"] * (len(on.app.screen_stack) - 2))
+            await on.press("enter", "end", "enter", *["escape"] * (on.depth - 1))
             await on.press("down")
         await on.press("c", "+", "tab", "escape", "m", "+")
         return rows

@@ -30,7 +30,7 @@ def seen(on):
     focus = on.app.screen.query_one("#question").render() if on.app.focused else ""
     return Seen(
         listing.page.title, on.selected, listing.at, len(listing.lines), state.sort,
-        state.is_reversed, len(state.opened), str(focus), len(on.app.screen_stack),
+        state.is_reversed, len(state.opened), str(focus), on.depth,
         on.app._exit is False,
     )  # fmt: skip
 
@@ -85,8 +85,27 @@ def test_no_key_is_bound_twice():
     assert len(every) == len(set(every))
 
 
-@pytest.mark.parametrize("key", DOES)
-def test_a_key_does_what_the_table_says(capture, drive, key):
+QUITS = ("q", "ctrl+c")
+
+
+def test_every_key_does_what_the_table_says(capture, drive):
+    """In one app: each key is tried on new screens, on top of those of the key before."""
+
+    async def script(on):
+        for key in [*filter(lambda key: key not in QUITS, DOES)]:
+            before, does = DOES[key]
+            await on.restart(capture)
+            await on.press(*before)
+            was = seen(on)
+            await on.press(key)
+            now = seen(on)
+            assert does(was, now), f"{key}: {was}\n{now}"
+
+    drive(capture, script)
+
+
+@pytest.mark.parametrize("key", QUITS)
+def test_a_key_quits(capture, drive, key):
     before, does = DOES[key]
 
     async def script(on):
@@ -96,7 +115,7 @@ def test_a_key_does_what_the_table_says(capture, drive, key):
         return was, seen(on)
 
     was, now = drive(capture, script)
-    assert does(was, now), f"{was}\n{now}"
+    assert does(was, now)
 
 
 def test_keys_that_come_at_once_are_taken_one_after_the_other(capture, drive):
