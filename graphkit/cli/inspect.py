@@ -9,6 +9,7 @@ from pathlib import Path
 
 from graphkit.cli.exit_codes import DONE, FAILED, UsageError
 from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.interrupts import signals_as_exit
 from graphkit.cli.output import count_of, is_terminal, print_message, print_result
 from graphkit.cli.target_options import (
     REFERENCE,
@@ -107,7 +108,8 @@ def _run_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | No
     from graphkit.tui import InspectApp
 
     app = InspectApp(record, mode=mode, batch_size=batch_size)
-    app.run()
+    with signals_as_exit(app.exit):
+        app.run()
     return app.return_code or DONE
 
 

@@ -8,54 +8,83 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
 
-_Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
+_Handler = Callable[[int, FrameType | None], None]
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM was received. Code that handles Ctrl-C handles it the same way."""
 
 
+_EXCEPTIONS: dict[int, type[KeyboardInterrupt]] = {
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGTERM: Terminated,
+}
+
+
 @contextmanager
 def signals_as_exceptions() -> Iterator[None]:
     """Raise ``KeyboardInterrupt`` on SIGINT and ``Terminated`` on SIGTERM in the block.
 
-    The terminal's cursor and mode are then restored and temporary files removed, which the default
-    action of SIGTERM would not do. Signals that are ignored or handled already stay so. Has no
-    effect outside the main thread, where Python sets no handlers.
+    The terminal's cursor is then restored and temporary files are removed, which the default action
+    of SIGTERM would not do.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     owner = os.getpid()
 
-    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    def terminate(_signal: int, _frame: FrameType | None) -> None:
-        if os.getpid() == owner:
-            raise Terminated
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() == owner or number == signal.SIGINT:
+            raise _EXCEPTIONS[number]
         # A forked child keeps the default action, which its parent expects of it.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
-    # asyncio replaces Python's own SIGINT handler, and the screen would then end with exit code 0.
-    with (
-        _replaced(signal.SIGINT, signal.default_int_handler, interrupt),
-        _replaced(signal.SIGTERM, signal.SIG_DFL, terminate),
-    ):
+    with _handler(on_signal):
         yield
 
 
 @contextmanager
-def _replaced(number: signal.Signals, default: _Handler, handler: _Handler) -> Iterator[None]:
-    """Replace a signal's default handler in the block; leave any other handler."""
-    if signal.getsignal(number) is not default:
+def signals_as_exit(leave: Callable[[], None]) -> Iterator[None]:
+    """Let an event loop end on SIGINT or SIGTERM, and raise the signal's exception after the block.
+
+    A callback of the loop could lose an exception that a signal handler raises in it. A second
+    signal raises at once.
+
+    Args:
+        leave: Ends the loop; called in it.
+    """
+    received: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        import asyncio
+
+        received.append(number)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # the loop has not started
+            raise _EXCEPTIONS[number] from None
+        if len(received) > 1:
+            raise _EXCEPTIONS[number]
+        loop.call_soon_threadsafe(leave)
+
+    with _handler(on_signal):
         yield
-        return
-    signal.signal(number, handler)
+    if received:
+        raise _EXCEPTIONS[received[0]]
+
+
+@contextmanager
+def _handler(handler: _Handler) -> Iterator[None]:
+    """Handle both signals in the block, except an ignored one.
+
+    Has no effect outside the main thread, where Python sets no handlers.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in _EXCEPTIONS if is_main}
+    replaced = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in replaced:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(number, default)
+        for number, old in replaced.items():
+            signal.signal(number, old)

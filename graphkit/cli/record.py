@@ -88,16 +88,14 @@ def _check_program(program: list[str], *, is_module: bool) -> None:
 
 def _report(recorded: RecordedProgram, out: Path) -> None:
     for pid, lost in recorded.lost_graphs.items():
-        print_message(
-            f"{count_of(lost, 'graph')} of process {pid} left out: the process ended, or "
-            "inspection failed, before the record was written"
-        )
+        graphs = count_of(lost, "graph")
+        print_message(f"left out {graphs} of process {pid}: not written completely")
     record = recorded.record
     if record is None:
         print_message(f"nothing recorded: {_why_nothing(recorded)}")
         return
-    graphs, processes = len(record.graphs), len(record.processes)
-    summary = f"recorded {count_of(graphs, 'graph')} of {count_of(processes, 'process')}"
+    graphs = count_of(len(record.graphs), "graph")
+    summary = f"recorded {graphs} of {count_of(len(record.processes), 'process')}"
     write_output(out, record.to_json(), summary)
 
 

@@ -30,7 +30,7 @@ from graphkit.reference import default_checkpoint
         (
             1,
             ("--algorithm", "NONE", "--checkpoint", "nowhere"),
-            "the checkpoint folder 'nowhere' does not exist",
+            "folder 'nowhere' does not exist",
         ),
         (3, ("--device", "cuda"), "no CUDA device for device='cuda'"),
     ],

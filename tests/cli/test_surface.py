@@ -1,19 +1,23 @@
-"""The whole command line in one table: a new word has to be written down here too."""
+"""The whole command line in one table: a new option must be added here too."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import graphkit
 from graphkit.audit import AUDITS
 from graphkit.cli.exit_codes import exit_code_of
+from graphkit.cli.parser import build_parser
 from graphkit.errors import CaptureError, ConfigError, DeviceError, GraphkitError, TargetError
 from graphkit.runners import RUNNERS
 
+RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 COMMANDS = {
     "capture": {"TARGET", "--mode", "--batch-sizes", "--device", "--out", "--json"},
@@ -37,36 +41,49 @@ COMMANDS = {
 HELP = {"-h", "--help"}
 
 
-def words_in(text):
-    """Flags, and operands written in capitals, as a help text lists them."""
+def arguments_in(text):
+    """Return the options, and the operands in capitals, that a help text lists."""
     listed = re.findall(r"^  (\S.*?)(?:  |$)", text, re.MULTILINE)
-    words = set()
-    for entry in listed:
-        words |= {part.split()[0] for part in entry.split(", ")}
-    return {word for word in words if word.startswith("-") or word.isupper()}
+    names = {part.split()[0] for entry in listed for part in entry.split(", ")}
+    return {name for name in names if name.startswith("-") or name.isupper()}
 
 
 def test_the_commands_are_those_of_the_table(run):
     ended = run("--help")
     assert (ended.code, ended.err) == (0, "")
     assert re.findall(r"^    (\w.*?)  ", ended.out, re.MULTILINE) == list(COMMANDS)
-    assert words_in(ended.out) - {"COMMAND"} == GLOBAL
+    assert arguments_in(ended.out) - {"COMMAND"} == GLOBAL
+
+
+def test_the_exit_codes_are_listed(run):
+    listed = re.findall(r"^  (\d+)  ", run("--help").out, re.MULTILINE)
+    assert listed == ["0", "1", "2", "3", "130"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_words_of_a_command_are_those_of_the_table(run, command):
+def test_the_arguments_of_a_command_are_those_of_the_table(run, command):
     ended = run(command, "--help")
     assert (ended.code, ended.err) == (0, "")
-    assert words_in(ended.out) == COMMANDS[command] | HELP
+    assert arguments_in(ended.out) == COMMANDS[command] | HELP
     assert ended.out.startswith(f"usage: graphkit {command} ")
 
 
-def test_what_a_word_may_be_is_told_in_full(run):
-    """Written out in the help, which loads neither torch nor the audits."""
-    told = " ".join(run("audit", "--help").out.split())
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_ends_with_examples_that_can_be_parsed(run, command):
+    examples = run(command, "--help").out.rpartition("\nExample")[2].partition("\n")[2]
+    assert examples
+    for line in examples.splitlines():
+        words = shlex.split(line.rpartition("| ")[2])
+        assert words[:2] == ["graphkit", command]
+        assert build_parser().parse_args(words[1:]).run
+
+
+def test_the_values_of_an_option_are_listed_in_full(run):
+    """The help spells them out, because it imports neither torch nor the audits."""
+    text = " ".join(run("audit", "--help").out.split())
     *others, last = (mode.name for mode in RUNNERS)
-    assert f"--mode M {', '.join(others)} or {last}, in small letters too" in told
-    assert f"these audits alone, of {', '.join(AUDITS)}; default" in told
+    assert f"in any case: {', '.join(others)} or {last}; repeatable" in text
+    assert f"audits to run, of {', '.join(AUDITS)}; default" in text
 
 
 def test_version(run):
@@ -75,7 +92,7 @@ def test_version(run):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         (),
         ("nothing",),
@@ -89,8 +106,8 @@ def test_version(run):
         ("doctor", "now"),
     ],
 )
-def test_wrong_words_are_wrong_usage(run, words):
-    ended = run(*words)
+def test_wrong_arguments_are_a_usage_error(run, arguments):
+    ended = run(*arguments)
     assert (ended.code, ended.out) == (2, "")
     assert "usage: graphkit" in ended.err
     assert "error: " in ended.err
@@ -110,20 +127,22 @@ def test_the_exit_code_of_an_error(error, code):
     assert exit_code_of(error) == code
 
 
+def run_module(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "graphkit", *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
 def test_the_module_is_the_command_and_writes_no_colour_into_a_pipe():
-    done = subprocess.run(
-        [sys.executable, "-m", "graphkit", "doctor"], capture_output=True, text=True, check=False
-    )
+    done = run_module("inspect", RECORD)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "recorder backend" in done.stdout
+    assert "TARGET_VERIFY" in done.stdout
     assert "\x1b" not in done.stdout
 
 
-def test_the_module_hands_on_the_exit_code():
-    done = subprocess.run(
-        [sys.executable, "-m", "graphkit", "capture", "nonsense"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_the_module_ends_with_the_exit_code():
+    done = run_module("inspect", "nonsense")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: TARGET 'nonsense'")
+    assert done.stderr.startswith("error: cannot inspect 'nonsense'")
     assert "Traceback" not in done.stderr

@@ -1,7 +1,4 @@
-"""Programs that record, though nothing can be captured here.
-
-They write parts by the call that the end of a capture makes.
-"""
+"""Programs that write graph files without a GPU, through the call that ends a capture."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import pytest
 
 from graphkit.records import RecordingRecord
 
-CAPTURING = """
+FAKE_CAPTURE = """
 from graphkit.records import Environment, GraphRecord
 from graphkit.recording import GraphFileWriter
 
@@ -31,8 +28,8 @@ def capture(name, meanwhile=lambda: None):
 
 @pytest.fixture
 def program(here, tmp_path, monkeypatch):
-    """``program(source)``: the script ``s.py`` in the working directory."""
-    (tmp_path / "capturing.py").write_text(CAPTURING)
+    """Return ``program(source)``, which writes the script ``s.py`` to the working directory."""
+    (tmp_path / "fake_capture.py").write_text(FAKE_CAPTURE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def write(source):
@@ -44,7 +41,7 @@ def program(here, tmp_path, monkeypatch):
 
 @pytest.fixture
 def graphs_in(here):
-    """``graphs_in(name)``: names and process indices of what a record holds."""
+    """Return ``graphs_in(name)``: name and process index of each graph in a record."""
 
     def read(name="graphkit-record.json"):
         record = RecordingRecord.load(here / name)
@@ -55,11 +52,11 @@ def graphs_in(here):
 
 @pytest.fixture
 def record_in_shell(here):
-    """``record_in_shell(*words)``: the command in a process of its own."""
+    """Return ``record_in_shell(*arguments)``, which runs the command in its own process."""
 
-    def command(*words, options=(), **settings):
+    def command(*arguments, options=(), **settings):
         return subprocess.run(
-            [sys.executable, *options, "-m", "graphkit", "record", *words],
+            [sys.executable, *options, "-m", "graphkit", "record", *arguments],
             capture_output=True, text=True, check=False, timeout=60, **settings,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The words of ``graphkit record``: which are ours, and what it says."""
+"""The arguments of ``graphkit record`` and of its program, and the messages about the record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.records import RecordingRecord
 
 
 @pytest.mark.parametrize(
-    ("words", "out", "left"),
+    ("arguments", "out", "programs"),
     [
         (["s.py", "a", "b"], "graphkit-record.json", ["a", "b"]),
         (["--out", "r.json", "s.py", "-a"], "r.json", ["-a"]),
@@ -30,44 +30,48 @@ from graphkit.records import RecordingRecord
         (["-m", "s", "-m", "x", "--help"], "graphkit-record.json", ["-m", "x", "--help"]),
     ],
 )
-def test_which_words_are_ours(run, program, here, words, out, left, graphs_in):
-    program("import sys; from capturing import capture; capture(repr(sys.argv[1:]))")
-    ended = run("record", *words)
+def test_the_program_gets_the_other_arguments(
+    run, program, here, arguments, out, programs, graphs_in
+):
+    program("import sys; from fake_capture import capture; capture(repr(sys.argv[1:]))")
+    ended = run("record", *arguments)
     assert (ended.code, ended.err) == (0, f"recorded 1 graph of 1 process: wrote {out}\n")
     assert [path.name for path in here.glob("*.json")] == [out]
-    assert graphs_in(out) == [(repr(left), 0)]
-    start = ["-m", "s"] if "-m" in words[:3] else ["s.py"]
-    assert list(RecordingRecord.load(here / out).command) == [*start, *left]
+    assert graphs_in(out) == [(repr(programs), 0)]
+    start = ["-m", "s"] if "-m" in arguments[:3] else ["s.py"]
+    assert list(RecordingRecord.load(here / out).command) == [*start, *programs]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         (), ("-m",), ("--out",), ("--out", "r.json"), ("absent.py",), ("--", "absent.py"),
         ("--nothing", "s.py"), ("s.py", "--out"), ("-m", "s", "--out"),
         ("--out", "absent/r.json", "s.py"),
     ],
 )  # fmt: skip
-def test_wrong_words_run_nothing(run, program, here, words):
+def test_wrong_arguments_run_nothing(run, program, here, arguments):
     program("open('ran', 'w')")
-    ended = run("record", *words)
+    ended = run("record", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert "error: " in ended.err
     assert [path.name for path in here.iterdir()] == ["s.py"]
 
 
 def test_a_missing_script_is_named(run, here):
-    assert run("record", "absent.py").error == "error: cannot run absent.py: there is no such file."
+    assert (
+        run("record", "absent.py").error == "error: cannot run absent.py: the file does not exist."
+    )
 
 
-def test_a_missing_module_is_pythons_to_say(here, record_in_shell):
+def test_a_missing_module_is_reported_by_python(here, record_in_shell):
     done = record_in_shell("-m", "no_such_module_at_all")
     assert done.returncode == 1
     assert "No module named no_such_module_at_all" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["-E", "-I", "-S"])
-def test_a_python_that_would_not_find_the_hooks_is_refused(program, option, tmp_path):
+def test_a_python_that_ignores_the_hooks_is_refused(program, option, tmp_path):
     program("print('ran')")
     root = str(Path(graphkit.__file__).parents[1])
     code = (
@@ -83,19 +87,28 @@ def test_a_python_that_would_not_find_the_hooks_is_refused(program, option, tmp_
 
 @pytest.mark.parametrize(
     ("has_device", "why"),
-    [(False, "no CUDA device seen by torch"), (True, "no graph was captured")],
+    [(False, "torch sees no CUDA device"), (True, "the program captured no graph")],
 )
-def test_why_a_program_with_torch_has_nothing_to_record(
-    run, program, here, monkeypatch, has_device, why
-):
+def test_why_a_program_with_torch_has_no_graph(run, program, here, monkeypatch, has_device, why):
+    """The program imports a stand-in for torch, which takes no time to load."""
+    package = here / "torch" / "cuda"
+    package.mkdir(parents=True)
+    (here / "torch" / "__init__.py").write_text("from torch.cuda import graphs")
+    (package / "__init__.py").touch()
+    (package / "graphs.py").write_text(
+        "class CUDAGraph:\n"
+        "    def capture_begin(self): pass\n"
+        "    def capture_end(self): pass\n"
+        "    def raw_cuda_graph(self): pass\n"
+    )
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_device)
     ended = run("record", program("import torch; raise SystemExit(4)"))
-    assert (ended.code, ended.err) == (4, f"nothing to record: {why}\n")
-    assert [path.name for path in here.iterdir()] == ["s.py"]
+    assert (ended.code, ended.err) == (4, f"nothing recorded: {why}\n")
+    assert not list(here.glob("*.json"))
 
 
-def test_a_record_that_cannot_be_written_is_said(run, program, here, monkeypatch):
-    program("import os; from capturing import capture; capture('a'); os.mkdir('r.json')")
+def test_a_record_that_cannot_be_written_is_a_usage_error(run, program, here, monkeypatch):
+    program("import os; from fake_capture import capture; capture('a'); os.mkdir('r.json')")
     ended = run("record", "s.py", "--out", "r.json")
     assert ended.code == 2
     assert "cannot write r.json" in ended.err

@@ -1,4 +1,4 @@
-"""A program is the same under ``graphkit record``, and what its processes captured is kept."""
+"""A program behaves as under plain Python, and the graphs of its processes are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from graphkit.records import RecordingRecord
 
-SEES = """
+PRINT_STATE = """
 import json, os, sys
 print(json.dumps([sys.argv, sys.path, __name__, __file__, os.getcwd(), sys.flags.optimize,
     sys.warnoptions, sys.dont_write_bytecode, sys.stdin.read()]))
@@ -21,7 +21,7 @@ sys.exit(9)
 
 CHILDREN = """
 import multiprocessing, os, subprocess, sys
-from capturing import capture
+from fake_capture import capture
 
 if __name__ == "__main__":
     capture("parent")
@@ -29,8 +29,8 @@ if __name__ == "__main__":
         child = multiprocessing.get_context(method).Process(target=capture, args=[method])
         child.start()
         child.join()
-    words = "from capturing import capture; capture('subprocess')"
-    subprocess.run([sys.executable, "-c", words], check=True)
+    code = "from fake_capture import capture; capture('subprocess')"
+    subprocess.run([sys.executable, "-c", code], check=True)
     pid = os.fork()
     if not pid:
         capture("os.fork")
@@ -40,11 +40,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("words", [("s.py",), ("-m", "s")])
-def test_a_program_is_as_under_plain_python(program, words, record_in_shell):
-    program(SEES)
+@pytest.mark.parametrize("start", [("s.py",), ("-m", "s")])
+def test_a_program_behaves_as_under_plain_python(program, start, record_in_shell):
+    program(PRINT_STATE)
     options = ("-O", "-B", "-W", "ignore::ImportWarning")
-    given = (*words, "a", "-v", "--x=1", "", "-h")
+    given = (*start, "a", "-v", "--x=1", "", "-h")
     plain = subprocess.run(
         [sys.executable, *options, *given], input="text", capture_output=True, text=True,
         check=False,
@@ -52,11 +52,11 @@ def test_a_program_is_as_under_plain_python(program, words, record_in_shell):
     done = record_in_shell(*given, options=options, input="text")
     assert plain.returncode == done.returncode == 9
     assert done.stdout == plain.stdout
-    said = "nothing to record: the program never imported torch\n"
-    assert done.stderr == plain.stderr + said
+    message = "nothing recorded: the program did not import torch\n"
+    assert done.stderr == plain.stderr + message
 
 
-def test_files_that_are_open_stay_open(program, record_in_shell):
+def test_open_files_stay_open(program, record_in_shell):
     program("import os, sys; os.write(int(sys.argv[1]), b'through')")
     read, write = os.pipe()
     assert record_in_shell("s.py", str(write), pass_fds=[write]).returncode == 0
@@ -91,8 +91,8 @@ def test_children_are_recorded_too(program, here, graphs_in, record_in_shell):
         ("raise KeyboardInterrupt", 130),
     ],
 )
-def test_nothing_is_lost_however_the_program_ends(run, program, here, end, code):
-    program(f"import os; from capturing import capture; capture('a'); {end}")
+def test_graphs_are_kept_however_the_program_ends(run, program, here, end, code):
+    program(f"import os; from fake_capture import capture; capture('a'); {end}")
     ended = run("record", "s.py")
     assert ended.code == code
     assert ended.err == "recorded 1 graph of 1 process: wrote graphkit-record.json\n"
@@ -100,24 +100,26 @@ def test_nothing_is_lost_however_the_program_ends(run, program, here, end, code)
     assert (record.exit_code, record.graphs[0].name) == (code, "a")
 
 
-def test_a_graph_that_was_being_written_is_left_out_and_said(run, program, here, graphs_in):
-    source = "import os; from capturing import capture; print(os.getpid(), file=open('pid', 'w'))"
+def test_an_incomplete_graph_is_left_out_and_reported(run, program, here, graphs_in):
+    source = (
+        "import os; from fake_capture import capture; print(os.getpid(), file=open('pid', 'w'))"
+    )
     program(f"{source}; capture('a'); capture('b', lambda: os._exit(6))")
     ended = run("record", "s.py")
     pid = (here / "pid").read_text().strip()
     assert ended.code == 6
     assert ended.err.splitlines() == [
-        f"left out 1 graph of process {pid}: not recorded to the end",
+        f"left out 1 graph of process {pid}: not written completely",
         "recorded 1 graph of 1 process: wrote graphkit-record.json",
     ]
     assert graphs_in() == [("a", 0)]
 
 
-def test_when_all_is_lost_no_file_is_written(run, program, here):
-    program("import os; from capturing import capture; capture('b', lambda: os._exit(6))")
+def test_without_a_complete_graph_no_file_is_written(run, program, here):
+    program("import os; from fake_capture import capture; capture('b', lambda: os._exit(6))")
     ended = run("record", "s.py")
     assert ended.code == 6
-    assert ended.err.splitlines()[1:] == ["nothing to record: no graph was recorded to the end"]
+    assert ended.err.splitlines()[1:] == ["nothing recorded: no graph was written completely"]
     assert not list(here.glob("*.json"))
 
 
@@ -126,6 +128,6 @@ def test_the_command_leaves_nothing_behind(run, program, tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", None)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert run("record", program("from capturing import capture; capture('a')")).code == 0
+    assert run("record", program("from fake_capture import capture; capture('a')")).code == 0
     assert list((tmp_path / "temporary").iterdir()) == []
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

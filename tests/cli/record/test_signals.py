@@ -1,4 +1,4 @@
-"""Signals reach the program once, whoever sends them to whom, and the record is still written."""
+"""Signals to the command, its group or its terminal reach the program once; the record is kept."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-NOTES = """
+NOTE_SIGNALS = """
 import os, signal, sys, time
-from capturing import capture
+from fake_capture import capture
 
 seen = open("seen", "w", buffering=1)
 for name in ("SIGINT", "SIGUSR1"):
@@ -26,17 +26,17 @@ while not os.path.exists("stop") and time.monotonic() < end:
 sys.exit(7)
 """
 TIMES = 8
-"""A signal that comes again before it was handled is one: only some of many show a doubling."""
+"""Two signals merge if the first is still pending, so a doubled one shows only in some of many."""
 
 
 @pytest.fixture
 def noting(program, here, graphs_in):
-    """A block with the command around a program that notes its signals."""
+    """Return a context manager that records a program which notes its signals."""
 
     @contextmanager
-    def run(words=list, **settings):
+    def run(wrap=list, **settings):
         with subprocess.Popen(
-            words([sys.executable, "-m", "graphkit", "record", program(NOTES)]),
+            wrap([sys.executable, "-m", "graphkit", "record", program(NOTE_SIGNALS)]),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             **settings,
         ) as started:  # fmt: skip
@@ -53,13 +53,13 @@ def noting(program, here, graphs_in):
 
 @pytest.fixture
 def seen(here):
-    """``seen()``: what the program noted so far."""
+    """Return ``seen()``: the signals that the program has noted."""
     return lambda: (here / "seen").read_text().split()
 
 
 @pytest.fixture
-def often(seen):
-    """``often(send)``: sends it anew each time that it came through."""
+def send_repeatedly(seen):
+    """Return a function that sends a signal again each time that the program has noted it."""
 
     def repeat(send):
         for _ in range(TIMES):
@@ -72,38 +72,38 @@ def often(seen):
     return repeat
 
 
-def test_a_signal_for_the_command_reaches_the_program(noting, often, seen):
+def test_a_signal_to_the_command_reaches_the_program(noting, send_repeatedly, seen):
     with noting() as started:
-        often(lambda: started.send_signal(signal.SIGINT))
-        often(lambda: started.send_signal(signal.SIGUSR1))
+        send_repeatedly(lambda: started.send_signal(signal.SIGINT))
+        send_repeatedly(lambda: started.send_signal(signal.SIGUSR1))
     assert seen() == ["SIGINT"] * TIMES + ["SIGUSR1"] * TIMES
 
 
-def test_a_signal_for_its_group_reaches_the_program_once(noting, often, seen):
+def test_a_signal_to_the_group_reaches_the_program_once(noting, send_repeatedly, seen):
     with noting() as started:
-        often(lambda: os.killpg(started.pid, signal.SIGINT))
+        send_repeatedly(lambda: os.killpg(started.pid, signal.SIGINT))
     assert seen() == ["SIGINT"] * TIMES
 
 
-def test_control_c_of_a_terminal_reaches_the_program_once(noting, often, seen):
-    """Both are in the terminal's foreground group, and it tells both."""
+def test_ctrl_c_on_a_terminal_reaches_the_program_once(noting, send_repeatedly, seen):
+    """The terminal signals both, because both are in its foreground group."""
     ours, theirs = os.openpty()
 
     def at_terminal(record):
-        # The leader of a new session makes the first terminal that it opens its own.
+        # The first terminal that the leader of a new session opens becomes its own.
         opens = f"import os; os.close(os.open({os.ttyname(theirs)!r}, os.O_RDWR))"
         return [sys.executable, "-c", f"{opens}; os.execv({sys.executable!r}, {record!r})"]
 
     with noting(at_terminal, stdin=theirs):
-        often(lambda: os.write(ours, b"\x03"))
+        send_repeatedly(lambda: os.write(ours, b"\x03"))
     os.close(ours)
     os.close(theirs)
     assert seen() == ["SIGINT"] * TIMES
 
 
-def test_a_request_to_end_ends_the_program_and_keeps_the_record(program, graphs_in):
-    words = [sys.executable, "-m", "graphkit", "record", program(NOTES)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:
+def test_sigterm_ends_the_program_and_keeps_the_record(program, graphs_in):
+    command = [sys.executable, "-m", "graphkit", "record", program(NOTE_SIGNALS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout.readline() == "ready\n"
         started.terminate()
         assert started.wait(timeout=30) == 128 + signal.SIGTERM

@@ -1,0 +1,137 @@
+"""SIGINT and SIGTERM end any command with one line, the right exit code and a restored terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from graphkit.cli import main
+from graphkit.cli.interrupts import Terminated, signals_as_exceptions, signals_as_exit
+
+RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
+SIGNALS = pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+TARGET = """
+import sys, time
+from graphkit.cli.output import progress_on_stderr
+
+with progress_on_stderr() as progress:
+    progress(1, 2, "working")
+    print("ready", file=sys.stderr, flush=True)
+    time.sleep(60)
+"""
+"""Shows a progress bar while a command imports it, then waits."""
+
+
+def on_terminal(number, arguments, ready):
+    """Run a command on a terminal, send a signal once ``ready`` is written; return all of it."""
+    main_end, its_end = pty.openpty()
+    command = subprocess.Popen(
+        [sys.executable, "-m", "graphkit", *map(str, arguments)],
+        stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True,
+    )  # fmt: skip
+    os.close(its_end)
+    written, is_sent, end = b"", False, time.monotonic() + 60
+    while time.monotonic() < end:
+        if select.select([main_end], [], [], 1)[0]:
+            try:
+                written += os.read(main_end, 1 << 16)
+            except OSError:  # the command has closed the terminal
+                break
+        if not is_sent and ready in written:
+            command.send_signal(number)
+            is_sent = True
+    os.close(main_end)
+    return written, command.wait(timeout=30)
+
+
+@SIGNALS
+def test_a_signal_ends_a_command_and_restores_the_cursor(here, number, code, text):
+    (here / "waits.py").write_text(TARGET)
+    written, ended = on_terminal(number, ("capture", "waits:target"), b"ready")
+    assert ended == code
+    assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l"), "the cursor is visible"
+    assert written.endswith(f"\r\nerror: {text}\r\n".encode())
+    assert b"Traceback" not in written
+
+
+@SIGNALS
+def test_a_signal_ends_the_screen_and_restores_the_terminal(number, code, text):
+    written, ended = on_terminal(number, ("inspect", RECORD), b"reference model")
+    assert ended == code
+    assert written.count(b"\x1b[?1049h") == written.count(b"\x1b[?1049l") == 1
+    assert written.endswith(f"error: {text}\r\n".encode())
+    assert b"Traceback" not in written
+
+
+@SIGNALS
+def test_a_signal_in_a_pipe_is_one_line(run, monkeypatch, number, code, text):
+    def send(_):
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    monkeypatch.setattr("graphkit.cli.inspect.load_record", send)
+    ended = run("inspect", RECORD)
+    assert (ended.code, ended.out, ended.err) == (code, "", f"error: {text}\n")
+
+
+def test_handlers_are_restored():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_ignored_stays_ignored(number):
+    """As under ``nohup``, or in the background of a script."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with signals_as_exceptions():
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_forked_child_is_terminated_by_default():
+    with signals_as_exceptions():
+        child = os.fork()
+        if not child:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            finally:
+                os._exit(0)  # reached only if the signal was raised as an exception
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
+def test_an_event_loop_ends_before_the_signal_is_raised():
+    ended = []
+
+    async def wait():
+        left = asyncio.Event()
+        leave.append(left.set)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(left.wait(), 60)
+        ended.append(True)
+
+    def run():
+        with signals_as_exit(lambda: leave[0]()):
+            asyncio.run(wait())
+
+    leave = []
+    with pytest.raises(Terminated):
+        run()
+    assert ended == [True]
