@@ -1,4 +1,4 @@
-"""A small verify step on CUDA, with a backend of its own per test."""
+"""A small verify step on CUDA, with its own backend per test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def weight() -> torch.Tensor:
 
 @pytest.fixture
 def forward(weight: torch.Tensor) -> Callable[[gk.TargetVerifyInputs], gk.ForwardOutput]:
-    """Hidden states that say exactly which rows were read."""
+    """A step whose hidden states identify the rows that were read."""
 
     def step(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         hidden = inputs.input_embeds + inputs.positions[:, None] + inputs.input_ids[:, None]
@@ -35,8 +35,8 @@ def forward(weight: torch.Tensor) -> Callable[[gk.TargetVerifyInputs], gk.Forwar
 
 @pytest.fixture
 def make_runner(forward: Callable) -> Callable[..., gk.TargetVerifyRunner]:
-    """Planned runners of that step; closed afterwards."""
-    made = []
+    """Creates planned runners of the step, and closes them."""
+    runners = []
 
     def make(step: Callable | None = None, **options) -> gk.TargetVerifyRunner:
         runner = gk.TargetVerifyRunner(
@@ -48,17 +48,17 @@ def make_runner(forward: Callable) -> Callable[..., gk.TargetVerifyRunner]:
             backend=options.pop("backend", None) or gk.CudaBackend(),
             **options,
         )
-        made.append(runner)
+        runners.append(runner)
         return runner
 
     yield make
-    for runner in made:
+    for runner in runners:
         runner.close()
 
 
 @pytest.fixture
 def make_batch() -> Callable[..., gk.TargetVerifyInputs]:
-    """A batch whose rows carry ``mark``; host fields are numpy, the embeddings on the device."""
+    """Creates a batch with ``mark`` in its rows: host fields in numpy, embeddings on the device."""
 
     def make(requests: int, mark: int, embeds: torch.Tensor | None = None) -> gk.TargetVerifyInputs:
         tokens = requests * WIDTH
@@ -89,10 +89,10 @@ def expected() -> Callable[[int, int], torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def kept_graph() -> Callable[..., torch.cuda.CUDAGraph]:
-    """Captures a function as torch alone does, and keeps the template."""
+    """Captures a function with torch alone, and keeps the template."""
 
     def capture(function: Callable, attribution: gk.Attribution | None = None):
-        """The graph of a function that takes nothing."""
+        """Capture a function without arguments."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Capture on CUDA: what it leaves behind when it fails, and when it does not."""
+"""Capture on CUDA: cleanup after a failure, memory, state and random numbers."""
 
 import gc
 
@@ -11,7 +11,7 @@ from graphkit.graphs.driver import runtime
 
 pytestmark = pytest.mark.gpu
 
-CULPRITS = {
+FAILING = {
     "item": (lambda i: i.positions.sum().item(), "host synchronisation", "_local_scalar_dense"),
     "cpu": (lambda i: i.positions.cpu(), "host synchronisation", "_to_copy"),
     "nonzero": (lambda i: i.positions.nonzero(), "data dependent shape", "nonzero"),
@@ -22,16 +22,16 @@ CULPRITS = {
 }
 
 
-@pytest.mark.parametrize("name", CULPRITS)
+@pytest.mark.parametrize("name", FAILING)
 def test_a_failure_is_classified_and_leaves_no_trace(
     make_runner, make_batch, forward, name, expected
 ):
-    culprit, cause, where = CULPRITS[name]
+    failing, cause, where = FAILING[name]
     healthy = False
 
     def step(inputs):
         if inputs.batch_size == 4 and not healthy:
-            culprit(inputs)
+            failing(inputs)
         return forward(inputs)
 
     torch.cuda.manual_seed(5)
@@ -50,7 +50,7 @@ def test_a_failure_is_classified_and_leaves_no_trace(
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.equal(torch.cuda.get_rng_state(), random_state)
     assert not runner.backend.graphs
-    torch.randn(4, device="cuda")  # the generator does not believe in a capture any more
+    torch.randn(4, device="cuda")  # fails if the generator is still in capture mode
     torch.cuda.empty_cache()
 
     healthy = True
@@ -58,8 +58,8 @@ def test_a_failure_is_classified_and_leaves_no_trace(
     assert torch.equal(runner.replay(make_batch(3, 7)).hidden_states, expected(3, 7))
 
 
-def test_a_failed_warm_up_leaves_nothing_running():
-    """Who tries again must not read what the failed run has yet to write."""
+def test_a_failed_warm_up_waits_for_its_work():
+    """A second attempt must not read memory that the failed one has yet to write."""
     backend = gk.CudaBackend()
     begun = torch.cuda.Event()
 
@@ -74,7 +74,7 @@ def test_a_failed_warm_up_leaves_nothing_running():
         assert begun.query()
 
 
-def test_closing_gives_the_pool_back(make_runner):
+def test_closing_frees_the_pool(make_runner):
     runner = make_runner()
     runner.capture()
     assert runner.backend.pool_bytes() > 0
@@ -83,7 +83,7 @@ def test_closing_gives_the_pool_back(make_runner):
     assert runner.backend.pool_bytes() == 0
 
 
-def test_declared_state_is_as_before(make_runner, forward):
+def test_capture_restores_mutable_state(make_runner, forward):
     counter = torch.zeros(1, device="cuda")
 
     def step(inputs):
@@ -110,7 +110,7 @@ def test_random_numbers_advance_as_in_eager(make_runner, make_batch):
         assert torch.equal(one, other)
 
 
-def test_autocast_and_inference_mode(make_runner, make_batch, weight):
+def test_autocast_and_inference_mode_are_captured(make_runner, make_batch, weight):
     @torch.inference_mode()
     def step(inputs):
         with torch.autocast("cuda", torch.bfloat16):

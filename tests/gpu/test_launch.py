@@ -1,4 +1,4 @@
-"""What one replay costs: API calls, allocations, memory of all sizes."""
+"""Cost of a replay: CUDA calls, allocations, memory of all sizes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.skipif(runtime() is None, reason="needs cuda-bindings")
-def test_a_replay_is_one_api_call(make_runner, make_batch):
+def test_a_replay_is_one_cuda_call(make_runner, make_batch):
     runner = make_runner()
     runner.capture()
     batch = make_batch(3, 1)

@@ -1,4 +1,4 @@
-"""The overwrite race: the host runs ahead, streams change, sources die early."""
+"""Races of the mailbox: the host runs ahead, streams change, sources are freed early."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from graphkit.buffers import ENTRIES
 pytestmark = pytest.mark.gpu
 
 
-def test_replays_faster_than_the_gpu_consumes_lose_nothing(make_runner, make_batch, expected):
+def test_replays_ahead_of_the_device_are_all_correct(make_runner, make_batch, expected):
     runner = make_runner()
     runner.capture()
     kept = []
-    torch.cuda._sleep(20_000_000)  # the device starts late: the ring fills and the host waits
+    torch.cuda._sleep(20_000_000)  # delays the device, so that the ring fills and the host waits
     for turn in range(2000):
         requests = (16, 3, 12, 1, 7)[turn % 5]
         output = runner.replay(make_batch(requests, turn))
@@ -29,12 +29,12 @@ def test_the_host_waits_while_every_entry_is_in_flight(make_runner, make_batch):
     runner.replay(batch)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
-    waited = runner.buffers.mailbox
+    mailbox = runner.buffers.mailbox
     for _ in range(ENTRIES):
         runner.replay(batch)
-    assert waited.sequence - int(waited.ring[0]) == ENTRIES, "the device should not have begun"
+    assert mailbox.sequence - int(mailbox.ring[0]) == ENTRIES, "the device should not have begun"
     runner.replay(batch)
-    assert waited.sequence - int(waited.ring[0]) <= ENTRIES
+    assert mailbox.sequence - int(mailbox.ring[0]) <= ENTRIES
 
 
 def test_two_streams_are_ordered(make_runner, make_batch, expected):
@@ -84,7 +84,7 @@ def test_a_source_may_be_freed_right_after_replay(make_runner, make_batch, expec
             torch.cuda._sleep(100_000)
             output = runner.replay(batch, clone=True)
         del batch
-        with torch.cuda.stream(elsewhere):  # takes the memory of the source, if that is free
+        with torch.cuda.stream(elsewhere):  # reuses the memory of the source if it was freed
             torch.full((16 * 4, 64), -1.0, device="cuda")
         torch.cuda.synchronize()
         assert torch.equal(output.hidden_states, expected(16, turn))

@@ -14,7 +14,7 @@ pytestmark = [
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 
 
-def test_a_runner_works_beside_the_current_device():
+def test_a_runner_on_another_device_than_the_current_one():
     target = reference_target("cuda:1", max_batch_size=4)
     with target.runner(VERIFY, device="cuda:1", batch_sizes=[1, 4]) as runner:
         runner.capture()
@@ -31,6 +31,6 @@ def test_a_runner_works_beside_the_current_device():
         assert torch.cuda.current_device() == 0
 
 
-def test_a_whole_target_is_captured_there():
+def test_a_target_is_captured_on_another_device():
     record = gk.capture_target(reference_target("cuda:1", max_batch_size=2), device="cuda:1")
     assert record.mismatches == ()

@@ -1,4 +1,4 @@
-"""What is inside hand-made graphs on CUDA: scopes, copies, branches, children, conditionals."""
+"""Records of small CUDA graphs: scopes, copies, branches, child graphs, conditionals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_scopes_nest(kept_graph):
     assert [node.scope for node in record.nodes] == ["outer", "outer/inner", ""]
 
 
-def test_fills_and_copies_are_told(kept_graph):
+def test_a_copy_has_its_operands(kept_graph):
     x, y = torch.randn(1000, device="cuda"), torch.empty(1000, device="cuda")
 
     def step():
@@ -78,7 +78,7 @@ def test_parallel_branches_are_bound_by_name(kept_graph):
     assert all(node.duration_us > 0 for node in record.nodes)
 
 
-def test_child_graphs_are_entered(kept_graph):
+def test_nodes_of_child_graphs_are_recorded(kept_graph):
     x = torch.zeros(64, device="cuda")
     child = kept_graph(lambda: x.add_(1))
     bindings = runtime()
@@ -118,7 +118,7 @@ def test_modules_without_weights_are_named_by_their_class(kept_graph):
     assert record.nodes[-1].module == "Tiny"
 
 
-def test_conditional_bodies_are_entered(kept_graph):
+def test_nodes_of_conditional_bodies_are_recorded(kept_graph):
     x = torch.zeros(64, device="cuda")
     body = kept_graph(lambda: x.add_(1))
     bindings = runtime()

@@ -1,4 +1,4 @@
-"""Which sizes are captured by default and by request, and which of them a live batch gets."""
+"""Captured sizes by default and on request, and the size of a live batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from graphkit.graphs import SizeTable, default_batch_sizes
 FUZZ = settings(deadline=None, derandomize=True, max_examples=150)
 
 
-def belongs(size):
-    """The field's rule: 1-8 by 1, 10-32 by 2, 40-64 by 4, 72-256 by 8, then by 16."""
+def is_default(size):
+    """The rule of SGLang: 1-8 by 1, 10-32 by 2, 40-64 by 4, 72-256 by 8, then by 16."""
     if size <= 8:
         return size >= 1
     if size <= 32:
@@ -48,15 +48,15 @@ def tables(draw):
         ),
     ],
 )
-def test_the_default_list_by_hand(largest, sizes):
+def test_default_sizes(largest, sizes):
     assert default_batch_sizes(largest) == sizes
     assert SizeTable(largest).sizes == sizes
 
 
 @FUZZ
 @given(st.integers(1, 1200))
-def test_the_default_list_by_rule(largest):
-    wanted = {size for size in range(1, largest) if belongs(size)} | {largest}
+def test_default_sizes_follow_the_rule(largest):
+    wanted = {size for size in range(1, largest) if is_default(size)} | {largest}
     assert default_batch_sizes(largest) == tuple(sorted(wanted))
 
 
@@ -72,7 +72,7 @@ def test_the_default_list_by_rule(largest):
         (iter([1, 3]), (1, 3, 16)),
     ],
 )
-def test_asked_sizes_are_sorted_and_get_the_largest(given_sizes, sizes):
+def test_given_sizes_are_sorted_and_include_the_largest(given_sizes, sizes):
     table = SizeTable(16, given_sizes)
     assert table.sizes == tuple(table) == sizes
     assert len(table) == len(sizes)
@@ -93,14 +93,14 @@ def test_asked_sizes_are_sorted_and_get_the_largest(given_sizes, sizes):
         (4, r"batch_sizes .*4"),
     ],
 )
-def test_asked_sizes_that_cannot_be(sizes, text):
+def test_invalid_sizes_are_refused(sizes, text):
     with pytest.raises(ConfigError, match=text) as caught:
         SizeTable(16, sizes)
     assert caught.value.field == "batch_sizes"
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", None, True])
-def test_the_bounds_are_counts(value):
+def test_bounds_must_be_positive_ints(value):
     with pytest.raises(ConfigError) as caught:
         SizeTable(value)
     assert caught.value.field == "max_batch_size"
@@ -126,7 +126,7 @@ def test_aligned_sizes_are_rounded_up(largest, sizes, multiple, captured):
 
 @FUZZ
 @given(tables())
-def test_every_live_batch_gets_the_smallest_size_that_holds_it(table):
+def test_every_batch_gets_the_smallest_size_that_holds_it(table):
     assert all(size % table.multiple_of == 0 for size in table)
     assert list(table) == sorted(set(table))
     assert table.largest >= table.max_batch_size
@@ -137,7 +137,7 @@ def test_every_live_batch_gets_the_smallest_size_that_holds_it(table):
 
 @FUZZ
 @given(tables(), st.integers(1, 1000))
-def test_a_larger_batch_is_refused_with_both_numbers(table, more):
+def test_a_batch_beyond_the_largest_size_is_refused(table, more):
     live = table.largest + more
     assert not table.fits(live)
     with pytest.raises(SizeError, match=f"batch of {live} .*largest is {table.largest}") as caught:
@@ -145,7 +145,7 @@ def test_a_larger_batch_is_refused_with_both_numbers(table, more):
     assert (caught.value.batch_size, caught.value.largest) == (live, table.largest)
 
 
-def test_an_idle_batch_needs_no_size():
+def test_an_empty_batch_has_size_0():
     table = SizeTable(8, [4])
     assert table.fits(0)
     assert table.fit(0) == 0

@@ -1,4 +1,4 @@
-"""What of the host's memory may show in a kernel's arguments."""
+"""Host memory whose addresses may appear in kernel arguments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from graphkit.graphs.host_memory import HostMemory, fill_stack
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's memory")
-def test_the_heap_and_the_stack_are_the_hosts():
-    buffer = ctypes.create_string_buffer(1 << 22)  # large enough for a mapping of its own
+def test_the_heap_is_host_memory():
+    buffer = ctypes.create_string_buffer(1 << 22)  # large enough for its own mapping
     memory = HostMemory()
     assert id(buffer) in memory
     assert ctypes.addressof(buffer) in memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's memory")
-def test_the_code_of_libraries_is_and_what_nobody_mapped_is_not():
+def test_code_of_libraries_is_host_memory():
     memory = HostMemory()
     code = ctypes.cast(ctypes.PyDLL(None).getpid, ctypes.c_void_p).value
     assert code in memory
@@ -27,8 +27,8 @@ def test_the_code_of_libraries_is_and_what_nobody_mapped_is_not():
     assert (1 << 64) - 1 not in memory
 
 
-def test_a_programs_own_code_that_lies_low_is_not(monkeypatch):
-    """Sizes and counts look like its addresses; those of a heap that begins there are told."""
+def test_files_mapped_below_4_gib_are_left_out(monkeypatch):
+    """Sizes and counts look like addresses there. The heap is kept."""
     lines = "00400000-00800000 r-xp 0 08:01 77 /bin/x\n01000000-01800000 rw-p 0 00:00 0 [heap]\n"
     monkeypatch.setattr("pathlib.Path.read_text", lambda _path: lines)
     memory = HostMemory()
@@ -37,7 +37,7 @@ def test_a_programs_own_code_that_lies_low_is_not(monkeypatch):
 
 
 @pytest.mark.parametrize("byte", [0, 0xA5, 0xFF])
-def test_filling_the_stack_leaves_the_caller_alone(byte):
+def test_filling_the_stack_does_not_affect_the_caller(byte):
     before = [1, "two", 3.0]
     for _ in range(100):
         fill_stack(byte)

@@ -330,7 +330,7 @@ def test_an_error_in_graphkit_names_both_lines_and_the_module():
     line = line_of("Calls(lambda x: top_candidates")
     assert re.fullmatch(
         rf"{re.escape(__file__)}:{line} `model = .*` in module Sequential\.1 called graphkit, "
-        r"which raised RuntimeError: selected index k out of range at \S*spec/tree\.py:\d+ `.*topk.*`",
+        r"which raised RuntimeError: selected index k out of range at \S*tree\.py:\d+ `.*topk.*`",
         failure.where,
     )
 

@@ -1,9 +1,9 @@
-"""The reference target, and a CUDA driver that knows the graphs a test describes.
+"""The reference target, and a fake CUDA driver with the graphs that a test describes.
 
-The driver answers as cuda-bindings do: every call returns an error and its values, which are
-``None`` after an error. Parameters lie in real memory, to be read from there.
+Its calls return an error and values like cuda-bindings; the values are ``None`` after an error.
+Parameters are in real memory, because the code under test reads them from there.
 """
-# ruff: noqa: N802, N815 - the names are the driver's
+# ruff: noqa: N802, N815 - names of the driver API
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from graphkit.reference import reference_target
 
-_REFUSED = 1
+_INVALID_VALUE = 1
 
 
 class NodeType(Enum):
@@ -28,11 +28,11 @@ class NodeType(Enum):
     CU_GRAPH_NODE_TYPE_GRAPH = 4
     CU_GRAPH_NODE_TYPE_EMPTY = 5
     CU_GRAPH_NODE_TYPE_CONDITIONAL = 13
-    CU_GRAPH_NODE_TYPE_LATER_THING = 99
+    CU_GRAPH_NODE_TYPE_NEW_KIND = 99
 
 
 class FakeDriver:
-    """Knows kernels, graphs and nodes by handle; ``drawing`` is what it draws."""
+    """Kernels, graphs and nodes by handle; ``dot`` is the text of ``cuGraphDebugDotPrint``."""
 
     CUgraph = CUgraphNode = int
     CUgraphDebugDot_flags = SimpleNamespace(CU_GRAPH_DEBUG_DOT_FLAGS_HANDLES=1024)
@@ -48,11 +48,11 @@ class FakeDriver:
 
     def __init__(self):
         self.functions, self.kernels, self.nodes, self.graphs = {}, {}, {}, {}
-        self.drawing, self.host = "", range(0)
+        self.dot, self.host = "", range(0)
         self._memory = []
 
     def function(self, name, *layout, registers=32, shared=0, as_kernel=False):
-        """A compiled kernel with (offset, size) per parameter; returns its handle."""
+        """Add a compiled kernel with (offset, size) per parameter; return its handle."""
         known = self.kernels if as_kernel else self.functions
         handle = 0x1000 + 16 * (len(self.functions) + len(self.kernels))
         known[handle] = SimpleNamespace(
@@ -61,7 +61,7 @@ class FakeDriver:
         return handle
 
     def node(self, kind, attributes=(), **facts):
-        """A node of a kind as the driver spells it; returns its handle."""
+        """Add a node; ``kind`` is spelled as in the driver API. Return its handle."""
         handle = 0xABC000 + len(self.nodes)
         node_type = NodeType[f"CU_GRAPH_NODE_TYPE_{kind}"]
         self.nodes[handle] = SimpleNamespace(type=node_type, attributes=dict(attributes), **facts)
@@ -69,7 +69,7 @@ class FakeDriver:
 
     def kernel_node(self, func=0, *, kern=0, grid=(1, 1, 1), block=(32, 1, 1), shared=0,
                     pointers=0, extra=0, **attributes):  # fmt: skip
-        """A kernel node; ``pointers`` and ``extra`` are addresses."""
+        """Add a kernel node; ``pointers`` and ``extra`` are addresses."""
         params = SimpleNamespace(
             func=func, kern=kern, sharedMemBytes=shared, kernelParams=pointers, extra=extra,
             **{f"{what}Dim{axis}": size for what, extent in (("grid", grid), ("block", block))
@@ -78,24 +78,24 @@ class FakeDriver:
         return self.node("KERNEL", attributes, params=params)
 
     def graph(self, *nodes, edges=()):
-        """A graph of nodes and edges (source, target, type) by place; returns its handle."""
+        """Add a graph; edges are (source, target, type) by index. Return its handle."""
         handle = 0x770000 + len(self.graphs)
         self.graphs[handle] = SimpleNamespace(nodes=nodes, edges=[(*e, 0)[:3] for e in edges])
         return handle
 
     def keep(self, data):
-        """The address of bytes, or of words, in memory."""
+        """Keep bytes or words in memory; return their address."""
         kind = ctypes.c_char if isinstance(data, bytes) else ctypes.c_uint64
-        made = (kind * len(data))(*data)
-        self._memory.append(made)
-        return ctypes.addressof(made)
+        kept = (kind * len(data))(*data)
+        self._memory.append(kept)
+        return ctypes.addressof(kept)
 
     def parameters(self, *data):
-        """``kernelParams``: an array of addresses; ``None`` stands for none."""
+        """Keep a ``kernelParams`` array of addresses, 0 for ``None``; return its address."""
         return self.keep([0 if each is None else self.keep(each) for each in data])
 
     def extra(self, data, *, tags=(2, 1)):
-        """``extra``: tags with values, ended by 0; 1 is the buffer, 2 where its size stands."""
+        """Keep an ``extra`` list: tags 1 (buffer) and 2 (address of its size), then 0."""
         values = {1: self.keep(data), 2: self.keep([len(data)])}
         return self.keep([*(word for tag in tags for word in (tag, values[tag])), 0])
 
@@ -123,7 +123,7 @@ class FakeDriver:
     def cuGraphKernelNodeGetAttribute(self, node, which):
         known = self.nodes[node].attributes
         if known.get(which) == "refused":
-            return _REFUSED, None
+            return _INVALID_VALUE, None
         x, y, z = known.get("cluster", (0, 0, 0)) if which == "cluster" else (0, 0, 0)
         return 0, SimpleNamespace(
             clusterDim=SimpleNamespace(x=x, y=y, z=z),
@@ -132,7 +132,7 @@ class FakeDriver:
         )
 
     def cuGraphDebugDotPrint(self, graph, path, flags):
-        Path(path.decode()).write_text(self.drawing)
+        Path(path.decode()).write_text(self.dot)
         return (0,)
 
     def cuFuncGetName(self, function):
@@ -143,11 +143,11 @@ class FakeDriver:
 
     def cuFuncGetParamInfo(self, function, index):
         layout = self.functions[function].layout
-        return (0, *layout[index]) if index < len(layout) else (_REFUSED, None, None)
+        return (0, *layout[index]) if index < len(layout) else (_INVALID_VALUE, None, None)
 
     def cuKernelGetParamInfo(self, kernel, index):
         layout = self.kernels[kernel].layout
-        return (0, *layout[index]) if index < len(layout) else (_REFUSED, None, None)
+        return (0, *layout[index]) if index < len(layout) else (_INVALID_VALUE, None, None)
 
     def cuFuncGetAttribute(self, which, function):
         return 0, getattr(self.functions[function], which)
@@ -160,12 +160,12 @@ class FakeDriver:
         return 0, "device 0"
 
     def cuPointerGetAttribute(self, which, address):
-        return (0, 1) if address in self.host else (_REFUSED, None)
+        return (0, 1) if address in self.host else (_INVALID_VALUE, None)
 
 
 @pytest.fixture
 def driver(monkeypatch):
-    """The fake, as ``cuda.bindings.driver``."""
+    """The fake driver, installed as ``cuda.bindings.driver``."""
     fake = FakeDriver()
     cuda, bindings = ModuleType("cuda"), ModuleType("cuda.bindings")
     cuda.bindings, bindings.driver = bindings, fake
@@ -176,5 +176,5 @@ def driver(monkeypatch):
 
 @pytest.fixture(scope="package")
 def target():
-    """The reference models, for two requests."""
+    """The reference target for up to two requests."""
     return reference_target("cpu", max_batch_size=2)

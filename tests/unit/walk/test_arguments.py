@@ -1,4 +1,4 @@
-"""The bytes of a kernel's arguments: addresses by where they lead, numbers by their size."""
+"""Decoding of kernel arguments: pointers by the memory they point to, numbers by their size."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ AT_X, AT_Y = X.data_ptr(), Y.data_ptr()
 
 
 def parameter(*parts, offset=0, name=""):
-    """Of (format, values...) parts, as a compiler lays them out one after the other."""
+    """A parameter of (struct format, values...) parts without gaps."""
     data = b"".join(struct.pack(f"<{form}", *values) for form, *values in parts)
     return Parameter(offset, len(data), data, name)
 
 
-def told(*parts):
+def kind_and_text(*parts):
     argument = decode(parameter(*parts), MEMORY)
     return argument.kind, argument.text
 
 
-def test_a_pointer_is_called_by_where_it_leads():
+def test_a_pointer_has_the_name_of_its_memory():
     argument = decode(parameter(("Q", AT_X + 8), offset=24, name="source"), MEMORY)
     assert (argument.kind, argument.text, argument.size) == ("pointer", "x+0x8", 8)
     assert (argument.name, argument.offset) == ("source", 24)
     assert [(p.address, p.name, p.offset) for p in argument.pointers] == [(AT_X + 8, "x+0x8", 0)]
 
 
-@pytest.mark.parametrize("place", range(5))
-def test_a_pointer_is_found_at_every_aligned_place_of_a_struct(place):
+@pytest.mark.parametrize("index", range(5))
+def test_a_pointer_is_found_at_every_aligned_offset_of_a_struct(index):
     words = [7] * 5
-    words[place] = AT_Y
+    words[index] = AT_Y
     argument = decode(parameter(("5Q", *words)), MEMORY)
     assert argument.kind == "struct"
-    assert [(p.name, p.offset) for p in argument.pointers] == [("y", 8 * place)]
+    assert [(p.name, p.offset) for p in argument.pointers] == [("y", 8 * index)]
 
 
-def test_a_pointer_that_stands_across_words_is_none():
+def test_an_unaligned_address_is_no_pointer():
     argument = decode(parameter(("I", 1), ("Q", AT_X), ("I", 1)), MEMORY)
     assert argument.pointers == ()
 
 
-def test_a_struct_names_each_thing_once():
-    kind, text = told(("4Q", AT_X, AT_Y, AT_X, 3))
+def test_a_struct_names_each_pointer_once():
+    kind, text = kind_and_text(("4Q", AT_X, AT_Y, AT_X, 3))
     assert kind == "struct"
     assert text.startswith("32 bytes #")
     assert text.endswith(": x, y")
 
 
-def test_a_short_struct_with_an_address_is_one():
-    kind, text = told(("Q", AT_X), ("Q", 3))
+def test_a_short_struct_with_a_pointer_is_shown_by_its_digest():
+    kind, text = kind_and_text(("Q", AT_X), ("Q", 3))
     assert (kind, text[:10], text[-3:]) == ("struct", "16 bytes #", ": x")
 
 
-def test_a_struct_that_ends_within_a_word_is_read_as_far():
+def test_a_partial_last_word_of_a_struct_is_ignored():
     argument = decode(parameter(("Q", 3), ("Q", AT_X), ("I", 9)), MEMORY)
     assert [(p.name, p.offset) for p in argument.pointers] == [("x", 8)]
 
@@ -101,46 +101,46 @@ def test_a_struct_that_ends_within_a_word_is_read_as_far():
         ([("f", 1e-6), ("f", 1.0)], "1e-06, 1"),  # CUDAFunctorOnSelf_add<float>: eps and alpha
     ],
 )
-def test_a_number_is_shown_as_what_it_most_probably_is(parts, expected):
-    assert told(*parts) == ("number", expected)
+def test_a_number_is_shown_in_its_most_probable_type(parts, expected):
+    assert kind_and_text(*parts) == ("number", expected)
 
 
 def test_twelve_bytes_without_an_address_are_three_numbers():
-    assert told(("ifi", 5, 0.5, -2)) == ("struct", "5, 0.5, -2")
-    assert told(("3iB", 5, 6, 7, 8)) == ("struct", "5, 6, 7, 8")
+    assert kind_and_text(("ifi", 5, 0.5, -2)) == ("struct", "5, 0.5, -2")
+    assert kind_and_text(("3iB", 5, 6, 7, 8)) == ("struct", "5, 6, 7, 8")
 
 
-def test_small_numbers_in_pairs_are_no_addresses():
+def test_a_pair_of_small_ints_is_no_address():
     asked = []
     memory = MemoryMap({}, query_kind=lambda address: asked.append(address) or "host")
     assert decode(parameter(("ii", 64, 128)), memory).text == "64, 128"
     assert asked == []
 
 
-def test_what_is_beyond_every_process_is_no_address():
+def test_a_number_beyond_the_address_space_is_no_address():
     memory = MemoryMap({}, query_kind=lambda _address: "host")
     assert decode(parameter(("Q", (1 << 47) - 1)), memory).kind == "pointer"
     assert decode(parameter(("Q", 1 << 47)), memory).kind == "number"
 
 
-def test_what_the_driver_does_not_give_is_unreadable():
+def test_a_parameter_without_data_is_unreadable():
     argument = decode(Parameter(8, 16, None), MEMORY)
     assert (argument.kind, argument.text, argument.pointers) == ("unreadable", "unreadable", ())
     assert (argument.offset, argument.size) == (8, 16)
 
 
 def digest(*parts):
-    return told(*parts)[1].split(":")[0]
+    return kind_and_text(*parts)[1].split(":")[0]
 
 
-def test_a_digest_does_not_know_addresses():
+def test_a_digest_ignores_addresses():
     assert digest(("Q", AT_X), ("4I", 1, 2, 3, 4)) == digest(("Q", AT_Y), ("4I", 1, 2, 3, 4))
     assert digest(("Q", AT_X), ("4I", 1, 2, 3, 4)) != digest(("Q", AT_X), ("4I", 1, 2, 3, 5))
 
 
 @given(st.binary(max_size=72), st.integers(0, 64), st.sampled_from(["", "host", "external"]))
 @FUZZ
-def test_no_bytes_are_too_strange(data, offset, known):
+def test_any_bytes_are_decoded(data, offset, known):
     argument = decode(
         Parameter(offset, len(data), data), MemoryMap({}, query_kind=lambda _at: known)
     )
@@ -155,7 +155,7 @@ def test_no_bytes_are_too_strange(data, offset, known):
 
 @given(st.integers(-(1 << 24) + 1, (1 << 24) - 1), st.sampled_from([4, 8]))
 @FUZZ
-def test_every_small_int_is_one(value, size):
+def test_every_small_int_is_shown_as_an_int(value, size):
     is_infinite = size == 4 and value == -(1 << 23)
     expected = "-inf" if is_infinite else str(value)
     assert number_text(value.to_bytes(size, "little", signed=True)) == expected
@@ -163,7 +163,7 @@ def test_every_small_int_is_one(value, size):
 
 @given(st.floats(2**-36, 2**36, width=32) | st.floats(-(2**36), -(2**-36), width=32))
 @FUZZ
-def test_a_float_is_told_so_that_it_can_be_had_back(value):
+def test_the_text_of_a_float_round_trips(value):
     data = struct.pack("<f", value)
     if abs(int.from_bytes(data, "little", signed=True)) >= 1 << 24:
         assert struct.pack("<f", float(number_text(data))) == data

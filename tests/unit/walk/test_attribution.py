@@ -1,4 +1,4 @@
-"""Every operation of a capture knows its module, its line and the scopes around it."""
+"""Attribution records the module, line and scopes of every operation of a capture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOOKS = (torch_module._global_forward_pre_hooks, torch_module._global_forward_ho
 
 
 class Scaled(nn.Module):
-    """Multiplies; ``after`` runs in its forward, behind that."""
+    """Multiplies by its weight, then calls ``after``."""
 
     def __init__(self, after=lambda x: x):
         super().__init__()
@@ -52,8 +52,8 @@ def twice_the_sine(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x) * 2
 
 
-def told(function, where=None):
-    """What is noted of each operation, as (module, op without namespace, scope)."""
+def origins(function, where=None):
+    """Origin of each operation, as (module, op without namespace, scope)."""
     where = Attribution() if where is None else where
     graph = RecorderBackend().capture(function, where)
     assert len(graph.origins) == len(graph.ops)
@@ -61,12 +61,12 @@ def told(function, where=None):
 
 
 def modules(function, where=None):
-    return [module for module, _, _ in told(function, where)]
+    return [module for module, _, _ in origins(function, where)]
 
 
 def test_each_operation_belongs_to_the_innermost_module():
     model = Model()
-    assert told(lambda: model(X) - 1, Attribution(model)) == [
+    assert origins(lambda: model(X) - 1, Attribution(model)) == [
         ("first", "mul", ""), ("Model", "add", ""), ("blocks.0", "mul", ""),
         ("blocks.1", "mul", ""), ("Model", "neg", ""), ("", "sub", ""),
     ]  # fmt: skip
@@ -75,17 +75,17 @@ def test_each_operation_belongs_to_the_innermost_module():
 def test_an_operation_names_its_line():
     model = Model()
     graph = RecorderBackend().capture(lambda: model(X), Attribution(model))
-    sources = [place.source for place in graph.origins]
+    sources = [origin.source for origin in graph.origins]
     assert all(source.startswith("walk/test_attribution.py:") for source in sources)
     assert [source.split(" in ")[1] for source in sources] == ["forward"] * 5
     assert sources[0] != sources[1] != sources[4]
 
 
 def test_a_custom_operation_is_one_node():
-    assert told(lambda: twice_the_sine(X) + 1) == [("", "twice_the_sine", ""), ("", "add", "")]
+    assert origins(lambda: twice_the_sine(X) + 1) == [("", "twice_the_sine", ""), ("", "add", "")]
 
 
-def test_without_attribution_nothing_is_noted():
+def test_without_attribution_nodes_have_no_origin():
     model = Model()
     graph = RecorderBackend().capture(lambda: model(X))
     assert graph.origins == ()
@@ -101,7 +101,7 @@ def test_scopes_nest_and_end():
             y = y - 1
         return y.neg()
 
-    assert [scope for _, _, scope in told(step)] == ["outer", "outer/inner", "outer", ""]
+    assert [scope for _, _, scope in origins(step)] == ["outer", "outer/inner", "outer", ""]
 
 
 def test_a_scope_ends_with_an_exception():
@@ -110,28 +110,28 @@ def test_a_scope_ends_with_an_exception():
             raise ValueError(X + 1)
         return X * 2
 
-    assert [scope for _, _, scope in told(step)] == ["tried", ""]
+    assert [scope for _, _, scope in origins(step)] == ["tried", ""]
 
 
-def test_a_launch_that_is_no_operation_belongs_to_the_users_line():
-    """Also where it is noticed only when a block around it ends, by the library's own hands."""
+def test_a_node_of_no_operation_has_the_user_line():
+    """Also if it is first counted when a scope ends, in code of contextlib."""
     launched, where = [], Attribution()
     with where.attributing(lambda: len(launched)):
         with gk.scope("sampler"):
             launched.append("a kernel")
-        launched.append("another")
-    sources = [place.source.split(":")[0] for place in where.origins]
+        launched.append("a second kernel")
+    sources = [origin.source.split(":")[0] for origin in where.origins]
     assert sources == ["walk/test_attribution.py"] * 2
-    assert [place.scope for place in where.origins] == ["sampler", ""]
+    assert [origin.scope for origin in where.origins] == ["sampler", ""]
 
 
-def test_a_scope_does_nothing_where_nothing_is_captured():
+def test_a_scope_without_a_capture_does_nothing():
     with gk.scope("nothing"):
         assert torch.equal(X + 1, torch.full((4,), 2.0))
-    assert told(lambda: X + 1) == [("", "add", "")]
+    assert origins(lambda: X + 1) == [("", "add", "")]
 
 
-def test_stages_stand_where_a_module_would():
+def test_a_stage_takes_the_place_of_a_module():
     model = Model()
 
     def step():
@@ -141,9 +141,9 @@ def test_stages_stand_where_a_module_would():
                 return model.first(y) - 1
 
     graph = RecorderBackend().capture(step, Attribution(model))
-    assert [place.module for place in graph.origins] == ["(step)", "first", "(forward)"]
-    assert [place.scope for place in graph.origins] == ["mine"] * 3
-    assert [bool(place.source) for place in graph.origins] == [False, True, True]
+    assert [origin.module for origin in graph.origins] == ["(step)", "first", "(forward)"]
+    assert [origin.scope for origin in graph.origins] == ["mine"] * 3
+    assert [bool(origin.source) for origin in graph.origins] == [False, True, True]
 
 
 def fails(raised):
@@ -153,27 +153,27 @@ def fails(raised):
     return after
 
 
-def assert_nothing_is_left():
+def assert_no_hooks_or_modes_remain():
     assert attribution._active == []
     assert [len(hooks) for hooks in HOOKS] == [0, 0]
-    assert not is_in_torch_dispatch_mode(), "torch would never compile again"
+    assert not is_in_torch_dispatch_mode(), "torch would run compiled functions eagerly"
 
 
 @pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
-def test_a_failed_capture_leaves_nothing_behind(raised):
+def test_a_failed_capture_leaves_no_hooks_or_modes(raised):
     broken, model = Model(fails(raised)), Model()
     where = Attribution(model)
     with pytest.raises(CaptureFailure if raised is ValueError else raised):
         RecorderBackend().capture(lambda: broken(X), where)
-    assert_nothing_is_left()
+    assert_no_hooks_or_modes_remain()
     broken.late = Scaled()
     assert modules(lambda: model(broken.late(X)) - 1, where) == [
         "Scaled", "first", "Model", "blocks.0", "blocks.1", "Model", "",
     ]  # fmt: skip
-    assert_nothing_is_left()
+    assert_no_hooks_or_modes_remain()
 
 
-def test_an_exception_that_the_forward_catches_ends_the_module():
+def test_a_caught_exception_ends_the_forward_of_its_module():
     class Tries(nn.Module):
         def __init__(self):
             super().__init__()
@@ -198,7 +198,7 @@ def test_one_attribution_serves_many_captures():
     assert second.origins[0].module == "first"
 
 
-def test_an_attribution_does_not_keep_what_was_captured():
+def test_attribution_holds_no_captured_tensor():
     where = Attribution()
     graph = RecorderBackend().capture(lambda: X + 1, where)
     made = weakref.ref(graph.ops[0].results[0])
@@ -208,16 +208,16 @@ def test_an_attribution_does_not_keep_what_was_captured():
     assert made() is None
 
 
-def test_by_hand_nothing_is_noted_where_no_stream_captures():
+def test_entering_without_a_capturing_stream_records_nothing():
     where = Attribution()
     with where:
         assert attribution._active == [where]
         torch.sin(X)
     assert where.origins == []
-    assert_nothing_is_left()
+    assert_no_hooks_or_modes_remain()
 
 
-def test_a_capture_may_begin_within_a_modules_forward():
+def test_a_capture_may_begin_inside_of_a_forward():
     where = Attribution()
 
     class Begins(nn.Module):
@@ -226,14 +226,14 @@ def test_a_capture_may_begin_within_a_modules_forward():
             return x
 
     begins, outer = Begins(), Scaled(lambda x: begins(x))
-    for module in (begins, outer):  # then torch looks for hooks again after the forward
+    for module in (begins, outer):  # makes torch look for hooks again after the forward
         module.register_forward_hook(lambda *_: None)
     assert torch.equal(outer(X), 2 * X)
     where.__exit__()
-    assert_nothing_is_left()
+    assert_no_hooks_or_modes_remain()
 
 
-def test_the_outer_of_two_attributions_goes_on():
+def test_an_outer_attribution_continues_after_an_inner_one():
     model = Model()
     outer = Attribution(model)
     counted = []
@@ -245,12 +245,12 @@ def test_the_outer_of_two_attributions_goes_on():
 
     with outer.attributing(lambda: len(counted)):
         inner()
-    assert [place.module for place in outer.origins] == [""]
-    assert_nothing_is_left()
+    assert [origin.module for origin in outer.origins] == [""]
+    assert_no_hooks_or_modes_remain()
 
 
 class Waits(nn.Module):
-    """Runs in a thread of its own, in a scope, until told to stop."""
+    """Runs in a scope of another thread until ``stop`` is set."""
 
     def __init__(self):
         super().__init__()
@@ -263,7 +263,7 @@ class Waits(nn.Module):
             return x + 1
 
 
-def test_what_another_thread_runs_meanwhile_is_not_in_the_capture():
+def test_operations_of_another_thread_are_not_recorded():
     model, elsewhere = Model(), Waits()
 
     def step():
@@ -275,15 +275,15 @@ def test_what_another_thread_runs_meanwhile_is_not_in_the_capture():
         thread.join()
         return model.first(y) - 1
 
-    assert told(step, Attribution(model)) == [
+    assert origins(step, Attribution(model)) == [
         ("", "mul", ""),
         ("first", "mul", ""),
         ("", "sub", ""),
     ]
-    assert_nothing_is_left()
+    assert_no_hooks_or_modes_remain()
 
 
-def test_two_threads_attribute_their_own_captures_one_after_the_other():
+def test_two_threads_record_their_captures_one_after_the_other():
     begun, found = threading.Barrier(2), {}
 
     def capture(number):
@@ -293,21 +293,21 @@ def test_two_threads_attribute_their_own_captures_one_after_the_other():
                 return Scaled()(X)
 
         begun.wait(10)
-        found[number] = told(step)
+        found[number] = origins(step)
 
     threads = [threading.Thread(target=capture, args=[number]) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    kinds = {n: {(m, scope) for m, op, scope in noted if op == "mul"} for n, noted in found.items()}
+    kinds = {n: {(m, scope) for m, op, scope in each if op == "mul"} for n, each in found.items()}
     assert kinds == {n: {("Scaled", f"scope {n}")} for n in range(2)}
-    assert_nothing_is_left()
+    assert_no_hooks_or_modes_remain()
 
 
-def test_of_two_threads_that_capture_at_once_one_attributes():
-    """torch's modes may not overlap: the first one's end and then the second one's leave one on.
-    Nor may one wait, since captures of two ranks may wait for one another."""
+def test_of_two_simultaneous_captures_one_is_attributed():
+    """Overlapping modes of two threads would leave one active. Waiting could deadlock, because the
+    captures of two ranks may wait for each other."""
     both, ended, found = threading.Barrier(2), threading.Event(), {}
 
     def attribute(name, is_second):
@@ -318,7 +318,7 @@ def test_of_two_threads_that_capture_at_once_one_attributes():
             if is_second:
                 assert ended.wait(10)
         ended.set()
-        found[name] = {place.op for place in where.origins}
+        found[name] = {origin.op for origin in where.origins}
 
     threads = [threading.Thread(target=attribute, args=[n, n]) for n in range(2)]
     for thread in threads:
@@ -327,12 +327,12 @@ def test_of_two_threads_that_capture_at_once_one_attributes():
         thread.join()
     assert sorted(map(len, found.values()))[0] == 0
     assert any("aten::add.Tensor" in ops for ops in found.values())
-    assert_nothing_is_left()
+    assert_no_hooks_or_modes_remain()
 
 
 @pytest.fixture
 def compiled():
-    """A model under torch.compile that runs as one piece, and the operations of a run."""
+    """A model, its compiled function, and the operations of each compiled graph."""
     torch._dynamo.reset()
     pieces = []
 
@@ -345,36 +345,36 @@ def compiled():
     torch._dynamo.reset()
 
 
-def noted(function, modules):
-    """Runs a function with attribution; the modules that it notes."""
+def attributed_modules(function, modules):
+    """Run a function with attribution; return the modules of its operations."""
     where = Attribution(modules)
     count = iter(range(10_000))
     with where.attributing(lambda: next(count)):
         function()
-    return {place.module for place in where.origins if place.op}
+    return {origin.module for origin in where.origins if origin.op}
 
 
-def test_what_compiles_during_a_capture_compiles_as_without(compiled):
+def test_compilation_during_a_capture_is_unchanged(compiled):
     model, function, pieces = compiled
     with warnings.catch_warnings(action="error"):
-        assert noted(lambda: function(X), model) == {"Model"}
-    assert [len(piece) for piece in pieces] == [5], "in one piece"
+        assert attributed_modules(lambda: function(X), model) == {"Model"}
+    assert [len(piece) for piece in pieces] == [5], "one graph"
     function(X)
-    assert noted(lambda: function(X), model) == {"Model"}
-    assert len(pieces) <= 2, "torch may look once more when the hooks are gone"
+    assert attributed_modules(lambda: function(X), model) == {"Model"}
+    assert len(pieces) <= 2, "torch may recompile once without the hooks"
     assert {len(piece) for piece in pieces} == {5}
 
 
-def test_what_was_compiled_before_stays_as_it_is(compiled):
+def test_attribution_does_not_recompile(compiled):
     model, function, pieces = compiled
     function(X)
     with warnings.catch_warnings(action="error"):
-        assert noted(lambda: function(X), model) == {"Model"}
+        assert attributed_modules(lambda: function(X), model) == {"Model"}
     function(X)
     assert [len(piece) for piece in pieces] == [5]
 
 
-def test_a_scope_in_a_compiled_function_changes_nothing_there(compiled):
+def test_a_scope_in_a_compiled_function_has_no_effect(compiled):
     model = compiled[0]
 
     def forward(x):
@@ -384,4 +384,4 @@ def test_a_scope_in_a_compiled_function_changes_nothing_there(compiled):
     function = torch.compile(forward, backend="eager", fullgraph=True)
     assert torch.equal(function(X), model(X))
     with torch.compiler.set_stance("fail_on_recompile"):
-        assert noted(lambda: function(X), model) == {""}
+        assert attributed_modules(lambda: function(X), model) == {""}

@@ -1,4 +1,4 @@
-"""Nodes and edges of a graph, as the driver tells them."""
+"""Nodes and edges of a graph, read through the driver API."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from graphkit.errors import InspectError
 from graphkit.graphs.walk.driver_nodes import DriverEdge, DriverWalk
 
 
-def words(node):
-    """A copy's or fill's numbers by name."""
+def operands(node):
+    """Operands of a memcpy or memset by name."""
     return {p.name: int.from_bytes(p.data, "little") for p in node.parameters}
 
 
-def test_a_kernel_node_has_all_its_facts(driver):
+def test_a_kernel_node_has_all_fields(driver):
     func = driver.function("_ZN12_GLOBAL__N_15plainEi", (0, 4), registers=40, shared=128)
     node = driver.kernel_node(
         func, grid=(4, 2, 1), block=(64, 1, 3), shared=1024,
@@ -33,13 +33,13 @@ def test_a_kernel_node_has_all_its_facts(driver):
     assert found.parent is None
 
 
-def test_what_is_as_usual_is_not_said(driver):
+def test_default_launch_attributes_are_left_out(driver):
     (found,) = DriverWalk(driver.graph(driver.kernel_node(driver.function("k")))).nodes
     assert (found.cluster, found.attributes, found.parameters) == ((), {}, ())
 
 
-def test_a_device_need_not_know_an_attribute(driver):
-    """Older ones have no clusters."""
+def test_a_device_may_not_support_an_attribute(driver):
+    """Older devices have no clusters."""
     node = driver.kernel_node(
         driver.function("k"), cluster="refused", cooperative="refused", priority="refused"
     )
@@ -47,7 +47,7 @@ def test_a_device_need_not_know_an_attribute(driver):
     assert (found.cluster, found.attributes) == ((), {})
 
 
-def test_kernels_of_a_library_have_handles_of_their_own(driver):
+def test_kernels_of_lazily_loaded_libraries_have_their_own_handles(driver):
     func = driver.function("loaded", (0, 8))
     kerns = [driver.function(f"of a library {i}", (0, 4), as_kernel=True) for i in (1, 2)]
     nodes = [driver.kernel_node(func), *(driver.kernel_node(kern=kern) for kern in kerns)]
@@ -71,43 +71,43 @@ COPY = {"WidthInBytes": 64, "Height": 1, "Depth": 1, "srcHost": 0, "dstHost": 0}
         ({"Height": 0, "Depth": 0}, {"bytes": 64}),
     ],
 )
-def test_a_copy_says_from_where_to_where_and_how_much(driver, changes, expected):
+def test_a_copy_has_source_target_and_size(driver, changes, expected):
     params = SimpleNamespace(**{"srcDevice": 0, "dstDevice": 0, **COPY, **changes})
     (found,) = DriverWalk(driver.graph(driver.node("MEMCPY", params=params))).nodes
     assert found.kind == "memcpy"
-    assert words(found).items() >= expected.items()
-    assert found.name == f"memcpy of {words(found)['bytes']} bytes"
+    assert operands(found).items() >= expected.items()
+    assert found.name == f"memcpy of {operands(found)['bytes']} bytes"
 
 
-def test_a_fill_says_with_what(driver):
+def test_a_fill_has_target_value_and_extent(driver):
     params = SimpleNamespace(dst=0x5000, value=0xFF, elementSize=4, width=10, height=1)
     (found,) = DriverWalk(driver.graph(driver.node("MEMSET", params=params))).nodes
     assert (found.kind, found.name) == ("memset", "memset of 40 bytes")
-    assert words(found) == {
+    assert operands(found) == {
         "target": 0x5000, "value": 0xFF, "element": 4, "width": 10, "height": 1,
     }  # fmt: skip
 
 
-def test_other_nodes_are_called_by_their_kind(driver):
-    nodes = [driver.node(kind) for kind in ("HOST", "EMPTY", "LATER_THING")]
+def test_other_nodes_are_named_by_their_kind(driver):
+    nodes = [driver.node(kind) for kind in ("HOST", "EMPTY", "NEW_KIND")]
     found = DriverWalk(driver.graph(*nodes)).nodes
     assert [(node.kind, node.name) for node in found] == [
-        ("host", "host"), ("empty", "empty"), ("later thing", "later thing"),
+        ("host", "host"), ("empty", "empty"), ("new kind", "new kind"),
     ]  # fmt: skip
 
 
-def test_edges_join_nodes_by_place_and_say_which_are_programmatic(driver):
+def test_edges_have_node_indices_and_may_be_programmatic(driver):
     nodes = [driver.node("EMPTY") for _ in range(3)]
     walk = DriverWalk(driver.graph(*nodes, edges=[(0, 1), (0, 2, 1)]))
     assert walk.edges == [DriverEdge(0, 1, False), DriverEdge(0, 2, True)]
 
 
-def test_an_empty_graph_has_nothing(driver):
+def test_an_empty_graph_has_no_nodes(driver):
     walk = DriverWalk(driver.graph())
     assert (walk.nodes, walk.edges) == ([], [])
 
 
-def test_child_graphs_stand_after_all_of_their_parents(driver):
+def test_nodes_of_child_graphs_follow_the_graph_around_them(driver):
     inner = driver.graph(driver.node("EMPTY"), driver.node("EMPTY"), edges=[(0, 1)])
     middle = driver.graph(driver.node("HOST"), driver.node("GRAPH", graph=inner), edges=[(1, 0)])
     outer = [driver.node("GRAPH", graph=middle), driver.node("GRAPH", graph=inner)]
@@ -120,8 +120,8 @@ def test_child_graphs_stand_after_all_of_their_parents(driver):
     assert ends == [(0, 1), (1, 2), (4, 3), (5, 6), (7, 8)]
 
 
-def drawn(number, *handles, edges=(), more=""):
-    """A graph as the driver draws it."""
+def dot_graph(number, *handles, edges=(), more=""):
+    """A graph in the form of ``cuGraphDebugDotPrint``."""
     graph = f"graph_{number}_node_"
     lines = [
         f'"{graph}{i}"[label="{{ID | {i}|node handle: {handle:#x}{more}}}"];'
@@ -131,14 +131,14 @@ def drawn(number, *handles, edges=(), more=""):
     return "\n".join([f"subgraph cluster_{number} {{", *lines, "}", ""])
 
 
-def test_bodies_are_entered_through_the_drawing(driver):
+def test_bodies_of_conditionals_are_walked(driver):
     kernel = driver.kernel_node(driver.function("inner"))
     child = driver.node("GRAPH", graph=driver.graph(driver.node("EMPTY")))
     fork, after = driver.node("CONDITIONAL"), driver.node("HOST")
-    driver.drawing = (
-        drawn(1, fork, more="|CONDITIONAL|graph_2}|graph_3}")
-        + drawn(2, kernel, child, edges=[(0, 1)])
-        + drawn(3, driver.node("HOST"))
+    driver.dot = (
+        dot_graph(1, fork, more="|CONDITIONAL|graph_2}|graph_3}")
+        + dot_graph(2, kernel, child, edges=[(0, 1)])
+        + dot_graph(3, driver.node("HOST"))
     )
     walk = DriverWalk(driver.graph(fork, after, edges=[(0, 1)]))
     assert [(node.name, node.parent) for node in walk.nodes] == [
@@ -148,11 +148,31 @@ def test_bodies_are_entered_through_the_drawing(driver):
     assert [(edge.source, edge.target) for edge in walk.edges] == [(0, 1), (2, 3)]
 
 
-def test_a_conditional_that_is_not_drawn_stays_closed(driver):
+def test_a_conditional_without_printed_bodies_is_one_node(driver):
     assert len(DriverWalk(driver.graph(driver.node("CONDITIONAL"))).nodes) == 1
 
 
-def test_without_bindings_the_way_to_get_them_is_told(monkeypatch):
+def test_the_number_of_driver_calls_per_node_is_fixed(driver, monkeypatch):
+    """A walk takes about 10 us per node, which is the time of these calls."""
+
+    def count_calls(nodes):
+        calls = []
+        function = driver.function("k", (0, 8), (8, 4))
+        graph = driver.graph(*(driver.kernel_node(function) for _ in range(nodes)))
+        for name in (name for name in dir(type(driver)) if name.startswith("cu")):
+            call = getattr(type(driver), name)
+            monkeypatch.setattr(
+                driver, name, lambda *a, f=call, n=name: calls.append(n) or f(driver, *a)
+            )
+        assert len(DriverWalk(graph).nodes) == nodes
+        return len(calls)
+
+    one, two, many = map(count_calls, (1, 2, 50))
+    assert two - one == 5, "kind, parameters and three launch attributes"
+    assert many - one == 49 * (two - one), "kernels are queried once"
+
+
+def test_missing_bindings_are_reported_with_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
     with pytest.raises(InspectError, match=r"bindings are missing.*graphkit\[cuda\]"):
         DriverWalk(1)

@@ -1,4 +1,4 @@
-"""A captured graph as a record: nodes, what made them, where they point, what is refused."""
+"""Records of captured graphs: nodes, origins, pointers and refused graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEGMENT = 1 << 44
 
 
 class Captured:
-    """A kept graph as torch gives it, or a backend's: by the handle of its template."""
+    """A captured graph with the handle of its template."""
 
     output, pool_bytes, num_nodes = None, 64, 0
 
@@ -38,7 +38,7 @@ class Captured:
 
 @pytest.fixture
 def allocator(monkeypatch, driver):
-    """The driver, under an allocator that has a segment in the graph's pool and one elsewhere."""
+    """The fake driver, and an allocator with one segment in the graph's pool and one outside."""
     snapshot = [
         {"address": address, "total_size": 4096, "active_size": 512, "segment_pool_id": pool,
          "blocks": []}
@@ -50,11 +50,11 @@ def allocator(monkeypatch, driver):
     return driver
 
 
-def ends(record):
+def edge_set(record):
     return {(edge.source, edge.target) for edge in record.edges}
 
 
-def test_a_kernel_of_anybodys_graph_is_told_whole(allocator):
+def test_a_kernel_node_is_described_in_full(allocator):
     model = torch.nn.Linear(2, 2)
     data = struct.pack("<QQq", model.weight.data_ptr(), SEGMENT + 256, 3)
     func = allocator.function("void ns::add<float>(float*)", (0, 24))
@@ -73,7 +73,7 @@ def test_a_kernel_of_anybodys_graph_is_told_whole(allocator):
     assert gk.GraphRecord.from_json(record.to_json()) == record
 
 
-def test_the_driver_says_what_kind_of_memory_nobody_named(allocator):
+def test_the_kind_of_unnamed_memory_comes_from_the_driver(allocator):
     pinned = 1 << 46
     allocator.host = range(pinned, pinned + 64)
     func = allocator.function("k", (0, 8), (8, 8))
@@ -84,7 +84,7 @@ def test_the_driver_says_what_kind_of_memory_nobody_named(allocator):
     assert found.arguments[0].text == "host memory"
 
 
-def test_nodes_inside_of_another_were_made_with_it(allocator):
+def test_nodes_inside_of_a_node_have_its_origin(allocator):
     inner = allocator.graph(allocator.node("HOST"), allocator.node("EMPTY"))
     nodes = [allocator.node("EMPTY"), allocator.node("GRAPH", graph=inner), allocator.node("HOST")]
     record = gk.inspect_graph(Captured(allocator.graph(*nodes), "a", "b", "c"))
@@ -92,7 +92,7 @@ def test_nodes_inside_of_another_were_made_with_it(allocator):
     assert [node.parent for node in record.nodes] == [None, None, None, 1, 1]
 
 
-def test_an_attribution_of_the_callers_goes_before_the_graphs(allocator):
+def test_a_given_attribution_overrides_that_of_the_graph(allocator):
     attribution = Attribution()
     attribution.origins = [NodeOrigin(module="mine", op="aten::add", source="f.py:1", scope="s")]
     graph = Captured(allocator.graph(allocator.node("HOST"), allocator.node("HOST")), "its")
@@ -102,17 +102,17 @@ def test_an_attribution_of_the_callers_goes_before_the_graphs(allocator):
     ]  # fmt: skip
 
 
-def chained(driver, *graphs):
+def sequence(driver, *graphs):
     return GraphSequence([Captured(driver.graph(*nodes, edges=edges)) for nodes, edges in graphs])
 
 
-def test_a_chain_is_one_record(allocator):
+def test_a_sequence_of_graphs_is_one_record(allocator):
     def empty():
         return allocator.node("EMPTY")
 
     inner = allocator.graph(empty(), empty(), edges=[(0, 1)])
     record = gk.inspect_graph(
-        chained(
+        sequence(
             allocator,
             ([empty(), allocator.node("GRAPH", graph=inner)], [(0, 1, 1)]),
             ([], []),
@@ -121,16 +121,16 @@ def test_a_chain_is_one_record(allocator):
     )
     assert [node.index for node in record.nodes] == list(range(8))
     assert [node.parent for node in record.nodes] == [None, None, 1, 1, None, None, 5, 5]
-    assert ends(record) == {(0, 1), (2, 3), (4, 5), (6, 7), (1, 4)}
+    assert edge_set(record) == {(0, 1), (2, 3), (4, 5), (6, 7), (1, 4)}
     assert {(e.source, e.target) for e in record.edges if e.kind == "programmatic"} == {(0, 1)}
     assert record.memory.graph_bytes == 3 * 64
 
 
-def test_a_chain_joins_all_ends_to_all_beginnings(allocator):
+def test_a_sequence_joins_all_last_nodes_to_all_first_ones(allocator):
     fork = ([allocator.node("EMPTY") for _ in range(3)], [(0, 1), (0, 2)])
     join = ([allocator.node("EMPTY") for _ in range(3)], [(0, 2), (1, 2)])
-    record = gk.inspect_graph(chained(allocator, fork, join))
-    across = {(a, b) for a, b in ends(record) if a < 3 <= b}
+    record = gk.inspect_graph(sequence(allocator, fork, join))
+    across = {(a, b) for a, b in edge_set(record) if a < 3 <= b}
     assert across == {(1, 3), (1, 4), (2, 3), (2, 4)}
 
 
@@ -151,7 +151,7 @@ def test_replays_are_measured(allocator, monkeypatch):
 
 
 class Raises:
-    """A graph whose template cannot be had."""
+    """A graph that did not keep its template."""
 
     def raw_cuda_graph(self):
         raise RuntimeError("You cannot access the raw graph unless keep_graph was set.\nStack: ...")
@@ -165,26 +165,26 @@ class Raises:
         (None, r"a NoneType: .*torch\.cuda\.CUDAGraph\(keep_graph=True\) and capture first"),
     ],
 )
-def test_what_has_no_template_is_refused(driver, graph, text):
+def test_a_graph_without_a_template_is_refused(driver, graph, text):
     with pytest.raises(InspectError, match=text) as caught:
         gk.inspect_graph(graph)
     assert "Stack" not in str(caught.value)
 
 
-def test_without_bindings_the_way_to_get_them_is_told(monkeypatch):
+def test_missing_bindings_are_reported_with_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
     with pytest.raises(InspectError, match=r"graphkit\[cuda\]"):
         gk.inspect_graph(Captured(1))
 
 
-def test_a_closed_graph_of_the_recorder_is_refused():
+def test_a_closed_recorded_graph_is_refused():
     graph = RecorderBackend().capture(lambda: torch.ones(2) + 1, Attribution())
     graph.close()
     with pytest.raises(InspectError, match=r"a closed graph\. Inspect it before close"):
         gk.inspect_graph(graph)
 
 
-def test_the_recorder_measures_without_leaving_a_stopwatch():
+def test_timestamps_of_the_recorder_are_switched_off_again():
     x = torch.ones(3)
     graph = RecorderBackend().capture(lambda: (x + 1) * 2)
     record = gk.inspect_graph(graph, replay=graph.replay)
@@ -201,6 +201,6 @@ def test_the_recorder_measures_without_leaving_a_stopwatch():
     assert graph.timestamps is None
 
 
-def test_a_replay_of_another_graph_measures_nothing():
+def test_a_replay_that_runs_another_graph_gives_no_times():
     graph = RecorderBackend().capture(lambda: torch.ones(3) + 1)
     assert gk.inspect_graph(graph, replay=lambda: None).timing is None

@@ -1,4 +1,4 @@
-"""Kernels' names: demangled, and short enough to read."""
+"""Names of kernels, demangled and shortened."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ARRAY = "std::array<char*, 2ul>"
 
 
 def elementwise(functor, base="vectorized_elementwise_kernel<4"):
-    """As torch spells its kernel of many uses."""
+    """The name of a generic elementwise kernel of torch."""
     return f"void at::native::{base}, {functor}, {ARRAY} >(int, {functor}, {ARRAY})"
 
 
-def maker(name, kind="float"):
-    """The lambda inside of the function that launches it."""
+def launcher_lambda(name, kind="float"):
+    """A lambda inside of the function that launches the kernel."""
     inner = "{lambda()#2}::operator()() const::{lambda()#2}::operator()() const"
     return f"at::native::{name}({ITERATOR})::{inner}::{{lambda({kind})#1}}"
 
@@ -51,15 +51,15 @@ TORCH = {
         "at::native::AUnaryFunctor<float, float, bool, "
         "at::native::(anonymous namespace)::CompareEqFunctor<float> >"
     ): "vectorized_elementwise_kernel[CompareEq]",
-    elementwise(maker("cos_kernel_cuda")): "vectorized_elementwise_kernel[cos]",
+    elementwise(launcher_lambda("cos_kernel_cuda")): "vectorized_elementwise_kernel[cos]",
     elementwise(
         f"at::native::GeluCUDAKernelImpl({ITERATOR}, at::native::GeluType)::{{lambda()#2}}"
     ): "vectorized_elementwise_kernel[Gelu]",
     elementwise(
-        maker("direct_copy_kernel_cuda"), "unrolled_elementwise_kernel<128"
+        launcher_lambda("direct_copy_kernel_cuda"), "unrolled_elementwise_kernel<128"
     ): "unrolled_elementwise_kernel[direct_copy]",
     elementwise(
-        maker("(anonymous namespace)::silu_kernel", "c10::BFloat16")
+        launcher_lambda("(anonymous namespace)::silu_kernel", "c10::BFloat16")
     ): "vectorized_elementwise_kernel[silu]",
     elementwise(
         f"at::native::(anonymous namespace)::pow_tensor_scalar_kernel_impl<float, float>"
@@ -68,7 +68,7 @@ TORCH = {
     elementwise(f"{CLAMP}({ITERATOR})::{{lambda(long)#1}}"): "vectorized_elementwise_kernel[clamp]",
     elementwise(
         "at::native::BUnaryFunctor<long, long, long, "
-        f"{maker('binary_internal::div_floor_kernel_cuda', 'long, long')}>"
+        f"{launcher_lambda('binary_internal::div_floor_kernel_cuda', 'long, long')}>"
     ): "vectorized_elementwise_kernel[div_floor]",
     elementwise(NO_CAST, "elementwise_kernel<128, 4"): "elementwise_kernel[Mul]",
     elementwise(
@@ -114,11 +114,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("name", "expected"), {**TORCH, **OTHERS}.items(), ids=str)
-def test_a_short_name_says_what_a_kernel_does(name, expected):
+def test_a_short_name_keeps_the_operation(name, expected):
     assert short_name(name) == expected
 
 
-def test_every_kernel_of_torchs_is_short():
+def test_short_names_of_torch_kernels_are_short():
     assert max(len(short_name(name)) for name in TORCH) < 60
 
 
@@ -133,13 +133,13 @@ def test_symbols_are_demangled():
 
 
 @pytest.mark.parametrize("name", ["", "_Z", "_Z3", "_Zé", "fetch_kernel", "Z3fooi"])
-def test_what_is_no_symbol_stays_as_it_is(name):
+def test_a_name_that_is_no_symbol_is_unchanged(name):
     assert demangled(name) == name
 
 
 @given(st.text() | st.text("ak_:<>(){}-, &~", max_size=40).map(lambda text: f"reduce_kernel{text}"))
 @FUZZ
-def test_no_name_is_too_strange(name):
+def test_any_name_is_shortened(name):
     name = name.replace("\0", "")
     assert isinstance(demangled(name), str)
     assert bool(short_name(name)) == bool(name)
@@ -155,5 +155,5 @@ def test_no_name_is_too_strange(name):
     )
 )
 @FUZZ
-def test_templates_are_left_out_however_deep(argument):
+def test_nested_templates_are_left_out(argument):
     assert short_name(f"void ns::kernel_of<{argument}>({argument} const&, int)") == "kernel_of"

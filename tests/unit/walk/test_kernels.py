@@ -1,4 +1,4 @@
-"""The arguments that a node gives its kernel, however it hands them over."""
+"""Kernels by either kind of handle, and both forms of their arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kernel_of(driver, *layout, **facts):
     return Kernel(driver, *((0, handle) if facts.get("as_kernel") else (handle, 0)))
 
 
-def told(parameters):
+def values(parameters):
     return [(each.offset, each.size, each.data) for each in parameters]
 
 
@@ -26,55 +26,55 @@ EXPECTED = [(*place, data) for place, data in zip(LAYOUT, PARTS, strict=True)]
 
 
 @pytest.mark.parametrize("as_kernel", [False, True])
-def test_a_kernel_is_known_by_either_handle(driver, as_kernel):
+def test_a_kernel_is_read_by_either_handle(driver, as_kernel):
     kernel = kernel_of(driver, *LAYOUT, registers=40, shared=128, as_kernel=as_kernel)
     assert kernel.name == "(anonymous namespace)::plain(int)"
     assert kernel.parameter_layout == list(LAYOUT)
     assert (kernel.registers, kernel.static_shared_bytes) == (40, 128)
 
 
-def test_arguments_come_by_an_array_of_pointers(driver):
+def test_arguments_are_read_from_an_array_of_pointers(driver):
     pointers = driver.parameters(*PARTS)
-    assert told(kernel_of(driver, *LAYOUT).parameters(pointers, 0)) == EXPECTED
+    assert values(kernel_of(driver, *LAYOUT).parameters(pointers, 0)) == EXPECTED
 
 
 @pytest.mark.parametrize("tags", [(1, 2), (2, 1)])
-def test_arguments_come_out_of_one_buffer(driver, tags):
+def test_arguments_are_read_from_one_buffer(driver, tags):
     buffer = struct.pack("<8s4sc3x12s", *PARTS)
     extra = driver.extra(buffer, tags=tags)
-    assert told(kernel_of(driver, *LAYOUT).parameters(0, extra)) == EXPECTED
+    assert values(kernel_of(driver, *LAYOUT).parameters(0, extra)) == EXPECTED
 
 
-def test_an_array_of_pointers_goes_before_a_buffer(driver):
+def test_an_array_of_pointers_takes_precedence_over_a_buffer(driver):
     pointers, extra = driver.parameters(*PARTS), driver.extra(bytes(28))
-    assert told(kernel_of(driver, *LAYOUT).parameters(pointers, extra)) == EXPECTED
+    assert values(kernel_of(driver, *LAYOUT).parameters(pointers, extra)) == EXPECTED
 
 
-def test_what_is_not_there_is_not_read(driver):
+def test_missing_arguments_have_no_data(driver):
     kernel = kernel_of(driver, *LAYOUT)
     nothing = [(*place, None) for place in LAYOUT]
-    assert told(kernel.parameters(0, 0)) == nothing
-    assert told(kernel.parameters(0, driver.extra(b"", tags=()))) == nothing
-    assert told(kernel.parameters(0, driver.extra(b"12345678", tags=(1,)))) == nothing
-    assert told(kernel.parameters(driver.parameters(*PARTS[:3], None), 0)) == [
+    assert values(kernel.parameters(0, 0)) == nothing
+    assert values(kernel.parameters(0, driver.extra(b"", tags=()))) == nothing
+    assert values(kernel.parameters(0, driver.extra(b"12345678", tags=(1,)))) == nothing
+    assert values(kernel.parameters(driver.parameters(*PARTS[:3], None), 0)) == [
         *EXPECTED[:3], (16, 12, None),
     ]  # fmt: skip
 
 
-def test_a_buffer_that_is_too_short_gives_what_it_holds(driver):
+def test_a_short_buffer_gives_the_arguments_it_contains(driver):
     extra = driver.extra(struct.pack("<8s4sc", *PARTS[:3]))
-    assert told(kernel_of(driver, *LAYOUT).parameters(0, extra)) == [
+    assert values(kernel_of(driver, *LAYOUT).parameters(0, extra)) == [
         *EXPECTED[:3], (16, 12, None),
     ]  # fmt: skip
 
 
-def test_a_kernel_may_take_nothing(driver):
+def test_a_kernel_may_have_no_parameters(driver):
     kernel = kernel_of(driver)
     assert kernel.parameter_layout == []
-    assert told(kernel.parameters(driver.parameters(), 0)) == []
+    assert values(kernel.parameters(driver.parameters(), 0)) == []
 
 
-def test_the_driver_is_asked_once_for_what_nodes_share(driver):
+def test_the_driver_is_queried_once_per_property(driver):
     kernel = kernel_of(driver, *LAYOUT)
     first = (kernel.name, kernel.parameter_layout, kernel.registers, kernel.static_shared_bytes)
     driver.functions.clear()

@@ -1,4 +1,4 @@
-"""What a runner, and ``capture_target``, tell of the graphs that they captured."""
+"""Names of a runner's memory, and records of graphs by runners and ``capture_target``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def state_names(runner, attention, mutable_state=None):
     return memory_names(runner.buffers, mutable_state or {}, attention, None)["state"]
 
 
-def test_what_an_attention_backend_holds_is_called_by_its_attributes(runner):
+def test_tensors_of_an_attention_backend_are_named_by_its_attributes(runner):
     mine, deep = torch.ones(1), torch.ones(2)
     model = nn.Linear(2, 2)
     model.scratch = torch.ones(5)
@@ -51,7 +51,7 @@ def test_what_an_attention_backend_holds_is_called_by_its_attributes(runner):
     assert names["attention.pool.inner.deep"] is deep
 
 
-def test_a_name_in_state_goes_before_the_attention_backends(runner):
+def test_a_name_in_mutable_state_takes_precedence_over_the_attention_backends(runner):
     cache = torch.ones(8)
     names = state_names(runner, SimpleNamespace(cache=cache), {"kv.0": cache})
     assert list(names) == ["kv.0"]
@@ -85,7 +85,7 @@ def test_every_field_of_the_inputs_is_a_buffer_record(runner):
     assert lengths.pad == 1.0
 
 
-def test_storage_of_another_graph_is_bound(target):
+def test_a_bound_field_uses_the_given_storage(target):
     ids = torch.zeros(SIZE, dtype=torch.int64)
     runner = gk.DecodeRunner(
         lambda inputs: None, spec=target.spec, sizes=target.sizes, batch_sizes=[SIZE],
@@ -96,7 +96,7 @@ def test_storage_of_another_graph_is_bound(target):
     assert records["input_ids"].address == ids.data_ptr()
 
 
-def test_a_graph_of_a_runner_is_looked_into_by_size(target, runner):
+def test_a_runner_inspects_a_graph_by_size(target, runner):
     runner.capture()
     batch = target.batch(VERIFY, SIZE, 1)
     record = runner.inspect(SIZE, weights=target.weights, replay=lambda: runner.replay(batch))
@@ -107,7 +107,7 @@ def test_a_graph_of_a_runner_is_looked_into_by_size(target, runner):
     assert runner.inspect(SIZE).timing is None
 
 
-def test_looking_changes_no_output(target, runner):
+def test_inspection_changes_no_output(target, runner):
     runner.capture()
     batch = target.batch(VERIFY, SIZE, 1)
     before = runner.replay(batch, clone=True)
@@ -124,7 +124,7 @@ def test_a_size_that_was_not_captured_is_refused(runner):
     assert (caught.value.batch_size, caught.value.largest) == (1, 2)
 
 
-def test_only_a_captured_runner_is_looked_into(runner):
+def test_only_a_captured_runner_is_inspected(runner):
     with pytest.raises(
         ReplayError, match=r"inspect needs a captured runner, but .* planned\. Call capture"
     ):
@@ -147,9 +147,9 @@ def inspected(target):
     return capture(target, batch_sizes=[1, SIZE], inspect=True)
 
 
-def test_capture_target_looks_into_every_graph(inspected):
-    told = [(graph.mode, graph.batch_size) for graph in inspected.graphs]
-    assert told == [(mode, size) for mode in ("TARGET_VERIFY", "DECODE") for size in (1, SIZE)]
+def test_capture_target_inspects_every_graph(inspected):
+    captured = [(graph.mode, graph.batch_size) for graph in inspected.graphs]
+    assert captured == [(mode, size) for mode in ("TARGET_VERIFY", "DECODE") for size in (1, SIZE)]
     sizes = [size for mode in inspected.modes for size in mode.sizes]
     for graph, size in zip(inspected.graphs, sizes, strict=True):
         assert len(graph.nodes) == size.num_nodes
@@ -159,20 +159,20 @@ def test_capture_target_looks_into_every_graph(inspected):
     assert inspected.mismatches == ()
 
 
-def test_a_mode_tells_its_buffers_and_what_it_replayed(inspected):
+def test_a_mode_record_has_buffers_and_replays(inspected):
     for mode in inspected.modes:
         assert {buffer.field for buffer in mode.buffers} >= {"input_ids", "seq_lens"}
         assert set(mode.stats.replays_by_size) == {1, SIZE}
         assert mode.stats.replays == sum(mode.stats.replays_by_size.values())
 
 
-def test_capture_target_looks_into_nothing_unless_asked(target):
+def test_capture_target_inspects_only_on_request(target):
     record = capture(target, batch_sizes=[SIZE], modes=[DECODE])
     assert record.graphs == ()
     assert record.modes[0].buffers
 
 
-def test_looking_puts_the_state_back(target):
+def test_inspection_restores_the_state(target):
     calls = torch.zeros(1, dtype=torch.int64)
 
     def counted(inputs):

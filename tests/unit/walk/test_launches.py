@@ -1,4 +1,4 @@
-"""What the profiler saw becomes launches: of one correlation id each, by start."""
+"""Profiled events are grouped into launches by correlation id and sorted by start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRID = (4, 1, 1)
 
 
 class Event:
-    """What the profiler gives for one thing that ran."""
+    """An event of the profiler."""
 
     def __init__(self, name, correlation, start, duration, on=DeviceType.CUDA, metadata=None):
         self.facts = (name, correlation, start, duration, on)
@@ -43,7 +43,7 @@ class Event:
 
 @pytest.fixture
 def profiled(monkeypatch):
-    """``profiled(events)``: what the profiler will say was seen."""
+    """``profiled(events)``: sets the events that the profiler reports."""
     events = []
 
     class Profile:
@@ -62,20 +62,20 @@ def profiled(monkeypatch):
     return events.extend
 
 
-def test_what_one_launch_ran_stands_together_by_start(profiled):
+def test_events_are_grouped_by_launch_and_sorted_by_start(profiled):
     profiled([
         Event("b", 2, 40, 5), Event("a", 1, 10, 5), Event("b", 1, 20, 5), Event("a", 2, 30, 5),
         Event("cudaGraphLaunch", 1, 1, 5, on=DeviceType.CPU), Event("empty", 1, 15, 0),
     ])  # fmt: skip
-    ran = []
-    found = profile_launches(lambda: ran.append(1))
+    replays = []
+    found = profile_launches(lambda: replays.append(1))
     assert [[(s.name, s.start, s.grid) for s in each] for each in found] == [
         [("a", 10, GRID), ("b", 20, GRID)], [("a", 30, GRID), ("b", 40, GRID)],
     ]  # fmt: skip
-    assert len(ran) == timing.REPLAYS + 1
+    assert len(replays) == timing.REPLAYS + 1
 
 
-def test_the_launches_of_a_chain_are_put_together(profiled):
+def test_launches_of_a_sequence_are_joined(profiled):
     profiled([Event("ab"[i % 2], 9 - i, 10 * i, 5) for i in range(5)])
     found = profile_launches(lambda: None, graphs=2)
     assert [[s.name for s in each] for each in found] == [["a", "b"], ["a", "b"], ["a"]]

@@ -1,4 +1,4 @@
-"""An address leads to what somebody named, else to what the allocator or CUDA knows of it."""
+"""Names of addresses: of named tensors, otherwise of the allocator's blocks or CUDA's kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Tensor:
-    """What the map asks of a tensor, at an address of the test's choice."""
+    """A tensor at an address that the test chooses."""
 
     def __init__(self, begin, *shape, stride=None, size=1):
         self.begin, self.shape, self.size = begin, shape, size
@@ -36,7 +36,7 @@ class Tensor:
 
 
 def named(**extents):
-    """A map of weights, each from begin to end after ``BASE``."""
+    """A map of weights, each with its begin and end as offsets from ``BASE``."""
     return MemoryMap({"weight": {n: Tensor(BASE + a, b - a) for n, (a, b) in extents.items()}})
 
 
@@ -50,7 +50,7 @@ def names_at(memory, *offsets):
 
 
 def segment(address, size, pool=POOL, blocks=(), used=0):
-    """As ``torch.cuda.memory_snapshot`` gives it; blocks are of one MiB."""
+    """A segment of ``torch.cuda.memory_snapshot`` with blocks of 1 MiB."""
     return {
         "address": address, "total_size": size, "active_size": used, "segment_pool_id": pool,
         "blocks": [
@@ -60,7 +60,7 @@ def segment(address, size, pool=POOL, blocks=(), used=0):
     }  # fmt: skip
 
 
-def test_an_address_is_called_by_its_tensor_and_how_far_into_it():
+def test_an_address_has_the_name_of_its_tensor_and_an_offset():
     model = torch.nn.Linear(4, 3)
     memory = MemoryMap({"weight": dict(model.named_parameters())})
     at = model.weight.data_ptr()
@@ -80,13 +80,13 @@ def test_the_innermost_of_nested_tensors_names_an_address():
     ]  # fmt: skip
 
 
-def test_the_first_of_several_names_holds():
+def test_the_first_of_several_names_is_used():
     tied = Tensor(BASE, 16)
     memory = MemoryMap({"weight": {"embed": tied, "head": tied}, "state": {"other": tied}})
     assert [memory.find(BASE).name, memory.find(BASE).memory] == ["embed", "weight"]
 
 
-def test_neighbours_do_not_run_into_each_other():
+def test_adjacent_tensors_are_kept_apart():
     memory = named(a=(0, 8), b=(8, 16), c=(24, 32))
     assert names_at(memory, -1, 7, 8, 15, 16, 23, 24, 31, 32) == [
         None, "a+0x7", "b", "b+0x7", None, None, "c", "c+0x7", None,
@@ -97,7 +97,7 @@ def test_neighbours_do_not_run_into_each_other():
     ("shape", "stride", "size", "extent"),
     [
         ((3, 4), (4, 1), 2, 24),
-        ((4, 3), (1, 4), 2, 24),  # turned
+        ((4, 3), (1, 4), 2, 24),  # transposed
         ((3, 2), (8, 2), 4, (2 * 8 + 2 + 1) * 4),  # every other column
         ((5, 2), (0, 1), 4, 8),  # expanded
         ((), (), 8, 8),
@@ -114,7 +114,7 @@ def test_a_tensor_without_memory_names_nothing():
     assert memory.lowest == 1 << 40
 
 
-def test_the_pool_is_one_run_over_all_its_segments():
+def test_offsets_in_the_pool_continue_over_its_segments():
     segments = [
         segment(BASE + 8 * MIB, 2 * MIB, used=MIB),
         segment(BASE + 4 * MIB, 2 * MIB, pool=(0, 0), blocks=["active_allocated"]),
@@ -132,7 +132,7 @@ def test_the_pool_is_one_run_over_all_its_segments():
     ]  # fmt: skip
 
 
-def test_a_block_that_nobody_named_is_external_and_a_free_one_freed():
+def test_an_unnamed_block_is_external_or_freed():
     states = ["active_allocated", "inactive", "active_pending_free"]
     memory = MemoryMap({}, [segment(BASE, 4 * MIB, pool=(0, 0), blocks=states)], POOL)
     found = [memory.find(BASE + i * MIB + 16) for i in range(4)]
@@ -140,7 +140,7 @@ def test_a_block_that_nobody_named_is_external_and_a_free_one_freed():
     assert found[1].name == f"freed block of {MIB} bytes+0x10"
 
 
-def test_a_name_holds_inside_of_the_pool_and_of_blocks():
+def test_a_name_takes_precedence_over_pool_and_blocks():
     blocks = ["active_allocated"]
     segments = [segment(BASE, MIB), segment(BASE + MIB, MIB, pool=(0, 0), blocks=blocks)]
     given_names = {"input": {"x": Tensor(BASE + 64, 8)}, "state": {"kv": Tensor(BASE + MIB, MIB)}}
@@ -148,7 +148,7 @@ def test_a_name_holds_inside_of_the_pool_and_of_blocks():
     assert names_at(memory, 0, 64, 72, MIB) == ["pool+0x0", "x", "pool+0x48", "kv"]
 
 
-def test_segments_of_are_those_that_addresses_lie_in():
+def test_segments_of_returns_the_segments_of_addresses():
     segments = [segment(BASE + i * 4 * MIB, 2 * MIB) for i in range(4)]
     memory = MemoryMap({}, segments, POOL)
     inside = [BASE + 2 * MIB - 1, BASE + 8 * MIB, BASE + 9 * MIB, BASE + 6 * MIB, 5]
@@ -156,7 +156,7 @@ def test_segments_of_are_those_that_addresses_lie_in():
     assert memory.segments_of([]) == ()
 
 
-def test_whoever_knows_more_is_asked_once_per_page_and_never_about_null():
+def test_the_kind_is_queried_once_per_page_and_never_for_null():
     asked = []
     memory = MemoryMap({}, query_kind=lambda address: asked.append(address) or "host")
     page = 1 << 40
@@ -168,13 +168,13 @@ def test_whoever_knows_more_is_asked_once_per_page_and_never_about_null():
     assert len(asked) == 2
 
 
-def test_the_heap_of_a_process_may_lie_low():
-    """Where Python is not built to be moved, tensors of the CPU lie below 4 GiB."""
+def test_the_heap_may_be_at_low_addresses():
+    """In a Python that is no position-independent executable, CPU tensors are below 4 GiB."""
     memory = MemoryMap({}, query_kind=lambda _address: "external")
     assert memory.find(0x4666_0000).memory == "external"
 
 
-def test_cuda_is_not_asked_about_what_is_named_and_may_know_nothing():
+def test_the_kind_is_queried_only_for_unnamed_memory():
     asked = []
     names = {"weight": {"w": Tensor(BASE, 8192)}}
     memory = MemoryMap(names, query_kind=lambda address: asked.append(address) or "")
@@ -182,19 +182,21 @@ def test_cuda_is_not_asked_about_what_is_named_and_may_know_nothing():
     assert asked == [BASE + 8192]
 
 
-def test_a_name_below_the_mapped_region_lowers_what_may_be_an_address():
+def test_a_low_named_tensor_lowers_the_lowest_address():
     memory = MemoryMap({"input": {"low": Tensor(4096, 8)}})
     assert memory.lowest == 4096
     assert memory.find(4100).name == "low+0x4"
 
 
-runs = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda run: (run[0], sum(run)))
+ranges = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(
+    lambda range_: (range_[0], sum(range_))
+)
 
 
-@given(st.lists(runs, max_size=12))
+@given(st.lists(ranges, max_size=12))
 @FUZZ
-def test_any_runs_are_found_as_by_looking_at_each(extents):
-    """The run that begins last around an address, the shortest of those, the first of equals."""
+def test_any_ranges_are_found_as_by_linear_search(extents):
+    """The range that begins last, of those the shortest, of equal ones the first."""
     memory = named(**{f"t{i}": extent for i, extent in enumerate(extents)})
     for at in range(-1, 92):
         around = [(-a, b, i) for i, (a, b) in enumerate(extents) if a <= at < b]

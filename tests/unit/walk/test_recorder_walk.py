@@ -1,4 +1,4 @@
-"""The recorder's operations as nodes, edges and arguments."""
+"""Nodes, edges and arguments of recorded graphs."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_node_is_an_operation():
     assert gk.GraphRecord.from_json(record.to_json()) == record
 
 
-def test_arguments_have_the_schemas_names_and_results_an_arrow():
+def test_arguments_have_schema_names_and_results_an_arrow():
     (node,) = record_of(lambda: torch.add(X, Y, alpha=2)).nodes
     assert texts(node) == {
         "self": "float32 [4] at x", "other": "float32 [4] at y", "alpha": "2",
         "-> 0": "float32 [4] at %0",
     }  # fmt: skip
-    told = {name: (a.kind, a.size) for name, a in arguments(node).items()}
-    assert told == {
+    kinds_and_sizes = {name: (a.kind, a.size) for name, a in arguments(node).items()}
+    assert kinds_and_sizes == {
         "self": ("tensor", 16), "other": ("tensor", 16), "alpha": ("value", 0),
         "-> 0": ("tensor", 16),
     }  # fmt: skip
@@ -54,7 +54,7 @@ def test_arguments_have_the_schemas_names_and_results_an_arrow():
     assert (pointer.address, pointer.memory, pointer.name) == (X.data_ptr(), "input", "x")
 
 
-def test_what_nobody_named_is_called_by_what_made_it():
+def test_an_unnamed_tensor_is_called_by_its_operation():
     def step():
         values, indices = (X + 1).sort()
         return values[2:] * indices[2:]
@@ -67,13 +67,13 @@ def test_what_nobody_named_is_called_by_what_made_it():
     assert {p.memory for a in multiplied.arguments for p in a.pointers} == {"pool"}
 
 
-def test_a_constant_came_from_outside():
+def test_a_constant_is_external_memory():
     constant = torch.full((4,), 3.0)
     (node,) = record_of(lambda: X * constant).nodes
     assert arguments(node)["other"].pointers[0].memory == "external"
 
 
-def test_weights_are_named_by_their_model():
+def test_weights_have_their_path_in_the_model():
     model = nn.Sequential(nn.Linear(4, 2))
     graph = RecorderBackend().capture(torch.no_grad()(lambda: model(X)))
     named = {p.name for n in gk.inspect_graph(graph, names=model).nodes for a in n.arguments
@@ -88,12 +88,12 @@ def test_a_list_of_tensors_is_one_argument():
     assert [pointer.name for pointer in tensors.pointers] == ["x", "y"]
 
 
-def test_an_empty_tensor_points_nowhere():
+def test_an_empty_tensor_has_no_pointer():
     (node,) = record_of(lambda: torch.cat([X[:0], Y])).nodes
     assert [pointer.name for pointer in arguments(node)["tensors"].pointers] == ["y"]
 
 
-def test_a_long_value_is_cut():
+def test_a_long_value_is_truncated():
     node = record_of(lambda: X.view(1, 1, 1, 4).repeat([1] * 60)).nodes[-1]
     texts_of = [argument.text for argument in node.arguments if argument.kind == "value"]
     assert all(len(text) <= 63 for text in texts_of)
@@ -110,7 +110,7 @@ def test_an_edge_leads_from_the_last_writer():
     assert edges_of(step) == [(0, 1), (1, 2), (1, 3), (2, 3)]
 
 
-def test_views_share_their_storages_writer():
+def test_views_have_the_writer_of_their_storage():
     def step():
         y = X + 1  # 0
         y[:2].neg_()  # 1
@@ -119,7 +119,7 @@ def test_views_share_their_storages_writer():
     assert edges_of(step) == [(0, 1), (1, 2)]
 
 
-def test_what_an_operation_only_reads_it_did_not_write():
+def test_an_argument_that_is_only_read_keeps_its_writer():
     def step():
         y, z = X + 1, X + 2  # 0, 1
         z.add_(y)  # 2
@@ -128,7 +128,7 @@ def test_what_an_operation_only_reads_it_did_not_write():
     assert edges_of(step) == [(1, 2), (0, 2), (0, 3)]
 
 
-def test_an_operation_writes_where_it_is_told_to():
+def test_an_out_argument_is_written():
     def step():
         y, z = X + 1, X + 2  # 0, 1
         torch.mul(y, y, out=z)  # 2
@@ -143,7 +143,7 @@ def fill_all_(outs: list[torch.Tensor], value: torch.Tensor) -> None:
         out.copy_(value)
 
 
-def test_an_operation_may_write_a_list():
+def test_a_list_argument_may_be_written():
     def step():
         a, b, value = X + 1, X + 2, X + 3  # 0, 1, 2
         fill_all_([a, b], value)  # 3
@@ -152,18 +152,18 @@ def test_an_operation_may_write_a_list():
     assert edges_of(step) == [(0, 3), (1, 3), (2, 3), (3, 4), (2, 4), (3, 5)]
 
 
-@pytest.mark.parametrize("give", [lambda y, z: y.copy_(z), lambda y, z: y.add_(other=z)])
-def test_a_source_keeps_its_writer(give):
+@pytest.mark.parametrize("write", [lambda y, z: y.copy_(z), lambda y, z: y.add_(other=z)])
+def test_the_source_of_an_in_place_operation_keeps_its_writer(write):
     def step():
         y, z = X + 1, X + 2  # 0, 1
-        give(y, z)  # 2
+        write(y, z)  # 2
         return z.neg()  # 3
 
     assert edges_of(step)[-1] == (1, 3)
 
 
-def test_an_argument_is_told_without_its_address():
-    """A lock of one process must hold in the next one."""
+def test_the_text_of_an_argument_has_no_address():
+    """Lock files are compared between processes."""
     generator = torch.Generator()
     graph = RecorderBackend().capture(lambda: torch.rand(3, generator=generator) + 1)
     texts = [argument.text for node in gk.inspect_graph(graph).nodes for argument in node.arguments]

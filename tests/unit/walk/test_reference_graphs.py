@@ -1,4 +1,4 @@
-"""The graphs of the reference target: every operation of every mode has a module and a reason."""
+"""Graphs of the reference target: every operation of every mode has an origin."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def pointers(record):
 
 
 def test_every_operation_has_a_module(record):
-    made = {node.module for node in record.nodes}
-    assert all(made)
-    assert {"(refresh)", "(metadata)"} <= made
+    modules = {node.module for node in record.nodes}
+    assert all(modules)
+    assert {"(refresh)", "(metadata)"} <= modules
     allowed = (f"{MODEL_OF[record.mode]}.", "target.", *STAGES)
-    strange = {name for name in made if not name.startswith(allowed)}
-    assert strange <= {MODEL_OF[record.mode]}
-    assert any(name.endswith("self_attn.q_proj") for name in made)
+    others = {name for name in modules if not name.startswith(allowed)}
+    assert others <= {MODEL_OF[record.mode]}
+    assert any(name.endswith("self_attn.q_proj") for name in modules)
 
 
 def test_every_operation_of_a_module_has_a_line(record):
@@ -52,8 +52,7 @@ def test_the_refresh_is_one_node_and_comes_first(record):
     assert [(node.index, node.op) for node in refresh] == [(0, "graphkit::refresh")]
 
 
-def test_weights_are_where_their_modules_are(record):
-    """Each matrix product reads the weight of the module that it runs in."""
+def test_a_matrix_product_reads_the_weight_of_its_module(record):
     for node in record.nodes:
         if node.short_name in ("mm", "addmm") and not node.module.endswith("lm_head"):  # tied
             weights = {p.name for a in node.arguments for p in a.pointers if p.memory == "weight"}
@@ -67,20 +66,20 @@ def test_every_address_has_a_name(record):
     assert {"seq_lens", "req_pool_indices", "out_cache_loc"} <= names
 
 
-def test_edges_lead_forward_to_all_that_read_what_others_made(record):
+def test_every_operation_that_reads_a_result_has_an_edge(record):
     assert all(edge.source < edge.target for edge in record.edges)
     assert len(set(record.edges)) == len(record.edges)
-    reached = {edge.target for edge in record.edges}
+    targets = {edge.target for edge in record.edges}
     for node in record.nodes:
         given = [argument for argument in node.arguments if not argument.name.startswith("->")]
         reads = {p.memory for argument in given for p in argument.pointers}
         if "pool" in reads:
-            assert node.index in reached, node
+            assert node.index in targets, node
         elif not reads:
-            assert node.index not in reached, node
+            assert node.index not in targets, node
 
 
-def test_a_record_knows_its_mode_and_size(record):
+def test_a_record_has_its_mode_and_size(record):
     assert record.batch_size == SIZE
     assert record.name == f"{record.mode} {SIZE}"
     assert gk.GraphRecord.from_json(record.to_json()) == record
@@ -92,8 +91,8 @@ def test_attribution_changes_no_operation(target, record):
     assert {(node.module, node.source, node.scope) for node in plain.nodes} == {("", "", "")}
 
 
-def test_a_chain_of_graphs_is_one_record(target):
-    """As many graphs as layers say what one graph says."""
+def test_a_sequence_of_graphs_is_one_record(target):
+    """One graph per layer gives the same record as one graph of all layers."""
     mode = gk.ForwardMode.MULTI_LAYER_EAGLE
     records = []
     for one_graph in (True, False):
@@ -105,17 +104,17 @@ def test_a_chain_of_graphs_is_one_record(target):
             runner.capture(attribution=gk.Attribution(target.weights))
             batch = target.batch(mode, SIZE, 1)
             records.append(runner.inspect(SIZE, replay=lambda r=runner, b=batch: r.replay(b)))
-    whole, chain = records
-    told = [[(n.op, n.module, n.source) for n in record.nodes] for record in records]
-    assert told[0] == told[1]
+    whole, sequence = records
+    origins = [[(n.op, n.module, n.source) for n in record.nodes] for record in records]
+    assert origins[0] == origins[1]
     assert [(e.source, e.target) for e in whole.edges] == [
-        (e.source, e.target) for e in chain.edges
+        (e.source, e.target) for e in sequence.edges
     ]
-    assert chain.timing.replays == 3
-    assert all(node.duration_us for node in chain.nodes)
+    assert sequence.timing.replays == 3
+    assert all(node.duration_us for node in sequence.nodes)
 
 
-def test_scopes_of_the_users_stand_in_the_record(target):
+def test_the_record_has_user_scopes(target):
     mode = gk.ForwardMode.DECODE
     forward = target.forwards[mode]
 

@@ -1,4 +1,4 @@
-"""The user's innermost line on the stack: neither torch's nor graphkit's own."""
+"""The innermost user line of a stack: neither of torch nor of graphkit."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ PACKAGE = Path(graphkit.__file__).parent
 
 
 def compiled(path, source):
-    """The names that a source defines, as if it stood in a file."""
+    """The names that a source defines, compiled under a file name."""
     space = {"caller_line": caller_line, "caller_location": caller_location, "torch": torch}
     exec(compile(source, str(path), "exec"), space)
     return space
 
 
-def test_a_line_is_told_by_its_folder_file_and_function(tmp_path):
+def test_a_caller_line_has_folder_file_and_function(tmp_path):
     path = tmp_path / "models" / "llama.py"
     space = compiled(path, "def forward():\n    return caller_line()")
     assert space["forward"]() == "models/llama.py:2 in forward"
 
 
-def test_a_place_has_the_whole_path_and_the_text(tmp_path):
+def test_a_caller_location_has_path_and_text(tmp_path):
     path = tmp_path / "model.py"
     source = "def forward():\n    return  caller_location()\n"
     path.write_text(source)
@@ -34,7 +34,7 @@ def test_a_place_has_the_whole_path_and_the_text(tmp_path):
     assert compiled(tmp_path / "gone.py", source)["forward"]().endswith("gone.py:2 ``")
 
 
-def test_machinery_between_is_passed_over(tmp_path):
+def test_internal_frames_are_skipped(tmp_path):
     call = "def through(function):\n    return function()"
     torchs = compiled(Path(torch.__file__).parent / "nn" / "made_up.py", call)["through"]
     ours = compiled(PACKAGE / "runners" / "made_up.py", call)["through"]
@@ -57,7 +57,7 @@ def line_of(text):
         (f"{Path(torch.__file__).parent}vision/model.py", False),
         (PACKAGE / "graphs" / "recorder.py", True),
         (PACKAGE / "runners" / "runner.py", True),
-        (PACKAGE.parent / "runners" / "runner.py", True),  # the same through the link
+        (PACKAGE.parent / "runners" / "runner.py", True),  # where the package links to
         (PACKAGE / "spec" / "tree.py", True),
         (PACKAGE / "reference" / "model.py", False),
         (PACKAGE / "engine" / "eagle.py", False),
@@ -66,11 +66,11 @@ def line_of(text):
     ],
     ids=str,
 )
-def test_whose_a_file_is(path, expected):
+def test_internal_files(path, expected):
     assert is_internal(str(path)) is expected
 
 
-def test_the_command_that_was_called_is_no_line_of_a_users(tmp_path):
+def test_frames_outside_of_the_command_are_not_shown(tmp_path):
     source = "def through(function):\n    return function()"
     command = compiled(PACKAGE / "cli" / "capture.py", source)
     command["__name__"] = "graphkit.cli.capture"
@@ -79,6 +79,6 @@ def test_the_command_that_was_called_is_no_line_of_a_users(tmp_path):
     assert command["through"](lambda: users(caller_line)) == "models/llama.py:2 in through"
 
 
-def test_a_stack_without_a_users_line(monkeypatch):
+def test_a_stack_without_a_user_line(monkeypatch):
     monkeypatch.setattr("graphkit.graphs.source_lines.is_internal", lambda _filename: True)
     assert (caller_line(), caller_location()) == ("", "an unknown line")
