@@ -23,8 +23,8 @@ class InspectApp(App[None]):
         Raises:
             ConfigError: The record has no such mode or size.
         """
-        super().__init__()
-        # The terminal's own colours, dark or light: "ansi-dark", before textual 8.2.8 "textual-ansi".
+        # The terminal's own colours, dark or light. textual renamed "textual-ansi" to "ansi-dark".
+        super().__init__(ansi_color=True)
         self.theme = next(name for name in self.available_themes if "ansi" in name)
         self._pages = initial_pages(record, mode=mode, batch_size=batch_size)
 
