@@ -175,7 +175,7 @@ class BatchWriter:
         return {field.name: field for field in self._fields}
 
     @cached_property
-    def rows(self) -> dict[str, NDArray[Any]]:
+    def views(self) -> dict[str, NDArray[Any]]:
         """Numpy view of each field that has one, by name."""
         return {field.name: field.rows for field in self._fields if field.rows is not None}
 

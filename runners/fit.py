@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from graphkit.buffers import ENTRIES, Axis, InputBuffers
 from graphkit.graphs import CapturedGraph
@@ -21,12 +22,13 @@ class Fit:
         output: Returns a new output of the graph's live rows. Its caller may change it.
         replays: Number of replays.
         missing_rows: Sum over all replays of the rows that they had fewer than ``tokens``.
+        staged: Attributes of staged batches of this size, by entry; ``None`` until one was staged.
         writer: ``writer(entry)`` returns the writer of such a batch into a mailbox entry.
     """
 
     __slots__ = (
-        "launch", "missing_rows", "output", "padded_batch_size", "replays", "requests", "tokens",
-        "writer",
+        "launch", "missing_rows", "output", "padded_batch_size", "replays", "requests", "staged",
+        "tokens", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -44,4 +46,5 @@ class Fit:
         rows = output.live(self.requests, self.tokens).tensors()
         self.output: Callable[[], Output] = partial(type(output), **rows)
         self.replays, self.missing_rows = 0, 0
+        self.staged: list[dict[str, Any] | None] = [None] * ENTRIES
         self.writer = tuple(buffers.writer(entry, requests) for entry in range(ENTRIES)).__getitem__

@@ -86,9 +86,10 @@ class Replayer(Generic[OutputT]):
             self._check_tokens(fit, tokens)
         entry = self._mailbox.claim()
         self._buffers.pad_entry(entry)
-        return StagedBatch(
-            self._writer(fit, entry, tokens), self._replay_staged, fit, entry, tokens
-        )
+        attributes = fit.staged[entry] if tokens == fit.tokens else None
+        if attributes is None:
+            attributes = self._staged_attributes(fit, entry, tokens)
+        return StagedBatch(attributes, self._mailbox.claims)
 
     @contextmanager
     def observed(self, observer: Callable[[Launch[OutputT]], OutputT]) -> Iterator[None]:
@@ -145,12 +146,21 @@ class Replayer(Generic[OutputT]):
         fit.missing_rows += fit.tokens - tokens
         return fit.output()  # type: ignore[return-value]
 
-    def _replay_staged(
-        self, rows: Mapping[str, Any], fit: Fit, entry: int, tokens: int, in_flight: list[Any]
-    ) -> OutputT:
-        if self._ragged:
-            self._buffers.check(SimpleNamespace(**rows), tokens)
-        return self._launcher(fit, entry, tokens, in_flight)
+    def _staged_attributes(self, fit: Fit, entry: int, tokens: int) -> dict[str, Any]:
+        """Return the attributes that all staged batches of a size and an entry have."""
+        writer = self._writer(fit, entry, tokens)
+
+        def launch(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
+            if self._ragged:
+                self._buffers.check(SimpleNamespace(**rows), tokens)
+            return self._launcher(fit, entry, tokens, in_flight)
+
+        attributes = {
+            **writer.views, "_writer": writer, "_launch": launch, "_unassigned": writer.by_address,
+        }  # fmt: skip
+        if tokens == fit.tokens:
+            fit.staged[entry] = attributes
+        return attributes
 
     def _writer(self, fit: Fit, entry: int, tokens: int) -> BatchWriter:
         """Return the writer of a batch. Those of ragged batches are too many to keep."""

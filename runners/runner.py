@@ -337,7 +337,9 @@ class Runner(Generic[InputsT, OutputT]):
             SizeError: The batch is larger than the largest size, or empty.
             ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """
-        return self._require_captured("stage").stage(batch_size, num_tokens)
+        if self._replayer is None or self.status != "captured":
+            self._require_captured("stage")
+        return self._replayer.stage(batch_size, num_tokens)  # type: ignore[union-attr]
 
     def run(self, batch: InputsT, *, clone: bool = False) -> OutputT:
         """Replay the batch, or fall back and count the reason.
@@ -412,8 +414,9 @@ class Runner(Generic[InputsT, OutputT]):
         self.buffers.prepare(size)
         self.backend.wait_for_replays()
         self.step.plan_on_host(batch, size)
-        self.buffers.post(batch)
-        made = [stage() for stage in self.step.captured(size)][-1]
+        stages = self.step.captured(size)
+        self.buffers.post(batch)  # last, so that no error before the refresh leaves it unread
+        made = [stage() for stage in stages][-1]
         output: OutputT = self.output_type(**made)
         return output.live(requests, tokens)
 
