@@ -23,9 +23,7 @@ def test_a_runner_on_another_device_than_the_current_one():
             batch = target.sample_batch(VERIFY, requests, requests)
             replayed = runner.replay(batch, clone=True).next_token_logits
             assert replayed.device == torch.device("cuda", 1)
-            runner.shadow = "padded"
-            assert torch.equal(runner.replay(batch).next_token_logits, replayed)
-            runner.shadow = None
+            assert torch.equal(runner.run_padded(batch).next_token_logits, replayed)
             eager = runner.fall_back(batch).next_token_logits
             torch.testing.assert_close(replayed, eager, rtol=3e-2, atol=3e-2)
         assert torch.cuda.current_device() == 0

@@ -102,8 +102,7 @@ def _joined_edges(walks: Sequence[DriverWalk]) -> Iterator[Edge]:
         for source, target in product(ends, (first + i for i in outer if i not in targets)):
             yield Edge(source=source, target=target)
         for edge in walk.edges:
-            kind = "programmatic" if edge.is_programmatic else "full"
-            yield Edge(source=edge.source + first, target=edge.target + first, kind=kind)
+            yield replace(edge, source=edge.source + first, target=edge.target + first)
         ends = [first + i for i in outer if i not in sources] or ends
         first += len(walk.nodes)
 

@@ -15,6 +15,7 @@ from graphkit.graphs.driver import checked
 from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.conditional_bodies import ConditionalBody, conditional_bodies
 from graphkit.graphs.walk.kernels import Kernel
+from graphkit.records import Edge
 
 _KINDS = {
     "KERNEL": "kernel", "MEMCPY": "memcpy", "MEMSET": "memset", "HOST": "host",
@@ -47,20 +48,6 @@ class DriverNode:
     parent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DriverEdge:
-    """A dependency between two nodes, given by their indices.
-
-    Attributes:
-        source, target: The earlier and the later node.
-        is_programmatic: Whether it is an edge of programmatic dependent launch.
-    """
-
-    source: int
-    target: int
-    is_programmatic: bool
-
-
 class DriverWalk:
     """Reads a graph's template.
 
@@ -70,7 +57,7 @@ class DriverWalk:
     Attributes:
         nodes: In order of creation; nodes of child graphs and bodies follow all nodes of the graph
             around them.
-        edges: Dependencies; each is between nodes of one graph.
+        edges: Dependencies by indices of ``nodes``; each is between nodes of one graph.
 
     Raises:
         InspectError: cuda-bindings are not installed.
@@ -81,7 +68,7 @@ class DriverWalk:
         self._graph = self._driver.CUgraph(handle)
         self._kernels: dict[int, Kernel] = {}
         self.nodes: list[DriverNode] = []
-        self.edges: list[DriverEdge] = []
+        self.edges: list[Edge] = []
         self._walk_graph(self._graph, None)
 
     @cached_property
@@ -99,7 +86,7 @@ class DriverWalk:
 
     def _walk_body(self, body: ConditionalBody, parent: int) -> None:
         first = len(self.nodes)
-        self.edges += [DriverEdge(first + a, first + b, False) for a, b in body.edges]
+        self.edges += [Edge(source=first + a, target=first + b) for a, b in body.edges]
         self._walk([self._driver.CUgraphNode(handle) for handle in body.nodes], parent)
 
     def _walk(self, handles: Sequence[Any], parent: int | None) -> None:
@@ -118,14 +105,15 @@ class DriverWalk:
             for body in self._bodies.get(int(handle), ()):
                 self._walk_body(body, index)
 
-    def _edges_of(self, graph: Any, index: Mapping[int, int]) -> Iterator[DriverEdge]:
+    def _edges_of(self, graph: Any, index: Mapping[int, int]) -> Iterator[Edge]:
         get_edges = self._driver.cuGraphGetEdges
         count = checked(get_edges(graph))[-1]
         if not count:
             return
         sources, targets, data, _ = checked(get_edges(graph, count))
         for source, target, each in zip(sources[:count], targets[:count], data, strict=False):
-            yield DriverEdge(index[int(source)], index[int(target)], int(each.type) == 1)
+            kind = "programmatic" if int(each.type) == 1 else "full"
+            yield Edge(source=index[int(source)], target=index[int(target)], kind=kind)
 
     def _node(self, kind: str, handle: Any, parent: int | None) -> DriverNode:
         read: Callable[[Any], dict[str, Any]] | None = {

@@ -157,8 +157,8 @@ def _graph_timing(
     durations = [_duration(launch) for launch in launches]
     middle = (len(launches) - 1) // 2
     busy = _busy_time(launches[middle])
-    p95 = durations[0]
-    if len(durations) > 1:
+    p95 = float(durations[0])
+    if len(durations) > 1:  # quantiles() needs two values
         p95 = quantiles(durations, n=20, method="inclusive")[-1]
     path = critical_path(nodes, edges)
     return Timing(

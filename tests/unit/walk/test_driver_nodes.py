@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from graphkit.errors import InspectError
-from graphkit.graphs.walk.driver_nodes import DriverEdge, DriverWalk
+from graphkit.graphs.walk.driver_nodes import DriverWalk
+from graphkit.records import Edge
 
 
 def operands(node):
@@ -99,7 +100,7 @@ def test_other_nodes_are_named_by_their_kind(driver):
 def test_edges_have_node_indices_and_may_be_programmatic(driver):
     nodes = [driver.node("EMPTY") for _ in range(3)]
     walk = DriverWalk(driver.graph(*nodes, edges=[(0, 1), (0, 2, 1)]))
-    assert walk.edges == [DriverEdge(0, 1, False), DriverEdge(0, 2, True)]
+    assert walk.edges == [Edge(source=0, target=1), Edge(source=0, target=2, kind="programmatic")]
 
 
 def test_an_empty_graph_has_no_nodes(driver):
