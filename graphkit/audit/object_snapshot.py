@@ -1,4 +1,4 @@
-"""Snapshot of the host objects and tensors that a forward can reach, to see what a capture changes.
+"""Snapshots of the host objects and tensors that a forward can reach.
 
 Tensors are compared by checksum, so that the weights of a model need not be copied.
 """
@@ -64,12 +64,12 @@ class ObjectChange:
 
     @property
     def is_created(self) -> bool:
-        """Whether there was no object before, as of a cache."""
+        """True if the earlier snapshot has no such object, as for a cache."""
         return self.before.content is None
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a tensor was replaced by one at another address, or by another object."""
+        """True if a tensor was replaced by one at another address, or by another object."""
         return self.before.address not in (None, self.after.address)
 
 
@@ -96,7 +96,7 @@ class ObjectSnapshot:
             self.summaries[name] = ObjectSummary(RANDOM_STATE, state)
 
     def changes(self, later: ObjectSnapshot) -> Iterator[ObjectChange]:
-        """Yield what a later snapshot has differently; a tensor with two names appears once."""
+        """Yield the differences of a later snapshot; a tensor with two names appears once."""
         reported: set[int | None] = set()
         for name in {**self.summaries, **later.summaries}:
             before, after = self.summaries.get(name, ABSENT), later.summaries.get(name, ABSENT)

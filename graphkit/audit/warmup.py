@@ -47,8 +47,8 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         changes = [change for change in changes if change.name not in constant]
         for change in changes:
             kind, text, advice = _finding(change)
-            values = {"before": change.before.text, "after": change.after.text}
-            check.report(kind, text, advice=advice, **values)
+            before_text, after_text = change.before.text, change.after.text
+            check.report(kind, text, advice=advice, before=before_text, after=after_text)
         check.text = (
             f"compared {count_of(len(before.summaries), 'value')} before and after capture: "
             f"{count_of(len(changes), 'change')}"

@@ -1,9 +1,9 @@
 """Search for host values that a graph captured.
 
 A runner's graphs are captured twice without a change, which certifies that captures are
-deterministic. Then the audit makes one change of the host at a time: what differs in the graph
-depends on it, and a replay does not see the change. Two captures that differ in one scalar differ
-in exactly that argument, so the finding names the node and the line that captured it.
+deterministic. Then the audit applies one change of the host at a time: what differs in the graph
+depends on it, and replays ignore the change. Two captures that differ in one scalar differ in
+exactly that argument, so the finding names the node and the line that captured it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
         check.report(
             "capture is not deterministic",
             f"two captures of the same step differ in {count_of(1 + len(others), 'place')}, first "
-            f"in {_place(first, baseline.records[size])} ({first.before}, then {first.after}).",
+            f"in {_location(first, baseline.records[size])} ({first.before}, then {first.after}).",
             batch_size=size,
             advice=_NOT_DETERMINISTIC,
             before=first.before,
@@ -126,11 +126,11 @@ def _sentence(difference: CaptureDifference, change: HostChange, nodes: Sequence
     values = f"{before}, then {after}"
     if captured != "its value":
         values = f"{before} for {change.before}, then {after} for {change.after}"
-    place = _place(difference, nodes)
-    return f"{place} follows {change.subject} ({values}): the graph captured {captured}."
+    location = _location(difference, nodes)
+    return f"{location} follows {change.subject} ({values}): the graph captured {captured}."
 
 
-def _place(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
+def _location(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
     if difference.what == "number of nodes":
         return "the number of nodes"
     if difference.what == "kernel":
