@@ -9,6 +9,7 @@ import torch
 import triton
 
 from graphkit.ops.kernels.paged_attention import choose_splits
+from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.registration import OPS
 from graphkit.spec import ForwardMode
@@ -21,15 +22,14 @@ loops_to_a_tensor = pytest.mark.skipif(
 PAGES = {1: [5, 70], 4: [4, 5, 61], 16: [16, 17, 63]}
 
 
-def launch(name, *args, **options):
-    op = OPS[name]
+def launch(op, *args, **options):
+    op = OPS[op.__name__]
     return op.launch(op.arguments(*args), **options)
 
 
 @pytest.fixture
 def memory_of_nan(monkeypatch):
-    """What a launcher allocates has held NaN."""
-
+    """Fill memory that a launcher allocates with NaN."""
     new_empty = torch.Tensor.new_empty
 
     def dirty(*args, **options):
@@ -40,26 +40,26 @@ def memory_of_nan(monkeypatch):
 
 
 @loops_to_a_tensor
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("width", [1, 3, 4, 8])
+@pytest.mark.parametrize(("page_size", "width"), [(1, 1), (1, 8), (4, 3), (4, 4), (16, 1), (16, 8)])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_attention(make_case, assert_attends, page_size, width, tree):
     case = make_case(
         PAGES[page_size], width=width, page_size=page_size, tree=tree, pads=1, heads=4, context=160
     )
     for splits in (1, 4):
-        assert_attends(launch("paged_attention", *case.op_args(), splits=splits), case)
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
 
 
 @loops_to_a_tensor
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("rows", [[4, 1, 3], [1, 1, 1], [2, 4, 4]], ids=str)
+@pytest.mark.parametrize(
+    ("page_size", "rows"), [(1, [4, 1, 3]), (4, [1, 1, 1]), (4, [2, 4, 4])], ids=str
+)
 @pytest.mark.parametrize("splits", [1, 4])
-def test_attention_over_rows_that_vary(make_case, assert_attends, page_size, rows, splits):
+def test_attention_over_ragged_rows(make_case, assert_attends, page_size, rows, splits):
     case = make_case(
         [66, 0, 9], mode=ForwardMode.DRAFT_EXTEND, width=4, rows=rows, page_size=page_size, pads=2
     )
-    out = launch("paged_attention", *case.op_args(), splits=splits)
+    out = launch(paged_attention, *case.op_args(), splits=splits)
     assert_attends(out, case)
     assert out[sum(rows) + 2 :].eq(0).all()
 
@@ -71,7 +71,7 @@ def test_attention_over_rows_that_vary(make_case, assert_attends, page_size, row
 def test_attention_over_fewer_or_more_rows(
     make_case, assert_attends, memory_of_nan, width, rows, heads
 ):
-    """Rows of nobody are zeros, be there none of them or more than lanes of the requests."""
+    """Rows of no request are zeros, also if there are more of them than lanes."""
     live = sum(rows)
     for extra, splits in ((0, 1), (1, 2), (3 * width + 1, 1), (3 * width + 1, 2)):
         case = make_case(
@@ -81,20 +81,20 @@ def test_attention_over_fewer_or_more_rows(
         args[0] = torch.full((live + extra, heads, 16), torch.nan)
         args[0][:live] = case.query[:live]
         case.query = args[0]
-        out = launch("paged_attention", *args, splits=splits)
+        out = launch(paged_attention, *args, splits=splits)
         assert_attends(out, case)
         assert out[live:].eq(0).all()
 
 
 @loops_to_a_tensor
 @pytest.mark.parametrize("splits", [1, 2])
-def test_attention_of_a_tree_with_rows_of_nobody(make_case, assert_attends, memory_of_nan, splits):
+def test_attention_of_a_tree_with_unused_rows(make_case, assert_attends, memory_of_nan, splits):
     for extra in (1, 3, 8):
         case = make_case([6, 17], width=3, tree=True)
         args = list(case.op_args())
         args[0] = torch.cat([case.query, torch.full((extra, 2, 16), torch.nan)])
         case.query = args[0]
-        out = launch("paged_attention", *args, splits=splits)
+        out = launch(paged_attention, *args, splits=splits)
         assert_attends(out, case)
         assert out[6:].eq(0).all()
 
@@ -103,7 +103,7 @@ def test_attention_of_a_tree_with_rows_of_nobody(make_case, assert_attends, memo
 @pytest.mark.parametrize("splits", [1, 2])
 def test_attention_of_pads_with_fewer_keys_than_rows(make_case, assert_attends, splits):
     case = make_case([70, 0], mode=ForwardMode.DRAFT_EXTEND_V2, width=4, pads=2)
-    out = launch("paged_attention", *case.op_args(), splits=splits)
+    out = launch(paged_attention, *case.op_args(), splits=splits)
     assert_attends(out, case)
     assert out[8:11].eq(0).all()
     assert out[11].isnan().all()  # the one key of a pad
@@ -115,16 +115,16 @@ def test_attention_of_a_request_without_rows(make_case, assert_attends):
     args = list(case.op_args())
     args[3], args[4] = args[3][[0, 0, 1, 2]], args[4][[0, 0, 1, 2]]
     args[5] = torch.tensor([0, 0, 2, 5, 6], dtype=torch.int32)
-    assert_attends(launch("paged_attention", *args, splits=2), case)
+    assert_attends(launch(paged_attention, *args, splits=2), case)
 
 
 @loops_to_a_tensor
 def test_attention_of_no_requests(make_case):
     args = list(make_case([7, 3]).op_args())
     args[3], args[4], args[5] = args[3][:0], args[4][:0], args[5][:1]
-    assert launch("paged_attention", *args).eq(0).all()
+    assert launch(paged_attention, *args).eq(0).all()
     args[0] = args[0][:0]
-    assert launch("paged_attention", *args).shape == (0, 2, 16)
+    assert launch(paged_attention, *args).shape == (0, 2, 16)
 
 
 @loops_to_a_tensor
@@ -140,22 +140,23 @@ def test_attention_of_a_draft_tree(make_case, assert_attends, topk, steps):
     case.pool.get_key_buffer(1)[hidden] = torch.nan
     case.pool.get_value_buffer(1)[hidden] = torch.nan
     for splits in (1, 4):
-        assert_attends(launch("paged_attention", *case.op_args(), splits=splits), case)
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
 
 
 @loops_to_a_tensor
-@pytest.mark.parametrize("group", [1, 2, 4, 7])
-@pytest.mark.parametrize("head_dim", [16, 24, 80])
+@pytest.mark.parametrize(
+    ("group", "head_dim"), [(1, 16), (2, 24), (4, 80), (7, 16), (7, 24), (1, 80)]
+)
 def test_attention_groups(make_case, assert_attends, group, head_dim):
     case = make_case([66, 3], width=4, heads=2 * group, head_dim=head_dim, tree=True)
-    assert_attends(launch("paged_attention", *case.op_args(), splits=2), case)
+    assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
 
 
 @loops_to_a_tensor
 @pytest.mark.parametrize("tree", [False, True])
 def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
     case = make_case([9, 70], width=20, heads=8, page_size=4, tree=tree)
-    assert_attends(launch("paged_attention", *case.op_args(), splits=2), case)
+    assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
 
 
 @loops_to_a_tensor
@@ -163,7 +164,7 @@ def test_attention_in_half_precision(make_case, assert_attends):
     # Not bfloat16: the interpreter multiplies its bit patterns as integers.
     case = make_case([7, 70], width=3, page_size=4, dtype=torch.float16, pads=1, heads=4)
     for splits in (1, 2):
-        assert_attends(launch("paged_attention", *case.op_args(), splits=splits), case, 2e-3)
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case, 2e-3)
 
 
 @loops_to_a_tensor
@@ -171,12 +172,12 @@ def test_attention_in_half_precision(make_case, assert_attends):
 def test_attention_edges(make_case, assert_attends, splits):
     case = make_case([0, 6, 70], width=4, tree=True)
     case.inputs.custom_mask[0] = False  # sees nothing at all
-    case.inputs.custom_mask[1, :, 3] = False  # nobody sees its last row
+    case.inputs.custom_mask[1, :, 3] = False  # no query sees its last row
     case.key[7], case.value[7] = torch.nan, torch.nan
-    out = launch("paged_attention", *case.op_args(), splits=splits)
+    out = launch(paged_attention, *case.op_args(), splits=splits)
     assert out[:4].eq(0).all()
     case.inputs.custom_mask[0] = torch.eye(4, dtype=torch.bool)
-    out[:4] = case.value[:4]  # what each of them would see by itself
+    out[:4] = case.value[:4]  # the only key that each of them sees
     assert_attends(out, case)
 
 
@@ -187,7 +188,7 @@ def test_attention_takes_a_slice_of_a_fused_projection(make_case, assert_attends
     fused = torch.full((6, 3, 4, 16), torch.nan)
     fused[:, 1] = args[0]
     args[0] = fused[:, 1]
-    assert_attends(launch("paged_attention", *args, splits=2), case)
+    assert_attends(launch(paged_attention, *args, splits=2), case)
 
 
 @loops_to_a_tensor
@@ -199,7 +200,7 @@ def test_attention_stops_at_the_end_of_the_page_table(make_case):
     keys, values = (history[:4] for history in short.histories[0])
     scores = torch.einsum("nd,lnd->nl", short.query[0], keys) * 16**-0.5
     expected = torch.einsum("nl,lnd->nd", scores.softmax(-1), values)
-    torch.testing.assert_close(launch("paged_attention", *args, splits=1)[0], expected)
+    torch.testing.assert_close(launch(paged_attention, *args, splits=1)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -210,19 +211,20 @@ def test_splits_fill_the_device(programs, max_keys, splits):
     assert choose_splits(programs, max_keys, 64, 132) == splits
 
 
-@pytest.mark.parametrize("requests", [0, 1, 2, 5, 64, 130])
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("requests", "page_size"), [(0, 1), (1, 1), (2, 4), (2, 16), (5, 1), (5, 4), (20, 4), (130, 16)]
+)
 def test_metadata(requests, page_size):
     torch.manual_seed(requests)
-    context, width = (1100, 3) if requests < 64 else (40, 3)
+    context, width = (1100, 3) if requests < 20 else (40, 3)
     table = torch.randint(0, 10**6, (requests + 1, context), dtype=torch.int32)
     rows = torch.randint(0, requests + 1, (requests,))
     lengths = torch.randint(0, context - width, (requests,), dtype=torch.int32)
-    varying = torch.randint(0, width + 1, (requests,), dtype=torch.int32)
-    for extra, appended, extend_lens in ((0, width, None), (2, 0, varying)):
+    ragged = torch.randint(0, width + 1, (requests,), dtype=torch.int32)
+    for extra, appended, extend_lens in ((0, width, None), (2, 0, ragged)):
         pages = -(-context // page_size) + extra
         args = (rows, lengths, table, page_size, pages, width, appended, extend_lens)
-        for got, want in zip(launch("paged_metadata", *args), paged_metadata(*args), strict=True):
+        for got, want in zip(launch(paged_metadata, *args), paged_metadata(*args), strict=True):
             assert got.dtype == want.dtype
             assert got.shape == want.shape
             assert torch.equal(got, want)
@@ -232,4 +234,4 @@ def test_metadata_out_of_range_reads_nothing_else():
     table = torch.arange(16, dtype=torch.int32).view(2, 8)
     lengths = torch.tensor([100, 100], dtype=torch.int32)
     args = (torch.tensor([-5, 70]), lengths, table, 2, 6, 1, 1)
-    assert torch.equal(launch("paged_metadata", *args)[3], paged_metadata(*args)[3])
+    assert torch.equal(launch(paged_metadata, *args)[3], paged_metadata(*args)[3])

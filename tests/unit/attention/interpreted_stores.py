@@ -15,8 +15,8 @@ from graphkit.ops.store_kv import store_kv
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_kernels.py instead"
 
 
-def launch(name, *args, **options):
-    op = OPS[name]
+def launch(op, *args, **options):
+    op = OPS[op.__name__]
     return op.launch(op.arguments(*args), **options)
 
 
@@ -29,7 +29,7 @@ def test_store(dtype, heads):
     key, value = fused[:, heads : 2 * heads], fused[:, 2 * heads :]
     loc = torch.tensor([3, 0, 9, 4, 7])
     caches = [torch.zeros(10, heads, 80, dtype=dtype) for _ in range(4)]
-    launch("store_kv", *caches[:2], loc, key, value)
+    launch(store_kv, *caches[:2], loc, key, value)
     store_kv(*caches[2:], loc, key, value)
     assert torch.equal(caches[0], caches[2])
     assert torch.equal(caches[1], caches[3])
@@ -38,9 +38,9 @@ def test_store(dtype, heads):
 def test_store_drops_rows_outside_the_cache():
     caches = [torch.zeros(4, 2, 16) for _ in "kv"]
     rows = torch.ones(3, 2, 16)
-    launch("store_kv", *caches, torch.tensor([-1, 4, 2]), rows, rows)
+    launch(store_kv, *caches, torch.tensor([-1, 4, 2]), rows, rows)
     assert [int(cache.sum()) for cache in caches] == [32, 32]
-    launch("store_kv", *caches, torch.zeros(0, dtype=torch.int64), rows[:0], rows[:0])
+    launch(store_kv, *caches, torch.zeros(0, dtype=torch.int64), rows[:0], rows[:0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
@@ -49,7 +49,7 @@ def test_store_into_two_parts_of_a_buffer(dtype):
     rows = [torch.randint(0, 256, (5, 1, size)).to(dtype) for size in (80, 3)]
     loc = torch.tensor([3, 0, -1, 4, 9])
     buffers = [torch.ones(6, 1, 83, dtype=dtype) for _ in range(2)]
-    launch("store_kv", *buffers[0].split([80, 3], -1), loc, *rows)
+    launch(store_kv, *buffers[0].split([80, 3], -1), loc, *rows)
     live = [0, 1, 3]
     store_kv(*buffers[1].split([80, 3], -1), loc[live], rows[0][live], rows[1][live])
     assert torch.equal(*buffers)
@@ -86,7 +86,7 @@ def test_move(pool, target, source):
     buffers = list(pool.tensors().values())
     expected = [buffer.clone() for buffer in buffers]
     move_kv(expected, buffer_table(expected), target, source)
-    launch("move_kv", buffers, buffer_table(buffers), target, source)
+    launch(move_kv, buffers, buffer_table(buffers), target, source)
     for got, want in zip(buffers, expected, strict=True):
         assert torch.equal(got, want)
 
@@ -95,8 +95,8 @@ def test_move_of_slots_outside_touches_nothing():
     buffers = [torch.arange(24.0).view(4, 6), torch.arange(8.0).view(4, 2)]
     before = [buffer.clone() for buffer in buffers]
     loc = torch.tensor([4, -1, 1, 2, 10**12])
-    launch("move_kv", buffers, buffer_table(buffers), loc, torch.tensor([1, 2, -1, 4, 0]))
+    launch(move_kv, buffers, buffer_table(buffers), loc, torch.tensor([1, 2, -1, 4, 0]))
     assert all(map(torch.equal, buffers, before))
-    launch("move_kv", buffers, buffer_table(buffers), loc, torch.tensor([1, 2, 3, 3, 0]))
+    launch(move_kv, buffers, buffer_table(buffers), loc, torch.tensor([1, 2, 3, 3, 0]))
     for got, old in zip(buffers, before, strict=True):
         assert torch.equal(got, old[[0, 3, 3, 3]])

@@ -71,10 +71,9 @@ def test_store():
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "block_m", "block_n", "columns", "splits"),
     [
-        ("bf16", 128, 16, 64, 4, 4),
+        ("bf16", 128, 64, 64, 4, 4),
         ("fp16", 80, 16, 64, 0, 1),
-        ("bf16", 256, 64, 32, 0, 1),
-        ("fp32", 256, 64, 16, 20, 4),
+        ("fp32", 256, 16, 16, 20, 4),
     ],
 )
 def test_attention(dtype, head_dim, block_m, block_n, columns, splits):

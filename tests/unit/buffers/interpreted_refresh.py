@@ -1,4 +1,4 @@
-"""The cases of ``test_refresh.py`` on the Triton kernels; ``test_refresh_kernel.py`` runs this.
+"""The cases of ``test_refresh.py`` on the Triton kernels; ``../ops/test_interpreted.py`` runs this.
 
 CPU addresses are device addresses in the interpreter.
 """
@@ -17,7 +17,7 @@ from graphkit.ops.kernels import refresh as kernels
 from graphkit.ops.mailbox_layout import CHUNK_BYTES
 from graphkit.ops.registration import OPS
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run test_refresh_kernel.py instead"
+assert os.environ.get("TRITON_INTERPRET") == "1", "run tests/unit/ops/test_interpreted.py instead"
 
 SOURCES = ["payload", "address", "on_device", "bound"]
 
@@ -65,7 +65,7 @@ def test_every_width_of_copy(make_case, make_part, source, dtype, row, lead):
     pad = True if dtype is torch.bool else 77
     parts = [make_part(axis, dtype, row, lead, pad, source) for axis in Axis]
     case = make_case(parts, requests=5, width=3)
-    for live, padded in [(0, 5), (1, 1), (2, 5), (3, 4), (5, 5)]:
+    for live, padded in [(0, 5), (1, 1), (3, 4)]:
         case.turn(live, padded)
 
 
@@ -116,7 +116,7 @@ def test_the_width_that_all_addresses_allow(
 
 
 @pytest.mark.parametrize("other", [-1, 4])
-def test_a_entry_out_of_turn_is_a_fault(make_case, make_part, other):
+def test_an_entry_out_of_turn_is_a_fault(make_case, make_part, other):
     case = make_case([make_part(Axis.REQUEST, torch.int32)], requests=2, width=1)
     case.turn(1, 2)
     buffers, mailbox = case.buffers, case.buffers.mailbox

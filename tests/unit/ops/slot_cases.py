@@ -1,8 +1,8 @@
 """Random arguments of the slot and window ops, for the tests that run this file.
 
-``CASES[op](draw)`` are valid arguments, ``draw`` a ``Draw``. Whatever an op fills holds ``LEFT``
-before, so that a place that must be left as it is shows. A wild draw puts indices, rows and counts
-outside their ranges here and there, none of which may touch anything.
+``CASES[op](draw)`` are valid arguments, ``draw`` a ``Draw``. An output holds ``LEFT``
+before the call, which shows entries that must keep their value. An invalid draw puts some indices,
+rows and counts out of range, none of which may change anything.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ LEFT = -7
 class Draw:
     """Numbers for B requests of W rows, with counts in one dtype."""
 
-    def __init__(self, requests, *, seed=0, wild=False, counts=torch.int32, width=5):
-        self.requests, self.wild, self.dtype, self.width = requests, wild, counts, width
+    def __init__(self, requests, *, seed=0, invalid=False, counts=torch.int32, width=5):
+        self.requests, self.invalid = requests, invalid
+        self.dtype, self.width = counts, width
         self.random = torch.Generator().manual_seed(seed)
 
     def integers(self, low, high, *shape):
-        """From low to high; if wild, two beyond either now and then."""
+        """Draw from low to high; if invalid, sometimes up to two beyond either."""
         drawn = torch.randint(low, high + 1, shape, generator=self.random)
-        if self.wild:
-            is_wild = torch.rand(shape, generator=self.random) < 0.3
-            drawn += torch.randint(-2, 3, shape, generator=self.random).where(is_wild, 0)
+        if self.invalid:
+            is_invalid = torch.rand(shape, generator=self.random) < 0.3
+            drawn += torch.randint(-2, 3, shape, generator=self.random).where(is_invalid, 0)
         return drawn
 
     def counts(self, low, high):
@@ -54,8 +55,8 @@ class Draw:
     def table(self, context):
         """``req_to_token``, and a row of it for each request."""
         rows = torch.randperm(self.requests + 2, generator=self.random)[: self.requests]
-        if self.wild:
-            rows = torch.where(rows % 4 == 3, (rows % 8 - 5) * 10_000, rows)  # beyond either end
+        if self.invalid:
+            rows = torch.where(rows % 4 == 3, (rows % 8 - 5) * 10_000, rows)  # out of range
         slots = self.slots((self.requests + 2) * context).view(-1, context)
         return rows, slots.int()
 
@@ -66,7 +67,7 @@ class Draw:
         index = nodes[:, :columns] + torch.arange(self.requests)[:, None] * self.width
         lengths = self.integers(1, columns, self.requests)
         index = torch.where(torch.arange(columns) < lengths[:, None], index, -1)
-        return (index * 3 - 9 if self.wild else index).int()
+        return (index * 3 - 9 if self.invalid else index).int()
 
 
 def left(size):
@@ -84,9 +85,9 @@ def src_tgt_args(draw):
 
 def target_args(draw):
     drafts, freed = draw.counts(0, draw.width - 1), draw.counts(0, draw.width)
-    places = (drafts + 1).sum() + 3, freed.sum() - 1 if draw.wild else freed.sum() + 2
+    sizes = (drafts + 1).sum() + 3, freed.sum() - 1 if draw.invalid else freed.sum() + 2
     slots = draw.slots(draw.requests * draw.width)
-    return *map(left, places), drafts, freed, slots, draw.width
+    return *map(left, sizes), drafts, freed, slots, draw.width
 
 
 def filter_args(draw):
@@ -97,7 +98,7 @@ def filter_args(draw):
 
 def fill_accepted_args(draw):
     index = draw.accept_index()
-    return index, draw.slots(draw.requests * draw.width), left(index.numel() - draw.wild)
+    return index, draw.slots(draw.requests * draw.width), left(index.numel() - draw.invalid)
 
 
 def compact_args(draw):
@@ -114,20 +115,20 @@ def extend_args(draw):
 
 def contiguous_args(draw):
     rows, table = draw.table(context=20)
-    lengths = draw.counts(0, 20 if draw.wild else 11)
+    lengths = draw.counts(0, 20 if draw.invalid else 11)
     return rows, table, lengths, left(draw.requests * 9), 3, 3
 
 
 def draft_args(draw):
     rows, table = draw.table(context=20)
-    lengths, none = draw.counts(0, 20 if draw.wild else 11), (None,) * 3
+    lengths, none = draw.counts(0, 20 if draw.invalid else 11), (None,) * 3
     slots = draw.slots(draw.requests * 9)
     return rows, table, lengths, None, None, slots, *none, None, 3, 3, 1
 
 
 def paged_draft_args(draw, topk=3, steps=5, page=4):
     rows, table = draw.table(context=70)
-    lengths = draw.counts(0, 69 if draw.wild else 25).clamp(min=0)
+    lengths = draw.counts(0, 69 if draw.invalid else 25).clamp(min=0)
     tails = lengths % page
     pages = (tails + steps + page - 1) // page
     extend = topk * pages * page - tails
@@ -164,8 +165,8 @@ def spec_info_args(draw):
     tokens = draw.counts(1, draw.width)
     total = int(tokens.clamp(min=0).sum())
     lengths = draw.counts(10, 40)
-    places = left(total + (-1 if draw.wild else 3))
-    return draw.slots(total), lengths, tokens, places, left(draw.requests)
+    positions = left(total + (-1 if draw.invalid else 3))
+    return draw.slots(total), lengths, tokens, positions, left(draw.requests)
 
 
 def bonus_args(draw):
@@ -176,11 +177,11 @@ def bonus_args(draw):
 def rotate_args(draw):
     width = draw.width
     start = torch.arange(draw.requests) * width
-    if draw.wild:  # the first window, or the last one, sticks out
+    if draw.invalid:  # the first or the last window is partly out of range
         start += (-2, 2)[draw.requests % 2]
     lengths = draw.counts(0, width).clamp(max=width)
     select = draw.integers(0, max(draw.requests * width - 1, 0), draw.requests)
-    if not draw.wild:
+    if not draw.invalid:
         select = torch.where(lengths > 0, start + select % lengths.clamp(min=1), select)
     topk = draw.slots(draw.requests * 2).view(-1, 2)
     return draw.slots(draw.requests * width), start.to(draw.dtype), lengths, topk, select

@@ -6,6 +6,8 @@ import importlib
 import inspect
 import pydoc
 import re
+import subprocess
+import sys
 from typing import Annotated
 
 import pytest
@@ -49,6 +51,15 @@ def test_a_public_op_says_when_it_runs_and_what_it_raises(op):
     assert "may be captured" in doc
     if op.__name__ != "refresh":
         assert " Raises: " in doc
+
+
+def test_ops_load_without_their_kernels():
+    modules = ", ".join(["graphkit.ops", *(f"graphkit.ops.{name}" for name in MODULES)])
+    script = f"import sys, {modules}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = run.stdout.split()
+    assert "graphkit.ops.refresh" in loaded
+    assert not [name for name in loaded if name.startswith("graphkit.ops.kernels")]
 
 
 @every_op
