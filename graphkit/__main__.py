@@ -1,4 +1,4 @@
-"""``python -m graphkit`` is the ``graphkit`` command."""
+"""Runs the ``graphkit`` command as ``python -m graphkit``."""
 
 import sys
 

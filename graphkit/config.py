@@ -1,4 +1,4 @@
-"""Sizes that are fixed for the life of a runner."""
+"""The sizes of a runner's buffers."""
 
 from __future__ import annotations
 
@@ -11,35 +11,46 @@ if TYPE_CHECKING:
     import torch
 
 
-_MOST = 2**31 - 1
-"""Kernels count in int32."""
+_MAX_INT = 2**31 - 1
+"""Kernels index with int32."""
 
 
 def require_int(owner: str, field: str, value: object, least: int = 1) -> None:
-    """Refuse anything but an int of at least ``least`` that int32 holds.
+    """Check that a setting is an int from ``least`` to 2**31 - 1.
+
+    Args:
+        owner: Name of the class that the setting belongs to.
+        field: Name of the setting.
+        value: Its value.
+        least: Smallest allowed value.
 
     Raises:
-        ConfigError: naming ``owner.field`` and the value.
+        ConfigError: It is not.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{owner}.{field} must be an int >= {least}, got {value!r}.", field=field)
-    if value > _MOST:
-        raise ConfigError(f"{owner}.{field} must be an int <= {_MOST}, got {value}.", field=field)
+    if value > _MAX_INT:
+        raise ConfigError(
+            f"{owner}.{field} must be an int <= {_MAX_INT}, got {value}.", field=field
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """How large the input buffers of a runner must be.
+    """Sizes of a runner's input buffers, fixed for its lifetime.
+
+    Raises:
+        ConfigError: A size is no int from 1 to 2**31 - 1, or the dtype is not floating-point.
 
     Attributes:
-        max_batch_size: Most requests in one batch.
-        max_context_len: Most tokens of one request, drafts included.
+        max_batch_size: Largest number of requests in a batch.
+        max_context_len: Largest number of tokens of a request, draft tokens included.
         hidden_size: Width of the target's hidden states (H).
         vocab_size: Size of the target's vocabulary (V).
-        dtype: Dtype of hidden states, a ``torch.dtype``.
+        dtype: Dtype of the hidden states, a floating-point ``torch.dtype``.
         page_size: Tokens per KV page.
-        spec_hidden_size: Width of the hidden states that feed the draft model; EAGLE3 feeds three
-            target layers, so 3 x H. ``None`` means ``hidden_size``.
+        spec_hidden_size: Width of the hidden states that the draft model reads: 3 x H for EAGLE3,
+            which reads three target layers. ``None`` means ``hidden_size``.
         draft_vocab_size: Size of a reduced draft vocabulary. ``None`` means ``vocab_size``.
     """
 
@@ -55,15 +66,17 @@ class BufferSizes:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            left_out = value is None and field.default is None
-            if field.name != "dtype" and not left_out:
+            is_omitted = value is None and field.default is None
+            if field.name != "dtype" and not is_omitted:
                 require_int("BufferSizes", field.name, value)
-        if type(self.dtype).__name__ != "dtype" or not hasattr(self.dtype, "is_floating_point"):
+        # Only a torch.dtype has this attribute; config must not import torch to ask for the type.
+        if getattr(self.dtype, "is_floating_point", None) is not True:
             raise ConfigError(
-                f"BufferSizes.dtype must be a torch.dtype, got {self.dtype!r}.", field="dtype"
+                f"BufferSizes.dtype must be a floating-point torch.dtype, got {self.dtype!r}.",
+                field="dtype",
             )
 
     @property
     def max_pages(self) -> int:
-        """Pages that the longest request takes."""
+        """Number of KV pages of the longest request."""
         return -(-self.max_context_len // self.page_size)

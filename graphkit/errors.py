@@ -1,22 +1,22 @@
-"""Every error that graphkit raises for a caller's mistake.
+"""The exceptions that graphkit raises for mistakes of its caller.
 
-The tree::
+The hierarchy::
 
     GraphkitError
-    ├── ConfigError       a setting contradicts itself or the device
-    ├── InputError        a field of a batch cannot be taken
-    ├── SizeError         no captured size fits a batch
-    ├── OutputError       a forward returned what its mode does not return
+    ├── ConfigError       a setting is invalid, or contradicts another setting or the device
+    ├── InputError        a field of a batch is missing or invalid
+    ├── SizeError         a batch is larger than every captured size
+    ├── OutputError       a forward returned an invalid output
     ├── CaptureError      a forward cannot be captured
-    ├── ReplayError       a runner is not in the state that the call needs
-    ├── AttentionError    an attention backend or a KV pool was misused
-    ├── TargetError       a TARGET cannot be found or is not one
-    ├── CheckpointError   a checkpoint folder cannot be read
-    ├── InspectError      a graph cannot be looked into
+    ├── ReplayError       a runner is not in the state that a call requires
+    ├── AttentionError    an attention backend or a KV pool got invalid arguments
+    ├── TargetError       a TARGET cannot be imported or is invalid
+    ├── CheckpointError   a checkpoint folder cannot be loaded
+    ├── InspectError      a graph cannot be inspected
     ├── RecordError       a saved record cannot be read
-    └── DeviceError       no usable device
+    └── DeviceError       there is no usable device
 
-Each keeps its facts as attributes, so that nobody has to parse its text.
+Details are attributes of the exception, so that callers need not parse its message.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ from typing import Any
 
 
 class GraphkitError(Exception):
-    """What all errors of this package share. Can be copied and pickled, facts included."""
+    """Base class of all exceptions of graphkit; can be copied and pickled with its attributes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)
 
 
-def _restored(cls: type[GraphkitError], args: tuple[Any, ...], facts: dict[str, Any]) -> Any:
+def _restored(cls: type[GraphkitError], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
     error = cls.__new__(cls)
     error.args = args
-    error.__dict__.update(facts)
+    error.__dict__.update(attributes)
     return error
 
 
 class ConfigError(GraphkitError, ValueError):
-    """A setting is refused; ``field`` names it."""
+    """A setting is invalid.
+
+    Attributes:
+        field: The name of the setting; ``None`` if no single setting is at fault.
+    """
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -48,7 +52,11 @@ class ConfigError(GraphkitError, ValueError):
 
 
 class InputError(GraphkitError, ValueError):
-    """A field of a batch is missing or has the wrong shape, dtype or device; ``field`` names it."""
+    """A field of a batch is missing, or has the wrong shape, dtype, device or value.
+
+    Attributes:
+        field: The name of the field; ``None`` if no single field is at fault.
+    """
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -56,7 +64,12 @@ class InputError(GraphkitError, ValueError):
 
 
 class SizeError(GraphkitError, ValueError):
-    """No captured size fits; ``batch_size`` came and ``largest`` was allowed."""
+    """A batch is larger than every captured size.
+
+    Attributes:
+        batch_size: Requests in the batch.
+        largest: Largest captured size, in requests.
+    """
 
     def __init__(self, message: str, *, batch_size: int, largest: int) -> None:
         super().__init__(message)
@@ -65,11 +78,11 @@ class SizeError(GraphkitError, ValueError):
 
 
 class OutputError(GraphkitError, TypeError):
-    """A forward returned what its mode does not return, or too few rows of it."""
+    """A forward returned a type that its mode does not allow, or the wrong number of rows."""
 
 
 class CaptureCause(Enum):
-    """Why a capture failed. The value is the advice for that cause alone."""
+    """Cause of a failed capture; the value is the advice for it."""
 
     OUT_OF_MEMORY = "Capture fewer or smaller batch_sizes, or free device memory first."
     HOST_SYNCHRONISATION = (
@@ -87,24 +100,27 @@ class CaptureCause(Enum):
 
     @property
     def label(self) -> str:
-        """The cause in plain words, such as ``host synchronisation``."""
+        """Name of the cause in words, such as ``host synchronisation``."""
         return self.name.lower().replace("_", " ")
 
     def describe(self, where: str) -> str:
-        """Return the cause and its location as one phrase."""
-        says_all = self in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR)
-        return where if says_all else f"{self.label} in {where}"
+        """Return the cause and its location as one phrase.
+
+        An exception of the forward or of graphkit names its cause itself.
+        """
+        is_exception = self in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR)
+        return where if is_exception else f"{self.label} in {where}"
 
 
 class CaptureError(GraphkitError, RuntimeError):
     """A forward cannot be captured.
 
     Attributes:
-        mode: The forward mode's name.
-        batch_size: The size whose capture failed.
-        cause: Its class.
-        where: The operation and the user's line that failed; for an exception of another kind, the
-            line, the module and the exception.
+        mode: Name of the forward mode.
+        batch_size: Size whose capture failed, in requests.
+        cause: Why the capture failed.
+        where: The operation that failed and its line of the forward; for an exception, its line,
+            module, type and message.
     """
 
     def __init__(self, mode: str, batch_size: int, cause: CaptureCause, where: str) -> None:
@@ -117,28 +133,28 @@ class CaptureError(GraphkitError, RuntimeError):
 
 
 class ReplayError(GraphkitError, RuntimeError):
-    """A runner or a staged slot is not in the state that the call needs."""
+    """A runner or a staged batch is not in the state that a call requires."""
 
 
 class AttentionError(GraphkitError, ValueError):
-    """An attention backend or a KV pool was given what it does not take."""
+    """An attention backend or a KV pool got arguments that it does not support."""
 
 
 class TargetError(GraphkitError, ValueError):
-    """A TARGET cannot be imported, or is not a CaptureTarget."""
+    """A TARGET cannot be imported, is no ``CaptureTarget``, or contradicts itself."""
 
 
 class CheckpointError(GraphkitError, ValueError):
-    """A checkpoint folder lacks a file or a tensor, or holds what is not supported."""
+    """A checkpoint folder lacks a file or a tensor, or its model is not supported."""
 
 
 class InspectError(GraphkitError, RuntimeError):
-    """A graph cannot be looked into: its template was not kept, or the bindings are missing."""
+    """A graph cannot be inspected: its template was not kept, or cuda-bindings is missing."""
 
 
 class RecordError(GraphkitError, ValueError):
-    """A saved record is truncated, foreign or of a newer schema."""
+    """A saved record is truncated, has a newer schema, or is no record of graphkit."""
 
 
 class DeviceError(GraphkitError, RuntimeError):
-    """No usable device."""
+    """There is no usable device."""

@@ -1,3 +1,3 @@
-"""The version, declared once: for the face, for records, and for setuptools, which only reads."""
+"""The version of graphkit; setuptools reads it from this file without importing it."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Settings: every rule is enforced, and its refusal names the field, the value and the rule."""
+"""Settings: every rule is enforced, and its error names the field, the value and the rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graphkit.spec import (
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=200)
 STEPWISE = ("EAGLE", "EAGLE3", "STANDALONE")
-FREE = ("NONE", "NGRAM", "DFLASH")
+FREE_WIDTH = ("NONE", "NGRAM", "DFLASH")
 GOOD_SPEC = {"algorithm": "EAGLE", "num_steps": 3, "topk": 1, "num_draft_tokens": 4}
 GOOD_SIZES = {
     "max_batch_size": 8,
@@ -33,17 +33,17 @@ GOOD_SIZES = {
     "vocab_size": 32,
     "dtype": torch.float32,
 }
-NO_COUNT = (0, -1, 1.0, True, "4", [4])
+NOT_COUNTS = (0, -1, 1.0, True, "4", [4])
 
 
-def most_nodes(steps, topk):
-    """Nodes of the largest tree, counted level by level; the root is one."""
+def largest_tree(steps, topk):
+    """Count the nodes of the largest tree level by level, the root included."""
     return 1 + sum(topk if step == 0 else topk * topk for step in range(steps))
 
 
-def refusal(cls, facts, field):
+def error_of(cls, settings, field):
     with pytest.raises(ConfigError) as caught:
-        cls(**facts)
+        cls(**settings)
     assert caught.value.field == field
     assert field in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -51,59 +51,59 @@ def refusal(cls, facts, field):
 
 
 @pytest.mark.parametrize("field", ["topk", "num_draft_tokens", "page_size"])
-@pytest.mark.parametrize("value", [*NO_COUNT, None])
+@pytest.mark.parametrize("value", [*NOT_COUNTS, None])
 def test_counts_of_a_spec_are_positive_ints(field, value):
-    text = refusal(SpecConfig, {**GOOD_SPEC, field: value}, field)
+    text = error_of(SpecConfig, {**GOOD_SPEC, field: value}, field)
     assert f"SpecConfig.{field} must be an int >= " in text
     assert f"got {value!r}" in text
 
 
-def test_no_steps_verify_the_root_alone():
+def test_without_steps_only_the_root_is_verified():
     assert SpecConfig("EAGLE", 0, 1, 1).num_steps == 0
     assert SpecConfig("EAGLE", 0, 4, 1).topk == 4
-    refusal(SpecConfig, {**GOOD_SPEC, "num_steps": 0, "topk": 4}, "num_draft_tokens")
+    error_of(SpecConfig, {**GOOD_SPEC, "num_steps": 0, "topk": 4}, "num_draft_tokens")
 
 
 @pytest.mark.parametrize("steps", [-1, 1.0, True, "4", None, False, 0.0])
-def test_steps_are_an_int_of_zero_or_more(steps):
-    facts = {**GOOD_SPEC, "num_steps": steps, "num_draft_tokens": 1}
-    text = refusal(SpecConfig, facts, "num_steps")
+def test_num_steps_is_an_int_of_at_least_zero(steps):
+    spec = {**GOOD_SPEC, "num_steps": steps, "num_draft_tokens": 1}
+    text = error_of(SpecConfig, spec, "num_steps")
     assert text == f"SpecConfig.num_steps must be an int >= 0, got {steps!r}."
 
 
 @pytest.mark.parametrize("algorithm", STEPWISE)
 @pytest.mark.parametrize("width", [3, 5])
-def test_a_chain_verifies_one_token_more_than_its_steps(algorithm, width):
-    facts = {**GOOD_SPEC, "algorithm": algorithm, "num_draft_tokens": width}
-    text = refusal(SpecConfig, facts, "num_draft_tokens")
+def test_a_chain_has_one_draft_token_more_than_steps(algorithm, width):
+    spec = {**GOOD_SPEC, "algorithm": algorithm, "num_draft_tokens": width}
+    text = error_of(SpecConfig, spec, "num_draft_tokens")
     assert f"is {width}, but topk == 1 drafts a chain: it must be num_steps + 1 = 4." in text
 
 
 @pytest.mark.parametrize("algorithm", STEPWISE)
-@pytest.mark.parametrize(("steps", "topk", "most"), [(1, 4, 5), (3, 2, 11), (5, 8, 265)])
-def test_a_tree_has_no_more_nodes_than_its_steps_make(algorithm, steps, topk, most):
-    assert SpecConfig(algorithm, steps, topk, most).num_draft_tokens == most
-    facts = dict(zip(GOOD_SPEC, (algorithm, steps, topk, most + 1), strict=True))
-    text = refusal(SpecConfig, facts, "num_draft_tokens")
-    assert f"is {most + 1}, but {steps} steps of topk {topk} make at most" in text
-    assert f"1 + K + (S - 1) * K * K = {most} nodes" in text
+@pytest.mark.parametrize(("steps", "topk", "largest"), [(1, 4, 5), (3, 2, 11), (5, 8, 265)])
+def test_a_tree_has_no_more_nodes_than_its_steps_allow(algorithm, steps, topk, largest):
+    assert SpecConfig(algorithm, steps, topk, largest).num_draft_tokens == largest
+    spec = dict(zip(GOOD_SPEC, (algorithm, steps, topk, largest + 1), strict=True))
+    text = error_of(SpecConfig, spec, "num_draft_tokens")
+    assert f"is {largest + 1}, but {steps} steps of topk {topk} make at most" in text
+    assert f"1 + K + (S - 1) * K * K = {largest} nodes" in text
 
 
-@pytest.mark.parametrize("algorithm", FREE)
+@pytest.mark.parametrize("algorithm", FREE_WIDTH)
 def test_other_algorithms_choose_their_width(algorithm):
     assert SpecConfig(algorithm, 3, 1, 16).num_draft_tokens == 16
 
 
 @FUZZ
 @given(st.data(), st.sampled_from(STEPWISE), st.integers(0, 6), st.integers(2, 6))
-def test_every_tree_within_the_bound_is_taken(data, algorithm, steps, topk):
-    width = data.draw(st.integers(1, most_nodes(steps, topk)))
+def test_every_tree_within_the_bound_is_accepted(data, algorithm, steps, topk):
+    width = data.draw(st.integers(1, largest_tree(steps, topk)))
     assert SpecConfig(algorithm, steps, topk, width).num_draft_tokens == width
 
 
 @FUZZ
-@given(st.sampled_from([*STEPWISE, *FREE, "?"]), *[st.integers(-3, 9) | st.integers()] * 4)
-def test_any_ints_make_a_lawful_spec_or_a_config_error(algorithm, steps, topk, width, page):
+@given(st.sampled_from([*STEPWISE, *FREE_WIDTH, "?"]), *[st.integers(-3, 9) | st.integers()] * 4)
+def test_any_ints_give_a_valid_spec_or_a_config_error(algorithm, steps, topk, width, page):
     try:
         spec = SpecConfig(algorithm, steps, topk, width, page)
     except ConfigError:
@@ -111,12 +111,12 @@ def test_any_ints_make_a_lawful_spec_or_a_config_error(algorithm, steps, topk, w
     assert steps >= 0
     assert min(topk, width, page) >= 1
     if spec.resolved.name in STEPWISE:
-        assert width == steps + 1 if topk == 1 else steps > 9 or width <= most_nodes(steps, topk)
+        assert width == steps + 1 if topk == 1 else steps > 9 or width <= largest_tree(steps, topk)
 
 
 @pytest.mark.parametrize("algorithm", [None, 5, ["EAGLE"], CustomSpecAlgorithm, object()])
 def test_an_algorithm_is_a_name_or_an_algorithm(algorithm):
-    refusal(SpecConfig, {**GOOD_SPEC, "algorithm": algorithm}, "algorithm")
+    error_of(SpecConfig, {**GOOD_SPEC, "algorithm": algorithm}, "algorithm")
 
 
 def test_a_spec_keeps_the_algorithm_and_cannot_be_changed():
@@ -139,7 +139,7 @@ def test_a_spec_keeps_the_algorithm_and_cannot_be_changed():
         ({"linear_attention": True, "topk": 2, "page_size": 16}, "v1", "linear_attention is set"),
     ],
 )
-def test_a_plan_says_which_generation_runs_and_warns_of_the_older(changes, generation, reason):
+def test_a_plan_names_the_generation_and_warns_about_a_fallback(changes, generation, reason):
     spec = SpecConfig(**{**GOOD_SPEC, **changes})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -179,13 +179,24 @@ OPTIONAL = ["spec_hidden_size", "draft_vocab_size"]
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[(field, value) for field in [*REQUIRED, *OPTIONAL] for value in NO_COUNT],
+        *[(field, value) for field in [*REQUIRED, *OPTIONAL] for value in NOT_COUNTS],
         *[(field, None) for field in REQUIRED],
-        *[("dtype", value) for value in ("float32", np.float32, np.dtype("f4"), None, torch.Size)],
+        *[
+            ("dtype", value)
+            for value in (
+                "float32",
+                np.float32,
+                np.dtype("f4"),
+                None,
+                torch.Size,
+                torch.int8,
+                torch.bool,
+            )
+        ],
     ],
 )
-def test_buffer_sizes_name_what_they_refuse(field, value):
-    text = refusal(BufferSizes, {**GOOD_SIZES, field: value}, field)
+def test_buffer_sizes_name_the_invalid_field(field, value):
+    text = error_of(BufferSizes, {**GOOD_SIZES, field: value}, field)
     assert f"BufferSizes.{field} must be" in text
     assert re.search(f"got {re.escape(repr(value))}", text)
 

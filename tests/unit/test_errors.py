@@ -1,4 +1,4 @@
-"""The error tree: one base, the builtin that fits, facts as attributes, copies that survive."""
+"""The exceptions: hierarchy, builtin base classes, attributes, copies and messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_every_error_is_one_of_ours_and_drawn_in_the_tree(cls):
+def test_every_exception_is_in_the_documented_hierarchy(cls):
     assert issubclass(cls, GraphkitError)
     assert cls.__name__ in errors.__doc__
     assert cls.__doc__
@@ -60,11 +60,11 @@ def test_every_error_is_one_of_ours_and_drawn_in_the_tree(cls):
         (DeviceError, RuntimeError),
     ],
 )
-def test_the_builtin_that_fits_catches_it_too(cls, builtin):
+def test_the_builtin_base_class_catches_it(cls, builtin):
     assert issubclass(cls, builtin)
 
 
-def test_facts_are_attributes():
+def test_details_are_attributes():
     assert ConfigError("no", field="topk").field == "topk"
     assert ConfigError("no").field is None
     assert InputError("no", field="positions").field == "positions"
@@ -73,7 +73,7 @@ def test_facts_are_attributes():
 
 
 @pytest.mark.parametrize("cause", list(CaptureCause))
-def test_a_capture_error_says_mode_size_place_and_the_advice_for_its_cause(cause):
+def test_a_capture_error_names_mode_size_location_and_advice(cause):
     error = CaptureError("TARGET_VERIFY", 8, cause, "aten::foo at model.py:3")
     assert (error.mode, error.batch_size, error.cause, error.where) == (
         "TARGET_VERIFY", 8, cause, "aten::foo at model.py:3",
@@ -88,17 +88,17 @@ def test_a_capture_error_says_mode_size_place_and_the_advice_for_its_cause(cause
     assert not any(advice in str(error) for advice in others)
 
 
-def test_each_cause_has_advice_of_its_own():
+def test_each_cause_has_its_own_advice():
     advice = [cause.value for cause in CaptureCause]
     assert len(set(advice)) == len(list(CaptureCause.__members__))
     assert all(text.endswith(".") for text in advice)
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("way", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
-def test_an_error_survives_the_way_between_processes(error, way):
-    """A worker of a process pool sends its errors by pickle."""
-    again = way(error)
-    assert type(again) is type(error)
-    assert str(again) == str(error)
-    assert vars(again) == vars(error)
+@pytest.mark.parametrize("copied", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_a_copy_keeps_type_message_and_attributes(error, copied):
+    """A worker of a process pool pickles its exceptions."""
+    copy_of_it = copied(error)
+    assert type(copy_of_it) is type(error)
+    assert str(copy_of_it) == str(error)
+    assert vars(copy_of_it) == vars(error)
