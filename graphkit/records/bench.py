@@ -1,4 +1,4 @@
-"""What a benchmark measured."""
+"""Results of a benchmark."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from graphkit.records.json_text import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure of a benchmark.
+    """One result of a benchmark.
 
     Attributes:
-        name: What was measured.
-        value: The figure.
+        name: Name of the measured quantity.
+        value: Its value.
         unit: Its unit, such as ``us``; ``x`` for a ratio.
-        bar: The largest value that we allow ourselves; ``None`` for what is only shown.
+        bar: Largest value that passes; ``None`` if it is only reported.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport(Record):
-    """What a benchmark measured, in one run on one machine.
+    """Results of one run of a benchmark on one machine.
 
     Attributes:
-        name: The benchmark.
-        environment: Where.
-        settings: What was run: sizes and counts.
-        measures: The figures, rivals beside ours.
+        name: Name of the benchmark.
+        environment: Where it ran.
+        settings: Sizes and counts of the run.
+        measures: The results, those of other implementations included.
     """
 
     KIND: ClassVar[str] = "bench"

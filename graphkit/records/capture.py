@@ -1,4 +1,4 @@
-"""What a capture made, per mode and size."""
+"""Result of a capture, per mode and size."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from graphkit.records.json_text import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStats:
-    """What a runner did so far.
+    """Counts of a runner's replays and fallbacks.
 
     Attributes:
-        replays: Replays, idle batches not counted.
-        padded_rows: Rows computed for nobody, in tokens.
+        replays: Number of replays, without idle batches.
+        padded_rows: Rows (tokens) of padding that were computed.
         fallbacks: Eager runs by reason.
         replays_by_size: Replays by captured batch size.
     """
@@ -33,16 +33,16 @@ class SizeRecord:
     """One captured size.
 
     Attributes:
-        batch_size: Requests.
-        num_tokens: Rows.
-        num_nodes: Graph nodes; operations on the recorder.
+        batch_size: Number of requests.
+        num_tokens: Number of rows.
+        num_nodes: Number of graph nodes; of operations on the recorder.
         capture_ms: Host time of warm-ups, capture, instantiation and upload.
         pool_bytes: Bytes by which the pool grew.
-        replay_us: Median time of a replay until its results are there; ``None`` if not measured.
-        eager_us: The same of the forward on the same live batch without a graph.
-        largest_difference: Largest absolute difference of any output on live rows from eager, over
-            all live batches that were compared; ``None`` if none was.
-        batches_compared: How many those were.
+        replay_us: Median time from a replay to its results; ``None`` if not measured.
+        eager_us: Median time of the eager forward on the same live batch.
+        largest_difference: Largest absolute difference of an output on live rows from eager, over
+            all compared batches; ``None`` if none was compared.
+        batches_compared: Number of live batches that were compared.
     """
 
     batch_size: int
@@ -61,15 +61,15 @@ class BufferRecord:
     """One field of a runner's inputs.
 
     Attributes:
-        field: Its name.
-        dtype: Such as ``int64``.
-        shape: At the largest size.
-        axis: ``request``, ``token`` or ``none``: what its rows stand for.
-        pad: What fills the rows that no live request has.
-        address: Where it lies.
-        size: Its bytes.
-        is_bound: Whether another graph writes it in place, so that nothing is copied.
-        meaning: One line.
+        field: Name of the field.
+        dtype: Data type, such as ``int64``.
+        shape: Shape at the largest size.
+        axis: Meaning of a row: ``request``, ``token`` or ``none``.
+        pad: Value of the rows of padding.
+        address: Device address.
+        size: Size in bytes.
+        is_bound: True if another graph writes it in place, so that nothing is copied.
+        meaning: One line of description.
     """
 
     field: str
@@ -88,15 +88,15 @@ class ModeRecord:
     """All sizes of one runner.
 
     Attributes:
-        mode: The forward mode's name.
+        mode: Name of the forward mode.
         tokens_per_request: Rows per request.
-        host_planned: Whether the attention backend plans on the host before each replay, outside
+        host_planned: True if the attention backend plans on the host before each replay, outside
             the graph.
         input_bytes: Bytes of the input arena.
-        sizes: Ascending; none if the mode stays eager.
-        eager_reason: Why, as a sentence; empty if it does not.
-        buffers: The inputs' fields, in the order of their declaration.
-        stats: What was replayed and what fell back until the record was made.
+        sizes: Captured sizes, ascending; empty if the mode stays eager.
+        eager_reason: Sentence that says why the mode stays eager; empty if it is captured.
+        buffers: Fields of the inputs, in the order of their declaration.
+        stats: Counts of replays and fallbacks until the record was made.
     """
 
     mode: str
@@ -111,18 +111,18 @@ class ModeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """A live row whose replay is not what it should be.
+    """A live row whose replay differs from the forward without a graph.
 
     Attributes:
-        field: The output field.
-        row: Its row.
-        request: The request that the row belongs to.
-        expected: The value without a graph.
-        got: The value that the replay gave.
-        kind: What that says of the bug.
-        mode: The forward mode's name.
-        batch_size: Live requests.
-        padded_batch_size: The captured size.
+        field: Name of the output field.
+        row: Index of the row.
+        request: Index of the request that the row belongs to.
+        expected: Value without a graph.
+        got: Value of the replay.
+        kind: Class of the fault.
+        mode: Name of the forward mode.
+        batch_size: Number of live requests.
+        padded_batch_size: Captured size.
     """
 
     field: str
@@ -138,15 +138,15 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRecord(Record):
-    """What a capture made.
+    """Result of a capture.
 
     Attributes:
-        target: Name of what was captured.
+        target: Name of the target.
         backend: ``cuda`` or ``recorder``.
-        environment: Where.
+        environment: Where it was captured.
         modes: One per runner.
-        mismatches: Replays that were wrong; empty also if none was compared.
-        graphs: What is inside the graphs; empty unless asked for.
+        mismatches: Wrong rows; empty also if no replay was compared.
+        graphs: Nodes of the graphs; empty if the capture was not inspected.
     """
 
     KIND: ClassVar[str] = "capture"

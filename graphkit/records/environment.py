@@ -1,4 +1,4 @@
-"""Where a record was made."""
+"""Device and versions with which a record was made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where a record was made. Empty text stands for what does not exist there."""
+    """Device and versions with which a record was made; empty where one is missing."""
 
     device: str
     torch: str

@@ -1,4 +1,4 @@
-"""What ``graphkit generate`` made."""
+"""Result of ``graphkit generate``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from graphkit.records.json_text import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What became of one prompt.
+    """The completion of one prompt.
 
     Attributes:
-        prompt, text: What was given, and what the model made of it; U+FFFD for what is no UTF-8.
-        finish_reason: Why it ended.
-        tokens: Tokens made, one that ended the text included.
-        accept_length: Mean tokens per verify step, bonus included; 0 if there was none.
+        prompt, text: The prompt and the generated text; U+FFFD replaces bytes that are not UTF-8.
+        finish_reason: Why generation ended.
+        tokens: Number of generated tokens, a final stop token included.
+        accept_length: Mean tokens per verify step, bonus included; 0 without verify steps.
     """
 
     prompt: str
@@ -30,21 +30,21 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRecord(Record):
-    """What ``graphkit generate`` made, with which settings, and how fast.
+    """Completions, settings and speed of ``graphkit generate``.
 
     Attributes:
-        text: That of the first completion.
-        completions: One per prompt, in their order.
-        environment, backend: Where; ``cuda`` or ``recorder``.
-        algorithm, topk, num_steps, num_draft_tokens, generation: How drafts were made and verified.
-        temperature, seed: How tokens were chosen.
-        new_tokens: Tokens of all completions.
-        seconds: Wall time from the first prompt read to the last token; no loading, no capture.
-        tokens_per_second: Their ratio.
+        text: Text of the first completion.
+        completions: One per prompt, in order.
+        environment, backend: Where it ran; ``cuda`` or ``recorder``.
+        algorithm, topk, num_steps, num_draft_tokens, generation: Settings of speculation.
+        temperature, seed: Settings of sampling.
+        new_tokens: Number of tokens of all completions.
+        seconds: Wall time from the first prompt to the last token, without loading and capture.
+        tokens_per_second: ``new_tokens / seconds``.
         accept_length: Mean tokens per request and verify step, bonus included.
-        capture_seconds: Time that all captures took; ``None`` if nothing was captured.
+        capture_seconds: Time of all captures; ``None`` if nothing was captured.
         replays: Graph replays by forward mode.
-        fallbacks: Eager runs by forward mode and reason; modes without any are left out.
+        fallbacks: Eager runs by forward mode and reason.
     """
 
     KIND: ClassVar[str] = "generate"

@@ -1,4 +1,4 @@
-"""What is inside one captured graph: its nodes, what made them, and what they cost."""
+"""Contents of a captured graph: its nodes, their origin, and their cost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from graphkit.records.json_text import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """An address that a node was given.
+    """An address in an argument of a node.
 
     Attributes:
-        address: Where it leads.
-        memory: What kind of memory that is: ``weight``, ``input``, ``state``, ``pool`` (the
-            graph's own), ``mailbox``, ``external`` (a live allocation that nobody named),
-            ``freed``, ``host``.
-        name: What lies there: a parameter's path, an input field, ``pool+0x1200``.
-        offset: Where in its argument the address stands, in bytes.
+        address: The address.
+        memory: Kind of memory there: ``weight``, ``input``, ``state``, ``pool`` (the graph's own),
+            ``mailbox``, ``external`` (a live allocation without a declared name), ``freed``,
+            ``host``.
+        name: Name of the memory: a parameter's path, an input field, ``pool+0x1200``.
+        offset: Offset of the address in its argument, in bytes.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -35,13 +35,13 @@ class Argument:
     """One argument of a node.
 
     Attributes:
-        name: The parameter's name where it is known; empty for a compiled kernel's.
-        offset: Where it begins among the kernel's arguments, in bytes.
-        size: Its bytes.
+        name: Name of the parameter if it is known; empty for a compiled kernel.
+        offset: Offset among the kernel's arguments, in bytes.
+        size: Size in bytes.
         kind: ``pointer``, ``number``, ``struct``, ``tensor`` (recorder), ``value`` (recorder), or
             ``unreadable``.
-        text: Its value for people.
-        pointers: The addresses in it.
+        text: The value as text.
+        pointers: Addresses in it.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -58,23 +58,23 @@ class Node:
     """One node of a graph; one operation on the recorder.
 
     Attributes:
-        index: Its place in ``GraphRecord.nodes``, in order of creation.
+        index: Index in ``GraphRecord.nodes``, in order of creation.
         kind: ``kernel``, ``memcpy``, ``memset``, ``host``, ``child graph``, ``conditional``,
             ``event record``, ``event wait``, ``allocation``, ``free``, ``empty``, or ``op``.
-        name: The kernel's demangled name, or what the node does.
-        short_name: The same without templates and arguments.
+        name: Demangled name of the kernel, or the action of the node.
+        short_name: Name without templates and arguments.
         grid, block, cluster: Blocks, threads and blocks per cluster, x y z; empty if it has none.
-        shared_memory_bytes: Per block, static and dynamic.
-        registers: Per thread.
-        attributes: Launch attributes that are not as usual.
-        arguments: In the kernel's order.
+        shared_memory_bytes: Shared memory per block, static and dynamic.
+        registers: Registers per thread.
+        attributes: Launch attributes that differ from the default.
+        arguments: Arguments in the kernel's order.
         module: Path of the module whose forward made it; empty outside of modules.
-        op: The operation that made it, such as ``aten::mm``; empty for a kernel launched directly.
-        source: The line that called for it, ``file.py:12 in forward``.
+        op: Operation that made it, such as ``aten::mm``; empty for a kernel launched directly.
+        source: Line that called the operation, ``file.py:12 in forward``.
         scope: The user's scopes around it, outermost first, joined by ``/``.
-        parent: Index of the node whose child graph or conditional body holds this one.
+        parent: Index of the node whose child graph or conditional body contains this one.
         duration_us: Median time on the device; ``None`` if not measured.
-        start_us: Median start after the replay's first node.
+        start_us: Median start, relative to the replay's first node.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """An order between two nodes.
+    """A dependency between two nodes.
 
     Attributes:
         source, target: Indices of nodes.
@@ -115,16 +115,16 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What replays cost on the device.
+    """Time of replays on the device.
 
     Attributes:
-        replays: How many were measured.
-        p50_us, p95_us: A replay, from its first node's start to its last node's end.
-        busy_us: Time in which at least one node ran, of the median replay.
-        gap_us: The rest of it.
-        critical_path: Indices of the nodes on the longest way through the edges.
-        critical_us: Their durations added up.
-        bound_by: How durations found their nodes: ``order``, or ``name and grid``.
+        replays: Number of measured replays.
+        p50_us, p95_us: Time from the start of the first node to the end of the last one.
+        busy_us: Time of the median replay in which at least one node ran.
+        gap_us: Time of the median replay in which no node ran.
+        critical_path: Indices of the nodes on the longest path through the edges.
+        critical_us: Sum of their durations.
+        bound_by: How durations were assigned to nodes: ``order``, or ``name and grid``.
     """
 
     replays: int
@@ -142,9 +142,9 @@ class Segment:
     """A piece of device memory that a graph points into.
 
     Attributes:
-        address: Where it begins.
-        size: Its bytes.
-        used: Bytes of it that are allocated.
+        address: First address.
+        size: Size in bytes.
+        used: Allocated bytes.
         pool: ``graph`` for the graph's own pool, else ``default`` or ``other``.
     """
 
@@ -159,9 +159,9 @@ class GraphMemory:
     """The memory of a graph.
 
     Attributes:
-        graph_bytes: Bytes by which the pool grew when it was captured.
+        graph_bytes: Bytes by which the pool grew during capture.
         pool_bytes: Bytes of the whole pool, which other graphs may share.
-        segments: Those that its nodes point into, by address.
+        segments: Segments that its nodes point to, by address.
     """
 
     graph_bytes: int
@@ -174,15 +174,16 @@ class GraphRecord(Record):
     """One captured graph.
 
     Attributes:
-        name: ``TARGET_VERIFY 8`` for one of a runner's, else where it was captured.
+        name: ``TARGET_VERIFY 8`` for a runner's graph, otherwise the line that captured it.
         backend: ``cuda`` or ``recorder``.
-        environment: Where.
-        mode: The forward mode's name; empty for a graph that no runner captured.
-        batch_size: The captured size; 0 for a graph that no runner captured.
-        captured_at: The line that captured it, if that is known.
+        environment: Where it was captured.
+        mode: Name of the forward mode; empty without a runner.
+        batch_size: Captured size; 0 without a runner.
+        captured_at: Line that captured it; empty if unknown.
         process: Index of the process in a ``RecordingRecord``.
-        nodes: In order of creation; those of child graphs and bodies after all of their parent's.
-        edges: Between nodes of the same graph or body.
+        nodes: Nodes in order of creation; those inside a child graph or body follow all nodes of
+            the graph around it.
+        edges: Dependencies between nodes of the same graph or body.
         timing: ``None`` if no replay was measured.
         memory: ``None`` on the recorder.
     """

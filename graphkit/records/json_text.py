@@ -1,7 +1,7 @@
-"""Frozen dataclasses to JSON text and back, every value checked against its declared type.
+"""Frozen dataclasses as JSON text, and back with every value checked against its declared type.
 
-Not-a-number and the infinities, which JSON lacks, travel as text. A dataclass whose ``SPARSE`` is
-true is one of many: it is written on a line of its own, without the fields that are as declared.
+NaN and infinities, which JSON lacks, are written as text. A dataclass with a true ``SPARSE`` occurs
+many times: it is written on one line, without the fields that have their default value.
 """
 
 from __future__ import annotations
@@ -14,41 +14,47 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from graphkit.errors import RecordError
-from graphkit.records.json_readers import ODD, MisfitError, fields_of, reader_of, shown
+from graphkit.records.json_readers import (
+    NON_FINITE,
+    TypeMismatchError,
+    fields_of,
+    reader_of,
+    shortened_repr,
+)
 
 SCHEMA = 2
-"""Counts changes that an older reader could misread."""
+"""Incremented when an older reader could misread a record."""
 
 _KINDS: dict[str, type[Record]] = {}
 _R = TypeVar("_R", bound="Record")
 
 
 class Record:
-    """What is written down whole, as JSON text that says its kind."""
+    """Base of dataclasses that are saved as one JSON text, which names their kind."""
 
     __slots__ = ()
     KIND: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        _KINDS[cls.KIND] = cls  # slots make each class twice; the second, which stays, is kept
+        """Register the kind for ``load_record``."""
+        _KINDS[cls.KIND] = cls  # dataclass(slots=True) creates each class twice; the last one stays
 
     def to_json(self) -> str:
-        """The record as JSON text."""
-        return _text({"schema": SCHEMA, "kind": self.KIND, **_facts(self)}, "\n") + "\n"
+        """Return the record as JSON text."""
+        return _encode({"schema": SCHEMA, "kind": self.KIND, **_field_values(self)}, "\n") + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a record.
+        """Read a record from JSON text.
 
         Raises:
-            RecordError: The text is truncated, foreign, or of a newer schema.
+            RecordError: The text is truncated, of a different format, or of a newer schema.
         """
-        body = _body(text)
+        body = _parse(text)
         if body["kind"] != cls.KIND:
-            raise RecordError(
-                f"not a {cls.KIND} record of graphkit: its kind is {shown(body['kind'])}."
-            )
-        record: Self = _read(cls, body)
+            kind = shortened_repr(body["kind"])
+            raise RecordError(f"not a {cls.KIND} record of graphkit: its kind is {kind}.")
+        record: Self = _decode(cls, body)
         return record
 
     @classmethod
@@ -56,52 +62,66 @@ class Record:
         """Read a record from a file.
 
         Raises:
-            RecordError: The file, which it names, cannot be read, or holds no such record.
+            RecordError: The file cannot be read or holds no such record; the message names it.
         """
-        return _from_file(path, cls.from_json)
+        return _load(path, cls.from_json)
 
 
 def load_record(path: str | Path) -> Record:
     """Read a record of any kind from a file.
 
     Raises:
-        RecordError: The file, which it names, cannot be read, or holds no record.
+        RecordError: The file cannot be read or holds no record; the message names it.
     """
-    return _from_file(path, _of_any_kind)
+    return _load(path, _from_json)
 
 
-def _from_file(path: str | Path, read: Callable[[str], _R]) -> _R:
+def _load(path: str | Path, read: Callable[[str], _R]) -> _R:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error  # without the path once more
-        raise RecordError(f"cannot read record {path}: {why}.") from error
+        reason = getattr(error, "strerror", None) or error  # strerror does not repeat the path
+        raise RecordError(f"cannot read record {path}: {reason}.") from error
     try:
         return read(text)
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
 
 
-def _of_any_kind(text: str) -> Record:
-    body = _body(text)
+def _from_json(text: str) -> Record:
+    body = _parse(text)
     if body["kind"] not in _KINDS:
-        raise RecordError(f"no record of graphkit: its kind is {shown(body['kind'])}.")
-    record: Record = _read(_KINDS[body["kind"]], body)
+        raise RecordError(f"no record of graphkit: its kind is {shortened_repr(body['kind'])}.")
+    record: Record = _decode(_KINDS[body["kind"]], body)
     return record
 
 
-def _body(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"not a whole record: {_brief(error)}.") from error
+        raise RecordError(f"not a whole record: {_first_line(error)}.") from error
     if not isinstance(body, dict) or not isinstance(body.get("kind"), str):
         raise RecordError("not a record of graphkit.")
     return body
 
 
-def _upgraded(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a body of schema 1 with the field names of schema 2."""
+def _decode(cls: type[Record], body: dict[str, Any]) -> Any:
+    schema = body.get("schema")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise RecordError(
+            f"record has schema {shortened_repr(schema)}, this graphkit reads up to {SCHEMA}. "
+            "Upgrade graphkit."
+        )
+    try:
+        return reader_of(cls)(_upgrade(body))
+    except TypeMismatchError as mismatch:
+        path = "".join([cls.KIND, *reversed(mismatch.where)])
+        raise RecordError(f"not a whole record: {path} is {mismatch.value}.") from None
+
+
+def _upgrade(body: dict[str, Any]) -> dict[str, Any]:
+    """Rename the fields of schema 1 as in schema 2."""
     if body["schema"] == 1 and isinstance(body.get("modes"), list):
         for mode in body["modes"]:
             if isinstance(mode, dict) and "stays_eager" in mode:
@@ -109,52 +129,38 @@ def _upgraded(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _read(cls: type[Record], body: dict[str, Any]) -> Any:
-    schema = body.get("schema")
-    if type(schema) is not int or not 1 <= schema <= SCHEMA:
-        raise RecordError(
-            f"record has schema {shown(schema)}, this graphkit reads up to {SCHEMA}. "
-            "Upgrade graphkit."
-        )
-    try:
-        return reader_of(cls)(_upgraded(body))
-    except MisfitError as misfit:
-        where = "".join([cls.KIND, *reversed(misfit.where)])
-        raise RecordError(f"not a whole record: {where} is {misfit.what}.") from None
-
-
-def _facts(record: Any) -> dict[str, Any]:
+def _field_values(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields_of(type(record))}
 
 
-def _text(value: Any, newline: str) -> str:
-    """A value as JSON; ``newline`` begins a line at the value's own depth."""
+def _encode(value: Any, newline: str) -> str:
+    """Return a value as JSON; ``newline`` starts a line at the value's depth."""
     if is_dataclass(value):
         if getattr(value, "SPARSE", False):
             return json.dumps(_sparse(value), allow_nan=False, separators=(",", ":"))
-        value = _facts(value)
+        value = _field_values(value)
     deeper = newline + "  "
     if isinstance(value, Mapping) and value:
-        items = (f"{json.dumps(str(key))}: {_text(each, deeper)}" for key, each in value.items())
+        items = (f"{json.dumps(str(key))}: {_encode(each, deeper)}" for key, each in value.items())
         return "{" + deeper + ("," + deeper).join(items) + newline + "}"
     if isinstance(value, (list, tuple)) and value:
-        return "[" + deeper + ("," + deeper).join(_text(v, deeper) for v in value) + newline + "]"
-    return json.dumps(_number(value), allow_nan=False)
+        return "[" + deeper + ("," + deeper).join(_encode(v, deeper) for v in value) + newline + "]"
+    return json.dumps(_finite_or_text(value), allow_nan=False)
 
 
 def _sparse(value: Any) -> Any:
-    """A value as what ``json`` writes, dataclasses without the fields that are as declared."""
+    """Return a value as ``json`` writes it, without the fields that have their default value."""
     if is_dataclass(value):
-        facts = ((field, getattr(value, field.name)) for field in fields_of(type(value)))
-        return {f.name: _sparse(fact) for f, fact in facts if fact != _default(f)}
+        values = ((field, getattr(value, field.name)) for field in fields_of(type(value)))
+        return {f.name: _sparse(each) for f, each in values if each != _default(f)}
     if isinstance(value, Mapping):
         return {str(key): _sparse(each) for key, each in value.items()}
-    return [_sparse(each) for each in value] if isinstance(value, tuple) else _number(value)
+    return [_sparse(each) for each in value] if isinstance(value, tuple) else _finite_or_text(value)
 
 
-def _number(value: Any) -> Any:
+def _finite_or_text(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return next(name for name, odd in ODD.items() if repr(odd) == repr(value))
+        return next(name for name, each in NON_FINITE.items() if repr(each) == repr(value))
     return value
 
 
@@ -162,5 +168,5 @@ def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _brief(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".rstrip(". ")

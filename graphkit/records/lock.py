@@ -1,4 +1,4 @@
-"""What a target's graphs consisted of when they were locked."""
+"""Lock file: the contents of a target's graphs at a point in time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from graphkit.records.json_text import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRecord(Record):
-    """A lock file.
+    """Contents of a target's graphs, to detect changes.
 
     Attributes:
-        target: Its name.
-        environment: Where.
-        fingerprints: Of each graph, by its name.
-        graphs: What they consist of, without addresses and times.
+        target: Name of the target.
+        environment: Where it was captured.
+        fingerprints: Fingerprint of each graph, by its name.
+        graphs: The graphs without addresses and times.
     """
 
     KIND: ClassVar[str] = "lock"

@@ -1,4 +1,4 @@
-"""What ``graphkit record`` saw of a program."""
+"""Result of ``graphkit record``: the graphs of a program."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Process:
     """A process that captured at least one graph.
 
     Attributes:
-        pid: Its number.
-        command: Its words.
+        pid: Process id.
+        command: Command line.
     """
 
     pid: int
@@ -28,11 +28,11 @@ class RecordingRecord(Record):
     """Every CUDA graph that a program and its children captured.
 
     Attributes:
-        command: The program's words.
-        exit_code: Its own.
-        environment: Where.
-        processes: Those that captured; ``GraphRecord.process`` is an index into them.
-        graphs: In order of capture, process by process.
+        command: Command line of the program.
+        exit_code: Exit code of the program.
+        environment: Where it ran.
+        processes: Processes that captured; ``GraphRecord.process`` is an index into them.
+        graphs: Graphs in order of capture, process by process.
     """
 
     KIND: ClassVar[str] = "recording"

@@ -9,6 +9,7 @@ import io
 import json
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -21,7 +22,8 @@ from graphkit.errors import RecordError
 from graphkit.records import SCHEMA, CaptureRecord, Mismatch, Record, load_record
 from graphkit.views import capture_view
 
-FUZZ = settings(deadline=None, derandomize=True, max_examples=150)
+DATA = Path(__file__).parents[1] / "data"
+FUZZ = settings(deadline=None, derandomize=True, max_examples=60)
 count = st.integers(0, 2**40)
 number = st.floats(allow_nan=False, allow_infinity=False)
 LEAVES = {str: st.text(), int: count, bool: st.booleans(), float: number, type(None): st.none()}
@@ -192,6 +194,30 @@ def test_a_record_that_is_taken_can_be_shown_and_written(path, value):
         return
     Console(file=io.StringIO()).print(capture_view(record))
     assert repr(CaptureRecord.from_json(record.to_json())) == repr(record)
+
+
+def test_a_record_of_schema_1_is_read_with_its_eager_reason():
+    mode = {"mode": "DECODE", "tokens_per_request": 1, "host_planned": True, "input_bytes": 8,
+            "sizes": [], "stays_eager": "the backend plans on the host"}  # fmt: skip
+    old = CaptureRecord.from_json(json.dumps(EXAMPLE | {"schema": 1, "modes": [mode]}))
+    assert old.modes[0].eager_reason == "the backend plans on the host"
+    assert json.loads(old.to_json())["schema"] == SCHEMA
+    assert CaptureRecord.from_json(old.to_json()) == old
+
+
+def test_a_capture_that_an_earlier_release_saved_is_read(tmp_path):
+    body = json.loads((DATA / "h200-capture.json").read_text(encoding="utf-8"))
+    assert body["schema"] == 1
+    assert isinstance(load_record(DATA / "h200-capture.json"), CaptureRecord)
+    body["modes"][0]["stays_eager"] = "it synchronizes"
+    (tmp_path / "old.json").write_text(json.dumps(body), encoding="utf-8")
+    assert load_record(tmp_path / "old.json").modes[0].eager_reason == "it synchronizes"
+
+
+def test_schema_2_does_not_know_the_field_names_of_schema_1():
+    mode = EXAMPLE["modes"][0] | {"stays_eager": "an old name"}
+    record = CaptureRecord.from_json(json.dumps(EXAMPLE | {"modes": [mode]}))
+    assert record.modes[0].eager_reason == ""
 
 
 def test_a_field_from_a_later_release_of_the_same_schema_is_passed_over():
