@@ -1,7 +1,7 @@
-"""Train the byte-level reference models on the Python standard library's source.
+"""Train the byte-level reference models on the source of the Python standard library.
 
-Progress goes to stderr; a line on stdout for each model tells how its weights, as saved, do on
-files that it has not seen.
+Writes progress to stderr. For each model, writes a line to stdout with the results of its saved
+weights on held-out files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from training.corpus import CONTEXT, all_windows, random_windows, read_corpus
 from training.loop import optimise
-from training.recipes import RECIPES, Facts, Recipe
+from training.recipes import RECIPES, Recipe, Results
 
 from graphkit import reference
 from graphkit.reference import LlamaModel
@@ -27,7 +27,7 @@ WEIGHTS = reference.default_checkpoint().parent
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, save, measure the saved weights, and report."""
+    """Run the command: train the models, save them and print their results."""
     options = parse(argv)
     corpus = read_corpus(options.source, held_out=False).to(options.device)
     held_out = read_corpus(options.source, held_out=True).to(options.device)
@@ -36,19 +36,19 @@ def main(argv: list[str] | None = None) -> int:
     for name in names:
         root = options.out if "target" in names else WEIGHTS
         target = None if name == "target" else root / "target"
-        facts = make(name, target, corpus, windows, options)
-        print(f"{name}:", ", ".join(f"{fact} {value}" for fact, value in facts.items()))
+        results = train_model(name, target, corpus, windows, options)
+        print(f"{name}:", ", ".join(f"{key} {value}" for key, value in results.items()))
     return 0
 
 
-def make(
+def train_model(
     name: str,
     target: Path | None,
     corpus: Tensor,
     held_out: tuple[Tensor, ...],
     options: argparse.Namespace,
-) -> Facts:
-    """Train one model, save it and return what is known about it, which is saved beside it."""
+) -> Results:
+    """Train and save one model; return its results, which ``training.json`` contains too."""
     begin, recipe, folder = time.perf_counter(), RECIPES[name], options.out / name
     torch.manual_seed(options.seed)
     print(f"training {name}", file=sys.stderr)
@@ -57,8 +57,8 @@ def make(
     reference.initialise(model, recipe.config.num_hidden_layers)
     steps = train(recipe, model, teacher, corpus, options)
     recipe.save(model.bfloat16(), folder)
-    judge = load_target(target, options.device, torch.bfloat16)
-    facts = recipe.measure(folder, judge, held_out) | {
+    eval_target = load_target(target, options.device, torch.bfloat16)
+    results = recipe.measure(folder, eval_target, held_out) | {
         "seed": options.seed,
         "steps": steps,
         "tokens": steps * options.batch * CONTEXT,
@@ -68,12 +68,12 @@ def make(
         "python": sys.version.split()[0],
         "seconds": round(time.perf_counter() - begin, 1),
     }
-    (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
-    return facts
+    (folder / "training.json").write_text(json.dumps(results, indent=2) + "\n")
+    return results
 
 
 def load_target(folder: Path | None, device: torch.device, dtype: torch.dtype) -> LlamaModel | None:
-    """Load the target, where there is one."""
+    """Load the target from its folder; return ``None`` without a folder."""
     return folder and reference.load_checkpoint(folder, device=device, dtype=dtype)
 
 
@@ -84,7 +84,7 @@ def train(
     corpus: Tensor,
     options: argparse.Namespace,
 ) -> int:
-    """Train on random windows, in bfloat16 on CUDA; return the steps taken."""
+    """Train on random windows, in bfloat16 on CUDA; return the number of steps."""
     windows = random_windows(corpus, options.batch, options.seed)
     loss_of = torch.compile(recipe.loss) if options.compile else recipe.loss
 
@@ -97,18 +97,23 @@ def train(
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train the byte-level reference models.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add = parser.add_argument
-    add("--model", choices=[*RECIPES, "all"], default="target", help="what to train")
-    add("--out", type=Path, default=WEIGHTS, help="folder that gets a folder for each model")
-    add("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help="what to learn")
-    add("--steps", type=int, help="instead of each model's own number")
+    add("--model", choices=[*RECIPES, "all"], default="target", help="model to train (%(default)s)")
+    add("--out", type=Path, default=WEIGHTS, help="parent of the output folders")
+    add(
+        "--source",
+        type=Path,
+        default=Path(sysconfig.get_paths()["stdlib"]),
+        help="folder of Python files to train on",
+    )
+    add("--steps", type=int, help="training steps; each model has its own default")
     add("--batch", type=int, default=64, help=f"windows of {CONTEXT} tokens per step")
-    add("--device", type=torch.device, default=device)
-    add("--seed", type=int, default=0)
-    add("--limit-seconds", type=float, default=math.inf, help="stop training each model by then")
+    add("--device", type=torch.device, default=device, help="device (%(default)s)")
+    add("--seed", type=int, default=0, help="random seed (%(default)s)")
+    add("--limit-seconds", type=float, default=math.inf, help="time limit per model")
     add("--compile", action="store_true", help="use torch.compile")
     options = parser.parse_args(argv)
     given = (options.steps, options.batch, options.limit_seconds)

@@ -1,4 +1,4 @@
-"""A tiny target, draft models that err on purpose, and engines that give back what they hold."""
+"""A tiny target, draft models with deliberate errors, and engines that must free all memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
 from graphkit.spec import SpecConfig
 
-_ERRING = runpy.run_path(str(Path(__file__).with_name("erring.py")))
-LabellingForward, ErringForward = _ERRING["LabellingForward"], _ERRING["ErringForward"]
+_MODELS = runpy.run_path(str(Path(__file__).with_name("imperfect_models.py")))
+LabellingForward, ErringForward = _MODELS["LabellingForward"], _MODELS["ErringForward"]
 
 VOCAB, HIDDEN, LAYERS, CONTEXT = 96, 32, 1, 96
 NEAR_TIE = 1e-4
-"""Logits this close may change places with the batch that a row happens to be in."""
+"""Logits closer than this may swap their order with the batch that a row is in."""
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -42,7 +42,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def model(device: str) -> LlamaModel:
-    """Random weights, large enough for texts that do not soon repeat themselves."""
+    """Random weights, large enough for texts that do not repeat soon."""
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -61,20 +61,20 @@ def model(device: str) -> LlamaModel:
 
 
 @pytest.fixture(scope="session")
-def misled() -> Callable[..., torch.Tensor]:
-    """Where ``ErringForward`` errs: ``misled(logits, label, topk)``."""
-    return _ERRING["misled"]
+def with_errors() -> Callable[..., torch.Tensor]:
+    """The errors of ``ErringForward``: ``with_errors(logits, labels, topk)``."""
+    return _MODELS["with_errors"]
 
 
 @pytest.fixture(scope="session")
-def labelling() -> Callable[..., Any]:
+def labelling_forward() -> Callable[..., Any]:
     """The forward of the target."""
     return LabellingForward
 
 
 @pytest.fixture(scope="session")
 def plain(model: LlamaModel, device: str) -> Callable[..., list[list[int]]]:
-    """``plain(prompts, counts)``: greedy continuations, without cache, batch or engine."""
+    """``plain(prompts, counts)``: greedy continuations without a cache or an engine."""
 
     def decode(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
         longest = max(len(p) + n for p, n in zip(prompts, counts, strict=True))
@@ -91,7 +91,7 @@ def plain(model: LlamaModel, device: str) -> Callable[..., list[list[int]]]:
             ids[each, ends] = best.indices[:, 0]
             ends = (ends + 1).clamp(max=longest)
         for row, gap, count in zip(range(len(prompts)), torch.stack(gaps, 1), counts, strict=True):
-            assert gap[:count].min() > NEAR_TIE, f"prompt {row} has a near tie: take another one"
+            assert gap[:count].min() > NEAR_TIE, f"prompt {row} has a near tie: change the seed"
         texts = zip(prompts, counts, ids.tolist(), strict=True)
         return [text[len(p) : len(p) + n] for p, n, text in texts]
 
@@ -100,11 +100,14 @@ def plain(model: LlamaModel, device: str) -> Callable[..., list[list[int]]]:
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts of many lengths that end at many lengths, and what comes after them."""
+    """Prompts of many lengths, their numbers of new tokens, and their greedy continuations."""
 
     prompts: list[list[int]]
     counts: list[int]
     expected: list[list[int]]
+
+    def first(self, count: int) -> Task:
+        return Task(self.prompts[:count], self.counts[:count], self.expected[:count])
 
     def sampling(self) -> list[SamplingParams]:
         return [SamplingParams(max_new_tokens=count) for count in self.counts]
@@ -121,7 +124,7 @@ def task(plain: Callable[..., list[list[int]]]) -> Task:
 
 
 class Assembly:
-    """Makes engines over one model from their parts."""
+    """Creates engines over one model."""
 
     def __init__(self, model: LlamaModel, device: str) -> None:
         self.model, self.device = model, device
@@ -142,13 +145,14 @@ class Assembly:
         target: Callable[..., Any] = LabellingForward,
         **options: Any,
     ) -> SpeculativeEngine:
-        """An engine whose draft model errs now and then.
+        """Create an engine whose draft model errs in a third of the rows.
 
         Args:
             algorithm: As in ``SpecConfig``, or MULTI_LAYER_EAGLE, or EXACT, which is STANDALONE
-                with a draft model that is never misled.
-            kv_tokens: Size of the KV pools; room for every request if left out.
-            drafter, target: What to wrap the models in.
+                with a draft model without errors.
+            kv_tokens: Size of the KV pools; ``None`` has room for every request.
+            drafter: Creates the drafter from the draft model.
+            target: Creates the target's forward from model and attention.
         """
         room = -(-max_context_len // page_size) * page_size
         self._requests = ReqToTokenPool(max_batch_size + 2, max_context_len, self.device)
@@ -180,7 +184,7 @@ class Assembly:
         )
 
     def _attention(self, layers: int) -> PagedAttention:
-        """A backend over KV pools for as many models stacked on each other."""
+        """Create a backend over a KV pool with the layers of so many models."""
         kind = TritonAttention if self.device == "cuda" else SdpaAttention
         pool = MHATokenToKVPool(
             self._tokens, self._page_size, torch.float32, 1, 16, LAYERS * layers, self.device
@@ -202,7 +206,7 @@ class Assembly:
 
 @pytest.fixture
 def make_engine(model: LlamaModel, device: str) -> Iterator[Assembly]:
-    """An ``Assembly`` whose engines are closed afterwards, and then hold nothing any more."""
+    """An ``Assembly`` whose engines are closed afterwards and checked to have freed all memory."""
     made: list[tuple[SpeculativeEngine, int]] = []
 
     class Counted(Assembly):
@@ -214,7 +218,7 @@ def make_engine(model: LlamaModel, device: str) -> Iterator[Assembly]:
     yield Counted(model, device)
     for engine, slots in made:
         memory = engine.memory
-        assert engine.has_work or memory.held_slots == 0, "an ended request still holds slots"
+        assert engine.has_work or memory.held_slots == 0, "a finished request still holds slots"
         engine.close()
         assert memory.held_slots == 0
         assert memory.available_slots == slots
@@ -223,7 +227,7 @@ def make_engine(model: LlamaModel, device: str) -> Iterator[Assembly]:
 
 @pytest.fixture(scope="session")
 def run_in_waves() -> Callable[..., list[Request]]:
-    """``run_in_waves(engine, task)``: requests join one by one, then as soon as there is room."""
+    """``run_in_waves(engine, task)``: requests join one per step, then as soon as there is room."""
 
     def run(engine: SpeculativeEngine, task: Task) -> list[Request]:
         requests: list[Request] = []

@@ -1,11 +1,13 @@
-"""What is accepted is what a drafter would reach that knows no cache, no mask, no batch, no graph.
+"""Accepted lengths equal those of drafters without a cache, a mask, a batch or a graph.
 
-The drafters are written down once more here, as plainly as can be: every draft comes from one pass
-over its whole text. The draft model errs where its hidden states say so, hence a row, slot,
-position or hidden state that went astray changes how much is accepted.
+This file implements the drafters again, as simply as possible: every draft is computed by a forward
+over the whole text. The draft model's errors depend on its hidden states, so that a wrong row,
+slot, position or hidden state changes the number of accepted tokens.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import pytest
 import torch
@@ -15,13 +17,14 @@ from graphkit.reference import full_logits
 
 STEPS, COUNT, PROMPTS = 4, 17, 10
 MARGIN = STEPS + 1
-"""Tokens that the last step may accept behind the end."""
+"""Tokens that the last step may accept behind the end of a request."""
 
 
 def best_paths(root, children, topk, steps, nodes):
-    """EAGLE-2's tree as a set of paths: ``children(path, branch)`` are pairs (probability, token).
+    """Return EAGLE-2's tree as a set of paths.
 
-    Of each step's candidates the K best go on; of all, the best ``nodes`` are verified.
+    ``children(path, branch)`` returns pairs (probability, token). The K best candidates of each
+    step are continued; the best ``nodes`` of all steps are verified.
     """
     branches = [(p, (token,)) for p, token in root]
     candidates = list(branches)
@@ -36,61 +39,68 @@ def best_paths(root, children, topk, steps, nodes):
     return {path for _, path in sorted(candidates, key=lambda candidate: -candidate[0])[:nodes]}
 
 
-class Sketch:
-    """Drafts for one request, from its text so far."""
+@pytest.fixture(scope="module")
+def last_logits(model):
+    """``last_logits(tokens)``: logits [1, V] after the tokens, shared by all drafters."""
+    return cache(lambda tokens: full_logits(model, torch.tensor([tokens]))[0, -1:])
 
-    def __init__(self, model, misled, topk, prompt):
-        self.model, self.misled, self.topk = model, misled, topk
+
+class SimpleDrafter:
+    """Drafts for one request from its text so far."""
+
+    def __init__(self, last_logits, with_errors, topk, prompt):
+        self.last_logits, self.with_errors, self.topk = last_logits, with_errors, topk
         self.start(prompt)
 
     def start(self, prompt):
-        """See the prompt before the first draft."""
+        """Process the prompt before the first draft."""
 
-    def likeliest(self, tokens, label):
-        """The K best after ``tokens``, misled by the label (token, position)."""
-        logits = full_logits(self.model, torch.tensor([tokens]))[0, -1:]
-        wrong = self.misled(logits, torch.tensor([label]).float(), self.topk)
+    def candidates(self, tokens, label):
+        """Return the K best tokens after ``tokens``, with the errors of a (token, position)."""
+        wrong = self.with_errors(
+            self.last_logits(tuple(tokens)), torch.tensor([label]).float(), self.topk
+        )
         values, found = wrong.softmax(-1)[0].topk(self.topk)
         return list(zip(values.tolist(), found.tolist(), strict=True))
 
     def tree(self, text, nodes):
-        """The drafted paths after ``text``, whose last token is the bonus token."""
+        """Return the drafted paths after ``text``, whose last token is the bonus token."""
         root = self.after(text)
         return best_paths(root, lambda path, _: self.after([*text, *path]), self.topk, STEPS, nodes)
 
 
-class EagleSketch(Sketch):
+class EagleDrafter(SimpleDrafter):
     def after(self, text):
-        return self.likeliest(text[1:], (text[-2], len(text) - 2))
+        return self.candidates(text[1:], (text[-2], len(text) - 2))
 
 
-class StandaloneSketch(Sketch):
+class StandaloneDrafter(SimpleDrafter):
     def after(self, text):
-        return self.likeliest(text[1:], (text[-1], len(text) - 2))
+        return self.candidates(text[1:], (text[-1], len(text) - 2))
 
 
-class LayersSketch(Sketch):
-    """A row that a layer made of a guess stays as it was when the guess turns out wrong."""
+class LayersDrafter(SimpleDrafter):
+    """Rows that a layer computed from a wrong guess stay in its cache."""
 
     def start(self, prompt):
         self.rows = [[] for _ in range(STEPS)]
 
     def tree(self, text, nodes):
-        length, chain, made = len(text) - 1, list(text), []
+        length, chain, proposed = len(text) - 1, list(text), []
         label = (text[-2], length - 1)
         for layer, rows in enumerate(self.rows):
             rows += chain[len(rows) + 1 + layer : length + 1 + layer]
-            made.append(self.likeliest(rows, label))
+            proposed.append(self.candidates(rows, label))
             label = (rows[-1], label[1] + 1)
-            chain.append(made[-1][0][1])
+            chain.append(proposed[-1][0][1])
 
         def children(path, branch):
-            return [(p if branch == 0 else 0.0, token) for p, token in made[len(path)]]
+            return [(p if branch == 0 else 0.0, token) for p, token in proposed[len(path)]]
 
-        return best_paths(made[0], children, self.topk, STEPS, nodes)
+        return best_paths(proposed[0], children, self.topk, STEPS, nodes)
 
 
-class NgramSketch(Sketch):
+class NgramDrafter(SimpleDrafter):
     def tree(self, text, nodes):
         last = len(text) - 1
 
@@ -109,19 +119,19 @@ class NgramSketch(Sketch):
         return paths
 
 
-SKETCHES = {
-    "EAGLE": EagleSketch,
-    "STANDALONE": StandaloneSketch,
-    "MULTI_LAYER_EAGLE": LayersSketch,
-    "NGRAM": NgramSketch,
+DRAFTERS = {
+    "EAGLE": EagleDrafter,
+    "STANDALONE": StandaloneDrafter,
+    "MULTI_LAYER_EAGLE": LayersDrafter,
+    "NGRAM": NgramDrafter,
 }
 
 
-def accepted_lengths(sketch, prompt, continuation, nodes):
-    """Accepted drafts of each step, until COUNT tokens are there."""
+def accepted_lengths(drafter, prompt, continuation, nodes):
+    """Return the accepted drafts of each step until COUNT tokens are generated."""
     known, lengths = 1, []
     while known < COUNT:
-        paths = sketch.tree([*prompt, *continuation[:known]], nodes)
+        paths = drafter.tree([*prompt, *continuation[:known]], nodes)
         rest = continuation[known:]
         drafts = max((len(path) for path in paths if tuple(rest[: len(path)]) == path), default=0)
         lengths.append(drafts)
@@ -130,18 +140,20 @@ def accepted_lengths(sketch, prompt, continuation, nodes):
 
 
 @pytest.mark.parametrize("topk", [1, 3], ids=["chain", "tree"])
-@pytest.mark.parametrize("algorithm", SKETCHES)
+@pytest.mark.parametrize("algorithm", DRAFTERS)
 def test_accepted_lengths_are_those_of_a_drafter_without_cache(
-    make_engine, model, misled, plain, task, device, algorithm, topk
+    make_engine, last_logits, with_errors, plain, task, device, algorithm, topk
 ):
     if device == "cuda":
-        pytest.skip("scores of two passes differ in their last bits: a tree may fall either way")
+        pytest.skip(
+            "last bits of the scores differ between the two implementations, and so may trees"
+        )
     prompts = task.prompts[:PROMPTS]
     nodes = STEPS if topk == 1 else 22
     continuations = plain(prompts, [COUNT + MARGIN + 4] * PROMPTS)
     steps = [
         accepted_lengths(
-            SKETCHES[algorithm](model, misled, topk, prompt), prompt, continuation, nodes
+            DRAFTERS[algorithm](last_logits, with_errors, topk, prompt), prompt, continuation, nodes
         )
         for prompt, continuation in zip(prompts, continuations, strict=True)
     ]

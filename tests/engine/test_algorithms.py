@@ -1,4 +1,4 @@
-"""Algorithms of a caller's own, and drafters that do not suit the width of verify."""
+"""Custom algorithms, and drafters that do not match the width of verify."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from graphkit.engine import NgramDrafter, SamplingParams
 from graphkit.errors import ConfigError, GraphkitError
 from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
 
+REQUESTS = 28
 EXAMPLE = Path(__file__).parents[2] / "tools" / "examples" / "custom_algorithm.py"
-EITHER_WAY = pytest.mark.parametrize("generation", ["v1", "v2"])
+each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
 
 
 @pytest.fixture(scope="session")
-def copying():
-    """The names of the example."""
+def example():
+    """The module of the example."""
     return runpy.run_path(str(EXAMPLE))
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@EITHER_WAY
+@each_generation
 def test_a_custom_algorithm_is_lossless(
-    make_engine, task, copying, run_in_waves, generation, captured
+    make_engine, task, example, run_in_waves, generation, captured
 ):
-    drafter, algorithm = copying["CopyDrafter"](), copying["CopyAlgorithm"]("COPYING")
+    task = task.first(REQUESTS)
+    drafter, algorithm = example["CopyDrafter"](), example["CopyAlgorithm"]("COPYING")
     engine = make_engine(
         algorithm, drafter=lambda _: drafter, num_draft_tokens=5, generation=generation
     )
@@ -35,20 +37,20 @@ def test_a_custom_algorithm_is_lossless(
         engine.capture()
     requests = run_in_waves(engine, task)
     assert [request.output_ids for request in requests] == task.expected
-    assert isinstance(drafter.future_map, copying["CountingFutureMap"])
+    assert isinstance(drafter.future_map, example["CountingFutureMap"])
     steps = drafter.future_map.steps
     assert steps.sum() >= engine.stats.num_verifies
-    assert steps[1:].sum() > 0, "something was copied rightly"
+    assert steps[1:].sum() > 0, "some drafts were accepted"
 
 
 class Wider(CustomSpecAlgorithm):
-    """Verifies a row more than is drafted, and keeps what its future map was made with."""
+    """Verifies one row more than num_draft_tokens, and records its future map's arguments."""
 
     def get_num_tokens_per_bs_for_target_verify(self, num_draft_tokens, is_draft_worker):
         return num_draft_tokens + 1
 
     def create_future_map(self, *args):
-        self.made = args
+        self.future_map_args = args
         return FutureMap(*args, self)
 
 
@@ -62,7 +64,7 @@ def test_an_algorithm_says_the_width_and_makes_the_future_map(make_engine, task,
         chunked_prefill_size=64,
         max_batch_size=5,
     )
-    assert algorithm.made == (7, 64, engine.sizes.max_context_len, engine.device)
+    assert algorithm.future_map_args == (7, 64, engine.sizes.max_context_len, engine.device)
     assert engine.runners[0].tokens_per_request == engine.spec.num_draft_tokens + 1
     engine.capture()
     requests = engine.generate(task.prompts[:6], SamplingParams(max_new_tokens=6))
@@ -70,9 +72,9 @@ def test_an_algorithm_says_the_width_and_makes_the_future_map(make_engine, task,
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@EITHER_WAY
+@each_generation
 def test_a_tree_of_another_width_than_verifys_is_refused(make_engine, task, generation, captured):
-    """The rows of its requests would be taken for each other's."""
+    """Otherwise rows would be assigned to the wrong requests."""
 
     def run():
         engine = make_engine(Wider("WIDER"), generation=generation, batch_sizes=[8])
@@ -84,7 +86,7 @@ def test_a_tree_of_another_width_than_verifys_is_refused(make_engine, task, gene
         run()
 
 
-@EITHER_WAY
+@each_generation
 @pytest.mark.parametrize("algorithm", [SpecAlgorithm.EAGLE, SpecAlgorithm.NONE])
 def test_no_drafter_needs_a_verify_of_one_row(make_engine, task, generation, algorithm):
     with pytest.raises(ConfigError, match="num_draft_tokens"):

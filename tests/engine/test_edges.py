@@ -1,4 +1,4 @@
-"""Where requests begin and end: pages, the context's end, stop tokens, and what is refused."""
+"""Boundaries of requests: pages, the context limit, stop tokens, and invalid prompts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 from graphkit.spec import SpecFallbackWarning
 
 GENERATIONS = ["v1", "v2"]
-CHAIN_OR_TREE = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-EITHER_WAY = pytest.mark.parametrize("generation", GENERATIONS)
+chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+each_generation = pytest.mark.parametrize("generation", GENERATIONS)
 
 
 def outputs(requests):
@@ -27,7 +27,7 @@ class TestPages:
     @pytest.mark.parametrize("page_size", [4, 16])
     @pytest.mark.parametrize(("generation", "topk"), [("v1", 1), ("v1", 2), ("v2", 1)], ids=str)
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE"])
-    def test_they_may_end_anywhere_in_a_text(
+    def test_a_page_may_end_anywhere_in_a_text(
         self, make_engine, plain, algorithm, generation, topk, page_size
     ):
         prompts = [prompt_of(length) for length in self.LENGTHS]
@@ -35,7 +35,7 @@ class TestPages:
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=18))
         assert outputs(requests) == plain(prompts, [18] * len(prompts))
 
-    @EITHER_WAY
+    @each_generation
     def test_a_context_need_not_be_whole_pages(self, make_engine, plain, generation):
         engine = make_engine(page_size=16, max_context_len=58, generation=generation)
         request = engine.generate([prompt_of(5)], SamplingParams(max_new_tokens=99))[0]
@@ -59,8 +59,8 @@ class TestPages:
 
 
 class TestContext:
-    @CHAIN_OR_TREE
-    @EITHER_WAY
+    @chain_and_tree
+    @each_generation
     def test_it_ends_requests_wherever_their_prompts_end(
         self, make_engine, plain, generation, topk
     ):
@@ -91,14 +91,14 @@ class TestContext:
             engine.submit(prompt_of(engine.context_limit))
         assert not engine.has_work
 
-    def test_one_without_room_for_a_step_is_refused(self, make_engine):
+    def test_a_context_without_room_for_a_step_is_refused(self, make_engine):
         with pytest.raises(ConfigError, match="max_context_len is 8, but two steps may write"):
             make_engine(max_context_len=8)
 
 
 class TestEnds:
-    @CHAIN_OR_TREE
-    @EITHER_WAY
+    @chain_and_tree
+    @each_generation
     def test_a_stop_token_may_be_any_of_an_accepted_path(
         self, make_engine, plain, generation, topk
     ):
@@ -128,16 +128,16 @@ class TestEnds:
         assert request.output_ids == text[: text.index(text[1]) + 1]
 
     @pytest.mark.parametrize("tokens", [5, None, [[5]]])
-    def test_what_are_no_stop_tokens_is_refused(self, tokens):
-        """At once: found out in the middle of a step, it would take the whole batch with it."""
+    def test_invalid_stop_tokens_are_refused(self, tokens):
+        """At construction: in the middle of a step the error would affect the whole batch."""
         with pytest.raises(
             ConfigError, match="stop_token_ids must be a collection of token ids"
         ) as caught:
             SamplingParams(stop_token_ids=tokens)
         assert caught.value.field == "stop_token_ids"
 
-    @CHAIN_OR_TREE
-    @EITHER_WAY
+    @chain_and_tree
+    @each_generation
     def test_all_requests_may_end_in_one_step(self, make_engine, task, generation, topk):
         engine = make_engine(topk=topk, generation=generation, batch_sizes=[8])
         engine.capture()
@@ -146,7 +146,7 @@ class TestEnds:
             assert outputs(requests) == [task.expected[1][:7]] * 8
             assert engine.memory.held_slots == 0
 
-    @EITHER_WAY
+    @each_generation
     def test_one_new_token_takes_no_draft(self, make_engine, task, generation):
         engine = make_engine(generation=generation)
         requests = engine.generate(task.prompts[:3], SamplingParams(max_new_tokens=1))
@@ -154,7 +154,7 @@ class TestEnds:
         assert engine.stats.num_verifies == 0
         assert engine.stats.new_tokens == 3
 
-    @EITHER_WAY
+    @each_generation
     def test_the_reason_is_the_first_that_holds(self, make_engine, task, generation):
         text = task.expected[2]
         stop = SamplingParams(max_new_tokens=1, stop_token_ids=frozenset({text[0]}))
@@ -163,8 +163,8 @@ class TestEnds:
 
 
 class TestCapture:
-    def test_it_may_be_tried_again(self, make_engine, task):
-        """The cause may be gone, as memory that others held; what was captured stays so."""
+    def test_a_failed_capture_may_be_repeated(self, make_engine, task):
+        """The cause may be temporary, such as a lack of memory; captured runners stay captured."""
         faults = [RuntimeError("no room")]
 
         def drafter(model):
@@ -184,7 +184,7 @@ class TestCapture:
         assert outputs(requests) == [text[:6] for text in task.expected[:8]]
         assert engine.stats.fallbacks == {}
 
-    def test_a_closed_engine_has_none(self, make_engine):
+    def test_a_closed_engine_cannot_capture(self, make_engine):
         engine = make_engine()
         engine.close()
         with pytest.raises(ReplayError, match="closed"):
@@ -192,15 +192,15 @@ class TestCapture:
 
 
 class TestPrompts:
-    @EITHER_WAY
+    @each_generation
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM", "NONE"])
-    def test_an_empty_one_is_its_begin_token(self, make_engine, plain, algorithm, generation):
+    def test_an_empty_prompt_is_the_bos_token(self, make_engine, plain, algorithm, generation):
         engine = make_engine(algorithm, generation=generation, bos_token_id=7)
         requests = engine.generate([[], [7]], SamplingParams(max_new_tokens=9))
         assert outputs(requests) == plain([[7], [7]], [9, 9])
 
     @pytest.mark.parametrize(
-        ("prompt", "says"),
+        ("prompt", "message"),
         [
             ([], "empty.*bos_token_id"),
             (
@@ -211,32 +211,32 @@ class TestPrompts:
             ([1.5], "float"),
         ],
     )
-    def test_what_is_no_prompt_is_refused(self, make_engine, prompt, says):
+    def test_invalid_prompts_are_refused(self, make_engine, prompt, message):
         engine = make_engine()
-        with pytest.raises(InputError, match=says) as caught:
+        with pytest.raises(InputError, match=message) as caught:
             engine.submit(prompt)
         assert caught.value.field == "prompt_ids"
         assert not engine.has_work
 
-    def test_one_that_is_refused_takes_the_others_with_it(self, make_engine, task):
+    def test_a_refused_prompt_queues_none_of_its_call(self, make_engine, task):
         engine = make_engine()
         with pytest.raises(InputError, match="contains token 99"):
             engine.generate([task.prompts[0], [99]])
-        assert not engine.has_work, "nobody holds the other request"
+        assert not engine.has_work, "the caller has no handle of the other request"
 
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])
-    @CHAIN_OR_TREE
+    @chain_and_tree
     def test_chunks_of_any_size_make_no_difference(self, make_engine, task, algorithm, topk):
         for chunk in (1, 7, 512):
             engine = make_engine(algorithm, topk=topk, chunked_prefill_size=chunk)
             requests = engine.generate(task.prompts[:5], SamplingParams(max_new_tokens=6))
             assert outputs(requests) == [text[:6] for text in task.expected[:5]], chunk
 
-    def test_chunks_of_nothing_are_refused(self, make_engine):
+    def test_a_chunk_size_of_zero_is_refused(self, make_engine):
         with pytest.raises(ConfigError, match="chunked_prefill_size must be an int >= 1, got 0"):
             make_engine(chunked_prefill_size=0)
 
-    def test_a_closed_engine_takes_none(self, make_engine):
+    def test_a_closed_engine_takes_no_prompt(self, make_engine):
         engine = make_engine()
         engine.close()
         with pytest.raises(ReplayError, match=r"closed.*Create a new engine"):

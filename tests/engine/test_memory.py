@@ -1,4 +1,4 @@
-"""Slots and rows: who waits for them, that nobody shares them, and that all come back."""
+"""KV slots and rows: requests wait for them, do not share them, and free all of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from graphkit.buffers import DraftExtendInputs, DraftInputs, TargetVerifyInputs
 from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
 from graphkit.errors import InputError
 
-EITHER_WAY = pytest.mark.parametrize("generation", ["v1", "v2"])
-CHAIN_OR_TREE = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
+chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 
 
-def assert_nobody_shares(engine, requests):
-    """The slots of all running requests are theirs alone, and none is a dummy."""
+def assert_no_shared_slots(engine, requests):
+    """No two running requests share a slot, and none uses a slot of the reserved page."""
     table = engine.memory.pool.req_to_token
     running = [request for request in requests if request.row]
     slots = [slot for r in running for slot in table[r.row, : r.num_tokens - 1].tolist()]
@@ -22,22 +22,23 @@ def assert_nobody_shares(engine, requests):
     assert len({request.row for request in running}) == len(running)
 
 
-@CHAIN_OR_TREE
-@EITHER_WAY
+@chain_and_tree
+@each_generation
 def test_no_two_requests_share_a_slot(make_engine, task, generation, topk):
     engine = make_engine(topk=topk, generation=generation, max_batch_size=5)
     requests = []
     for prompt, sampling in zip(task.prompts[:20], task.sampling(), strict=False):
         requests.append(engine.submit(prompt, sampling))
         engine.step()
-        assert_nobody_shares(engine, requests)
+        assert_no_shared_slots(engine, requests)
     while engine.has_work:
         engine.step()
-        assert_nobody_shares(engine, requests)
+        assert_no_shared_slots(engine, requests)
     assert [request.output_ids for request in requests] == task.expected[:20]
 
 
-def most_running(engine, requests):
+def run_and_count(engine, requests):
+    """Run to the end; return the largest number of requests that ran at the same time."""
     most = 0
     while engine.has_work:
         engine.step()
@@ -45,20 +46,20 @@ def most_running(engine, requests):
     return most
 
 
-@EITHER_WAY
+@each_generation
 def test_requests_beyond_the_batch_wait(make_engine, task, generation):
     engine = make_engine(max_batch_size=3, generation=generation)
     requests = [engine.submit(p, SamplingParams(max_new_tokens=13)) for p in task.prompts[:8]]
-    assert most_running(engine, requests) == 3
+    assert run_and_count(engine, requests) == 3
     assert [request.output_ids for request in requests] == task.expected[:8]
 
 
-@EITHER_WAY
+@each_generation
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_requests_wait_for_slots_in_the_order_in_which_they_came(
     make_engine, task, generation, page_size
 ):
-    """Two fit at once, and a small one that would not overtake the third."""
+    """Two fit at once; the small fourth request must not overtake the third."""
     engine = make_engine(generation=generation, page_size=page_size, kv_tokens=88)
     prompts = [task.prompts[i] for i in (2, 5, 8, 38, 13)]
     expected = [task.expected[i] for i in (2, 5, 8, 38, 13)]
@@ -78,7 +79,7 @@ def test_requests_wait_for_slots_in_the_order_in_which_they_came(
     assert [request.output_ids for request in requests] == expected
 
 
-@EITHER_WAY
+@each_generation
 def test_a_request_that_never_fits_is_refused(make_engine, task, generation):
     engine = make_engine(kv_tokens=40, generation=generation)
     most = 40 - (engine.sizes.max_context_len - engine.context_limit) - 8
@@ -102,7 +103,7 @@ def test_v1_holds_the_step_at_hand_and_v2_all_steps(make_engine, task):
     assert held["v2"] == 8 + 40 + engine.sizes.max_context_len - engine.context_limit
 
 
-@EITHER_WAY
+@each_generation
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 def test_closing_in_the_middle_of_work_gives_everything_back(
@@ -123,8 +124,8 @@ def test_closing_in_the_middle_of_work_gives_everything_back(
     engine.close()
 
 
-@EITHER_WAY
-def test_what_was_made_before_closing_stays_counted(make_engine, task, generation):
+@each_generation
+def test_tokens_generated_before_closing_stay_counted(make_engine, task, generation):
     engine = make_engine(max_batch_size=2, generation=generation)
     requests = [engine.submit(p, SamplingParams(max_new_tokens=30)) for p in task.prompts[:4]]
     for _ in range(3):
@@ -134,7 +135,7 @@ def test_what_was_made_before_closing_stays_counted(make_engine, task, generatio
     assert engine.stats.new_tokens >= before.new_tokens > 0
     assert engine.stats.new_tokens == sum(len(request.output_ids) for request in requests)
     assert engine.stats.accept_length > 1
-    assert [request.row for request in requests] == [0] * 4, "no row is theirs any more"
+    assert [request.row for request in requests] == [0] * 4, "they hold no row any more"
 
 
 class Failing:
@@ -151,14 +152,14 @@ class Failing:
 
 
 @pytest.fixture
-def failing(make_engine, labelling):
+def failing(make_engine, labelling_forward):
     """``failing(generation)``: an engine, its target and its draft model, which can fail."""
 
     def make(generation):
         made = {}
 
         def target(model, attention):
-            made["target"] = Failing(labelling(model, attention))
+            made["target"] = Failing(labelling_forward(model, attention))
             return made["target"]
 
         def drafter(model):
@@ -172,8 +173,8 @@ def failing(make_engine, labelling):
 
 
 @pytest.mark.parametrize("at", [TargetVerifyInputs, DraftInputs, DraftExtendInputs])
-@EITHER_WAY
-def test_a_step_that_failed_may_be_made_again(failing, task, generation, at):
+@each_generation
+def test_a_failed_step_may_be_repeated(failing, task, generation, at):
     engine, target, draft = failing(generation)
     requests = [engine.submit(p, SamplingParams(max_new_tokens=10)) for p in task.prompts[:3]]
     engine.step()
@@ -187,12 +188,12 @@ def test_a_step_that_failed_may_be_made_again(failing, task, generation, at):
 
 
 @pytest.mark.parametrize("at", [TargetVerifyInputs, DraftInputs, DraftExtendInputs])
-@EITHER_WAY
+@each_generation
 @pytest.mark.parametrize("fails", ["step", "prompt"])
-def test_every_token_is_told_once_whatever_fails(failing, task, generation, at, fails):
-    """A step may have booked tokens before it failed: the next one tells of them."""
+def test_every_token_is_returned_once_whatever_fails(failing, task, generation, at, fails):
+    """A step may deliver tokens before it fails: the next call returns them."""
     engine, target, draft = failing(generation)
-    ten, told = SamplingParams(max_new_tokens=10), {}
+    ten, returned = SamplingParams(max_new_tokens=10), {}
     requests = [engine.submit(p, ten) for p in task.prompts[:2]]
     for turn in range(99):
         if turn == 3:
@@ -201,16 +202,18 @@ def test_every_token_is_told_once_whatever_fails(failing, task, generation, at, 
                 requests += [engine.submit(p, ten) for p in task.prompts[2:4]]
         try:
             for request, tokens in engine.step():
-                told.setdefault(request, []).extend(tokens)
+                returned.setdefault(request, []).extend(tokens)
         except RuntimeError:
             assert turn == 3
     assert not engine.has_work
-    assert [told[request] for request in requests] == [t[:10] for t in task.expected[: len(told)]]
+    assert [returned[request] for request in requests] == [
+        t[:10] for t in task.expected[: len(returned)]
+    ]
 
 
 @pytest.mark.parametrize("at", [TargetVerifyInputs, DraftExtendInputs])
-@EITHER_WAY
-def test_a_prompt_that_could_not_be_read_gets_no_wrong_tokens(failing, task, generation, at):
+@each_generation
+def test_a_failed_prefill_yields_no_wrong_tokens(failing, task, generation, at):
     engine, target, draft = failing(generation)
     first = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=10))
     engine.step()

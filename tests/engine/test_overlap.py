@@ -1,4 +1,4 @@
-"""v2: the next step is launched before the last one's results are read, and nothing in it waits."""
+"""v2 launches a step before it reads the previous one's tokens, and no launch waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "NONE"]
 
 @pytest.fixture
 def log(monkeypatch):
-    """What happened in which order: each verify's ``sent``, its ``booked``, each ``extended``."""
+    """Events in order: ``sent`` and ``delivered`` of each verify, and each ``extended``."""
     happened = []
     send, book, extend = PendingTokens.send.__func__, PendingTokens.deliver, EagleDrafter.extend
 
@@ -31,7 +31,7 @@ def log(monkeypatch):
         return results
 
     def delivering(results):
-        happened.append(("booked", id(results)))
+        happened.append(("delivered", id(results)))
         return book(results)
 
     def extending(drafter, verified):
@@ -60,24 +60,24 @@ def test_v2_launches_a_whole_step_before_it_reads_the_last_one(make_engine, task
     assert launches > 4
     expected = [("sent", 0)]  # the prompt's first token
     for step in range(1, launches + 1):
-        expected += [("sent", step), ("extended", step), ("booked", step - 1)]
-    assert events == [*expected, ("booked", launches)]
+        expected += [("sent", step), ("extended", step), ("delivered", step - 1)]
+    assert events == [*expected, ("delivered", launches)]
 
 
 def test_v1_reads_every_step_before_the_next(make_engine, task, log):
     engine = make_engine(generation="v1")
     engine.generate([task.prompts[1]], SamplingParams(max_new_tokens=13))
     events = in_order(log)
-    assert [what for what, _ in events] == ["sent", "booked"] * (len(events) // 2)
+    assert [what for what, _ in events] == ["sent", "delivered"] * (len(events) // 2)
     assert all(a == b for (_, a), (_, b) in list(pairwise(events))[::2])
 
 
-def test_v2_tells_of_a_step_in_the_next_one(make_engine, task):
+def test_v2_returns_the_tokens_of_a_step_in_the_next_call(make_engine, task):
     engine = make_engine(generation="v2")
     request = engine.submit(task.prompts[1], SamplingParams(max_new_tokens=13))
     assert engine.step() == [(request, task.expected[1][:1])]
-    told = [events for _ in range(20) if (events := engine.step())]
-    assert [token for events in told for _, tokens in events for token in tokens] == (
+    returned = [events for _ in range(20) if (events := engine.step())]
+    assert [token for events in returned for _, tokens in events for token in tokens] == (
         task.expected[1][1:]
     )
 
@@ -85,20 +85,20 @@ def test_v2_tells_of_a_step_in_the_next_one(make_engine, task):
 @pytest.fixture
 def only_cpu(device):
     if device == "cuda":
-        pytest.skip("tests/gpu/test_engine.py asks CUDA itself")
+        pytest.skip("tests/gpu/test_engine.py uses the synchronisation checks of CUDA")
 
 
 class HostReadsMode(TorchFunctionMode):
-    """Keeps the places that read a tensor's values on the host."""
+    """Records the lines that read a tensor's values on the host."""
 
     def __init__(self):
         super().__init__()
-        self.places = []
+        self.lines = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in _HOST_READS:
             ours = [f for f in extract_stack() if "site-packages" not in f.filename][-2]
-            self.places.append(f"{_HOST_READS[func]} at {ours.filename}:{ours.lineno}")
+            self.lines.append(f"{_HOST_READS[func]} at {ours.filename}:{ours.lineno}")
         return func(*args, **(kwargs or {}))
 
 
@@ -121,13 +121,13 @@ def test_no_line_of_a_launch_reads_the_device(
         engine.capture()
     requests = engine.generate(task.prompts[:2], SamplingParams(max_new_tokens=6))
     assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:2]]
-    # The mailbox takes tensors of the CPU for what the host knows; those of a device it leaves.
-    assert [place for place in reads.places if "/buffers/" not in place] == []
+    # Buffers read CPU tensors as host data. They do not read tensors of a CUDA device.
+    assert [line for line in reads.lines if "/buffers/" not in line] == []
 
 
 @pytest.mark.usefixtures("only_cpu")
-def test_the_watch_sees_a_read(make_engine, task, monkeypatch):
-    """The test above would notice: v1 does read."""
+def test_the_recorder_of_reads_sees_v1_read(make_engine, task, monkeypatch):
+    """Shows that the test above can fail."""
     reads, refused = HostReadsMode(), CaptureRulesMode()
     advance = HostInLoop.advance
 
@@ -138,39 +138,39 @@ def test_the_watch_sees_a_read(make_engine, task, monkeypatch):
     monkeypatch.setattr(HostInLoop, "advance", watched)
     engine = make_engine(generation="v1")
     engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=6))
-    assert any("tolist" in place for place in reads.places)
+    assert any("tolist" in line for line in reads.lines)
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @pytest.mark.parametrize("algorithm", DRAFTING)
-def test_every_result_is_picked_up_once(make_engine, task, algorithm, topk, generation):
+def test_every_result_is_read_once(make_engine, task, algorithm, topk, generation):
     engine = make_engine(algorithm, topk=topk, generation=generation, debug=True, max_batch_size=3)
     requests = engine.generate(task.prompts[:6], SamplingParams(max_new_tokens=6))
     assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:6]]
 
 
-class Greedy(EagleDrafter):
-    """Picks its candidates up twice."""
+class ReadsTwice(EagleDrafter):
+    """Reads its candidates twice."""
 
     def draft(self, req_pool_indices, seq_lens, bonus_tokens):
         self._context.future_map.resolve("topk_p", req_pool_indices)
         return super().draft(req_pool_indices, seq_lens, bonus_tokens)
 
 
-def test_debug_catches_a_drafter_that_picks_up_twice(make_engine, task):
-    engine = make_engine(drafter=Greedy, debug=True)
+def test_debug_detects_a_drafter_that_reads_twice(make_engine, task):
+    engine = make_engine(drafter=ReadsTwice, debug=True)
     engine.submit(task.prompts[0])
     with pytest.raises(ReplayError, match="'topk_p' were picked up already"):
         engine.step()
-    quiet = make_engine(drafter=Greedy)
-    request = quiet.generate(task.prompts[:1], SamplingParams(max_new_tokens=4))[0]
+    unchecked = make_engine(drafter=ReadsTwice)
+    request = unchecked.generate(task.prompts[:1], SamplingParams(max_new_tokens=4))[0]
     assert request.output_ids == task.expected[0][:4]
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])
-def test_capturing_in_the_middle_of_work_disturbs_nobody(make_engine, task, algorithm, topk):
+def test_capture_between_steps_does_not_change_the_output(make_engine, task, algorithm, topk):
     engine = make_engine(algorithm, topk=topk, batch_sizes=[8])
     requests = [engine.submit(p, SamplingParams(max_new_tokens=13)) for p in task.prompts[:8]]
     engine.step()

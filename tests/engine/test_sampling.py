@@ -1,7 +1,7 @@
-"""Requests with a temperature: their tokens follow the target's distribution, drafted or not.
+"""Tokens of requests with a temperature follow the target's distribution.
 
-The target here is a Markov chain, a Llama whose attention adds nothing. So every token of a long
-text is one more draw after the token before it, and the text tells the whole distribution.
+The target is a Markov chain: a Llama whose attention adds nothing. Every token of a long text is a
+draw that depends on the previous token only, so that one text samples the whole distribution.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from graphkit.errors import ConfigError
 from graphkit.reference import LlamaConfig, LlamaModel
 
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
-CHAIN_OR_TREE = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-EITHER_WAY = pytest.mark.parametrize("generation", ["v1", "v2"])
+chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
 
 
 @pytest.fixture(scope="module")
 def markov(model):
-    """The tiny target with few tokens, without attention."""
+    """The tiny target with a vocabulary of 6 tokens and without attention."""
     torch.manual_seed(13)
     config = LlamaConfig(**{**as_sizes(model.config), "vocab_size": VOCAB})
     chain = LlamaModel(config)
@@ -32,7 +32,7 @@ def markov(model):
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
         if "o_proj" in name:
             parameter.data.zero_()
-    chain.lm_head.weight.data.mul_(0.5)  # no token so likely that hardly another is drawn
+    chain.lm_head.weight.data.mul_(0.5)  # every token is drawn often enough
     return chain.eval().requires_grad_(False).to(model.lm_head.weight.device)
 
 
@@ -84,8 +84,8 @@ def transitions(requests):
     return counts
 
 
-@EITHER_WAY
-@CHAIN_OR_TREE
+@each_generation
+@chain_and_tree
 def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, generation, topk):
     """Two temperatures and greedy requests in one batch, drafts often right."""
     engine = engine_of(topk=topk, generation=generation, seed=topk)
@@ -113,8 +113,8 @@ def test_first_tokens_follow_the_target(logits, device):
         assert_follow(counts, (logits[:1] / temperature).softmax(-1))
 
 
-@EITHER_WAY
-@CHAIN_OR_TREE
+@each_generation
+@chain_and_tree
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 def test_greedy_requests_beside_sampled_ones_stay_exact(
     make_engine, task, generation, topk, captured
@@ -132,7 +132,7 @@ def test_greedy_requests_beside_sampled_ones_stay_exact(
     assert [r.output_ids for r in requests[1::2]] != [t[:6] for t in task.expected[1:8:2]]
 
 
-@EITHER_WAY
+@each_generation
 def test_a_seed_decides_what_is_drawn(make_engine, task, generation):
     drawn = []
     for seed in (1, 1, 2):
@@ -142,7 +142,7 @@ def test_a_seed_decides_what_is_drawn(make_engine, task, generation):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@EITHER_WAY
+@each_generation
 def test_a_cold_temperature_is_greedy(make_engine, task, generation):
     engine = make_engine(generation=generation)
     cold = SamplingParams(max_new_tokens=6, temperature=1e-5)

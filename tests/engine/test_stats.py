@@ -1,4 +1,4 @@
-"""What an engine counts: tokens, verify steps, accepted tokens, replays and fall backs."""
+"""Counters of an engine: tokens, verify steps, accepted tokens, replays and fallbacks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from graphkit.attention import PagedAttention
 from graphkit.engine import SamplingParams
 from graphkit.spec import ForwardMode
 
-EITHER_WAY = pytest.mark.parametrize("generation", ["v1", "v2"])
+each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
 SHORT = SamplingParams(max_new_tokens=6)
 
 
-@EITHER_WAY
-def test_every_run_counts_as_replay_or_as_fall_back_with_its_reason(make_engine, task, generation):
+@each_generation
+def test_every_run_counts_as_replay_or_as_fallback_with_its_reason(make_engine, task, generation):
     engine = make_engine(generation=generation, batch_sizes=[8])
     extend = "DRAFT_EXTEND_V2" if generation == "v2" else "DRAFT_EXTEND"
     modes = {"TARGET_VERIFY", "DRAFT", extend}
@@ -54,7 +54,7 @@ def test_attention_without_graphs_of_a_mode_is_a_reason(make_engine, task, monke
     }
 
 
-@EITHER_WAY
+@each_generation
 def test_accept_length_counts_the_bonus_token(make_engine, task, generation):
     plain = make_engine("NONE", generation=generation)
     request = plain.generate(task.prompts[:1], SHORT)[0]
@@ -67,10 +67,12 @@ def test_accept_length_counts_the_bonus_token(make_engine, task, generation):
     stats = engine.stats
     assert (stats.num_verifies, stats.accept_length) == (verifies, accepted / verifies)
     assert stats.new_tokens == sum(len(request.output_ids) for request in requests)
-    assert accepted >= stats.new_tokens - len(requests), "all but the prefills' tokens"
+    assert accepted >= stats.new_tokens - len(requests), (
+        "all but the first tokens, which prefill generates"
+    )
 
 
-@EITHER_WAY
+@each_generation
 def test_requests_that_still_run_count(make_engine, task, generation):
     engine = make_engine(generation=generation)
     assert engine.stats.accept_length == 0

@@ -1,4 +1,4 @@
-"""The weights that ship: lossless with real heads, and worth their steps on unseen source."""
+"""The shipped weights: lossless output, and accepted drafts on held-out source files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS, PROMPT, NEW = 6, 96, 24
 
 @pytest.fixture(scope="module")
 def prompts():
-    """The beginnings of functions in files of the standard library that training never saw."""
+    """Excerpts of files of the standard library that are held out of training."""
     root = Path(sysconfig.get_path("stdlib"))
     text = runpy.run_path(str(CORPUS))["read_corpus"](root, held_out=True)
     starts = torch.arange(1, PROMPTS + 1) * (len(text) // (PROMPTS + 2))
@@ -26,16 +26,19 @@ def prompts():
 
 
 @pytest.fixture(scope="module")
-def expected(prompts, device):
+def greedy_after(device):
+    """``greedy_after(prompts, outputs)``: the target's best token before each output token."""
     model = load_checkpoint(default_checkpoint(), device=device, dtype=torch.float32)
-    ids = torch.tensor(prompts, device=device)
-    for _ in range(NEW):
-        ids = torch.cat((ids, full_logits(model, ids)[:, -1:].argmax(-1)), 1)
-    return ids[:, PROMPT:].tolist()
+
+    def predict(prompts, outputs):
+        ids = torch.tensor([p + o for p, o in zip(prompts, outputs, strict=True)], device=device)
+        return full_logits(model, ids)[:, PROMPT - 1 : -1].argmax(-1).tolist()
+
+    return predict
 
 
 def run(engine, prompts):
-    """Eagerly, then captured; both requests."""
+    """Generate eagerly, then captured; return both lists of requests and the statistics."""
     with engine:
         eager = engine.generate(prompts, SamplingParams(max_new_tokens=NEW))
         engine.capture()
@@ -46,12 +49,14 @@ def run(engine, prompts):
     ("algorithm", "topk"),
     [("EAGLE", 1), ("EAGLE", 2), ("MULTI_LAYER_EAGLE", 1), ("STANDALONE", 2)],
 )
-def test_three_steps_accept_more_than_two_tokens(prompts, expected, device, algorithm, topk):
+def test_three_steps_accept_more_than_two_tokens(prompts, greedy_after, device, algorithm, topk):
     engine = reference_engine(
         algorithm, topk=topk, num_steps=3, max_context_len=160, batch_sizes=[8], device=device
     )
     eager, captured, stats = run(engine, prompts)
-    assert [request.output_ids for request in eager] == expected
-    assert [request.output_ids for request in captured] == expected
+    outputs = [request.output_ids for request in eager]
+    assert {len(output) for output in outputs} == {NEW}
+    assert greedy_after(prompts, outputs) == outputs
+    assert [request.output_ids for request in captured] == outputs
     assert [r.accept_length for r in eager] == [r.accept_length for r in captured]
     assert stats.accept_length > 2.0

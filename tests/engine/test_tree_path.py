@@ -22,7 +22,7 @@ POOLS = {
 
 @pytest.fixture(params=POOLS)
 def make_pool(request, device):
-    """Pools of random contents, as many layers as asked for."""
+    """``make_pool(layers)``: a pool of random contents."""
 
     def make(layers):
         pool = POOLS[request.param](layers, device)
@@ -34,24 +34,24 @@ def make_pool(request, device):
 
 
 def random_step(batch_size, width, columns, seed):
-    """Slots anywhere in the pool, and a path from each request's root down to any length."""
-    choose = random.Random(seed)
-    slots = choose.sample(range(1, SLOTS + 1), batch_size * width)
+    """Return random slots, and a path of random length from each request's root."""
+    generator = random.Random(seed)
+    slots = generator.sample(range(1, SLOTS + 1), batch_size * width)
     paths = []
     for request in range(batch_size):
-        drafts = choose.randint(0, min(columns, width) - 1)
-        nodes = [0, *sorted(choose.sample(range(1, width), drafts))]
+        drafts = generator.randint(0, min(columns, width) - 1)
+        nodes = [0, *sorted(generator.sample(range(1, width), drafts))]
         flat = [request * width + node for node in nodes]
         paths.append(flat + [-1] * (columns - len(flat)))
     return slots, paths
 
 
 def one_by_one(rows, slots, paths, width):
-    """Rows by slot with each accepted node's row at the front of its request's slots."""
+    """Return rows by slot, each accepted node's row moved to the front of its request's slots."""
     moved = rows.clone()
     for request, path in enumerate(paths):
-        for place, node in enumerate(node for node in path if node >= 0):
-            moved[slots[request * width + place]] = rows[slots[node]]
+        for column, node in enumerate(node for node in path if node >= 0):
+            moved[slots[request * width + column]] = rows[slots[node]]
     return moved
 
 
@@ -76,7 +76,7 @@ def test_accepted_rows_move_to_the_front(make_pool, device, batch_size, width, c
         )
         for name, tensor in pool.tensors().items():
             expected = one_by_one(before[name], slots, paths, width)
-            assert torch.equal(tensor[1:], expected[1:]), f"{name}: slot 0 alone is nobody's"
+            assert torch.equal(tensor[1:], expected[1:]), f"{name}: all but the reserved slot 0"
         accepted = [[node for node in path if node >= 0] for path in paths]
         for request, path in enumerate(accepted):
             front = slice(request * width, request * width + len(path))
@@ -93,7 +93,7 @@ def test_a_path_may_be_all_of_a_request_or_its_root_alone(make_pool, device):
     assert none is None
     assert predict.tolist()[:4] == [90, 40, 70, 10]
     for name, tensor in pool.tensors().items():
-        assert torch.equal(tensor[1:], before[name][1:]), "all was in place already"
+        assert torch.equal(tensor[1:], before[name][1:]), "all rows were in place"
 
 
 def test_an_idle_batch_moves_nothing(make_pool, device):

@@ -1,1 +1,1 @@
-"""The parts of ``train_reference.py``."""
+"""Corpus, losses, recipes and training loop of ``train_reference.py``."""

@@ -1,4 +1,4 @@
-"""The optimiser's loop and its schedule."""
+"""Optimisation loop and learning rate schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PEAK_RATE, WARM_UP, LOG_EVERY = 3e-3, 0.03, 50
 
 
 def learning_rate(progress: float) -> float:
-    """Rise linearly, then fall along a cosine to a twentieth; ``progress`` runs from 0 to 1."""
+    """Return the rate at ``progress`` in 0 to 1: linear warm-up, then a cosine to a twentieth."""
     if progress < WARM_UP:
         return PEAK_RATE * progress / WARM_UP
     fall = (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))) / 2
@@ -24,10 +24,10 @@ def learning_rate(progress: float) -> float:
 def optimise(
     parameters: list[nn.Parameter], next_loss: Callable[[], Tensor], steps: int, limit: float
 ) -> int:
-    """Minimise ``next_loss``; return the steps taken.
+    """Minimise ``next_loss`` for ``steps`` steps or ``limit`` seconds; return the steps taken.
 
-    The schedule follows ``steps`` or ``limit`` seconds, whichever is closer to its end, so that a
-    run that the limit ends has come down the cosine too.
+    The learning rate follows the larger of both fractions, so that it also reaches its end if the
+    time limit ends the run.
     """
     fused = parameters[0].is_cuda
     optimiser = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)

@@ -1,4 +1,4 @@
-"""What is minimised, and what is measured on held-out text.
+"""Training losses, and measurements on held-out text.
 
 Shape letters: B windows, L = CONTEXT tokens of each, H hidden, V vocabulary.
 """
@@ -46,9 +46,9 @@ def target_features(target: LlamaModel, ids: Tensor) -> tuple[Tensor, Tensor]:
 def draft_loss(unroll: Unroll, head: nn.Module, target: LlamaModel, windows: Tensor) -> Tensor:
     """Return the mean loss of the S draft steps over windows [B, L + 1].
 
-    A step's loss is the cross entropy with the target's distribution and, where its hidden states
-    stand in for features, a tenth of their distance from those: the terms of EAGLE
-    (arXiv 2401.15077), which weighs them the other way round.
+    The loss of a step is the cross entropy with the target's distribution. If the next step reads
+    its hidden states, a tenth of their smooth L1 distance from the target's features is added.
+    EAGLE (arXiv 2401.15077) has the same terms with the weights exchanged.
     """
     ids = windows[:, :-1]
     features, logits = target_features(target, ids)
@@ -66,7 +66,7 @@ def draft_loss(unroll: Unroll, head: nn.Module, target: LlamaModel, windows: Ten
 def accept_rates(
     unroll: Unroll, head: nn.Module, target: LlamaModel, windows: tuple[Tensor, ...]
 ) -> list[float]:
-    """Return for each draft step how often its first choice is the target's, on the true prefix."""
+    """Return how often each draft step's best token equals the target's, given the true prefix."""
     rates = []
     with torch.no_grad():
         for part in windows:
@@ -83,5 +83,5 @@ def accept_rates(
 
 
 def accept_length(rates: list[float]) -> float:
-    """Estimate tokens per verify step, the bonus token included: 1 + a1 + a1 a2 + ..."""
+    """Estimate the tokens per verify step, bonus included: 1 + a1 + a1 * a2 + ..."""
     return 1 + sum(accumulate(rates, mul))

@@ -1,4 +1,4 @@
-"""How each reference model is made, trained, kept and measured."""
+"""How each reference model is built, trained, saved and measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training.losses import (
 )
 from training.unroll import STEPS, eagle_drafts, mtp_drafts, standalone_drafts
 
-Facts = dict[str, object]
+Results = dict[str, object]
 
 TARGET = LlamaConfig(
     vocab_size=VOCAB_SIZE,
@@ -45,62 +45,62 @@ STANDALONE = replace(
 
 
 class Recipe(Protocol):
-    """What the command needs of a model; ``target`` is ``None`` only for the target itself."""
+    """Interface of a model to the command; ``target`` is ``None`` for the target itself."""
 
     config: LlamaConfig
     steps: int
 
     def build(self, target: LlamaModel | None) -> nn.Module:
-        """Make it, untrained."""
+        """Build the untrained model."""
 
     def loss(self, model: nn.Module, target: LlamaModel | None, windows: Tensor) -> Tensor:
-        """Return what one step minimises."""
+        """Return the training loss of a batch of windows."""
 
     def save(self, model: nn.Module, folder: Path) -> None:
-        """Write it."""
+        """Save the model to a folder."""
 
     def measure(
         self, folder: Path, target: LlamaModel | None, windows: tuple[Tensor, ...]
-    ) -> Facts:
-        """Tell how the saved weights do on held-out windows, in bfloat16."""
+    ) -> Results:
+        """Measure the saved weights on held-out windows, in bfloat16."""
 
 
 @dataclass(frozen=True)
 class WholeModel:
-    """A language model, which learns from text alone."""
+    """Recipe of a language model, trained on text alone."""
 
     config: LlamaConfig
     steps: int
 
     def build(self, target: LlamaModel | None) -> LlamaModel:
-        """Make it, untrained."""
+        """Build the untrained model."""
         del target
         return LlamaModel(self.config)
 
     def loss(self, model: LlamaModel, target: LlamaModel | None, windows: Tensor) -> Tensor:
-        """Return the loss of the next token."""
+        """Return the loss of next-token prediction."""
         del target
         return next_token_loss(model, windows)
 
     def save(self, model: LlamaModel, folder: Path) -> None:
-        """Write it."""
+        """Save the model to a folder."""
         reference.save_checkpoint(model, folder)
 
     def measure(
         self, folder: Path, target: LlamaModel | None, windows: tuple[Tensor, ...]
-    ) -> Facts:
-        """Tell bits per byte, and for a draft model how much of it the target accepts."""
+    ) -> Results:
+        """Measure bits per byte and, for a draft model, its acceptance by the target."""
         device = windows[0].device
         model = reference.load_checkpoint(folder, device=device, dtype=torch.bfloat16)
-        facts: Facts = {"held_out_bits_per_byte": round(held_out_bits(model, windows), 4)}
+        results: Results = {"held_out_bits_per_byte": round(held_out_bits(model, windows), 4)}
         if target is not None:
-            facts |= acceptance(standalone_drafts, model, target, windows)
-        return facts
+            results |= acceptance(standalone_drafts, model, target, windows)
+        return results
 
 
 @dataclass(frozen=True)
 class DraftHead:
-    """A head that borrows from a target and learns from its features and distributions."""
+    """Recipe of a draft head, trained on the features and distributions of its target."""
 
     config: LlamaConfig
     steps: int
@@ -109,7 +109,7 @@ class DraftHead:
     unroll: Unroll
 
     def build(self, target: LlamaModel) -> nn.Module:
-        """Make it, untrained."""
+        """Build the untrained model."""
         return self.kind(self.config, target)
 
     def loss(self, model: nn.Module, target: LlamaModel, windows: Tensor) -> Tensor:
@@ -117,18 +117,18 @@ class DraftHead:
         return draft_loss(self.unroll, model, target, windows)
 
     def save(self, model: EagleHead | MTPHead, folder: Path) -> None:
-        """Write it without what it borrows."""
+        """Save the head to a folder, without the weights of its target."""
         reference.save_draft_head(model, folder)
 
-    def measure(self, folder: Path, target: LlamaModel, windows: tuple[Tensor, ...]) -> Facts:
-        """Tell how much of it the target accepts."""
+    def measure(self, folder: Path, target: LlamaModel, windows: tuple[Tensor, ...]) -> Results:
+        """Measure the acceptance by the target."""
         return acceptance(self.unroll, self.loader(folder, target), target, windows)
 
 
 def acceptance(
     unroll: Unroll, head: nn.Module, target: LlamaModel, windows: tuple[Tensor, ...]
-) -> Facts:
-    """Return the facts of a draft model: the accept rate of each step, and the accept length."""
+) -> Results:
+    """Return the accept rate of each draft step and the accept length."""
     rates = accept_rates(unroll, head, target, windows)
     return {"accept_rates": rates, "accept_length": round(accept_length(rates), 2)}
 
@@ -141,4 +141,4 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "standalone": WholeModel(STANDALONE, 3000),
     }
 )
-"""In the order of training: the others draft for the target."""
+"""Recipes in the order of training: the target first, then its draft models."""

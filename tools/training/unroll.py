@@ -1,8 +1,8 @@
-"""Draft models run on known text as decoding runs them: S steps from every position at once.
+"""Draft models run on known text as in decoding: S draft steps from every position at once.
 
-Eagle heads meet their own hidden states this way, as in EAGLE-3's training (arXiv 2503.01840).
-Root r of a window is a request whose draft starts there. Draft step k = 1 .. S takes the token at
-r + k and predicts the one after it, which the target predicts from its feature at r + k.
+EAGLE heads read their own hidden states this way, as in the training of EAGLE-3 (arXiv 2503.01840).
+Root r of a window is a position at which a draft starts. Draft step k = 1 .. S takes the token at
+r + k and predicts the next one, which the target predicts from its feature at r + k.
 
 Shape letters: B windows, L tokens of each, R = L - S roots, T = B x R rows, H hidden, V vocabulary,
 N query heads, M key and value heads, D head dim.
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 class Draft(NamedTuple):
-    """One draft step from every root: logits [B, R, V], and [B, R, H] where a step feeds on it."""
+    """One draft step from every root: logits [B, R, V] and, if needed, hidden states [B, R, H]."""
 
     logits: Tensor
     hidden: Tensor | None = None
@@ -32,8 +32,8 @@ class Draft(NamedTuple):
 class UnrolledAttention:
     """An ``attend`` for the S calls of one layer that drafts from every root.
 
-    In step k a root sees what decoding would have in its cache: the rows of step 1 up to its own,
-    which had the target's features, and its own rows of steps 2 .. k.
+    In step k, a root attends to the rows that its KV cache would contain in decoding: the rows of
+    step 1 up to its own, and its own rows of steps 2 to k.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -42,8 +42,8 @@ class UnrolledAttention:
         self._values: list[Tensor] = []
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend in the next step: [T, N, D] and twice [T, M, D] to [T, N, D]."""
-        del layer  # there is one
+        """Attend in the next step: query [T, N, D], key and value [T, M, D] to [T, N, D]."""
+        del layer  # there is only one
         groups = query.shape[1] // key.shape[1]
         self._keys.append(self._heads_first(key.repeat_interleave(groups, 1)))
         self._values.append(self._heads_first(value.repeat_interleave(groups, 1)))
@@ -61,13 +61,13 @@ class UnrolledAttention:
 
 
 def visible(roots: int, step: int, device: torch.device) -> Tensor:
-    """Return which rows of steps 1 .. ``step`` each root sees: bool [R, step x R]."""
+    """Return the mask of the rows of steps 1 to ``step`` per root, bool [R, step * R]."""
     own = torch.eye(roots, dtype=torch.bool, device=device)
     return torch.cat((torch.ones_like(own).tril(), *[own] * (step - 1)), dim=1)
 
 
 def eagle_drafts(head: EagleHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:
-    """Yield the S steps of an Eagle head, each fed with the last one's hidden states.
+    """Yield the S steps of an EAGLE head; each reads the hidden states of the one before.
 
     Shapes:
         ids: [B, L] int64.
@@ -83,7 +83,7 @@ def eagle_drafts(head: EagleHead, ids: Tensor, features: Tensor) -> Iterator[Dra
 
 
 def mtp_drafts(head: MTPHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:
-    """Yield the S steps of MTP layers; arguments as of ``eagle_drafts``."""
+    """Yield the S steps of MTP layers; arguments as for ``eagle_drafts``."""
     attend, positions = causal_attend(len(ids), ids.shape[1] - STEPS), positions_of(ids)
 
     def run(step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def mtp_drafts(head: MTPHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:
 
 
 def standalone_drafts(model: LlamaModel, ids: Tensor, features: Tensor) -> Iterator[Draft]:
-    """Yield the S steps of a whole model, which leaves ``features`` aside."""
+    """Yield the S steps of a language model, which does not use ``features``."""
     del features
     logits = full_logits(model, ids[:, 1:])
     for step in range(STEPS):
@@ -104,7 +104,7 @@ def standalone_drafts(model: LlamaModel, ids: Tensor, features: Tensor) -> Itera
 def chain(
     run: Callable[[int, Tensor, Tensor], Tensor], ids: Tensor, features: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield each step and the hidden states [T, H] of ``run(step, tokens, hidden)`` in it."""
+    """Call ``run(step, tokens, hidden)`` S times; yield each step and its hidden states [T, H]."""
     roots = ids.shape[1] - STEPS
     hidden = features[:, :roots].flatten(0, 1)
     for step in range(STEPS):
@@ -113,7 +113,7 @@ def chain(
 
 
 def positions_of(ids: Tensor) -> Tensor:
-    """Return the roots' own positions, [T]."""
+    """Return the positions of the roots, [T]."""
     return torch.arange(ids.shape[1] - STEPS, device=ids.device).repeat(len(ids))
 
 

@@ -1,15 +1,23 @@
-"""Small random models and draft heads, checkpoints that transformers wrote, and the tools."""
+"""Small random models, draft heads, checkpoint folders, and the training tool."""
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.reference import (
+    Eagle3Head,
+    EagleHead,
+    LlamaConfig,
+    LlamaModel,
+    MTPHead,
+    save_checkpoint,
+)
 
 SIZES = {
     "vocab_size": 96,
@@ -81,7 +89,7 @@ def build(kind):
 
 @pytest.fixture
 def hf_model():
-    """Return a function from a kind to transformers' model with every parameter random."""
+    """``hf_model(kind)``: a transformers model with random parameters."""
 
     def make(kind):
         torch.manual_seed(0)
@@ -95,9 +103,10 @@ def hf_model():
 
 
 @pytest.fixture
-def checkpoint(hf_model, tmp_path):
-    """A Llama checkpoint folder, to be damaged."""
-    hf_model("llama").save_pretrained(tmp_path)
+def checkpoint(tmp_path):
+    """A Llama checkpoint folder that a test may damage."""
+    config = replace(TARGET, num_hidden_layers=3, tie_word_embeddings=False)
+    save_checkpoint(LlamaModel(config), tmp_path)
     return tmp_path
 
 
@@ -107,7 +116,7 @@ def ids():
 
 
 def randomised(module):
-    """Make every parameter random, norms around 1, and take no gradients."""
+    """Draw random parameters, norms around 1, without gradients."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
@@ -116,7 +125,7 @@ def randomised(module):
 
 @pytest.fixture
 def target():
-    """A random model that draft heads can borrow from."""
+    """A random target for draft heads."""
     torch.manual_seed(0)
     return randomised(LlamaModel(TARGET))
 
@@ -136,7 +145,7 @@ def mtp(target):
 
 @pytest.fixture
 def eagle3(target):
-    """A head with a vocabulary of its own: every third token of the target's."""
+    """A head whose draft vocabulary is every third token of the target's."""
     torch.manual_seed(3)
     head = randomised(Eagle3Head(HEAD, target, draft_vocab_size=32))
     head.d2t.copy_(2 * torch.arange(32))
@@ -145,7 +154,7 @@ def eagle3(target):
 
 @pytest.fixture(scope="session")
 def tool():
-    """The training command as a module, its folder on the path as when it is run."""
+    """The training command as a module, with its folder on the path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(TOOLS)
         yield importlib.import_module("train_reference")
@@ -153,6 +162,6 @@ def tool():
 
 @pytest.fixture(scope="session")
 def training(tool):
-    """The command's parts by name."""
+    """The modules of the training command by name."""
     names = ("corpus", "loop", "losses", "recipes", "unroll")
     return SimpleNamespace(**{name: importlib.import_module(f"training.{name}") for name in names})

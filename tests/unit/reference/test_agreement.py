@@ -102,7 +102,7 @@ def test_state_dict_loads_one_to_one(kind, hf_model):
     )
 
 
-def test_a_head_stored_beside_its_twin_is_taken(hf_model, tmp_path, ids):
+def test_a_stored_head_equal_to_the_tied_embedding_is_accepted(hf_model, tmp_path, ids):
     from safetensors.torch import load_file, save_file
 
     model = hf_model("llama-tied-bias")

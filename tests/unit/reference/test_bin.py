@@ -1,4 +1,4 @@
-"""Weights in PyTorch's own format: read without running anything, or refused."""
+"""Weight files of ``torch.save``: loaded without executing code, or refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def to_bin(folder):
 
 @pytest.fixture
 def folder(eagle, tmp_path):
-    """An Eagle head as most are published."""
+    """An EAGLE head in the format of most published ones."""
     save_draft_head(eagle, tmp_path)
     to_bin(tmp_path)
     return tmp_path
@@ -43,15 +43,15 @@ def test_cut_short(keep, folder, target):
     refused(folder, target, "is not a file of PyTorch tensors")
 
 
-class Intruder:
-    """What unpickling without care would run."""
+class Payload:
+    """Calls a function when it is unpickled."""
 
     def __reduce__(self):
-        return pytest.fail, ("it ran",)
+        return pytest.fail, ("unpickling ran code",)
 
 
 def test_code_is_not_run(eagle, folder, target):
-    torch.save(eagle.state_dict() | {"intruder": Intruder()}, folder / BIN)
+    torch.save(eagle.state_dict() | {"payload": Payload()}, folder / BIN)
     refused(folder, target, "is not a file of PyTorch tensors")
 
 
@@ -61,13 +61,13 @@ def test_more_than_tensors(stored, folder, target):
     refused(folder, target, "must contain a dict from names to tensors")
 
 
-def test_safetensors_go_first(eagle, folder, target):
+def test_safetensors_are_preferred(eagle, folder, target):
     save_draft_head(eagle, folder)
     (folder / BIN).write_bytes(b"not read")
     load_eagle_head(folder, target)
 
 
-def test_whole_models_come_so_too(target, tmp_path):
+def test_whole_models_load_from_it(target, tmp_path):
     save_checkpoint(target, tmp_path)
     to_bin(tmp_path)
     loaded = load_checkpoint(tmp_path)

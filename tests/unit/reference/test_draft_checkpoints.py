@@ -1,4 +1,4 @@
-"""Draft heads from local folders: what is read, and what is refused."""
+"""Draft heads from local folders: loading and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOADERS = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "mtp": load_mtp
 
 
 def write(folder, state, config, **more):
-    """A folder as others publish it."""
+    """Write a folder as published checkpoints have it."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config.to_dict() | more))
     save_file(state, folder / "model.safetensors")
@@ -59,7 +59,7 @@ def mtp_folder(mtp, tmp_path):
 
 
 def to_bin(folder):
-    """Turn a folder's safetensors into PyTorch's own format."""
+    """Convert a folder's safetensors to ``torch.save`` format."""
     path = folder / "model.safetensors"
     torch.save(load_file(path), folder / "pytorch_model.bin")
     path.unlink()
@@ -192,7 +192,12 @@ def test_tensors(kind, changes, match, is_bin, target, request):
 
 
 def test_each_eagle_names_the_other(eagle_folder, eagle3_folder, target):
-    refused(load_eagle_head, eagle3_folder, target, "an EAGLE3 head, not an EAGLE head. Use load_eagle3_head")
+    refused(
+        load_eagle_head,
+        eagle3_folder,
+        target,
+        "an EAGLE3 head, not an EAGLE head. Use load_eagle3_head",
+    )
     refused(load_eagle3_head, eagle_folder, target, "has no .*midlayer")
 
 

@@ -1,4 +1,4 @@
-"""Eagle, EAGLE-3 and MTP heads: published layouts, their arithmetic, and what they only borrow."""
+"""EAGLE, EAGLE-3 and MTP heads: published layouts, arithmetic, and weights of the target."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def norm(x, weight):
     return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight
 
 
-def turned(heads):
-    """Rotary embedding [T, heads, 24] at positions 0 .. T - 1, as complex numbers."""
+def rotated(heads):
+    """Rotate [T, heads, 24] at positions 0 to T - 1, with complex numbers."""
     frequencies = 500.0 ** (-torch.arange(12) / 12)
     angles = torch.arange(len(heads))[:, None, None] * frequencies
     pairs = torch.complex(heads[..., :12], heads[..., 12:]) * torch.exp(1j * angles)
@@ -60,8 +60,8 @@ def turned(heads):
 
 
 def attention(state, x):
-    query = turned((x @ state["self_attn.q_proj.weight"].T).view(-1, 4, 24))
-    key = turned((x @ state["self_attn.k_proj.weight"].T).view(-1, 2, 24))
+    query = rotated((x @ state["self_attn.q_proj.weight"].T).view(-1, 4, 24))
+    key = rotated((x @ state["self_attn.k_proj.weight"].T).view(-1, 2, 24))
     value = (x @ state["self_attn.v_proj.weight"].T).view(-1, 2, 24)
     out = torch.empty_like(query)
     for head in range(4):
@@ -72,7 +72,7 @@ def attention(state, x):
 
 
 def decoded(state, attended, residual):
-    """The rest of a layer after its attention's input."""
+    """Compute a layer from the input of its attention."""
     hidden = residual + attention(state, attended)
     x = norm(hidden, state["post_attention_layernorm.weight"])
     gate, up = (x @ state[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
@@ -98,7 +98,7 @@ def test_layout_as_published(name, expected, request):
     assert layout(request.getfixturevalue(name)) == expected
 
 
-def test_layout_of_what_only_some_files_hold(target, eagle):
+def test_layout_with_optional_tensors(target, eagle):
     bigger = EagleHead(eagle.config, target, fc_bias=True, has_embedding=True)
     assert layout(bigger) == EAGLE | {"fc.bias": (64,), "embed_tokens.weight": (96, 64)}
     biased = EagleHead(replace(eagle.config, attention_bias=True), target)
@@ -178,7 +178,7 @@ def test_attend_gets_the_layer_number(eagle, eagle3, mtp, rows):
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
-def test_the_target_is_borrowed_not_owned(name, target, request):
+def test_heads_do_not_own_the_target(name, target, request):
     head = request.getfixturevalue(name)
     theirs = {id(parameter) for parameter in target.parameters()}
     assert not theirs & {id(parameter) for parameter in head.parameters()}
@@ -188,7 +188,7 @@ def test_the_target_is_borrowed_not_owned(name, target, request):
     assert {parameter.dtype for parameter in target.parameters()} == {torch.float32}
 
 
-def test_what_the_target_does_later_is_seen(eagle, target, rows):
+def test_heads_follow_changes_of_the_target(eagle, target, rows):
     before = eagle(*rows)
     target.to(torch.float64)
     eagle.to(torch.float64)
@@ -202,7 +202,7 @@ def test_what_the_target_does_later_is_seen(eagle, target, rows):
 @pytest.mark.parametrize(
     ("field", "value", "allowed"), [("hidden_size", 32, 64), ("vocab_size", 97, 96)]
 )
-def test_what_is_shared_must_agree(kind, field, value, allowed, eagle, target):
+def test_shared_sizes_must_agree(kind, field, value, allowed, eagle, target):
     sentence = f"has {field} {value}, but its target has {allowed}"
     with pytest.raises(ConfigError, match=sentence) as caught:
         kind(replace(eagle.config, **{field: value}), target)
@@ -231,7 +231,7 @@ def test_no_rows_narrow_ids_and_bfloat16(eagle, mtp, target, rows):
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
 def test_nothing_depends_on_values(name, target, request):
-    """Meta tensors have none: a host synchronisation or a data-dependent shape would raise."""
+    """Meta tensors have no values: host synchronisations and data-dependent shapes raise."""
     head = request.getfixturevalue(name).to("meta")
     target.to("meta")
     ids = torch.zeros(6, dtype=torch.long, device="meta")

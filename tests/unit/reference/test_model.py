@@ -1,4 +1,4 @@
-"""The model's half of the bargain: flat tokens, the caller's attention, nothing on the host."""
+"""The model: flat tokens, attention by the caller, no host synchronisation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_causal_attend_keeps_requests_and_the_future_apart(model, ids):
     assert not torch.equal(after[0, 20], before[0, 20])
 
 
-def test_embeddings_stand_in_for_ids(model):
+def test_embeddings_replace_ids(model):
     ids, positions, attend = torch.arange(6), torch.arange(6), causal_attend(2, 3)
     expected = model(ids, positions, attend)
     embeds = model.model.embed_tokens(ids)
@@ -108,7 +108,7 @@ def test_int32_inputs_and_no_tokens(model):
 
 
 def test_nothing_depends_on_values(model):
-    """Meta tensors have none: a host synchronisation or a data-dependent shape would raise."""
+    """Meta tensors have no values: host synchronisations and data-dependent shapes raise."""
     ids = torch.zeros(6, dtype=torch.long, device="meta")
     hidden = model.to("meta")(ids, ids, causal_attend(2, 3))
     assert model.logits(hidden).shape == (6, 96)

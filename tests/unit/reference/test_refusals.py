@@ -1,4 +1,4 @@
-"""Every checkpoint that cannot be taken is refused on one line that names the culprit."""
+"""Invalid checkpoints are refused with one line that names the cause."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_config_values(change, match):
     assert "\n" not in str(caught.value)
 
 
-def test_absent_keys_mean_what_transformers_takes_them_for():
+def test_absent_keys_have_the_defaults_of_transformers():
     config = LlamaConfig.from_dict(CONFIG)
     assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
     assert not config.tie_word_embeddings
@@ -83,7 +83,7 @@ def test_absent_keys_mean_what_transformers_takes_them_for():
     )
 
 
-def test_qwen2_has_its_own_biases_whatever_the_key_says():
+def test_qwen2_ignores_attention_bias():
     config = LlamaConfig.from_dict(CONFIG | {"model_type": "qwen2", "attention_bias": True})
     assert (config.attention_bias, config.output_bias) == (True, False)
     assert LlamaConfig.from_dict(CONFIG | {"model_type": "qwen2"}) == config

@@ -1,4 +1,4 @@
-"""The weights that ship: small enough, loadable, and drafts that their target accepts."""
+"""The shipped weights: their size, their dtype, and the acceptance of their drafts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOLDERS = {
 }
 
 
-def test_nothing_else_ships():
+def test_no_other_files_ship():
     root = FOLDERS["target"].parent
     assert {folder.name for folder in root.iterdir()} == set(FOLDERS)
     for folder in FOLDERS.values():

@@ -1,4 +1,4 @@
-"""tools/train_reference.py, on a few files and for a few steps."""
+"""tools/train_reference.py on a few files, for a few steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(tool, source):
     return train
 
 
-def facts_of(folder):
+def results_of(folder):
     return json.loads((folder / "training.json").read_text())
 
 
@@ -65,21 +65,21 @@ def test_the_split_is_by_name_and_in_order(training, source):
 
 
 def test_too_little_source(training, tmp_path):
-    with pytest.raises(SystemExit, match="too little source"):
+    with pytest.raises(SystemExit, match="bytes of held-out source"):
         training.corpus.read_corpus(tmp_path, held_out=True)
 
 
 def test_the_target_alone(run, training, tmp_path, capsys):
     out = run(tmp_path, "--steps", "3", "--batch", "2", "--seed", "5")
-    facts = facts_of(out / "target")
-    assert facts["steps"] == 3
-    assert facts["tokens"] == 3 * 2 * 512
-    assert facts["seed"] == 5
-    assert facts["torch"] == torch.__version__
-    assert 2 < facts["held_out_bits_per_byte"] < 7.9, "untrained is 8"
+    results = results_of(out / "target")
+    assert results["steps"] == 3
+    assert results["tokens"] == 3 * 2 * 512
+    assert results["seed"] == 5
+    assert results["torch"] == torch.__version__
+    assert 2 < results["held_out_bits_per_byte"] < 7.9, "untrained is 8"
     captured = capsys.readouterr()
     last = captured.out.splitlines()[-1]
-    bits = facts["held_out_bits_per_byte"]
+    bits = results["held_out_bits_per_byte"]
     assert last.startswith(f"target: held_out_bits_per_byte {bits}, seed 5")
     assert "step 3/3 loss" in captured.err
     assert load_checkpoint(out / "target").config == training.recipes.TARGET
@@ -97,11 +97,11 @@ def test_the_target_alone(run, training, tmp_path, capsys):
 def test_a_draft_model_for_the_shipped_target(name, load, size, run, training, tmp_path, capsys):
     folder = run(tmp_path, "--model", name, "--steps", "2") / name
     assert [path.name for path in tmp_path.iterdir() if path.name in MODELS] == [name]
-    facts = facts_of(folder)
-    assert len(facts["accept_rates"]) == 3
-    expected = training.losses.accept_length(facts["accept_rates"])
-    assert facts["accept_length"] == pytest.approx(expected, abs=0.005)
-    assert 1 <= facts["accept_length"] <= 4
+    results = results_of(folder)
+    assert len(results["accept_rates"]) == 3
+    expected = training.losses.accept_length(results["accept_rates"])
+    assert results["accept_length"] == pytest.approx(expected, abs=0.005)
+    assert 1 <= results["accept_length"] <= 4
     assert "accept_rates [" in capsys.readouterr().out
     head = load(folder, load_checkpoint(default_checkpoint()))
     assert head.config == training.recipes.RECIPES[name].config
@@ -110,18 +110,18 @@ def test_a_draft_model_for_the_shipped_target(name, load, size, run, training, t
     assert dtypes == "bfloat16"
 
 
-def test_all_of_them_draft_for_the_new_target(run, tool, tmp_path, monkeypatch):
-    made = []
-    make = tool.make
+def test_all_models_draft_for_the_new_target(run, tool, tmp_path, monkeypatch):
+    calls = []
+    train_model = tool.train_model
 
     def spy(name, target, *rest):
-        made.append((name, target))
-        return make(name, target, *rest)
+        calls.append((name, target))
+        return train_model(name, target, *rest)
 
-    monkeypatch.setattr(tool, "make", spy)
+    monkeypatch.setattr(tool, "train_model", spy)
     run(tmp_path, "--model", "all", "--steps", "1")
-    fresh = tmp_path / "target"
-    assert made == [("target", None), ("eagle", fresh), ("mtp", fresh), ("standalone", fresh)]
+    new = tmp_path / "target"
+    assert calls == [("target", None), ("eagle", new), ("mtp", new), ("standalone", new)]
     assert all((tmp_path / name / "training.json").is_file() for name in MODELS)
 
 

@@ -1,4 +1,4 @@
-"""The training's parts: unrolled drafts line up with decoding, and losses with their definition."""
+"""Training: unrolled drafts equal those of decoding, and losses match their definitions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cache:
 
 
 class Recorder:
-    """A head that returns what it was fed plus 1 and remembers how it was called."""
+    """A head that returns its input plus 1 and records its calls."""
 
     def __init__(self):
         self.calls = []
@@ -55,7 +55,7 @@ class Recorder:
 
 
 def test_every_root_is_fed_as_the_shift_says(training):
-    """Token and feature of position p are p themselves, in window b 100 b more."""
+    """Token and feature of position p in window b are p + 100 b."""
     ids = torch.arange(10) + torch.tensor([[0], [100]])
     features = ids[..., None].float()
     roots = torch.arange(7).repeat(2)
@@ -70,7 +70,9 @@ def test_every_root_is_fed_as_the_shift_says(training):
             assert step == ([] if position_step else [k])
             window = 100 * torch.arange(2).repeat_interleave(7)
             assert torch.equal(tokens, roots + window + k + 1)
-            assert torch.equal(hidden[:, 0], (roots + window + k).float()), "fed back after step 1"
+            assert torch.equal(hidden[:, 0], (roots + window + k).float()), (
+                "the last result after step 1"
+            )
             assert torch.equal(positions, roots + position_step * k)
         assert all(draft.logits.shape == (2, 7, 1) for draft in drafts)
 
@@ -124,7 +126,7 @@ def test_features_and_logits_are_the_targets(training, target, ids):
 
 
 class Oracle:
-    """Draft steps that predict just what the target does; ``late`` shifts them by one position."""
+    """Draft steps that predict what the target does, shifted by ``late`` positions."""
 
     def __init__(self, training, target, *, late=0):
         self.late, self.make = late, training.losses.target_features
@@ -179,7 +181,7 @@ def test_heads_learn_and_the_target_does_not(name, training):
     windows = torch.randint(256, (1, 33))
     first = recipe.loss(head, target, windows).item()
     training.loop.optimise(
-        list(head.parameters()), lambda: recipe.loss(head, target, windows), 30, math.inf
+        list(head.parameters()), lambda: recipe.loss(head, target, windows), 12, math.inf
     )
     assert recipe.loss(head, target, windows).item() < first - 0.1
     for key, tensor in target.state_dict().items():

@@ -1,0 +1,71 @@
+"""A target whose hidden states are labels, and a draft model that errs depending on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphkit.attention import PagedAttention
+from graphkit.reference import LlamaModel, VerifyForward
+from graphkit.runners import ForwardOutput
+
+
+def labels_of(tokens: torch.Tensor, positions: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return hidden states, shaped as ``like``, that contain each row's token and position."""
+    labels = torch.stack((tokens, positions), 1).to(like.dtype)
+    return torch.nn.functional.pad(labels, (0, like.shape[1] - 2))
+
+
+def with_errors(logits: torch.Tensor, labels: torch.Tensor, topk: int) -> torch.Tensor:
+    """Return logits whose best token is swapped with one of lower rank, in a third of all rows.
+
+    In a sixth of the rows it is not among the K best, in another sixth the last of them. The labels
+    determine the rows, so that a hidden state of a wrong row causes different errors.
+    """
+    kind = (3 * labels[:, 0] + 5 * labels[:, 1]).long() % 6
+    rank = torch.where(kind == 0, topk, torch.where(kind == 1, topk - 1, 0))[:, None]
+    values, tokens = logits.topk(topk + 1)
+    logits = logits.scatter(1, tokens[:, :1], values.gather(1, rank))
+    return logits.scatter(1, tokens.gather(1, rank), values[:, :1])
+
+
+class LabellingForward(VerifyForward):
+    """The target, with labels as hidden states."""
+
+    def __call__(self, inputs: Any) -> ForwardOutput:
+        output = super().__call__(inputs)
+        assert output.hidden_states is not None, "the target returns hidden states"
+        labels = labels_of(inputs.input_ids, inputs.positions, output.hidden_states)
+        return ForwardOutput(next_token_logits=output.next_token_logits, hidden_states=labels)
+
+
+class ErringForward:
+    """A draft model with the target's weights and with errors that its labels determine.
+
+    The labels are its input hidden states or, without these, its own tokens and positions.
+
+    Args:
+        layer: Index in a chain of such models, which share a KV pool of consecutive layers.
+    """
+
+    def __init__(
+        self, model: LlamaModel, attention: PagedAttention, topk: int, layer: int = 0
+    ) -> None:
+        self._model, self._attention, self._topk = model, attention, topk
+        self._first_layer = layer * model.config.num_hidden_layers
+
+    def __call__(self, inputs: Any) -> ForwardOutput:
+        def attend(layer: int, *qkv: torch.Tensor) -> torch.Tensor:
+            layer += self._first_layer
+            return self._attention.attend(layer, *qkv, inputs.out_cache_loc, inputs.attention)
+
+        hidden = self._model(inputs.input_ids, inputs.positions, attend)
+        logits, labels = self._model.logits(hidden), inputs.hidden_states
+        if labels is None:
+            labels = labels_of(inputs.input_ids, inputs.positions, hidden)
+            return ForwardOutput(next_token_logits=with_errors(logits, labels, self._topk))
+        return ForwardOutput(
+            next_token_logits=with_errors(logits, labels, self._topk),
+            hidden_states=labels_of(inputs.input_ids, labels[:, 1] + 1, hidden),
+        )
