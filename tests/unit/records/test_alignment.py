@@ -1,9 +1,8 @@
-"""As many places as can be are paired, in order."""
+"""Equal keys are paired in order, as many as possible."""
 
 from __future__ import annotations
 
 import itertools
-import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ def most_pairs(before, after):
     return row[-1]
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(deadline=None, derandomize=True, max_examples=150)
 @given(sequence, sequence)
 def test_pairs_are_equal_in_order_and_as_many_as_can_be(before, after):
     pairs = align(before, after)
@@ -38,14 +37,28 @@ def test_what_was_put_in_between_is_the_only_thing_without_a_pair():
     assert align(layers, more) == [(i, i + (i >= 602)) for i in range(1200)]
 
 
-def test_equal_layers_with_many_insertions_take_no_time():
-    layers = ["norm", "gemm", "reduce", "gelu"] * 750
-    more = [key for layer in range(750) for key in ("norm", "gemm", "reduce", "reduce", "gelu")]
-    start = time.process_time()
-    assert len(align(layers, more)) == len(layers)
-    assert time.process_time() - start < 3
+class CountedKey(str):
+    """A key that counts comparisons."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+    comparisons = 0
+
+    def __eq__(self, other):
+        CountedKey.comparisons += 1
+        return str.__eq__(self, other)
 
 
-def test_what_has_nothing_to_do_with_each_other_is_not_paired_by_force():
-    assert align(list(range(4000)), list(reversed(range(4000)))) == []
+def test_the_work_grows_with_the_square_of_the_insertions_alone():
+    """Not with the product of the lengths, here 800,000, though few keys repeat often."""
+    names, num_layers = ("norm", "gemm", "reduce", "reduce", "gelu"), 200
+    after = [CountedKey(name) for _ in range(num_layers) for name in names]
+    before = [key for at, key in enumerate(after) if at % 5 != 3]
+    CountedKey.comparisons = 0
+    assert len(align(before, after)) == len(before)
+    assert CountedKey.comparisons < len(after) + 2 * num_layers**2
+
+
+def test_unrelated_sequences_are_not_paired():
+    assert align(list(range(1600)), list(reversed(range(1600)))) == []
     assert align(["a"] * 5, ["b"] * 5) == []
