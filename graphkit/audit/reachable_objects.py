@@ -33,18 +33,22 @@ class Container:
         prefix: Name of the object that the values belong to.
         values: The dict, by reference.
         keep: Selects keys.
+        name_format: Format of a full name, from prefix and key.
     """
 
-    name_format = "{}.{}"
-
     def __init__(
-        self, prefix: str, values: dict[Any, Any], keep: Callable[[Any], bool] = lambda _key: True
+        self,
+        prefix: str,
+        values: dict[Any, Any],
+        keep: Callable[[Any], bool] = lambda _key: True,
+        name_format: str = "{}.{}",
     ) -> None:
-        self._prefix, self._values, self._keep = prefix, values, keep
+        self._prefix, self._values = prefix, values
+        self._keep, self._name_format = keep, name_format
 
     def name(self, key: Any) -> str:
         """Return the full name of a value."""
-        return self.name_format.format(self._prefix, key)
+        return self._name_format.format(self._prefix, key)
 
     def read(self) -> dict[Any, Any]:
         """Return the current values by key."""
@@ -60,19 +64,11 @@ class Container:
                 self._values[key] = value
 
 
-class _DictItems(Container):
-    """Items of a user's dict."""
-
-    name_format = "{}[{!r}]"
-
-
 class _ListItems(Container):
     """Items of a list or a tuple."""
 
-    name_format = "{}[{}]"
-
     def __init__(self, prefix: str, items: list[Any] | tuple[Any, ...]) -> None:
-        super().__init__(prefix, {})
+        super().__init__(prefix, {}, name_format="{}[{}]")
         self._items = items
 
     def read(self) -> dict[Any, Any]:
@@ -170,7 +166,7 @@ def _containers(name: str, value: Any) -> Iterator[Container]:
     elif isinstance(value, partial):
         yield Container(name, {"func": value.func, "args": value.args, "keywords": value.keywords})
     elif isinstance(value, dict):
-        yield _DictItems(name, value)
+        yield Container(name, value, name_format="{}[{!r}]")
     elif isinstance(value, (list, tuple)):
         yield _ListItems(name, value)
     else:

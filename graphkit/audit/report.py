@@ -82,8 +82,9 @@ def audit_target(
         audit_misses(target, log, modes=modes, device=device)
     progress(len(all_modes), len(all_modes), "audited")
     if lock is not None:
-        names = {mode.name for mode in all_modes} if modes else None
-        check_lock(_lock_of_modes(lock, names), lock_of(target.name, graphs, here), log)
+        names = {mode.name for mode in modes or ()}
+        locked = tuple(graph for graph in lock.graphs if not names or graph.mode in names)
+        check_lock(replace(lock, graphs=locked), lock_of(target.name, graphs, here), log)
     return AuditReport(
         target=target.name,
         backend=backend.name,
@@ -121,13 +122,6 @@ def representative_sizes(target: CaptureTarget) -> list[int]:
     """Return the smallest, a middle and the largest size of a target, to represent all."""
     table = SizeTable(target.sizes.max_batch_size, target.batch_sizes)
     return sorted({table.sizes[0], table.fit(max(table.largest // 8, 1)), table.largest})
-
-
-def _lock_of_modes(lock: LockRecord, modes: Collection[str] | None) -> LockRecord:
-    """Return a lock of some modes; ``None`` keeps all."""
-    if modes is None:
-        return lock
-    return replace(lock, graphs=tuple(graph for graph in lock.graphs if graph.mode in modes))
 
 
 def _names(only: Collection[str] | None) -> Collection[str]:
