@@ -1,4 +1,4 @@
-"""Halving by switched-off nodes, on graphs of a made-up device whose nodes add to host memory."""
+"""Tests of the search by switched-off nodes, on simulated graphs that add to host memory."""
 
 # ruff: noqa: N802 - names of the bindings
 from __future__ import annotations
@@ -19,7 +19,7 @@ NODES, REFRESHING, SIZE = 9, 3, 64
 
 
 class Graph:
-    """Node i adds ``steps[i]`` to byte ``i % 4`` of its pool; the first three are the refresh."""
+    """A graph whose node i adds ``steps[i]`` to byte ``i % 4`` of its pool, after a refresh."""
 
     def __init__(self, steps, kinds=("kernel",) * NODES, size=SIZE):
         self.steps, self.pool = steps, torch.full((size,), 9, dtype=torch.uint8)
@@ -44,7 +44,7 @@ class Graph:
 
 
 class Bindings:
-    """What ``cuda.bindings.runtime`` answers about such graphs."""
+    """Simulates ``cuda.bindings.runtime`` for such graphs."""
 
     def cudaGraphExec_t(self, graph):
         return graph
@@ -62,7 +62,7 @@ class Bindings:
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch):
-    """``device(*graphs)``: the allocator knows their pools."""
+    """Return ``device(*graphs)``, which adds their pools to the allocator."""
     pools = []
     monkeypatch.setattr(prefixes, "runtime", Bindings)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -87,16 +87,16 @@ def found(graphs):
 
 
 @pytest.mark.parametrize("wrong", range(REFRESHING, NODES))
-def test_the_node_that_does_something_else_is_found(device, wrong):
+def test_the_first_node_that_writes_another_value_is_found(device, wrong):
     steps = list(range(1, NODES + 1))
     graph, now = Graph(steps), Graph([*steps[:wrong], 100, *steps[wrong + 1 :]])
     device(graph, now)
     assert found((graph, now)) == wrong
     assert len(graph.runs) <= 1 + math.ceil(math.log2(NODES))
-    assert min(graph.runs) >= REFRESHING  # what takes the batch always runs
+    assert min(graph.runs) >= REFRESHING  # the refresh always runs
 
 
-def test_afterwards_all_is_as_it_was(device):
+def test_nodes_and_memory_are_restored(device):
     graph, now = Graph([1] * NODES), Graph([1] * (NODES - 1) + [2])
     device(graph, now)
     found((graph, now))
@@ -105,7 +105,7 @@ def test_afterwards_all_is_as_it_was(device):
     assert (graph.pool == 9).all()
 
 
-def test_afterwards_all_is_as_it_was_also_if_a_replay_fails(device):
+def test_nodes_and_memory_are_restored_after_a_failed_replay(device):
     graph, now = Graph([1] * NODES), Graph([1] * NODES)
     device(graph, now)
 
@@ -120,15 +120,15 @@ def test_afterwards_all_is_as_it_was_also_if_a_replay_fails(device):
     assert (graph.pool == 9).all()
 
 
-def test_graphs_that_do_the_same_have_no_such_node(device):
+def test_equal_graphs_have_no_such_node(device):
     graph, now = Graph([1] * NODES), Graph([1] * NODES)
     device(graph, now)
-    now.pool.fill_(77)  # what nobody writes does not count
+    now.pool.fill_(77)  # memory that no node writes is ignored
     assert found((graph, now)) is None
 
 
 class Rounding(Graph):
-    """Its pool is float32. Node 4 leaves sums that are rounded otherwise each time."""
+    """A graph with a float32 pool, whose node 4 rounds differently in each replay."""
 
     def run(self):
         super().run()
@@ -140,7 +140,7 @@ class Rounding(Graph):
             numbers[120:] = self.steps[6]
 
 
-def test_a_large_difference_is_told_from_rounding_of_every_number(device):
+def test_a_large_difference_is_found_despite_rounding_of_many_numbers(device):
     graph, now = (Rounding([1] * 6 + [step] + [1] * 2, size=512) for step in (1, 2))
     device(graph, now)
     nodes = tuple(g.nodes for g in (graph, now))
@@ -150,14 +150,14 @@ def test_a_large_difference_is_told_from_rounding_of_every_number(device):
     assert first_memory_difference((graph, now), nodes, run, CPU, torch.float32) is None
 
 
-def test_graphs_of_other_nodes_are_not_compared(device):
+def test_graphs_of_different_nodes_are_not_compared(device):
     graph, now = Graph([1] * NODES), Graph([1] * NODES)
     device(graph, now)
     with pytest.raises(Incomparable, match="have different nodes"):
         first_memory_difference((graph, now), (graph.nodes, now.nodes[:-1]), lambda g: g.run(), CPU)
 
 
-def test_a_chain_is_searched_as_one(device):
+def test_a_sequence_of_graphs_is_searched_as_one(device):
     graph, now = Graph([1] * NODES), Graph([1] * 6 + [5] + [1] * 2)
     device(graph, now)
     parts = []
@@ -172,7 +172,7 @@ def test_a_chain_is_searched_as_one(device):
 
 
 class _Window:
-    """A part of a list, written in place."""
+    """A slice of a list that writes to the list."""
 
     def __init__(self, items, begin):
         self._items, self._begin = items, begin
@@ -196,7 +196,7 @@ def test_events_need_not_be_switched_off(device):
     assert found((graph, now)) == NODES - 1
 
 
-def test_pools_that_are_laid_out_otherwise(device):
+def test_pools_with_different_layouts(device):
     graph, now = Graph([1] * NODES), Graph([1] * NODES)
     device(graph, now)
     other = Pointer(address=now.pool.data_ptr() + 40, memory="pool", name="pool")
@@ -206,7 +206,7 @@ def test_pools_that_are_laid_out_otherwise(device):
         found((graph, now))
 
 
-def test_graphs_without_memory_of_their_own(device):
+def test_graphs_without_a_pool(device):
     graphs = Graph([1] * NODES), Graph([1] * NODES)
     for graph in graphs:
         graph.nodes = [
@@ -216,14 +216,14 @@ def test_graphs_without_memory_of_their_own(device):
         found(graphs)
 
 
-def test_memory_that_the_allocator_gave_back(device):
+def test_memory_that_the_allocator_released(device):
     with pytest.raises(Incomparable, match="the allocator does not know the graph's memory"):
         found((Graph([1] * NODES), Graph([1] * NODES)))
 
 
 @pytest.mark.parametrize(("count", "first"), [(n, i) for n in (1, 2, 7, 16) for i in range(n)])
-def test_halving_takes_few_looks(count, first):
-    looks = []
-    assert bisected(lambda n: looks.append(n) or n > first, count) == first
-    assert len(looks) <= 1 + math.ceil(math.log2(count))
+def test_bisection_takes_logarithmic_steps(count, first):
+    counts = []
+    assert bisected(lambda n: counts.append(n) or n > first, count) == first
+    assert len(counts) <= 1 + math.ceil(math.log2(count))
     assert bisected(lambda n: False, count) is None

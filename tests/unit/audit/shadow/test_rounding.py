@@ -1,4 +1,4 @@
-"""Telling numbers that were added up in another order from other numbers."""
+"""Tests of the distinction between rounding and wrong numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbers(dtype, count=4096):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_same_sum_in_another_order_is_near(dtype):
+def test_equal_sums_in_another_order_are_within_rounding(dtype):
     terms = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
     one, other = (each.sum(0).to(dtype) for each in (terms, terms.flip(0)))
     assert not torch.equal(one, other)
@@ -28,7 +28,7 @@ def test_the_same_sum_in_another_order_is_near(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("factor", [1.1, 2.0, -1.0, 0.0])
-def test_other_numbers_are_far(dtype, factor):
+def test_wrong_numbers_are_beyond_rounding(dtype, factor):
     one = numbers(dtype)
     other = one.clone()
     other[100:104] *= factor
@@ -37,7 +37,7 @@ def test_other_numbers_are_far(dtype, factor):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_no_number_on_one_side_is_far(dtype, value):
+def test_nan_or_infinity_on_one_side_is_beyond_rounding(dtype, value):
     one = numbers(dtype)
     other = one.clone()
     other[9] = value
@@ -47,7 +47,7 @@ def test_what_is_no_number_on_one_side_is_far(dtype, value):
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.bool])
-def test_whole_numbers_must_be_equal(kind):
+def test_integers_must_be_equal(kind):
     one = torch.full((1024,), 8191).to(kind)
     other = one.clone()
     other[0] = 0 if kind is torch.bool else 8190
