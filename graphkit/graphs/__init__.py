@@ -4,11 +4,11 @@ from graphkit.graphs.attribution import Attribution, NodeOrigin, Stage, scope
 from graphkit.graphs.backend import Backend, CapturedGraph, GraphSequence
 from graphkit.graphs.backend_selection import backend_for, resolve_device
 from graphkit.graphs.capture_failure import CaptureFailure
-from graphkit.graphs.cuda import CudaBackend
+from graphkit.graphs.cuda import CudaBackend, CudaGraph
 from graphkit.graphs.environment import environment
 from graphkit.graphs.garbage_collection import gc_paused
 from graphkit.graphs.host_memory import UNSET_MARKER
-from graphkit.graphs.recorder import RecorderBackend
+from graphkit.graphs.recorder import RecordedGraph, RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
 from graphkit.graphs.snapshot import StateSnapshot
 from graphkit.graphs.source_lines import caller_line
@@ -21,9 +21,11 @@ __all__ = [
     "CaptureFailure",
     "CapturedGraph",
     "CudaBackend",
+    "CudaGraph",
     "GraphSequence",
     "NamedTensors",
     "NodeOrigin",
+    "RecordedGraph",
     "RecorderBackend",
     "SizeTable",
     "Stage",

@@ -21,7 +21,7 @@ Frame = tuple[FrameType, int]
 _ROOMS = {room.name: str(room.resolve()) for room in Path(__file__).parents[1].iterdir()}
 _WITH_FORWARDS = ("reference", "engine")
 """Rooms of graphkit that contain forwards. Their lines are shown like a user's."""
-_SITE_PACKAGES = Path(torch.__file__).parents[1]
+_SITE_PACKAGES = Path(torch.__file__).resolve().parents[1]
 _LIBRARIES = tuple(f"{_SITE_PACKAGES / name}{os.sep}" for name in ("torch", "triton", "numpy"))
 _CONTEXTLIB = str(Path(contextlib.__file__).resolve())
 """Runs the ends of graphkit's context managers on behalf of the line that entered them."""
@@ -49,7 +49,7 @@ def caller_location() -> str:
     return location_in(list(_current_stack())) or "an unknown line"
 
 
-def location_in(stack: Iterable[Frame]) -> str:
+def location_in(stack: Sequence[Frame]) -> str:
     """Return the innermost user line of a stack: file, line, text, and the module that runs.
 
     Args:
@@ -59,7 +59,6 @@ def location_in(stack: Iterable[Frame]) -> str:
         Such as ``/models/llama.py:12 `x.item()` in module Llama.layers.0``; empty if the stack has
         no user line.
     """
-    stack = list(stack)
     frame = next(_user_frames(stack), None)
     return "" if frame is None else quoted(frame) + in_module(stack)
 
