@@ -18,7 +18,7 @@ def count_of(number: int, noun: str) -> str:
 
 
 def distinct_text(first: float, second: float) -> tuple[str, str]:
-    """Return two numbers as text, with as many digits as it takes to tell them apart.
+    """Return two numbers as text, with as many digits as distinguish them.
 
     Six significant digits if those differ or if the numbers are equal, at most 17.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 
 from graphkit.views.pages import Column, Page, Row
 
@@ -65,7 +65,7 @@ KEYS = (
     Key("ctrl+c", "app.quit", "quit", "leave, also while typing"),
 )
 
-BINDINGS = [
+BINDINGS: list[BindingType] = [
     Binding(
         key.keys,
         key.action,

@@ -1,4 +1,4 @@
-"""Whatever a file holds: a record that can be written again, or a RecordError says why not."""
+"""Any file is read as a record that can be written again, or refused with a RecordError."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_any_changed_record_is_read_or_refused(many, tmp_path, kind):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_a_real_record_with_a_fault_is_read_or_refused(many, tmp_path, path):
+def test_a_damaged_real_record_is_read_or_refused(many, tmp_path, path):
     text, seen = path.read_text(encoding="utf-8"), []
 
     @many(60)
@@ -132,7 +132,7 @@ def test_a_real_record_with_a_fault_is_read_or_refused(many, tmp_path, path):
     assert 0 < sum(seen) < len(seen)
 
 
-def test_a_whole_number_that_no_float_holds_is_refused(tmp_path):
+def test_an_integer_in_place_of_a_float_beyond_the_floats_is_refused(tmp_path):
     names = ("device", "torch", "triton", "cuda", "driver", "graphkit")
     body = {
         "schema": 1, "kind": "bench", "name": "", "settings": {},

@@ -1,6 +1,6 @@
-"""A record such as an H200 leaves behind, made by hand; and a screen of any size that shows it.
+"""Handmade records like those of an H200, and a driver for the screen at any size.
 
-``GRAPHKIT_REFRESH_GOLDEN=1 pytest tests/tui`` writes the stored screens anew; look at what changed.
+``GRAPHKIT_REFRESH_GOLDEN=1 pytest tests/tui`` rewrites the golden screens; then review the difference.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def mode(name, first_place, **facts):
 
 @pytest.fixture(scope="session")
 def capture():
-    """Two modes of three sizes each, measured, with what is inside."""
+    """Two measured modes of three sizes each, with nodes."""
     busy = ReplayStats(
         replays=1_204, padded_rows=310,
         fallbacks={"batch size 9 is above the largest captured size, 8": 4,
@@ -249,7 +249,7 @@ def huge():
 
 
 DATA = Path(__file__).parents[1] / "data"
-"""Records that an H200 did leave behind."""
+"""Records saved on an H200."""
 
 
 @pytest.fixture(scope="session")
@@ -308,7 +308,7 @@ class Driver:
         await self.pilot.pause()
 
     async def settle(self):
-        """Wait until what is seen stays as it is."""
+        """Wait until the screen no longer changes."""
         seen = []
         while len(seen) < 3 or len(set(seen[-3:])) > 1:
             await self.pilot.pause()
@@ -362,7 +362,7 @@ class Driver:
 
     @property
     def status(self):
-        """What the status line says, on however many lines."""
+        """The text of the status, which may take several lines."""
         region = self.app.screen.query_one("#status").region
         return " ".join(self.lines[region.y : region.bottom])
 

@@ -1,4 +1,4 @@
-"""A view as a file: all of it, where it was asked for, and nothing lost on the way."""
+"""Export of a page to a text file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_view_is_written_whole_and_the_screen_says_where(capture, drive, here):
+def test_an_export_has_every_row_and_column_and_its_path_is_shown(capture, drive, here):
     async def script(on):
         await on.press("down", "enter", "+", "s", "s", "e")
         await on.press("enter")
@@ -35,7 +35,7 @@ def test_the_view_is_written_whole_and_the_screen_says_where(capture, drive, her
     assert sum("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT" in row for row in rows) == 12
 
 
-def test_a_name_of_one_s_own(capture, drive, here):
+def test_the_user_may_choose_the_name(capture, drive, here):
     async def script(on):
         await on.press("e")
         await on.answer("a file.txt")
@@ -46,7 +46,7 @@ def test_a_name_of_one_s_own(capture, drive, here):
 
 
 @pytest.mark.parametrize("keys", [("escape",), ("ctrl+u", "enter"), ("ctrl+u", " ", "enter")])
-def test_no_name_no_file(capture, drive, here, keys):
+def test_without_a_name_no_file_is_written(capture, drive, here, keys):
     async def script(on):
         await on.press("e", *keys)
         return on.app.focused, on.status
@@ -55,7 +55,7 @@ def test_no_name_no_file(capture, drive, here, keys):
     assert list(here.iterdir()) == []
 
 
-def test_the_suggested_name_is_free(here):
+def test_the_suggested_name_is_unused(here):
     path = ("reference model", "TARGET_VERIFY 8")
     assert unused_name(path) == "graphkit-reference-model-target-verify-8.txt"
     (here / unused_name(path)).write_text("")
@@ -64,7 +64,7 @@ def test_the_suggested_name_is_free(here):
     assert len(unused_name(("x" * 500,))) < 100
 
 
-def test_what_is_there_is_never_written_over(here):
+def test_an_existing_file_is_not_overwritten(here):
     (here / "kept.txt").write_text("before")
     assert write_new("kept.txt", "after") == "kept.txt exists: choose another name"
     assert (here / "kept.txt").read_text() == "before"
@@ -80,7 +80,7 @@ def test_what_is_there_is_never_written_over(here):
         ("~nobody-of-that-name/out.txt", "cannot write"),
     ],
 )
-def test_what_cannot_be_written_is_refused_in_a_sentence(here, name, reason):
+def test_a_name_that_cannot_be_written_is_refused_with_the_reason(here, name, reason):
     said = write_new(name, "text")
     assert reason in said
     assert not said.startswith("wrote")
@@ -93,7 +93,7 @@ def test_a_closed_folder_is_refused(here):
     assert "Permission denied" in write_new("closed/out.txt", "text")
 
 
-def test_a_disk_that_is_full_is_left_as_it_was(here):
+def test_a_full_disk_keeps_no_partial_file(here):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:

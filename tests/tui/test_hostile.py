@@ -52,7 +52,7 @@ def spoilt(record, text):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_any_text_is_shown_and_none_obeyed(capture, drive, name):
+def test_any_text_is_shown_without_control_characters(capture, drive, name):
     async def script(on):
         shown = []
         for keys in VIEWS:
@@ -68,11 +68,11 @@ TIMES = {
     "nan": (math.nan,), "inf": (math.inf,), "negative": (-1.0,), "zero": (0.0,),
     "cancelling": (1e300, -1e300, 1e200),
 }  # fmt: skip
-"""Durations of the first nodes, whose sum is none that a share can be had of."""
+"""Durations of the first nodes whose sum has no valid shares."""
 
 
 @pytest.mark.parametrize("name", TIMES)
-def test_a_time_that_cannot_be_is_shown_without_a_bar(capture, drive, name):
+def test_an_invalid_duration_is_shown_without_a_bar(capture, drive, name):
     first, graph = TIMES[name], capture.graphs[0]
     nodes = tuple(
         replace(node, duration_us=time, start_us=time)
@@ -86,7 +86,7 @@ def test_a_time_that_cannot_be_is_shown_without_a_bar(capture, drive, name):
     assert "there is no other graph" in drive(replace(graph, nodes=nodes), script)
 
 
-def test_a_graph_of_a_process_that_the_record_lacks_is_shown(recording, drive):
+def test_a_graph_of_an_unknown_process_is_shown(recording, drive):
     graphs = tuple(replace(recording.graphs[0], process=number) for number in (-1, -9, 9))
 
     async def script(on):
@@ -96,7 +96,7 @@ def test_a_graph_of_a_process_that_the_record_lacks_is_shown(recording, drive):
     assert all(f"process #{number} " in text for number in (-1, -9, 9))
 
 
-def test_a_torn_record_can_still_be_walked_through(capture, drive):
+def test_every_page_of_a_damaged_record_opens(capture, drive):
     graph = capture.graphs[0]
     nodes = tuple(
         replace(node, index=index, parent=parent)

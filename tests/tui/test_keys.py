@@ -1,4 +1,4 @@
-"""Every key of the table does what the table says; the footer and the help are that table."""
+"""Bindings, footer and help agree with the table of keys."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ DOES = {
     "q": ((), lambda was, now: not now.is_running),
     "ctrl+c": ("/", lambda was, now: not now.is_running),
 }
-"""For each key: the keys that lead to where it is tried, and what it must have done."""
+"""For each key: the keys to press before it, and a test of the state before and after."""
 
 
-def test_every_key_of_the_table_is_tried_here():
+def test_every_key_of_the_table_is_tested_here():
     assert {one for key in KEYS for one in key.keys.split(",")} == set(DOES)
 
 
@@ -118,7 +118,7 @@ def test_a_key_quits(capture, drive, key):
     assert does(was, now)
 
 
-def test_keys_that_come_at_once_are_taken_one_after_the_other(capture, drive):
+def test_keys_that_arrive_at_once_are_handled_in_order(capture, drive):
     async def script(on):
         await on.press(*GRAPH[:3])
         for key, character in (("enter", "\r"), ("plus", "+"), ("end", None), ("s", "s")):
@@ -140,7 +140,7 @@ def test_the_help_lists_the_table(capture, drive):
     assert drive(capture, script) == [(key.display, key.meaning) for key in KEYS]
 
 
-def test_letters_are_letters_while_words_are_typed(capture, drive):
+def test_keys_are_text_while_the_prompt_is_open(capture, drive):
     async def script(on):
         await on.press("/", *"qsbN?")
         await on.press("tab", "down")

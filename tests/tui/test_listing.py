@@ -1,4 +1,4 @@
-"""What the verbs make of a page, without a terminal."""
+"""State of a page after each method of its listing, without a terminal."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ OUTER = ["refresh", "model", "done"]
 ALL = ["refresh", "model", "attention", "gemm_q", "softmax", "mlp", "gemm_up", "copy", "done"]
 
 
-def test_items_are_closed_unless_the_page_says_otherwise(listing):
+def test_rows_are_closed_unless_the_page_opens_them(listing):
     assert names(listing) == OUTER
     assert names(Listing(page(opened=frozenset({"model"})))) == [
         "refresh", "model", "attention", "mlp", "done",
     ]  # fmt: skip
 
 
-def test_what_is_in_a_closed_item_is_not_even_made():
+def test_the_rows_inside_a_closed_row_are_not_made():
     made = []
     row = Row(key="a", values=("a", None, ""), make_children=lambda: made.append("a") or ())
     listing = Listing(Page(title="", columns=COLUMNS, rows=(row,)))
@@ -78,14 +78,14 @@ def test_open_and_close_follow_the_selected_row(listing):
     assert names(listing) == ["refresh", "model", "attention", "mlp", "done"]
     select(listing, "mlp")
     listing.close()
-    assert listing.row.key == "model", "a closed row's left neighbour is what it is in"
+    assert listing.row.key == "model", "closing a closed row selects its parent"
     listing.close()
     assert names(listing) == OUTER
     listing.close()
     assert (names(listing), listing.row.key) == (OUTER, "model")
 
 
-def test_opening_goes_on_through_what_is_alone():
+def test_opening_a_row_opens_a_single_child_too():
     inner = module("c", leaf("d"), leaf("e"))
     listing = Listing(Page(title="", columns=COLUMNS, rows=(module("a", module("b", inner)),)))
     listing.open()
@@ -98,10 +98,10 @@ def test_all_open_and_all_closed(listing):
     select(listing, "copy")
     listing.close_all()
     assert names(listing) == OUTER
-    assert listing.row.key == "model", "the selection goes to what holds it"
+    assert listing.row.key == "model", "the cursor goes to the parent"
 
 
-def test_the_order_is_among_neighbours_and_rows_without_a_value_stay_last(listing):
+def test_rows_are_sorted_within_their_parent_and_missing_values_stay_last(listing):
     listing.open_all()
     listing.sort_by("us")
     assert names(listing) == [
@@ -120,7 +120,7 @@ def test_text_is_sorted_from_a_to_z(listing):
     assert names(listing) == ["refresh", "model", "done"]
 
 
-def test_sorting_goes_through_the_columns_and_back_to_the_page_s_order(listing):
+def test_sort_cycles_through_the_columns_and_the_own_order(listing):
     seen = []
     for _ in range(5):
         listing.sort_next()
@@ -128,12 +128,12 @@ def test_sorting_goes_through_the_columns_and_back_to_the_page_s_order(listing):
     assert seen == ["name", "us", "kind", "", "name"]
 
 
-def test_the_page_s_own_order_can_be_turned_round(listing):
+def test_the_own_order_can_be_reversed(listing):
     listing.reverse()
     assert names(listing) == ["done", "model", "refresh"]
 
 
-def test_the_selection_stays_on_its_item_when_the_order_changes(listing):
+def test_the_cursor_stays_on_its_row_when_the_order_changes(listing):
     listing.open_all()
     select(listing, "gemm_up")
     for _ in range(4):
@@ -141,7 +141,7 @@ def test_the_selection_stays_on_its_item_when_the_order_changes(listing):
         assert listing.row.key == "gemm_up"
 
 
-def test_a_filter_keeps_rows_and_what_they_are_in_and_opens_it(listing):
+def test_a_filter_keeps_rows_and_their_parents_and_opens_those(listing):
     listing.filter("gemm")
     assert names(listing) == ["model", "attention", "gemm_q", "mlp", "gemm_up"]
     listing.filter("kind:memcpy")
@@ -150,7 +150,7 @@ def test_a_filter_keeps_rows_and_what_they_are_in_and_opens_it(listing):
     assert set(names(listing)) > set(OUTER)
 
 
-def test_a_filter_that_nothing_passes_loses_no_place(listing):
+def test_a_filter_without_rows_keeps_the_cursor(listing):
     select(listing, "done")
     listing.filter("nonsense")
     assert listing.row is None
@@ -158,7 +158,7 @@ def test_a_filter_that_nothing_passes_loses_no_place(listing):
     assert listing.row.key == "done"
 
 
-def test_a_filter_that_nothing_passes_says_so(listing):
+def test_a_filter_without_rows_says_so(listing):
     listing.filter("nonsense")
     assert (names(listing), listing.row) == ([], None)
     assert listing.empty == "no row contains 'nonsense'"
@@ -170,7 +170,7 @@ def test_a_filter_that_nothing_passes_says_so(listing):
     assert names(listing)[0] == "refresh"
 
 
-def test_search_finds_what_is_closed_and_goes_round(listing):
+def test_search_finds_closed_rows_and_wraps_around(listing):
     assert listing.search("gemm")
     found = [(listing.row.key, listing.match_number)]
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_search_finds_what_is_closed_and_goes_round(listing):
     assert len(listing.matches) == 2
 
 
-def test_search_begins_with_the_selected_row(listing):
+def test_search_starts_at_the_selected_row(listing):
     listing.open_all()
     select(listing, "gemm_up")
     assert listing.search("gemm")
@@ -192,13 +192,13 @@ def test_search_begins_with_the_selected_row(listing):
     assert listing.row.key == "gemm_up"
 
 
-def test_search_in_vain_leaves_the_selection_alone(listing):
+def test_a_search_without_matches_keeps_the_cursor(listing):
     select(listing, "done")
     assert not listing.search("nonsense")
     assert (listing.row.key, listing.match_number, listing.matches) == ("done", 0, ())
 
 
-def test_a_look_goes_along_to_a_page_of_the_same_kind(listing):
+def test_a_state_applies_to_a_page_of_the_same_kind(listing):
     listing.open_all()
     listing.sort_by("us")
     select(listing, "softmax")
@@ -224,7 +224,7 @@ def test_a_look_goes_along_to_a_page_of_the_same_kind(listing):
         ("kind:", False),
     ],
 )
-def test_words(words, found):
+def test_matcher(words, found):
     match = matcher(words, ["module and node", "replay us", "kind"])
     holds = match and match(("gemm_q", "4.0", "kernel"), "void at::native::gemm()")
     assert holds == found
@@ -243,7 +243,7 @@ VERBS = st.one_of(
 
 @settings(deadline=None, derandomize=True, max_examples=80)
 @given(st.lists(VERBS, max_size=12))
-def test_whatever_is_done_a_row_is_selected_and_none_is_lost(verbs):
+def test_any_sequence_of_verbs_keeps_a_selection_and_all_rows(verbs):
     listing = Listing(page())
     for name, *arguments in verbs:
         before = listing.row

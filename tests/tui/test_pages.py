@@ -1,4 +1,4 @@
-"""What the views say of a record, without a terminal."""
+"""Contents of the pages of a record, without a terminal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_overview_counts_padding_and_fallbacks_by_mode_and_gives_the_reasons
     assert overview.rows["DRAFT_EXTEND_V2"].note == "has no counts of replays"
 
 
-def test_the_overview_says_what_stays_eager_and_what_was_wrong(capture):
+def test_the_overview_names_eager_modes_and_wrong_replays(capture):
     eager = replace(capture.modes[0], sizes=(), eager_reason="the backend plans on the host")
     wrong = Mismatch(field="logits", row=0, request=0, expected=1.0, got=2.0)
     page = Reader(initial_pages(replace(capture, modes=(eager,), mismatches=(wrong,)))[0])
@@ -73,7 +73,7 @@ def test_the_overview_says_what_stays_eager_and_what_was_wrong(capture):
     assert ("wrong replays", "1 row; graphkit capture lists them") in page.page.facts
 
 
-def test_a_graph_s_tree_adds_up(graph):
+def test_the_modules_of_a_graph_sum_their_nodes(graph):
     assert graph.cells("model.layers")["nodes"] == "20"
     assert graph.cells("model.layers.0.self_attn.o_proj")["nodes"] == "2"
     shares = [float(graph.cells(key)["share"][:-1]) for key in ("#0", "#1", "#2", "model", "#24")]
@@ -84,7 +84,7 @@ def test_a_graph_s_tree_adds_up(graph):
     assert graph.cells("model")["bar"] == "███████▎"
 
 
-def test_a_kernel_s_row_shows_its_launch_and_its_note_the_whole_name(graph):
+def test_a_kernel_row_shows_the_launch_and_its_note_the_full_name(graph):
     cells = graph.cells("#5")
     assert (cells["grid"], cells["block"], cells["shared"]) == ("16x8x1", "128x1x1", "192.0 KiB")
     assert graph.rows["#5"].note == (
@@ -93,14 +93,14 @@ def test_a_kernel_s_row_shows_its_launch_and_its_note_the_whole_name(graph):
     )
 
 
-def test_a_module_that_holds_one_module_alone_shares_its_row(capture):
+def test_modules_with_a_single_child_share_a_row(capture):
     node = replace(capture.graphs[0].nodes[4], module="a.b.c", index=0)
     page = Reader(initial_pages(replace(capture.graphs[0], nodes=(node,), edges=()))[0])
     assert list(page.rows) == ["a.b.c", "#0"]
     assert page.cells("a.b.c")["module and node"] == "a.b.c"
 
 
-def test_a_graph_that_nobody_measured_has_no_columns_of_time(capture):
+def test_an_unmeasured_graph_has_no_columns_of_time(capture):
     nodes = tuple(
         replace(node, duration_us=None, grid=(), kind="op") for node in capture.graphs[0].nodes
     )
@@ -115,7 +115,7 @@ def test_a_graph_that_nobody_measured_has_no_columns_of_time(capture):
     assert page.follow("compare") == "there is no other graph to compare it with"
 
 
-def test_a_small_graph_is_open_as_far_as_a_small_terminal_shows_it(graph, large):
+def test_a_graph_opens_with_as_many_rows_as_a_small_terminal_shows(graph, large):
     assert 10 < len(Listing(graph.page).lines) <= 16
     assert len(Listing(initial_pages(large)[0]).lines) <= 16
 
@@ -151,7 +151,7 @@ def test_a_struct_shows_the_pointers_in_it(capture):
     assert node.rows["argument 0.1"].tone == "bad"
 
 
-def test_a_node_says_what_it_waits_for_and_how(graph):
+def test_a_node_lists_its_dependencies_and_their_kind(graph):
     node = graph.follow("open", "#5")
     assert node.cells("waits for 4")["value"] == (
         "_rms_norm, programmatic (PDL): the later node starts before the earlier one ends"
@@ -161,7 +161,7 @@ def test_a_node_says_what_it_waits_for_and_how(graph):
     assert node.sibling(-1).page.title.startswith("#4 ")
 
 
-def test_child_graphs_and_what_holds_them_lead_to_each_other(capture):
+def test_child_graphs_and_their_nodes_link_to_each_other(capture):
     holder = Node(index=0, kind="child graph", name="child", short_name="child")
     inner = Node(index=1, kind="kernel", name="k", short_name="k", parent=0)
     lost = Edge(source=7, target=1)
@@ -173,7 +173,7 @@ def test_child_graphs_and_what_holds_them_lead_to_each_other(capture):
     assert page.follow("open", "#1").cells("waits for 7")["value"] == "not in the record"
 
 
-def test_buffers_say_whom_they_are_shared_by(overview):
+def test_buffers_name_the_modes_that_share_them(overview):
     page = overview.follow("buffers", "TARGET_VERIFY 4")
     assert page.cells("seq_lens") == {
         "field": "seq_lens", "dtype": "int32", "shape": "8", "axis": "request", "pad": "1",
@@ -187,7 +187,7 @@ def test_buffers_say_whom_they_are_shared_by(overview):
     )
 
 
-def test_a_buffer_that_begins_inside_another_one_is_shared_under_its_name(capture):
+def test_a_partly_shared_buffer_names_the_field(capture):
     first, second = capture.modes
     moved = replace(second.buffers[0], address=first.buffers[0].address + 8, field="packed")
     modes = (first, replace(second, buffers=(moved,)))
@@ -197,7 +197,7 @@ def test_a_buffer_that_begins_inside_another_one_is_shared_under_its_name(captur
     assert page.cells("input_ids")["shared by"] == "DRAFT_EXTEND_V2.packed"
 
 
-def test_a_comparison_says_in_words_what_appeared(graph):
+def test_a_comparison_lists_sentences_figures_and_nodes(graph):
     page = graph.follow("compare")
     assert page.page.title == "from TARGET_VERIFY 4 to TARGET_VERIFY 8"
     assert any(key.startswith("split-K appeared") for key in page.rows)
@@ -216,14 +216,14 @@ def test_a_comparison_says_in_words_what_appeared(graph):
     assert page.follow("open", "added 10").page.title == "#10 cublasLt::splitKreduce_kernel"
 
 
-def test_what_was_removed_leads_to_the_graph_that_had_it(overview):
+def test_a_removed_node_links_to_the_graph_before(overview):
     page = overview.follow("compare", "TARGET_VERIFY 1").sibling(1)
     assert page.page.title == "from TARGET_VERIFY 8 to TARGET_VERIFY 1"
     assert page.cells("removed 10")["before"] == "#10"
     assert page.follow("open", "removed 10").page.title == "#10 cublasLt::splitKreduce_kernel"
 
 
-def test_a_comparison_goes_through_all_other_sizes(overview):
+def test_a_comparison_has_all_other_sizes_as_siblings(overview):
     page = overview.follow("compare", "TARGET_VERIFY 4")
     titles = [page.page.title, page.sibling(1).page.title]
     assert titles == [f"from TARGET_VERIFY {size} to TARGET_VERIFY 4" for size in (1, 8)]
@@ -240,7 +240,7 @@ def test_memory_lists_what_the_nodes_point_at(graph):
     assert seq_lens.note == "seq_lens, argument of #0, #2"
 
 
-def test_memory_outside_of_all_segments_is_shown_and_freed_memory_stands_out(capture):
+def test_memory_outside_of_all_segments_and_freed_memory_are_shown(capture):
     pointer = Pointer(address=64, memory="freed", name="")
     argument = Argument(size=8, kind="pointer", text="0x40", pointers=(pointer,))
     node = Node(index=0, kind="kernel", name="k", short_name="k", arguments=(argument,))
@@ -270,14 +270,14 @@ def test_a_recording_without_graphs_or_processes_says_so(recording):
     assert lost.cells("process 1")["process, line and graph"] == "process #1"
 
 
-def test_a_mode_or_size_that_is_not_there_is_refused(capture):
+def test_an_unknown_mode_or_size_is_refused(capture):
     with pytest.raises(ConfigError, match="no batch size 3"):
         initial_pages(capture, batch_size=3)
     with pytest.raises(ConfigError, match="no mode 'IDLE'"):
         initial_pages(capture, mode="IDLE")
 
 
-def test_a_real_record_can_be_walked_through(h200):
+def test_every_page_of_a_real_record_opens(h200):
     overview = Reader(initial_pages(h200)[0])
     sizes = [key for key, row in overview.rows.items() if "open" in row.links]
     assert len(sizes) == len(h200.graphs) == 4

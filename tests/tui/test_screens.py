@@ -1,4 +1,4 @@
-"""What people see, as stored text, on terminals of three sizes; and what they do to it."""
+"""Golden text of the screen at several sizes, and its reaction to keys and the mouse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WALK = {
     "nothing": ("ctrl+u", *"no such thing", "enter"),
     "help": ("?",),
 }
-"""The views in the order of one walk through them, each with the keys that lead on to it."""
+"""Pages in the order of one walk, each with the keys that lead to it."""
 
 COMPILED = {
     "compiled": ("down", "down"),
@@ -38,16 +38,16 @@ COMPILED = {
     "compiled-compare": ("escape", "c", "tab", "down"),
     "compiled-memory": ("escape", "m", "+", "end"),
 }
-"""A walk through the record of a compiled program, as little as there is to see."""
+"""A walk through the record of a compiled program."""
 
 
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
-def test_every_view_looks_as_stored(capture, drive, golden, size):
+def test_every_page_matches_its_golden_text(capture, drive, golden, size):
     check_walk(drive, capture, WALK, size, golden)
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24)], ids="{0[0]}x{0[1]}".format)
-def test_every_view_of_a_compiled_program_looks_as_stored(compiled, drive, golden, size):
+def test_every_page_of_a_compiled_program_matches_its_golden_text(compiled, drive, golden, size):
     check_walk(drive, compiled, COMPILED, size, golden)
 
 
@@ -66,7 +66,7 @@ def check_walk(drive, record, walk, size, golden):
 
 
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
-def test_a_recording_looks_as_stored(recording, drive, golden, size):
+def test_a_recording_matches_its_golden_text(recording, drive, golden, size):
     async def script(on):
         return on.text
 
@@ -101,7 +101,7 @@ def test_resizing_keeps_the_selected_row_in_sight(capture, drive):
     drive(capture, script)
 
 
-def test_widening_brings_columns_back(capture, drive):
+def test_a_wider_terminal_shows_more_columns(capture, drive):
     async def script(on):
         heads = []
         for width in (44, 60, 80, 120, 60):
@@ -126,7 +126,7 @@ def test_widening_brings_columns_back(capture, drive):
     assert again == small
 
 
-def test_a_single_graph_is_a_view_by_itself(capture, drive):
+def test_a_single_graph_is_the_first_page(capture, drive):
     async def script(on):
         await on.press("escape")
         return on.listing.page.title, on.status
@@ -144,7 +144,7 @@ def test_a_single_graph_is_a_view_by_itself(capture, drive):
         ({"mode": "DRAFT_EXTEND_V2", "batch_size": 8}, ["tiny", "DRAFT_EXTEND_V2 8"]),
     ],
 )
-def test_it_opens_with_what_was_asked_for(capture, drive, which, titles):
+def test_it_opens_with_the_selected_graph(capture, drive, which, titles):
     async def script(on):
         return list(on.app.screen.path)
 
@@ -160,7 +160,7 @@ def test_a_record_without_graphs_says_so(capture, drive):
     assert said.startswith("the record holds no nodes")
 
 
-def test_tab_looks_at_the_next_size_in_the_same_way(capture, drive):
+def test_tab_keeps_the_state_on_the_next_size(capture, drive):
     async def script(on):
         await on.press("down", "enter", "+", "s", "s", "/")
         await on.answer("o_proj")
@@ -174,7 +174,7 @@ def test_tab_looks_at_the_next_size_in_the_same_way(capture, drive):
     assert after.state.sort == "nodes"
 
 
-def test_tab_opens_what_only_the_next_one_has(capture, drive):
+def test_tab_opens_rows_that_only_the_next_page_has(capture, drive):
     async def script(on):
         await on.press("down", "enter", "down", "enter")
         before = [line.row.key for line in on.listing.lines]
@@ -199,7 +199,7 @@ def test_the_selected_row_is_marked_and_reversed_and_no_other(capture, drive):
         assert {bool(style.reverse) for style in styles} == {place == 2}
 
 
-def test_every_size_has_its_neighbours_and_the_ends_meet(capture, drive):
+def test_tab_cycles_through_all_sizes(capture, drive):
     async def script(on):
         await on.press("down", "enter")
         titles = []
@@ -276,7 +276,7 @@ def test_the_screen_shows_the_tables_of_the_pipe(h200, drive):
 LONG = ("a title that goes on, " * 8).strip()
 
 
-def test_what_is_cut_off_ends_in_an_ellipsis(capture, drive):
+def test_clipped_text_ends_in_an_ellipsis(capture, drive):
     """Title, facts, the note of the selected row and the status."""
     node, *others = capture.graphs[0].nodes
     nodes = (replace(node, name="long_name " * 200), *others)
@@ -301,7 +301,7 @@ def test_what_is_cut_off_ends_in_an_ellipsis(capture, drive):
     drive(record, script)
 
 
-def test_the_smallest_terminal_shows_the_selected_row_whatever_its_note(capture, drive):
+def test_the_smallest_terminal_shows_the_selected_row_below_a_long_note(capture, drive):
     nodes = tuple(replace(node, name="long_name " * 200) for node in capture.graphs[0].nodes)
     record = replace(capture, graphs=(replace(capture.graphs[0], nodes=nodes),))
 
@@ -312,7 +312,7 @@ def test_the_smallest_terminal_shows_the_selected_row_whatever_its_note(capture,
     assert sum(line.startswith("> ") for line in drive(record, script, (40, 12))) == 1
 
 
-def test_a_node_says_what_made_it_before_its_endless_name(h200, drive):
+def test_a_note_has_the_origin_of_a_node_before_its_long_name(h200, drive):
     graph = h200.graphs[0]
     at = max(range(len(graph.nodes)), key=lambda at: len(graph.nodes[at].name))
 

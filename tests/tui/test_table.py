@@ -1,4 +1,4 @@
-"""Text in cells: which columns are shown, how wide, and the lines around them."""
+"""Layout of columns, and the texts around the list."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_the_least_important_column_goes_first():
     assert list(shown(10 + 8 + GAP - 1)) == ["name"]
 
 
-def test_one_column_takes_what_the_others_leave():
+def test_one_column_takes_the_spare_width():
     assert shown(60) == {"name": 60 - 8 - 9 - 6 - 3 * GAP, "us": 8, "grid": 9, "kind": 6}
 
 
-def test_columns_that_always_stay_share_what_there_is():
+def test_columns_of_rank_0_share_a_narrow_line():
     both = (Column(name="before"), Column(name="after"))
     assert fit(both, (24, 24), 20) == (ColumnSpan(0, 9), ColumnSpan(1, 9))
     assert fit(both, (4, 24), 20) == (ColumnSpan(0, 4), ColumnSpan(1, 14))

@@ -1,4 +1,4 @@
-"""The command on a real terminal: what it writes there, how it leaves it, and when it does not."""
+"""The command on a pseudo-terminal: its output, its exit, and the fallback to text."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_terminal_gets_a_screen_and_is_left_as_it_was(saved):
     assert written.rindex(b"\x1b[?25h") > written.index(ENTERS), "the cursor is shown again"
 
 
-def test_keys_that_come_all_at_once_are_taken_one_after_the_other(saved):
+def test_bytes_that_arrive_at_once_are_handled_in_order(saved):
     written, code = on_terminal("inspect", saved, keys=(b"jjj\r+GksSc+mb?\x1b", b"\x1b", b"q"))
     assert code == 0
     assert b"Traceback" not in written
@@ -81,7 +81,7 @@ def test_colours_are_those_of_the_terminal_and_no_color_has_none(saved):
     ("words", "environment"),
     [((), {"TERM": "dumb"}), ((), {"TERM": "unknown"}), (("--plain",), {"NO_COLOR": "1"})],
 )
-def test_where_a_screen_cannot_be_or_is_not_wanted_there_is_text(saved, words, environment):
+def test_text_is_printed_where_a_screen_is_impossible_or_unwanted(saved, words, environment):
     written, code = on_terminal("inspect", saved, *words, **environment)
     assert code == 0
     assert ENTERS not in written

@@ -1,4 +1,4 @@
-"""Records survive the way through JSON, and nothing else is ever taken for one."""
+"""Records survive JSON, and any other text is refused."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def refused(text):
 
 @FUZZ
 @given(st.one_of(*KINDS.values()))
-def test_a_record_survives_the_way_through_json(record):
+def test_a_record_survives_json(record):
     assert type(record).from_json(record.to_json()) == record
 
 
 @FUZZ
 @given(st.one_of(*KINDS.values()))
-def test_a_file_says_itself_what_it_holds(tmp_path_factory, record):
+def test_a_file_is_read_without_naming_its_kind(tmp_path_factory, record):
     path = tmp_path_factory.getbasetemp() / "record.json"
     path.write_text(record.to_json(), encoding="utf-8")
     assert load_record(path) == record
@@ -163,7 +163,7 @@ def test_a_newer_schema_is_refused_with_what_to_do(schema):
 
 
 @pytest.mark.parametrize("schema", [0, -1, True, 1.0, "1", None, [1]])
-def test_a_schema_that_never_was_is_refused(schema):
+def test_an_invalid_schema_is_refused(schema):
     refused(changed(("schema",), schema))
 
 
@@ -187,7 +187,7 @@ def test_any_text_and_any_json_is_refused(text):
 
 @FUZZ
 @given(st.sampled_from(REQUIRED), anything)
-def test_a_record_that_is_taken_can_be_shown_and_written(path, value):
+def test_a_record_that_is_read_can_be_shown_and_written(path, value):
     try:
         record = CaptureRecord.from_json(changed(path, value))
     except RecordError:
@@ -220,7 +220,7 @@ def test_schema_2_does_not_know_the_field_names_of_schema_1():
     assert record.modes[0].eager_reason == ""
 
 
-def test_a_field_from_a_later_release_of_the_same_schema_is_passed_over():
+def test_an_unknown_field_of_the_same_schema_is_ignored():
     text = changed(("modes", 0, "sizes", 0, "joules"), 5)
     assert CaptureRecord.from_json(text) == CaptureRecord.from_json(json.dumps(EXAMPLE))
 
@@ -255,7 +255,7 @@ def test_a_file_that_is_refused_is_named(tmp_path, text, words, load):
     assert words in str(caught.value)
 
 
-def test_what_came_is_said_on_one_short_line_whatever_it_was():
+def test_a_refusal_is_one_short_line_whatever_the_value():
     graph = {
         "name": "g", "backend": "cuda", "environment": EXAMPLE["environment"],
         "nodes": [{"index": 0, "kind": "", "name": "", "short_name": "",
@@ -269,5 +269,5 @@ def test_what_came_is_said_on_one_short_line_whatever_it_was():
 
 
 @pytest.mark.parametrize("number", [10**400, -(10**400)], ids=["large", "small"])
-def test_a_whole_number_that_cannot_be_shown_in_kib_is_refused(number):
+def test_an_integer_beyond_the_floats_is_refused(number):
     assert "sizes[0].pool_bytes is " in refused(changed(PATHS[7], number))

@@ -1,4 +1,4 @@
-"""Small graphs, written down as one row per node."""
+"""Small graphs from one row of text per node."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_pairs_are_equal_in_order_and_as_many_as_can_be(before, after):
     assert len(pairs) == most_pairs(before, after)
 
 
-def test_what_was_put_in_between_is_the_only_thing_without_a_pair():
+def test_only_an_inserted_key_has_no_pair():
     layers = ["norm", "gemm", "gelu", "gemm"] * 300
     more = [*layers[:602], "reduce", *layers[602:]]
     assert align(layers, more) == [(i, i + (i >= 602)) for i in range(1200)]

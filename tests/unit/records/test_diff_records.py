@@ -1,4 +1,4 @@
-"""Graphs and sizes of two records are matched; what has no match is named."""
+"""Matching of the graphs and sizes of two records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_graphs_of_runners_are_matched_by_mode_and_size(capture_of):
     assert (diff.only_before, diff.only_after) == (("DRAFT 1",), ("DRAFT 4",))
 
 
-def test_alike_graphs_are_matched_in_order(capture_of):
+def test_equal_graphs_are_matched_in_order(capture_of):
     """As of two processes that captured the same sizes."""
     twice = capture_of(("DRAFT", 1), ("DRAFT", 1))
     diff = diff_records(twice, capture_of(("DRAFT", 1)))
@@ -93,13 +93,13 @@ def test_sizes_are_compared_without_graphs(capture_of):
     assert (diff.only_before, diff.only_after) == (("DRAFT 4",), ("DECODE 4",))
 
 
-def test_a_size_whose_nodes_only_one_record_holds_is_no_size_of_that_one_alone(capture_of):
+def test_a_size_with_nodes_in_one_record_only_is_named_as_nodes(capture_of):
     sizes = {("DRAFT", 1): 64}
     diff = diff_records(capture_of(("DRAFT", 1), sizes=sizes), capture_of(sizes=sizes))
     assert (diff.only_before, diff.only_after) == (("nodes of DRAFT 1",), ())
 
 
-def test_recorded_graphs_are_matched_by_place_then_name_then_file_then_order(recording_of):
+def test_recorded_graphs_are_matched_by_line_then_name_then_function_then_order(recording_of):
     before = recording_of("a.py:1 in f", "d.py:2 in i", "b.py:5 in g", "c.py:7 in h", "a.py:1 in f")
     after = recording_of("c.py:7 in renamed", "b.py:9 in g", "new.py:2 in j", "a.py:1 in f")
     diff = diff_records(before, after)
@@ -143,6 +143,6 @@ def test_a_record_without_graphs_is_refused(capture_of):
             diff_records(*pair)
 
 
-def test_a_diff_survives_the_way_through_json(capture_of, recording_of):
+def test_a_diff_survives_json(capture_of, recording_of):
     diff = diff_records(capture_of(("DRAFT", 1)), recording_of("a.py:1 in f"))
     assert DiffRecord.from_json(diff.to_json()) == diff

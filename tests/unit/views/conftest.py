@@ -1,4 +1,4 @@
-"""A small capture with everything in it that a view may meet."""
+"""A small capture that covers every part of a record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from graphkit.records import (
 
 GOLDEN = Path(__file__).parent / "golden"
 REFRESH = "GRAPHKIT_REFRESH_GOLDEN"
-"""Set it to 1 to write the golden files anew: then read what changed in them."""
+"""Set it to 1 to rewrite the golden files; then review the difference."""
 ENVIRONMENT = Environment(
     device="NVIDIA H200", torch="2.11.0", triton="3.6.0", cuda="13.0", driver="580.1", graphkit="1"
 )
@@ -149,7 +149,7 @@ def graph_of(mode, size, *, measured=True, places=nodes_of, environment=ENVIRONM
 
 
 def mode_of(mode, width, address):
-    """A mode of two sizes whose hidden_states lie where those of the other mode do."""
+    """A mode of two sizes that shares its hidden_states with the other mode."""
     fields = [("input_ids", "int64", address, 64), ("hidden_states", "bfloat16", 0x7E0000, 8192)]
     return ModeRecord(
         mode=mode, tokens_per_request=width, host_planned=False, input_bytes=8256,

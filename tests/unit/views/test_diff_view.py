@@ -1,4 +1,4 @@
-"""A diff as text: what changed, in words first."""
+"""A diff as text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_figure_that_was_not_measured_before_has_no_change(capture, text):
 
 
 def row(shown, figure):
-    """What stands behind the first figure of that name."""
+    """The cells after the first figure of that name."""
     return next(line for line in shown.splitlines() if figure in line).partition(figure)[2].split()
 
 

@@ -1,4 +1,4 @@
-"""dot text that Graphviz takes, whatever stands in the names."""
+"""Valid dot text for any names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_programmatic_edges_are_dashed_and_no_others(graph):
     assert dashed == [(str(edge.source), str(edge.target)) for edge in early] != []
 
 
-def test_a_node_lies_in_the_clusters_of_its_modules(graph):
+def test_a_node_is_in_the_clusters_of_its_modules(graph):
     around, lies_in = [], {}
     for line in dot_of(graph).splitlines()[1:-1]:
         if opened := re.search(r'subgraph "cluster_(.*)" \{', line):
@@ -77,6 +77,6 @@ def test_any_name_is_one_string(graph, name):
     assert dot.count("[label=") == 3
 
 
-def test_edges_of_a_torn_record_lead_to_no_new_nodes(graph):
+def test_edges_to_missing_nodes_are_left_out(graph):
     dot = dot_of(dataclasses.replace(graph, edges=(Edge(source=0, target=99),)))
     assert "n99" not in dot

@@ -27,7 +27,7 @@ from graphkit.views import FORMATS, Export, diff_view, inspect_view, page_view
 from graphkit.views.pages import node_page
 
 REAL = sorted((Path(__file__).parents[2] / "data").glob("**/*.json"))
-"""Records as machines made them."""
+"""Saved records of real machines."""
 GRAPHED = (CaptureRecord, RecordingRecord, GraphRecord)
 st.register_type_strategy(
     Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=2)
@@ -53,11 +53,11 @@ def check_all_forms(record):
 
 
 @pytest.mark.parametrize("kind", ["capture", "recording", "graph"])
-def test_every_form_of_a_record_with_graphs(request, kind):
+def test_every_format_of_a_record_with_graphs(request, kind):
     check_all_forms(request.getfixturevalue(kind))
 
 
-def test_svg_of_a_capture_is_its_table_unless_a_graph_is_chosen(capture):
+def test_svg_of_a_capture_is_its_table_unless_a_graph_is_selected(capture):
     whole = shown(FORMATS[".svg"](Export(capture)))
     assert "graphkit capture: tiny" in whole
     assert "eager / replay" in whole
@@ -81,7 +81,7 @@ def test_dot_of_many_graphs_asks_which(capture):
 
 
 @pytest.mark.parametrize("suffix", [".html", ".dot", ".trace.json"])
-def test_a_capture_without_nodes_has_no_such_form(capture, suffix):
+def test_a_capture_without_nodes_has_no_such_format(capture, suffix):
     with pytest.raises(RecordError, match="the record holds no nodes"):
         FORMATS[suffix](Export(dataclasses.replace(capture, graphs=())))
 

@@ -1,4 +1,4 @@
-"""One page that loads nothing, holds the record, and reads without JavaScript."""
+"""HTML that loads nothing, embeds the record, and is readable without JavaScript."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_no_name_breaks_out(graph, name):
     assert GraphRecord.from_json(parsed.texts["record"]) == odd
 
 
-def test_a_name_like_a_place_of_the_template_stays_a_name(capture):
+def test_a_name_like_a_placeholder_stays_a_name(capture):
     odd = dataclasses.replace(capture, target="{{record}} {{table}}")
     assert (
         Page(html_of(odd, named_graphs(odd))).texts["h1"]
@@ -113,7 +113,7 @@ def test_without_javascript_a_plain_table_names_every_node(page, capture):
     )
 
 
-def test_what_can_be_pressed_is_a_button_or_a_summary(page):
+def test_everything_clickable_is_a_button_or_a_summary(page):
     """So that keys work as the mouse does; a table's row merely repeats its button."""
     script = page[page.rindex("<script>") :]
     pressed = re.findall(r'make\("(\w+)", \{[^}]*onclick', script)

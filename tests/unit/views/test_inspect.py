@@ -1,4 +1,4 @@
-"""A record as text: nothing is lost, at any width, and nothing else is shown."""
+"""A record as text at any width."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_line_is_wider_than_the_terminal(capture, text, width):
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_every_node_is_on_a_line_that_says_how_many_it_stands_for(capture, text, width):
+def test_every_node_is_on_a_line_with_the_number_of_its_nodes(capture, text, width):
     shown = text(inspect_view(capture), width)
     names = "norm|gemm_kernel|flash_fwd|silu|refresh|publish|memset of 64 bytes|child graph"
     lines = re.findall(rf"^ *(?:{names})( x2)?(?:  |$)", shown, re.MULTILINE)
@@ -65,7 +65,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_clips_no_text(graph, text):
     assert "…" not in narrow + wide
 
 
-def test_alike_nodes_in_a_row_share_a_line_and_others_do_not(make_graph, text):
+def test_equal_nodes_in_a_row_share_a_line_and_others_do_not(make_graph, text):
     def places(_):
         for facts in ({}, {}, {"grid": (9, 1, 1)}, {"grid": (9, 1, 1), "block": (64, 1, 1)}, {}):
             node = {"kind": "kernel", "name": "k()", "short_name": "gemm", "module": "m"}
@@ -81,7 +81,7 @@ def test_alike_nodes_in_a_row_share_a_line_and_others_do_not(make_graph, text):
 
 
 @pytest.mark.parametrize("time", [0.0, float("inf"), float("nan"), -1.0])
-def test_a_time_that_cannot_be_is_shown_without_a_bar(graph, text, time):
+def test_an_invalid_duration_is_shown_without_a_bar(graph, text, time):
     nodes = tuple(dataclasses.replace(node, duration_us=time) for node in graph.nodes[:2])
     shown = text(inspect_view(dataclasses.replace(graph, nodes=nodes, edges=())))
     assert f"{time:.2f}" in shown
@@ -102,7 +102,7 @@ def test_a_pipe_gets_no_colour(capture, text):
     assert "\x1b" not in text(inspect_view(capture))
 
 
-def test_an_old_terminal_gets_bars_of_its_own_letters(graph):
+def test_an_ascii_terminal_gets_bars_of_hash_signs(graph):
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Console(file=file, width=80, _environ={}).print(inspect_view(graph))
     file.flush()
@@ -141,14 +141,14 @@ def test_a_mode_that_stays_eager_says_why(capture, text):
         ({"batch_size": 5}, "batch_size", "4, 8"),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_is(capture, wanted, field, there):
+def test_an_unknown_mode_or_size_is_refused_with_the_known_ones(capture, wanted, field, there):
     with pytest.raises(ConfigError) as caught:
         inspect_view(capture, **wanted)
     assert caught.value.field == field
     assert f": {there}. Choose" in str(caught.value)
 
 
-def test_graphs_that_share_a_name_are_told_apart(recording, text):
+def test_graphs_with_equal_names_are_numbered(recording, text):
     assert text(inspect_view(recording, mode="runner.py:40 #2")).count("module and node") == 1
     with pytest.raises(ConfigError, match=r"runner\.py:40, runner\.py:40 #2\. Choose"):
         inspect_view(recording, mode="runner.py:41")

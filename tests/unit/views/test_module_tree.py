@@ -1,4 +1,4 @@
-"""Nodes hang below their modules once, in order, and their time is added up once."""
+"""Each node is in one module, in order, and counts once."""
 
 from __future__ import annotations
 
@@ -47,42 +47,42 @@ def test_all_nodes_are_in_record_order(graph):
     assert [node.index for node in layer.all_nodes] == list(range(2, 18))
 
 
-def test_every_node_hangs_in_one_place(graph):
+def test_every_node_is_in_one_branch(graph):
     def own(branch):
         return [*branch.nodes, *(node for child in branch.children for node in own(child))]
 
     assert sorted(node.index for node in own(module_tree(graph))) == list(range(len(graph.nodes)))
 
 
-def test_times_are_added_up(tree_of):
+def test_durations_are_summed(tree_of):
     tree = tree_of(("a", us(1.0)), ("a.b", us(2.0)), ("a.b", {}), ("c", {}))
     a, c = tree.children
     assert (tree.duration_us, a.duration_us, a.children[0].duration_us) == (3.0, 3.0, 2.0)
     assert c.duration_us is None
 
 
-def test_what_was_measured_as_part_of_its_holder_counts_once(tree_of):
-    """The holder is in ``a``, and what it holds partly in ``b``."""
+def test_a_node_inside_a_measured_node_counts_once(tree_of):
+    """The outer node is in ``a``, an inner one in ``b``."""
     held = {"parent": 0, **us(3.0)}
     tree = tree_of(("a", us(10.0)), ("a", held), ("b", held), ("c", us(1.0)))
     a, b, _ = tree.children
     assert (tree.duration_us, a.duration_us, b.duration_us) == (11.0, 10.0, 3.0)
 
 
-def test_what_was_measured_inside_of_an_unmeasured_holder_counts(tree_of):
+def test_a_node_inside_an_unmeasured_node_counts(tree_of):
     tree = tree_of(("a", us(10.0)), ("a", {"parent": 0}), ("a", {"parent": 1, **us(4.0)}))
     assert tree.duration_us == 10.0
     tree = tree_of(("a", {}), ("a", {"parent": 0, **us(3.0)}), ("a", {"parent": 0, **us(4.0)}))
     assert tree.duration_us == 7.0
 
 
-def test_a_held_node_without_a_module_hangs_below_that_of_its_holder(tree_of):
+def test_an_inner_node_without_a_module_inherits_the_outer_one(tree_of):
     tree = tree_of(("a.b", {}), ("", {"parent": 0}), ("", {"parent": 1}), ("c", {"parent": 0}))
     assert shape(tree)[2] == [("a", [], [("a.b", ["k0", "k1", "k2"], [])]), ("c", ["k3"], [])]
 
 
 @pytest.mark.parametrize("parent", [0, 1, 7, -1])
-def test_a_torn_record_has_a_tree_too(tree_of, parent):
+def test_a_damaged_record_has_a_tree(tree_of, parent):
     tree = tree_of(("a..b", {"parent": parent, **us(1.0)}), (".", us(2.0)))
     assert shape(tree) == ("", ["k1"], [("a", [], [("a.b", ["k0"], [])])])
     assert tree.duration_us == 3.0

@@ -1,4 +1,4 @@
-"""Trace events as the format's description has them, nested as their viewer needs it."""
+"""Trace events are valid and nest as Perfetto requires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.views.trace import trace_of
 
 
 def events_of(*graphs):
-    """All events, each checked to have what the format asks of its kind."""
+    """All events, each checked against the format."""
     trace = json.loads(trace_of([(graph.name, graph) for graph in graphs]))
     assert set(trace) == {"displayTimeUnit", "traceEvents"}
     for event in trace["traceEvents"]:
@@ -35,7 +35,7 @@ def slices(events, *, modules):
 
 
 def ns(event):
-    """Begin and end as Perfetto reads them: it cuts off what is below a nanosecond."""
+    """Begin and end as Perfetto reads them, truncated to nanoseconds."""
     begin = int(event["ts"] * 1000.0)
     return begin, begin + int(event["dur"] * 1000.0)
 
@@ -68,13 +68,13 @@ def test_a_nanosecond_is_not_lost_where_a_viewer_cuts_off(graph):
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -5.0, 1e308])
-def test_a_time_that_cannot_be_is_the_beginning(graph, odd):
+def test_an_invalid_time_is_0(graph, odd):
     found = slices(events_of(timed(graph, (odd, 1.0), (3.0, odd))), modules=False)
     assert len(found) == 2
     assert all(event["ts"] in (0.0, 3.0) for event in found)
 
 
-def test_what_a_node_says_of_itself(graph):
+def test_the_arguments_of_a_slice_are_facts_of_its_node(graph):
     (event,) = (e for e in slices(events_of(graph), modules=False) if e["args"]["node"] == 3)
     assert event["cat"] == "kernel"
     assert event["args"] == {
@@ -116,7 +116,7 @@ def test_modules_are_nested_slices_around_their_nodes(graph):
 
 
 def assert_nested(events):
-    """On one track slices lie beside or inside of each other; a viewer drops others."""
+    """Slices of a track do not overlap unless one contains the other."""
     around = []
     for begin, end in sorted((ns(event) for event in events), key=lambda s: (s[0], -s[1])):
         while around and around[-1] <= begin:
