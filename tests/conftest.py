@@ -1,10 +1,10 @@
-"""What holds for every test: a plain terminal, and no GPU test without a GPU."""
+"""Settings of all tests: a plain terminal, one CPU thread, and GPU tests only with a GPU."""
 
 from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["pytester"]  # pytest takes it from the topmost conftest alone
+pytest_plugins = ["pytester"]  # pytest reads it only in the topmost conftest
 
 TERMINAL_VARIABLES = (
     "CLICOLOR",
@@ -24,7 +24,7 @@ TERMINAL_VARIABLES = (
 
 @pytest.fixture(autouse=True)
 def plain_terminal(monkeypatch):
-    """Output looks the same whatever terminal, or CI, the tests run in."""
+    """Remove variables that change output, so that it is the same in a terminal and in CI."""
     for name in TERMINAL_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -45,7 +45,7 @@ def has_cuda():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """Small tensors: a second thread costs more than it brings, much more on a busy machine."""
+    """Compute with one thread: small tensors gain nothing from a second one."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Every broken model is found by the right audit in the right words, and the sound one by none."""
+"""Every broken model has its finding in its audit, and the sound model has none."""
 
 from __future__ import annotations
 
@@ -16,27 +16,37 @@ FOUND = [
     ("baked_temperature", "baked", "baked value", "follows `temperature` ("),
     ("counting_warmup", "warmup", "warm-up leak", "changed `Broken.steps` from 0 to"),
     ("freed_weight", "pointers", {"cpu": "undeclared memory", "cuda": "freed memory"}, "points to"),
-    ("grown_workspace", "warmup", "replaced buffer", "replaced `Broken.workspace`, float32 [0, 16]"),
+    (
+        "grown_workspace",
+        "warmup",
+        "replaced buffer",
+        "replaced `Broken.workspace`, float32 [0, 16]",
+    ),
     ("grown_workspace", "pointers", "undeclared memory", "memory that the target does not declare"),
-    ("lazy_mask", "warmup", "lazy cache", "created `Broken.masks[32]` (bool [32, 32]) from pad rows"),
+    (
+        "lazy_mask",
+        "warmup",
+        "lazy cache",
+        "created `Broken.masks[32]` (bool [32, 32]) from pad rows",
+    ),
     ("lazy_mask", "pointers", "undeclared memory", "memory that the target does not declare"),
     ("leaking_pad_row", "pads", "leaking pad row", "of next_token_logits (request 0 of"),
     ("leaking_pad_row", "shadow", "padding bug", "of next_token_logits (request 0 of"),
     ("stale_positions", "pointers", "dead input", "no node reads the input field `positions`"),
 ]
-"""Example, audit, kind and words of the finding."""
+"""Example, audit, kind of the finding, and a part of its text."""
 LINES = {
     "baked_temperature": ("baked", "broken/baked_temperature.py", "in scores"),
     "lazy_mask": ("pointers", "broken/lazy_mask.py", "in forward"),
 }
-"""Audit, and where the node comes from."""
+"""Audit, file and function that the finding names as the source of a node."""
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
 @pytest.fixture(autouse=True)
-def at_the_top(monkeypatch):
-    """Where the command finds the examples."""
+def at_the_root(monkeypatch):
+    """Change to the folder in which the examples can be imported."""
     monkeypatch.chdir(ROOT)
 
 
@@ -53,18 +63,18 @@ def test_the_sound_model_has_no_finding(device):
 
 
 @devices
-@pytest.mark.parametrize(("name", "audit", "kind", "words"), FOUND)
-def test_a_broken_model_is_found(name, audit, kind, words, device):
+@pytest.mark.parametrize(("name", "audit", "kind", "text"), FOUND)
+def test_a_broken_model_is_found(name, audit, kind, text, device):
     kind = kind if isinstance(kind, str) else kind[device]
     found = [finding for finding in audited(name, device, [audit]) if finding.kind == kind]
-    assert any(words in finding.text for finding in found), found
+    assert any(text in finding.text for finding in found), found
     assert {finding.audit for finding in found} == {audit}
     assert all(finding.advice for finding in found)
 
 
 @devices
 @pytest.mark.parametrize("name", LINES)
-def test_a_finding_leads_to_the_line(name, device):
+def test_a_finding_names_the_line(name, device):
     audit, file, function = LINES[name]
     sources = {finding.source for finding in audited(name, device, [audit])}
     assert any(source.startswith(file) and source.endswith(function) for source in sources), sources
@@ -76,7 +86,7 @@ def test_a_host_synchronisation_is_found_by_any_capture(device):
         audited("host_sync", device, None)
 
 
-def test_every_broken_model_is_looked_at():
+def test_every_broken_model_is_tested():
     names = {path.stem for path in BROKEN.glob("*.py")}
     assert names == {"sound", "host_sync", *(name for name, *_ in FOUND)}
 

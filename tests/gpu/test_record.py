@@ -1,4 +1,4 @@
-"""``graphkit record`` around programs that capture: the same output, and every graph written."""
+"""``graphkit record`` leaves the output of a program unchanged and writes every graph."""
 
 import os
 import re
@@ -108,12 +108,12 @@ if __name__ == "__main__":
 """
 
 FAILS = """
-def capture(culprit):
+def capture(after):
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):  # captures
             y = step(x)
-            culprit(y)
+            after(y)
     except RuntimeError as error:
         print(type(error).__name__)
     else:
@@ -126,7 +126,7 @@ capture(lambda y: y.sum().item())
 
 @pytest.fixture
 def script(tmp_path):
-    """``script(body)``: a program of its own, ``program.py``."""
+    """Return ``script(body)``, which writes ``program.py``."""
 
     def write(body):
         path = tmp_path / "program.py"
@@ -138,12 +138,12 @@ def script(tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    """``run(*words)``: a Python in the script's folder."""
+    """Return ``run(*arguments)``, which runs Python in the folder of the script."""
     environment = {**os.environ, "PYTHONPATH": str(Path(graphkit.__file__).parents[1])}
 
-    def python(*words):
+    def python(*arguments):
         return subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=environment,
+            [sys.executable, *arguments], cwd=tmp_path, env=environment,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 
@@ -152,9 +152,9 @@ def run(tmp_path):
 
 @pytest.fixture
 def record(run, tmp_path):
-    """``record(script)``: plain and recorded output must agree; returns the record and stderr."""
+    """Return ``record(script)``, which checks that the recorded program has the same output."""
 
-    def both(path):
+    def run_twice(path):
         plain = run(path.name)
         assert plain.returncode == 0, plain.stderr
         done = run("-m", "graphkit", "record", "--out", "r.json", path.name)
@@ -162,17 +162,17 @@ def record(run, tmp_path):
         assert "graphkit record:" not in done.stderr
         return RecordingRecord.load(tmp_path / "r.json"), done.stderr
 
-    return both
+    return run_twice
 
 
 def line_of(path, mark):
-    """The number of the line that ends with a mark."""
+    """Return the number of the line that ends with a mark."""
     lines = path.read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {mark}"))
 
 
 def assert_computes(graph, path):
-    """Kernels have names, and those of ``step`` its line."""
+    """Check the names of the kernels, and that those of ``step`` have its line."""
     kernels = [node for node in graph.nodes if node.kind == "kernel"]
     assert len(kernels) >= 2
     assert all(kernel.name and kernel.short_name and kernel.grid for kernel in kernels)
@@ -181,7 +181,7 @@ def assert_computes(graph, path):
     assert {"aten::mm", "aten::relu"} <= {kernel.op for kernel in kernels}
 
 
-def place(path, mark, function):
+def location(path, mark, function):
     return f"{path.parent.name}/program.py:{line_of(path, mark)} in {function}"
 
 
@@ -189,7 +189,7 @@ def test_a_graph_captured_in_a_context(script, record):
     path = script(CONTEXT)
     recording, err = record(path)
     (graph,) = recording.graphs
-    assert graph.captured_at == graph.name == place(path, "captures", "main")
+    assert graph.captured_at == graph.name == location(path, "captures", "main")
     assert_computes(graph, path)
     assert graph.memory.pool_bytes > 0
     assert err.endswith("recorded 1 graph of 1 process: wrote r.json\n")
@@ -201,7 +201,7 @@ def test_graphs_captured_by_hand_kept_or_not(script, record):
     recording, _ = record(path)
     assert len(recording.graphs) == 2
     for graph in recording.graphs:
-        assert graph.captured_at == place(path, "captures", "main")
+        assert graph.captured_at == location(path, "captures", "main")
         assert_computes(graph, path)
 
 
@@ -210,7 +210,7 @@ def test_graphed_callables_forward_and_backward(script, record):
     recording, _ = record(path)
     assert len(recording.graphs) == 2
     for graph in recording.graphs:
-        assert graph.captured_at == place(path, "captures", "<module>")
+        assert graph.captured_at == location(path, "captures", "<module>")
         kernels = [node for node in graph.nodes if node.kind == "kernel"]
         assert kernels
         assert all(kernel.name for kernel in kernels)
@@ -219,10 +219,10 @@ def test_graphed_callables_forward_and_backward(script, record):
 
 @pytest.mark.slow
 def test_graphs_of_torch_compile(script, record):
-    """The innermost line of the user's is that of the compiled function, whose code is torch's."""
+    """The captured line is that of the compiled function, the innermost outside torch."""
     path = script(COMPILED)
     recording, _ = record(path)
-    graphs = [graph for graph in recording.graphs if graph.nodes]  # one may only hold the pool
+    graphs = [graph for graph in recording.graphs if graph.nodes]  # one only holds the memory pool
     assert graphs
     for graph in graphs:
         assert re.fullmatch(rf"{path.parent.name}/program\.py:\d+ in compiled", graph.captured_at)
@@ -234,23 +234,23 @@ def test_a_spawned_child(script, record):
     path = script(SPAWNED)
     recording, err = record(path)
     (graph,) = recording.graphs
-    assert graph.captured_at == place(path, "captures", "child")
+    assert graph.captured_at == location(path, "captures", "child")
     assert_computes(graph, path)
     (process,) = recording.processes
     assert "--multiprocessing-fork" in process.command
     assert err.endswith("recorded 1 graph of 1 process: wrote r.json\n")
 
 
-def test_a_capture_that_fails_fails_as_before(script, run, tmp_path):
+def test_a_failing_capture_fails_as_without_a_recording(script, run, tmp_path):
     path = script(FAILS)
     plain, done = run(path.name), run("-m", "graphkit", "record", path.name)
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
-    assert "nothing to record: no graph was captured" in done.stderr
+    assert "nothing recorded: the program captured no graph" in done.stderr
     assert not (tmp_path / "graphkit-record.json").exists()
 
 
-def test_the_graphs_of_our_own_runners(script, record):
-    """Recorded though the runner keeps its graphs itself."""
+def test_the_graphs_of_graphkit_itself(script, record):
+    """They are recorded although the backend keeps their templates."""
     path = script(
         "import graphkit as gk\n"
         "from graphkit.graphs import CudaBackend\n"
@@ -262,5 +262,5 @@ def test_the_graphs_of_our_own_runners(script, record):
     )
     recording, _ = record(path)
     (graph,) = recording.graphs
-    assert graph.captured_at == place(path, "captures", "<module>")
+    assert graph.captured_at == location(path, "captures", "<module>")
     assert_computes(graph, path)
