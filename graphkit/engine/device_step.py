@@ -37,7 +37,7 @@ class DeviceStep:
         drafter.prepare(context)
         self.drafter, self.context = drafter, context
         self.verifier = verifier = Verifier(target, context, drafter.max_path, generator)
-        self.runners: tuple[Runner[Any], ...] = (verifier.runner, *drafter.runners)
+        self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *drafter.runners)
         self.slots_ahead = max(context.verify_width, drafter.slots_needed)
 
     def start(self, req_pool_indices: torch.Tensor, length: int, first_token: torch.Tensor) -> None:

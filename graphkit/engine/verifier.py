@@ -69,7 +69,7 @@ class Verifier:
         self._max_path, self._generator = max_path, generator
         self._is_tree = context.spec.topk > 1
         runner = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
-        self.runner: Runner[ForwardOutput] = runner(
+        self.runner: Runner[TargetVerifyInputs, ForwardOutput] = runner(
             model.forward,
             spec=context.spec,
             sizes=context.sizes,

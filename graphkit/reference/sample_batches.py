@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers import DraftExtendInputs, DraftInputs, Field, Inputs, fields_of
+from graphkit.buffers import DraftExtendInputs, DraftInputs, Field, StepInputs, fields_of
 from graphkit.reference.prefilled_requests import PrefilledRequests
 from graphkit.runners import RUNNERS, Runner
 from graphkit.runners.sample_rows import SampleRows
@@ -33,7 +33,7 @@ class SampleBatches:
     def __init__(self, requests: PrefilledRequests) -> None:
         self.requests, self._spec = requests, requests.spec
 
-    def __call__(self, mode: ForwardMode, batch_size: int, seed: int) -> Inputs:
+    def __call__(self, mode: ForwardMode, batch_size: int, seed: int) -> StepInputs:
         """Return a batch, as ``CaptureTarget.sample_batch`` requires."""
         runner = RUNNERS[mode]
         inputs_type = runner.buffers_type.inputs_type
@@ -81,7 +81,7 @@ class SampleBatches:
 
     def _row_contents(
         self,
-        inputs_type: type[Inputs],
+        inputs_type: type[StepInputs],
         chosen: IntArray,
         sample: SampleRows,
         values: dict[str, Any],

@@ -1,9 +1,8 @@
-"""The engine on CUDA: launches that wait for nothing, memory that stays, a second device."""
+"""The engine on CUDA: launches without synchronisation, constant memory, a second device."""
 
 from __future__ import annotations
 
 import gc
-import time
 import warnings
 from contextlib import contextmanager
 from types import MethodType
@@ -25,27 +24,27 @@ DRAFTING = ["NONE", "EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"]
 
 @pytest.fixture
 def make_engine():
-    """Captured engines, which have run once; closed afterwards."""
-    made = []
+    """Creates captured engines that have generated once; closes them afterwards."""
+    engines = []
 
     def make(algorithm="EAGLE", **options):
         options = {"max_context_len": 256, "batch_sizes": [2, 4], "max_batch_size": 4} | options
         engine = reference_engine(algorithm, **{"device": "cuda", **options})
-        made.append(engine)
+        engines.append(engine)
         engine.capture()
         engine.generate(PROMPTS, SHORT)
         return engine
 
     yield make
-    for engine in made:
+    for engine in engines:
         engine.close()
         assert engine.memory.held_slots == 0
 
 
 @contextmanager
-def no_waiting():
-    """Any operation that makes the host wait for the device raises."""
-    with warnings.catch_warnings(action="ignore"):  # "a prototype feature", once per process
+def no_synchronisation():
+    """Raise at any operation that makes the host wait for the device."""
+    with warnings.catch_warnings(action="ignore"):  # torch warns once that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -58,12 +57,12 @@ def outputs(requests):
 
 
 @pytest.fixture
-def watched(monkeypatch):
-    """v2's launches must not wait."""
+def launches_must_not_wait(monkeypatch):
+    """Raise if a launch of v2 makes the host wait."""
     launch = Overlapped._launch
 
     def without_waiting(*args):
-        with no_waiting():
+        with no_synchronisation():
             launch(*args)
 
     monkeypatch.setattr(Overlapped, "_launch", without_waiting)
@@ -72,27 +71,29 @@ def watched(monkeypatch):
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @pytest.mark.parametrize("algorithm", DRAFTING)
-def test_a_launch_of_v2_never_waits(make_engine, watched, algorithm, topk, temperature):
+def test_a_launch_of_v2_never_waits(
+    make_engine, launches_must_not_wait, algorithm, topk, temperature
+):
     engine = make_engine(algorithm, topk=topk)
     sampling = SamplingParams(max_new_tokens=12, temperature=temperature)
     assert all(len(ids) == 12 for ids in outputs(engine.generate(PROMPTS, sampling)))
     assert not engine.stats.fallbacks
 
 
-def test_the_watch_sees_a_wait():
-    with pytest.raises(RuntimeError, match="synchroniz"), no_waiting():
+def test_no_synchronisation_detects_a_wait():
+    with pytest.raises(RuntimeError, match="synchroniz"), no_synchronisation():
         torch.ones(1, device="cuda").item()
 
 
 @pytest.mark.parametrize("algorithm", DRAFTING)
-def test_joining_never_waits_either(make_engine, algorithm):
-    """A step of v2 waits for nothing but the results of the one before."""
+def test_admission_never_waits(make_engine, algorithm):
+    """A step of v2 waits for the results of the previous step only."""
     engine = make_engine(algorithm)
     engine.submit(PROMPTS[0], LONG)
     engine.step()
     for prompt in PROMPTS[1:]:
         engine.submit(prompt, LONG)
-        with no_waiting():
+        with no_synchronisation():
             engine.step()
 
 
@@ -101,20 +102,17 @@ def test_a_launch_returns_while_the_device_still_works(make_engine):
     steps = engine._steps
     engine.submit(PROMPTS[0], LONG)
     engine.step()
-    launch, seen = steps._launch, []
+    launch, device_was_idle = steps._launch, []
 
     def behind_a_sleep(_steps, *args):
         torch.cuda._sleep(400_000_000)  # a fifth of a second
-        began = time.perf_counter()
         launch(*args)
-        seen.append((time.perf_counter() - began, torch.cuda.current_stream().query()))
+        device_was_idle.append(torch.cuda.current_stream().query())
 
     steps._launch = MethodType(behind_a_sleep, steps)
     engine.step()
     del steps._launch
-    ((seconds, idle),) = seen
-    assert not idle, "the launch is over, the device is not"
-    assert seconds < 0.1
+    assert device_was_idle == [False], "the launch returned only after the device had finished"
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2"])
@@ -129,7 +127,7 @@ def test_steps_keep_no_memory(make_engine, algorithm, generation):
     assert used[1:] == used[1:2] * 3
 
 
-def test_bfloat16_runs_in_graphs_alone(make_engine):
+def test_bfloat16_never_falls_back(make_engine):
     engine = make_engine(dtype=torch.bfloat16, topk=2)
     first, again = (outputs(engine.generate(PROMPTS, LONG)) for _ in range(2))
     assert first == again
@@ -139,7 +137,7 @@ def test_bfloat16_runs_in_graphs_alone(make_engine):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
 @pytest.mark.parametrize("generation", ["v1", "v2"])
-def test_an_engine_works_beside_the_current_device(make_engine, generation):
+def test_an_engine_works_on_a_device_other_than_the_current_one(make_engine, generation):
     here = make_engine(generation=generation)
     there = make_engine(generation=generation, device="cuda:1")
     assert torch.cuda.current_device() == 0
@@ -148,7 +146,7 @@ def test_an_engine_works_beside_the_current_device(make_engine, generation):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
 def test_results_are_awaited_on_their_own_device(make_engine):
-    """The host waits for the stream that copies them, not for the current device's."""
+    """The host waits for the stream that copies the results, not for the current device."""
     engine = make_engine(device="cuda:1")
     expected = outputs(engine.generate(PROMPTS[:1], SHORT))
     request = engine.submit(PROMPTS[0], SHORT)
