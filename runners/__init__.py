@@ -26,6 +26,7 @@ from graphkit.runners.replayer import Replayer
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows
 from graphkit.runners.staged import StagedBatch
+from graphkit.runners.step import Step
 from graphkit.runners.step_runner import StepRunner
 from graphkit.runners.target_verify import TargetVerifyRunner
 
@@ -49,6 +50,7 @@ __all__ = [
     "Runner",
     "SampleRows",
     "StagedBatch",
+    "Step",
     "StepRunner",
     "TargetVerifyRunner",
     "declare_output",

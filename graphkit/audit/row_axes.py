@@ -73,7 +73,7 @@ def reserved_rows(page_size: int) -> RowsByKind:
 
 def rows_of_batch(batch: Any, page_size: int) -> RowsByKind:
     """Return the rows that a replay of a batch may write: its own and the reserved ones."""
-    slots, requests = _to_list(batch.out_cache_loc), _to_list(batch.req_pool_indices)
+    slots, requests = _to_list(batch, "out_cache_loc"), _to_list(batch, "req_pool_indices")
     return {
         "slots": [*range(page_size), *slots],
         "pages": [0, *(slot // page_size for slot in slots)],
@@ -82,8 +82,9 @@ def rows_of_batch(batch: Any, page_size: int) -> RowsByKind:
     }
 
 
-def _to_list(values: Any) -> list[int]:
-    """Return the indices of a field; empty for a bound field, which batches leave out."""
+def _to_list(batch: Any, field: str) -> list[int]:
+    """Return the indices of a field; empty if it is bound, or the step does not declare it."""
+    values = getattr(batch, field, None)
     return [] if values is None else values.tolist()
 
 

@@ -1,9 +1,10 @@
-"""The public face: what ``graphkit.__all__`` promises is there, documented, and loads lazily."""
+"""The public names: ``graphkit.__all__`` is complete, grouped, documented, and loads lazily."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -13,12 +14,12 @@ import pytest
 
 import graphkit
 
-FACE = Path(graphkit.__file__)
+SOURCE = Path(graphkit.__file__)
 
 
 def declared():
     """Module by name, from the imports that type checkers see."""
-    for node in ast.parse(FACE.read_text(encoding="utf-8")).body:
+    for node in ast.parse(SOURCE.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return {alias.name: line.module for line in node.body for alias in line.names}
     raise AssertionError("no TYPE_CHECKING block")
@@ -27,8 +28,20 @@ def declared():
 DECLARED = declared()
 
 
-def test_all_is_sorted_and_without_twins():
-    assert graphkit.__all__ == sorted(set(graphkit.__all__))
+def groups():
+    """Names of each subject of ``__all__``, which comments separate."""
+    text = SOURCE.read_text(encoding="utf-8")
+    block = text[text.index("__all__ = [") : text.index("def __getattr__")]
+    subjects = re.split(r"^    # .*\.$", block, flags=re.MULTILINE)[1:]
+    return [re.findall(r'"(\w+)"', subject) for subject in subjects]
+
+
+def test_all_is_grouped_by_subject_and_sorted_in_each():
+    assert len(groups()) > 5
+    for names in groups():
+        assert names == sorted(names)
+    assert [name for names in groups() for name in names] == graphkit.__all__
+    assert len(graphkit.__all__) == len(set(graphkit.__all__))
 
 
 def test_type_checkers_see_the_same_names():
@@ -72,10 +85,39 @@ def test_public_methods_have_docstrings(name):
 
 def test_the_names_of_every_mode_are_public():
     kinds = ("Runner", "Inputs", "InputBuffers", "Output")
-    bases = {"Runner", "InputBuffers", "Output"}
     for room in ("graphkit.runners", "graphkit.buffers"):
         names = {name for name in import_module(room).__all__ if name.endswith(kinds)}
-        assert names - bases <= set(graphkit.__all__)
+        assert names <= set(graphkit.__all__)
+
+
+def annotations(thing):
+    """Every annotation of a public class or function, its public methods and fields included."""
+    if inspect.isfunction(thing):
+        yield from inspect.get_annotations(thing).values()
+    if inspect.isclass(thing):
+        own = inspect.get_annotations(thing)
+        yield from (text for name, text in own.items() if not name.startswith("_"))
+        for name, member in vars(thing).items():
+            function = getattr(member, "__func__", getattr(member, "fget", member))
+            if inspect.isfunction(function) and (not name.startswith("_") or name == "__init__"):
+                arguments = inspect.get_annotations(function).items()
+                yield from (text for name, text in arguments if not name.startswith("_"))
+
+
+def test_everything_that_a_public_signature_mentions_is_exported():
+    rooms = [import_module(f"graphkit.{room}") for room in graphkit._ROOMS]
+    exported = {*graphkit.__all__}.union(*(getattr(room, "__all__", ()) for room in rooms))
+    ours = {
+        name
+        for module in list(sys.modules.values())
+        if module.__name__.startswith("graphkit.")
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and not name.startswith("_")
+        if value.__module__.startswith("graphkit.")
+    }
+    for name in graphkit.__all__:
+        words = re.findall(r"\w+", " ".join(map(str, annotations(getattr(graphkit, name)))))
+        assert {*words} & ours <= exported, name
 
 
 def test_dir_lists_the_names_before_they_are_loaded():

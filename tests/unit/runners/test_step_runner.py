@@ -39,14 +39,14 @@ class HeadOutput(gk.Output):
 class Heads(torch.nn.Module):
     """One matrix per head; whole numbers, so that every kernel gives the same bits."""
 
-    def __init__(self):
+    def __init__(self, counts=True):
         super().__init__()
         weight = torch.randint(-4, 5, (HEADS, HIDDEN, VOCAB), generator=torch.Generator())
         self.weight = torch.nn.Parameter(weight.float(), requires_grad=False)
-        self.calls = 0
+        self.calls, self.counts = 0, counts
 
     def forward(self, inputs):
-        self.calls += 1
+        self.calls += self.counts
         logits = torch.einsum("bh,nhv->bnv", inputs.hidden_states, self.weight)
         logits = logits / inputs.scale[:, None, None]
         return HeadOutput(logits=logits, best=logits.argmax(-1))
@@ -93,7 +93,7 @@ def target_of(forward):
 
 def expected(heads, batch):
     made = heads(HeadInputs(hidden_states=batch.hidden_states, scale=torch.tensor(batch.scale)))
-    heads.calls -= 1
+    heads.calls -= heads.counts
     return made
 
 
@@ -135,16 +135,18 @@ def test_inspect_names_the_declared_fields(runner, heads):
     assert (record.mode, record.batch_size) == ("STEP", 2)
 
 
-def test_the_command_captures_and_audits_it(heads):
+def test_the_command_captures_and_audits_it():
+    heads = Heads(counts=False)  # a counter on the host is an error of its own
     record = gk.capture_target(target_of(heads), device="cpu")
     assert [mode.mode for mode in record.modes] == ["STEP"]
     assert record.mismatches == ()
-    assert not [f for f in audit_target(target_of(heads), device="cpu").findings if f.is_error]
+    findings = audit_target(target_of(heads), device="cpu").findings
+    assert not [finding for finding in findings if finding.severity == "error"]
 
 
 def test_audits_find_a_value_that_the_graph_freezes():
     """A scale read on the host when the graph is captured."""
-    model, host = Heads(), {"scale": 1.0}
+    model, host = Heads(counts=False), {"scale": 1.0}
 
     def forward(inputs: HeadInputs) -> HeadOutput:
         logits = model(inputs).logits * host["scale"]
@@ -230,5 +232,5 @@ def test_another_output_is_refused_by_name(heads):
         lambda inputs: heads(inputs).logits,
         inputs=HeadInputs, output=HeadOutput, sizes=SIZES, device="cpu",
     )  # fmt: skip
-    with pytest.raises(gk.OutputError, match="returned a Tensor. Return HeadOutput"):
+    with pytest.raises(gk.OutputError, match=r"returned a Tensor\. Return HeadOutput"):
         runner.fall_back(batch_of(2))
