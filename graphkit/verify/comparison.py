@@ -36,10 +36,11 @@ class Comparison:
 def compare_runs(
     runner: Runner[Any, Any], batch: Any, padded_batch_size: int, allowed: Allowed | None = None
 ) -> Comparison:
-    """Run a batch padded, replayed and unpadded, each time from the same state, and compare.
+    """Replay a batch, run it padded and unpadded, each time from the same state, and compare.
 
-    The replay must agree with the padded run bit for bit, and the padded run with the unpadded one
-    up to a tolerance; see ``StepRuns``. Restores state and random numbers.
+    The replay comes first, on buffers and graph memory as they are. It must agree with the padded
+    run bit for bit, and the padded run with the unpadded one up to a tolerance; see ``StepRuns``.
+    Restores state and random numbers.
 
     Args:
         runner: Captured.
@@ -50,7 +51,7 @@ def compare_runs(
     """
     with StateSnapshot(restorable_state(runner), runner.device) as start:
         runs = StepRuns(runner, batch, padded_batch_size, start)
-        padded, replayed = runs.padded(), runs.replay()
+        replayed, padded = runs.replay(), runs.padded()
         graph = runs.graph_difference(padded, replayed)
         padding = runs.padding_difference(padded, allowed)
     largest = max(runs.largest_difference, largest_difference(padded, replayed))

@@ -1,4 +1,4 @@
-"""Another way of handing over a batch gives the same rows."""
+"""Staged batches and other sources of fields give the same rows."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ def fields(batch):
 
 
 def test_staged_equals_replay(capture, assert_same):
-    captured = capture([8, 32])
+    captured = capture(8, 32)
     for live in (3, 8, 20, 1):
         batch = captured.batch(live, live)
         wanted = captured.replay(batch)
@@ -23,18 +23,18 @@ def test_staged_equals_replay(capture, assert_same):
 
 
 def test_numpy_cpu_and_device_tensors_give_the_same_rows(capture, device, assert_same):
-    captured = capture([8])
+    captured = capture(8)
     batch = captured.batch(5, 0)
     wanted = captured.replay(batch)
     as_cpu = {name: torch.as_tensor(rows).cpu() for name, rows in fields(batch).items()}
     as_device = {name: torch.as_tensor(rows).to(device) for name, rows in fields(batch).items()}
     mixed = {**as_cpu, "positions": as_device["positions"], "seq_lens": batch.seq_lens}
-    for way in (as_cpu, as_device, mixed, fields(batch)):
-        assert_same(wanted, captured.replay(type(batch)(**way)))
+    for given in (as_cpu, as_device, mixed, fields(batch)):
+        assert_same(wanted, captured.replay(type(batch)(**given)))
 
 
 def test_host_values_are_cast_when_that_loses_nothing(capture, assert_same):
-    captured = capture([8])
+    captured = capture(8)
     batch = captured.batch(5, 0)
     wanted = captured.replay(batch)
     batch.seq_lens = batch.seq_lens.astype(np.int64)

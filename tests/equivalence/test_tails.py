@@ -1,4 +1,4 @@
-"""What stood in the buffers before must not matter to live rows."""
+"""Earlier contents of the buffers do not affect live rows."""
 
 import torch
 
@@ -6,7 +6,7 @@ from graphkit.audit.pads.batch_variants import Requests
 
 
 def test_poisoned_buffers_change_nothing(capture, assert_same):
-    captured = capture([8, 32])
+    captured = capture(8, 32)
     for live in (1, 5, 8, 9, 31, 32):
         batch = captured.batch(live, live)
         clean = captured.replay(batch)
@@ -15,7 +15,7 @@ def test_poisoned_buffers_change_nothing(capture, assert_same):
 
 
 def test_the_tail_holds_pads_after_a_replay(capture):
-    captured = capture([32])
+    captured = capture(32)
     buffers = captured.runner.buffers
     captured.poison()
     batch = captured.batch(5, 0)
@@ -30,7 +30,7 @@ def test_the_tail_holds_pads_after_a_replay(capture):
 
 
 def test_a_shrinking_sequence_leaves_no_stale_rows(capture):
-    captured = capture([2, 8, 20, 32])
+    captured = capture(2, 8, 20, 32)
     tensors = captured.runner.buffers.arena.tensors
     addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     for turn, live in enumerate((32, 12, 3, 7, 1, 32, 1)):
@@ -40,7 +40,7 @@ def test_a_shrinking_sequence_leaves_no_stale_rows(capture):
 
 def test_back_to_back_replays_do_not_wait_for_one_another(capture, assert_same):
     """More in flight than the mailbox has entries, each with another size."""
-    captured = capture([8, 32])
+    captured = capture(8, 32)
     batches = [captured.batch(live, live) for live in (32, 1, 9, 8, 31, 2, 17, 5)]
     wanted = [captured.replay(batch) for batch in batches]
     outputs = [captured.runner.replay(batch, clone=True) for batch in batches]
@@ -49,7 +49,7 @@ def test_back_to_back_replays_do_not_wait_for_one_another(capture, assert_same):
 
 
 def test_nan_in_the_dummy_slot_does_not_reach_live_rows(capture, assert_same):
-    captured = capture([8])
+    captured = capture(8)
     batch = captured.batch(3, 1)
     clean = captured.replay(batch)
     for tensor in captured.target.mutable_state.values():
@@ -61,7 +61,7 @@ def test_nan_in_the_dummy_slot_does_not_reach_live_rows(capture, assert_same):
 
 
 def test_a_replay_writes_its_own_slots_and_the_dummy_alone(capture, device):
-    captured = capture([32])
+    captured = capture(32)
     batch = captured.batch(2, 1)
     before = {name: tensor.clone() for name, tensor in captured.target.mutable_state.items()}
     for tensor in captured.target.mutable_state.values():
@@ -82,14 +82,14 @@ def test_a_replay_writes_its_own_slots_and_the_dummy_alone(capture, device):
 
 
 def test_interleaved_modes_do_not_disturb_each_other(target, capture_mode):
-    every = [capture_mode(mode, [4, 32]) for mode in target.forwards]
+    every = [capture_mode(mode, (4, 32)) for mode in target.forwards]
     for turn, live in enumerate((32, 3, 17, 1)):
         for captured in (*every, every[0]):
             captured.assert_right(captured.batch(live, turn))
 
 
-def test_rows_do_not_depend_on_their_place(capture):
-    captured = capture([8])
+def test_rows_do_not_depend_on_their_index(capture):
+    captured = capture(8)
     batch, buffers = captured.batch(8, 4), captured.runner.buffers
     order = [5, 2, 7, 0, 1, 6, 3, 4]
     reordered = Requests.of(batch, buffers.layouts, buffers.capacity).take(order).batch()

@@ -1,4 +1,4 @@
-"""A CaptureTarget hands every mode what is its own."""
+"""A CaptureTarget passes each mode its own settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from graphkit.runners import RUNNERS
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND_V2 = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND_V2
-LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
+LAYERS, STEP = gk.ForwardMode.MULTI_LAYER_EAGLE, gk.ForwardMode.STEP
+MODES = [mode for mode in RUNNERS if mode is not STEP]
+"""Modes whose inputs and outputs are fixed."""
 
 
 class Attention(AttentionBackend):
-    """Has no metadata to give."""
+    """Returns no metadata."""
 
     def supports(self, mode):
         return True
@@ -41,9 +43,9 @@ def test_every_mode_but_idle_has_its_runner():
     assert all(runner.mode is mode for mode, runner in RUNNERS.items())
 
 
-@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
-def test_every_mode_makes_its_runner(make_target, mode):
-    target = make_target(modes=RUNNERS)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_every_mode_has_its_runner(make_target, mode):
+    target = make_target(modes=MODES)
     runner = target.runner(mode, device="cpu")
     assert type(runner) is RUNNERS[mode]
     assert (runner.spec, runner.sizes) == (target.spec, target.sizes)
@@ -51,29 +53,29 @@ def test_every_mode_makes_its_runner(make_target, mode):
     assert list(target.runner(mode, device="cpu", batch_sizes=[1]).table) == [1, 4]
 
 
-@pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_one_attention_backend_serves_all_modes(make_target, mode):
     attention = Attention()
-    runner = make_target(modes=RUNNERS, attention=attention).runner(mode, device="cpu")
+    runner = make_target(modes=MODES, attention=attention).runner(mode, device="cpu")
     assert runner.attention is attention
 
 
 def test_every_mode_may_have_an_attention_backend_of_its_own(make_target):
     backends = {VERIFY: Attention(), DRAFT: Attention()}
-    target = make_target(modes=RUNNERS, attention=backends)
-    for mode in RUNNERS:
+    target = make_target(modes=MODES, attention=backends)
+    for mode in MODES:
         assert target.runner(mode, device="cpu").attention is backends.get(mode)
 
 
 def test_optional_fields_may_be_those_of_a_mode(make_target):
     optional = {VERIFY: ["input_embeds"], LAYERS: ["temperatures"], DECODE: []}
-    target = make_target(modes=RUNNERS, topk=2, optional_fields=optional)
+    target = make_target(modes=MODES, topk=2, optional_fields=optional)
 
     def fields(mode):
         return {layout.name for layout in target.runner(mode, device="cpu").buffers.layouts}
 
     assert "input_embeds" in fields(VERIFY)
-    assert "custom_mask" not in fields(VERIFY), "what was listed stands for what is implied"
+    assert "custom_mask" not in fields(VERIFY), "listed fields replace the implied ones"
     assert "temperatures" in fields(LAYERS)
     assert "mrope_positions" not in fields(DRAFT)
     implied = make_target(modes=[VERIFY], topk=2).runner(VERIFY, device="cpu")
@@ -89,7 +91,7 @@ def test_an_optional_field_for_all_modes_must_be_one_of_all(make_target):
 
 
 def test_further_fields_may_be_those_of_a_mode(make_target):
-    target = make_target(modes=RUNNERS, inputs_type={EXTEND_V2: WithTemperature})
+    target = make_target(modes=MODES, inputs_type={EXTEND_V2: WithTemperature})
     assert target.runner(EXTEND_V2, device="cpu").buffers.inputs is WithTemperature
     assert target.runner(VERIFY, device="cpu").buffers.inputs is gk.TargetVerifyInputs
 
@@ -102,12 +104,12 @@ def test_a_chain_needs_a_forward_per_step(make_target):
 
 
 @pytest.mark.parametrize("mode", ["TARGET_VERIFY", gk.ForwardMode.IDLE, 3])
-def test_a_forward_for_what_is_no_mode_with_a_runner_is_refused(make_target, mode):
+def test_a_forward_for_something_without_a_runner_is_refused(make_target, mode):
     with pytest.raises(TargetError, match=r"has a forward for .*one of DECODE, TARGET_VERIFY"):
         make_target(forwards={mode: print})
 
 
-def test_what_sample_batch_raises_is_the_targets(make_target):
+def test_an_error_of_sample_batch_is_an_error_of_the_target(make_target):
     target = make_target(sample_batch=lambda mode, batch_size, seed: [][seed])
     text = (
         r"sample_batch\(TARGET_VERIFY, 2, 7\) failed: .*test_target.py:.* raised IndexError: list "
@@ -117,7 +119,7 @@ def test_what_sample_batch_raises_is_the_targets(make_target):
     assert isinstance(caught.value.__cause__, IndexError)
 
 
-def test_what_sample_batch_makes_must_be_inputs(make_target):
+def test_sample_batch_must_return_inputs(make_target):
     target = make_target(sample_batch=lambda *_: None)
     with pytest.raises(TargetError, match=r"made a NoneType for DRAFT. Make graphkit.DraftInputs"):
         target.batch(DRAFT, 2, 7)
@@ -128,9 +130,9 @@ def test_what_sample_batch_makes_must_be_inputs(make_target):
     [
         (lambda: 1, "is of type int. Declare tensors"),
         (lambda: torch.zeros(1).expand(4), "is expanded: its rows share memory"),
-        (lambda: torch.inference_mode()(torch.zeros)(4), "was made under torch.inference_mode"),
+        (lambda: torch.inference_mode()(torch.zeros)(4), "was created under torch.inference_mode"),
     ],
 )
-def test_state_that_cannot_be_put_back_is_refused(make_target, make, why):
+def test_state_that_cannot_be_restored_is_refused(make_target, make, why):
     with pytest.raises(ConfigError, match=f"state 'cache' {why}"):
         make_target(mutable_state={"cache": make()}).runner(VERIFY, device="cpu")

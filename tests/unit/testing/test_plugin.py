@@ -57,12 +57,12 @@ def test_a_planted_pad_leak_fails_with_the_right_words(run_target):
     result.stdout.fnmatch_lines_random([
         "*models:target TARGET_VERIFY equivalence[[]3[]]*",
         "TARGET_VERIFY: the replay of 1 live request at captured size 3 is wrong: padding*",
-        "  guilty: padding",
-        "  likely: leaking pad row. *",
+        "  at fault: padding",
+        "  probable bug: leaking pad row. *",
         "*models:target TARGET_VERIFY pads[[]3[]]*",
-        "leaking pad row: TARGET_VERIFY 3: with 1 live request and * in pad rows, row 0 of *",
+        "leaking pad row: TARGET_VERIFY 3: row 0 of next_token_logits (request 0 of 1) is *",
         "  expected: *",
-        "  Compute every row from itself alone*",
+        "  Compute every row from that row alone*",
         "FAILED models:target::TARGET_VERIFY::pads[[]3[]]*",
     ])  # fmt: skip
     assert "Traceback" not in result.stdout.str()
