@@ -22,23 +22,28 @@ SIGNALS = pytest.mark.parametrize(
     ("number", "code", "text"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
-TARGET = """
+WAITING = """
 import sys, time
+from graphkit.cli import inspect, main
 from graphkit.cli.output import progress_on_stderr
 
-with progress_on_stderr() as progress:
-    progress(1, 2, "working")
-    print("ready", file=sys.stderr, flush=True)
-    time.sleep(60)
+def wait(_):
+    with progress_on_stderr() as progress:
+        progress(1, 2, "working")
+        print("ready", file=sys.stderr, flush=True)
+        time.sleep(60)
+
+inspect.load_record = wait
+sys.exit(main(["inspect", "record.json"]))
 """
-"""Shows a progress bar while a command imports it, then waits."""
+"""A command that shows a progress bar and then waits; it imports no torch, which takes seconds."""
 
 
 def on_terminal(number, arguments, ready):
-    """Run a command on a terminal, send a signal once ``ready`` is written; return all of it."""
+    """Run Python on a terminal, send a signal once ``ready`` is written; return output and code."""
     main_end, its_end = pty.openpty()
     command = subprocess.Popen(
-        [sys.executable, "-m", "graphkit", *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True,
     )  # fmt: skip
     os.close(its_end)
@@ -57,9 +62,8 @@ def on_terminal(number, arguments, ready):
 
 
 @SIGNALS
-def test_a_signal_ends_a_command_and_restores_the_cursor(here, number, code, text):
-    (here / "waits.py").write_text(TARGET)
-    written, ended = on_terminal(number, ("capture", "waits:target"), b"ready")
+def test_a_signal_ends_a_command_and_restores_the_cursor(number, code, text):
+    written, ended = on_terminal(number, ("-c", WAITING), b"ready")
     assert ended == code
     assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l"), "the cursor is visible"
     assert written.endswith(f"\r\nerror: {text}\r\n".encode())
@@ -68,7 +72,8 @@ def test_a_signal_ends_a_command_and_restores_the_cursor(here, number, code, tex
 
 @SIGNALS
 def test_a_signal_ends_the_screen_and_restores_the_terminal(number, code, text):
-    written, ended = on_terminal(number, ("inspect", RECORD), b"reference model")
+    screen = ("-m", "graphkit", "inspect", RECORD)
+    written, ended = on_terminal(number, screen, b"reference model")
     assert ended == code
     assert written.count(b"\x1b[?1049h") == written.count(b"\x1b[?1049l") == 1
     assert written.endswith(f"error: {text}\r\n".encode())

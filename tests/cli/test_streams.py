@@ -52,8 +52,9 @@ def test_a_reader_that_leaves_early_is_no_failure(command, broken_pipe, argument
 def test_a_broken_pipe_changes_neither_exit_code_nor_output_file(
     run, broken_pipe, tiny, here, monkeypatch
 ):
-    monkeypatch.setattr(sys, "stdout", os.fdopen(os.dup(broken_pipe), "w"))
-    ended = run("capture", f"{tiny}:leaks", "--mode", "decode", "--out", "o.json")
+    with os.fdopen(os.dup(broken_pipe), "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        ended = run("capture", f"{tiny}:leaks", "--mode", "decode", "--out", "o.json")
     assert (ended.code, ended.messages) == (1, ["wrote o.json"])
     assert CaptureRecord.load(here / "o.json").mismatches
 
