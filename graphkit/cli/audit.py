@@ -27,9 +27,6 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Search the graphs of a target for baked values, undeclared memory, leaking "
         "pad rows and other causes of wrong replays, mode by mode.",
         epilog="""
-With --batch-sizes left out, an audit captures the smallest size of TARGET, a middle one and the
-largest.
-
 Exit code 1: a finding is an error, or a forward cannot be captured. Other findings do not change
 the exit code.
 
@@ -42,7 +39,7 @@ Examples:
         formatter_class=HelpFormatter,
     )
     add_target_argument(parser)
-    add_target_options(parser)
+    add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
     parser.add_argument(
         "--only", type=_parse_names, metavar="baked,pads",
         help="audits to run, of warmup, baked, pointers, pads, shadow, misses; default: all, none "

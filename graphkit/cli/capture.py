@@ -29,7 +29,7 @@ Exit code 1: a replay is wrong, or a forward cannot be captured.
 
 Examples:
   graphkit capture
-  graphkit capture engine.targets:llama --mode target_verify --batch-sizes 1,8,32
+  graphkit capture engine.targets:llama --mode target_verify --batch-sizes 1,8
 """,
         formatter_class=HelpFormatter,
     )

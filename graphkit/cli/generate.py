@@ -77,7 +77,8 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--generation", choices=("v1", "v2"),
-        help="how steps meet the host: v1 with the host in the loop, v2 overlapped; default: v2",
+        help="v1 waits for the host after each step, v2 overlaps steps with the host; default: v2 "
+        "where the settings allow it",
     )  # fmt: skip
 
 

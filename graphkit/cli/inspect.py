@@ -29,6 +29,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "its cost: on a terminal as a screen (press ? for its keys), in a pipe as text. A saved "
         "record needs neither a GPU nor a model.",
         epilog="""
+With a RECORD, --mode selects what is shown, by the name of a mode or of a graph, and --batch-sizes
+does not apply.
+
 Exit code 1: the record cannot be read, or a replay of TARGET is wrong.
 
 Examples:

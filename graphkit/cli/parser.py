@@ -24,6 +24,7 @@ Exit codes:
   2    usage: arguments or files that cannot be used
   3    no usable device
   130  interrupted (Ctrl-C)
+  143  terminated (SIGTERM)
 
 graphkit COMMAND --help describes a command and its options, with examples.
 """,

@@ -47,8 +47,15 @@ def add_target_argument(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """Declare --mode, --batch-sizes and --device."""
+def add_target_options(
+    parser: argparse.ArgumentParser, *, default_sizes: str = "those of TARGET"
+) -> None:
+    """Declare --mode, --batch-sizes and --device.
+
+    Args:
+        parser: The parser of the command.
+        default_sizes: What the command captures without --batch-sizes.
+    """
     modes = [mode.name for mode in ForwardMode if not mode.is_idle()]
     parser.add_argument(
         "--mode", action="append", metavar="M",
@@ -58,7 +65,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-sizes", type=_parse_sizes, metavar="1,2,4",
         help="batch sizes to capture, in requests; the largest batch of TARGET is always added; "
-        "default: the sizes that TARGET names",
+        f"default: {default_sizes}",
     )  # fmt: skip
     add_device_option(parser)
 
