@@ -22,7 +22,7 @@ REFERENCE = "graphkit.reference:reference_target"
 
 @dataclass(frozen=True, slots=True)
 class TargetSelection:
-    """What of a TARGET a command captures, and where.
+    """A TARGET with the modes, sizes and device that a command selects.
 
     Attributes:
         target: The TARGET.

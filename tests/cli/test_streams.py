@@ -1,4 +1,4 @@
-"""The standard streams of a command: closed, full, broken, or with another encoding."""
+"""The standard streams of a command: closed, full, broken, or with a narrow encoding."""
 
 from __future__ import annotations
 

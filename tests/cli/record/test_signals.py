@@ -87,17 +87,17 @@ def test_a_signal_to_the_group_reaches_the_program_once(noting, send_repeatedly,
 
 def test_ctrl_c_on_a_terminal_reaches_the_program_once(noting, send_repeatedly, seen):
     """The terminal signals both, because both are in its foreground group."""
-    ours, theirs = os.openpty()
+    main_end, its_end = os.openpty()
 
     def at_terminal(record):
         # The first terminal that the leader of a new session opens becomes its own.
-        opens = f"import os; os.close(os.open({os.ttyname(theirs)!r}, os.O_RDWR))"
+        opens = f"import os; os.close(os.open({os.ttyname(its_end)!r}, os.O_RDWR))"
         return [sys.executable, "-c", f"{opens}; os.execv({sys.executable!r}, {record!r})"]
 
-    with noting(at_terminal, stdin=theirs):
-        send_repeatedly(lambda: os.write(ours, b"\x03"))
-    os.close(ours)
-    os.close(theirs)
+    with noting(at_terminal, stdin=its_end):
+        send_repeatedly(lambda: os.write(main_end, b"\x03"))
+    os.close(main_end)
+    os.close(its_end)
     assert seen() == ["SIGINT"] * TIMES
 
 
