@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -34,36 +34,17 @@ class ViewState:
     cursor: str = ""
 
 
-class _PageText:
-    """The cells of a page's rows, each row formatted once."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self._cells: dict[str, tuple[str, ...]] = {}
-
-    def cells(self, row: Row) -> tuple[str, ...]:
-        if row.key not in self._cells:
-            self._cells[row.key] = self.page.cells(row)
-        return self._cells[row.key]
-
-    def containing(self, words: str, lines: Iterable[Line]) -> Iterator[Line]:
-        """Yield the lines that contain the words; none for no words."""
-        matches = matcher(words, [column.name for column in self.page.columns])
-        if matches:
-            yield from (line for line in lines if matches(self.cells(line.row), line.row.note))
-
-
 class _Lines:
-    """The lines of a page in one state, each computed when it is first needed."""
+    """The lines of a listing in one state, each computed when it is first needed."""
 
-    def __init__(self, text: _PageText, state: ViewState) -> None:
-        self._text, self._state = text, state
-        self._order = order_by(text.page.columns, state.sort, state.is_reversed)
+    def __init__(self, listing: Listing) -> None:
+        self._listing, self._state, self._page = listing, listing.state, listing.page
+        self._order = order_by(self._page.columns, self._state.sort, self._state.is_reversed)
 
     @cached_property
     def visible(self) -> tuple[Line, ...]:
-        opened = self._state.opened
-        return self._flatten(lambda row: row.key in opened)
+        """The lines on the screen."""
+        return self._flatten(lambda row: row.key in self._state.opened)
 
     @cached_property
     def all(self) -> tuple[Line, ...]:
@@ -73,26 +54,27 @@ class _Lines:
     @cached_property
     def matches(self) -> tuple[Line, ...]:
         """The lines that contain the words of the search, those in closed rows included."""
-        return tuple(self._text.containing(self._state.search, self.all))
+        return tuple(self._listing.containing(self._state.search, self.all))
 
     @cached_property
     def _kept(self) -> frozenset[str] | None:
         """Keys of the rows that pass the filter and of those around them; ``None`` for all."""
         if not self._state.filter:
             return None
-        lines = flatten(self._text.page.rows)
-        found = list(self._text.containing(self._state.filter, lines))
+        lines = flatten(self._page.rows)
+        found = list(self._listing.containing(self._state.filter, lines))
         return keys_around(found).union(line.row.key for line in found)
 
-    def _flatten(self, is_open: Any) -> tuple[Line, ...]:
+    def _flatten(self, is_open: Callable[[Row], bool]) -> tuple[Line, ...]:
         kept = self._kept
-        lines = flatten(
-            self._text.page.rows,
-            is_open=is_open,
-            is_kept=lambda row: kept is None or row.key in kept,
-            order=self._order,
+        return tuple(
+            flatten(
+                self._page.rows,
+                is_open=is_open,
+                is_kept=lambda row: kept is None or row.key in kept,
+                order=self._order,
+            )
         )
-        return tuple(lines)
 
 
 class Listing:
@@ -103,8 +85,8 @@ class Listing:
         self.state = state or ViewState(opened=page.opened)
         self.at = 0
         self._is_tree = any(row.make_children for row in page.rows)
-        self._text = _PageText(page)
-        self._lines = _Lines(self._text, self.state)
+        self._cells: dict[str, tuple[str, ...]] = {}
+        self._lines = _Lines(self)
         self._change()
 
     @property
@@ -150,7 +132,15 @@ class Listing:
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """Return a row's values as text, each on one line."""
-        return self._text.cells(row)
+        if row.key not in self._cells:
+            self._cells[row.key] = self.page.cells(row)
+        return self._cells[row.key]
+
+    def containing(self, words: str, lines: Iterable[Line]) -> Iterator[Line]:
+        """Yield the lines that contain the words; none for no words."""
+        matches = matcher(words, [column.name for column in self.page.columns])
+        if matches:
+            yield from (line for line in lines if matches(self.cells(line.row), line.row.note))
 
     def line_cells(self, line: Line) -> tuple[str, ...]:
         """Return a line's texts, the first one indented and marked if it can be opened."""
@@ -199,7 +189,7 @@ class Listing:
     def filter(self, words: str) -> None:
         """Show only rows that contain the words and the rows around them; no words show all."""
         self._change(filter=words.strip())
-        found = self._text.containing(self.state.filter, self.all_lines)
+        found = self.containing(self.state.filter, self.all_lines)
         self._change(opened=self.state.opened | keys_around(found))
 
     def search(self, words: str) -> bool:
@@ -246,7 +236,7 @@ class Listing:
         """Change the state, with the cursor on its row or else on the nearest one around it."""
         around = self.line.parents if self.line else ()
         self.state = replace(self.state, **facts)
-        self._lines = _Lines(self._text, self.state)
+        self._lines = _Lines(self)
         positions = {line.row.key: at for at, line in enumerate(self.lines)}
         wanted = (self.state.cursor, *reversed(around))
         self.go(next((positions[key] for key in wanted if key in positions), self.at))

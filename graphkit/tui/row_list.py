@@ -17,6 +17,8 @@ from graphkit.views.columns import GAP, ColumnSpan, align_cells, fit, widest
 
 _MARGIN = 2
 """Cells to the left of a row, for the mark of the selected one."""
+_CHUNK = 100
+"""Rows for which columns keep their widths while scrolling."""
 _HEADING = Style(bold=True, underline=True)
 _SELECTED = Style(reverse=True)
 _TONES = {
@@ -50,7 +52,7 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
     def __init__(self, listing: Listing) -> None:
         super().__init__()
         self.listing = listing
-        self._wanted: list[int] = []
+        self._fitted: tuple[int, ...] = ()
         self._spans: tuple[ColumnSpan, ...] = ()
 
     @property
@@ -61,7 +63,7 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
     def update(self) -> None:
         """Draw the rows again after they changed."""
         self.virtual_size = Size(0, len(self.listing.lines) + 1)
-        self._wanted = []
+        self._fitted = ()
         self.follow()
 
     def follow(self) -> None:
@@ -73,7 +75,7 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Widen the columns for the rows that come into sight."""
+        """Fit the columns to the rows that come into sight."""
         super().watch_scroll_y(old_value, new_value)
         self._fit_columns()
 
@@ -107,15 +109,15 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         return Strip(segments).adjust_cell_length(self.size.width)
 
     def _fit_columns(self) -> None:
-        """Fit the columns to the rows in sight; within one state they only grow."""
-        first = self.scroll_offset.y
-        lines = self.listing.lines[first : first + self.num_rows]
-        rows = [self.listing.headings, *map(self.listing.line_cells, lines)]
-        self._wanted = widest(rows) if not self._wanted else [
-            max(pair) for pair in zip(self._wanted, widest(rows), strict=True)
-        ]  # fmt: skip
+        """Fit the columns to a chunk of rows around those in sight, once per chunk."""
         room = self.scrollable_content_region.width - _MARGIN
-        self._spans = fit(self.listing.page.columns, self._wanted, room)
+        first, lines = self.scroll_offset.y // _CHUNK * _CHUNK, self.listing.lines
+        chunk = lines[first : first + _CHUNK + self.num_rows]
+        fitted = (first, len(chunk), room)
+        if fitted != self._fitted:
+            self._fitted = fitted
+            rows = [self.listing.headings, *map(self.listing.line_cells, chunk)]
+            self._spans = fit(self.listing.page.columns, widest(rows), room)
 
     def _sort_by_heading_at(self, x: int) -> None:
         for span in self._spans:

@@ -1,6 +1,6 @@
 """Handmade records like those of an H200, and a driver for the screen at any size.
 
-``GRAPHKIT_REFRESH_GOLDEN=1 pytest tests/tui`` rewrites the golden screens; then review the difference.
+``GRAPHKIT_REFRESH_GOLDEN=1 pytest tests/tui`` rewrites the golden screens; review the difference.
 """
 
 from __future__ import annotations
@@ -287,7 +287,10 @@ class Driver:
         self.app, self.pilot = app, pilot
 
     async def press(self, *keys):
-        await self.pilot.press(*keys)
+        """Press keys, each after the layout that follows the one before."""
+        for key in keys:
+            await self.pilot.press(key)
+            await self.pilot.pause()
         await self.settle()
 
     async def restart(self, record):
@@ -310,7 +313,7 @@ class Driver:
     async def settle(self):
         """Wait until the screen no longer changes."""
         seen = []
-        while len(seen) < 3 or len(set(seen[-3:])) > 1:
+        while len(seen) < 4 or len(set(seen[-4:])) > 1:  # a layout takes several messages
             await self.pilot.pause()
             seen.append(self.text)
 
