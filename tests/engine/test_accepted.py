@@ -15,7 +15,7 @@ import torch
 from graphkit.engine import SamplingParams
 from graphkit.reference import full_logits
 
-STEPS, COUNT, PROMPTS = 4, 17, 10
+STEPS, COUNT, PROMPTS = 4, 17, 6
 MARGIN = STEPS + 1
 """Tokens that the last step may accept behind the end of a request."""
 
@@ -57,9 +57,8 @@ class SimpleDrafter:
 
     def candidates(self, tokens, label):
         """Return the K best tokens after ``tokens``, with the errors of a (token, position)."""
-        wrong = self.with_errors(
-            self.last_logits(tuple(tokens)), torch.tensor([label]).float(), self.topk
-        )
+        labels = torch.tensor([label]).float()
+        wrong = self.with_errors(self.last_logits(tuple(tokens)), labels, self.topk)
         values, found = wrong.softmax(-1)[0].topk(self.topk)
         return list(zip(values.tolist(), found.tolist(), strict=True))
 

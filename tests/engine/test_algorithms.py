@@ -11,7 +11,7 @@ from graphkit.engine import NgramDrafter, SamplingParams
 from graphkit.errors import ConfigError, GraphkitError
 from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
 
-REQUESTS = 28
+REQUESTS = 20
 EXAMPLE = Path(__file__).parents[2] / "tools" / "examples" / "custom_algorithm.py"
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
 
