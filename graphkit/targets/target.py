@@ -1,4 +1,4 @@
-"""What ``graphkit capture`` and its sisters work on: a model's forwards with everything around."""
+"""Targets: the forwards of a model, with everything that is needed to capture and check them."""
 
 from __future__ import annotations
 
@@ -24,37 +24,38 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureTarget:
-    """A model, and its draft models if it has any, for the command line and the audits.
+    """A model and its draft models, with everything that commands, audits and tests need.
 
-    Raises:
-        TargetError: A forward is for something that is no mode with a runner.
+    Commands take a target as ``package.module:attribute``, or a function that returns one. The
+    function is called with ``device=`` if it takes that. ``tools/examples/own_target.py`` is a
+    complete example.
 
-    Commands take one as ``package.module:attribute``, or a function that makes one, called with
-    ``device=`` if it takes that. ``tools/examples/own_target.py`` is a whole one.
-
-    ``attention``, ``optional_fields`` and ``inputs_type`` apply to all modes, or are mappings from
-    a mode to its value; a mode that is not in the mapping has none.
+    ``attention``, ``optional_fields``, ``inputs_type`` and ``output_type`` apply to all modes, or
+    are mappings from a mode to its value; a mode that is not in the mapping has none.
 
     Attributes:
-        name: Shown to people.
-        spec: How its algorithm drafts and verifies.
-        sizes: How large the buffers must be.
-        forwards: The forward of each mode, as the mode's runner takes it (``RUNNERS``); of
-            MULTI_LAYER_EAGLE a sequence, one per step.
-        sample_batch: ``sample_batch(mode, batch_size, seed)`` makes a live batch, the same for the
-            same arguments: the mode's inputs, numpy arrays or CPU tensors, and hidden states on the
-            target's device. What is missing is refused by name.
-        weights: A module, or tensors by name; constant while graphs live.
-        mutable_state: Tensors that a step of any mode may change, by name: KV pools, counters.
-        host_values: Host-side values that a graph must not freeze: name -> (setter, two or more
-            values). A value that is set applies from the next step on, replayed or not.
-        attention: The attention backend that forwards read ``inputs.attention`` from. A draft model
+        name: Name for messages and records.
+        spec: How the algorithm drafts and verifies.
+        sizes: Sizes of the buffers.
+        forwards: Forward of each mode, as the mode's runner takes it (``graphkit.runners.RUNNERS``);
+            for MULTI_LAYER_EAGLE a sequence with one forward per step.
+        sample_batch: ``sample_batch(mode, batch_size, seed)`` returns a live batch, the same for
+            the same arguments: the mode's inputs as numpy arrays or CPU tensors, with hidden
+            states on the target's device.
+        weights: A module, or tensors by name; constant while graphs exist.
+        mutable_state: Tensors that a step of any mode may change, by name, such as KV pools.
+        host_values: Host values that a graph must not keep, by name: a setter, and two or more
+            values for it. A value applies from the next step on, whether that is a replay or not.
+        attention: Attention backend that forwards read ``inputs.attention`` from. A draft model
             has its own KV pool, hence its own backend.
-        batch_sizes: Sizes to capture beside the largest unless asked otherwise; ``None`` takes the
-            field's list.
+        batch_sizes: Sizes to capture in addition to the largest; ``None`` takes the default list.
         optional_fields: Optional fields that batches bring; ``None`` takes what the spec implies,
             such as ``custom_mask`` for trees.
-        inputs_type: A subclass of the mode's inputs that declares further fields.
+        inputs_type: Subclass of the mode's inputs that declares further fields.
+        output_type: Class of the output of STEP, which has no fixed one.
+
+    Raises:
+        TargetError: ``forwards`` has a key without a runner.
     """
 
     name: str
@@ -77,15 +78,16 @@ class CaptureTarget:
         for mode in self.forwards:
             if mode not in RUNNERS:
                 raise TargetError(
-                    f"target {self.name!r} has a forward for {mode!r}. Forwards are a mapping from "
-                    f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
+                    f"target {self.name!r} has a forward for {mode!r}, which is no mode with a runner. "
+                    f"Use graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
                 )
 
     def batch(self, mode: ForwardMode, batch_size: int, seed: int) -> Any:
-        """What ``sample_batch`` makes, if it is of the size that was asked for.
+        """Return a batch of ``sample_batch``, checked.
 
         Raises:
-            TargetError: It is not, or ``sample_batch`` raises.
+            TargetError: ``sample_batch`` raised an error, or returned something other than a batch
+                of ``batch_size`` requests.
         """
         try:
             batch = self.sample_batch(mode, batch_size, seed)
@@ -96,13 +98,14 @@ class CaptureTarget:
             ) from error
         if not isinstance(batch, StepInputs):
             raise TargetError(
-                f"target {self.name!r}: sample_batch made a {type(batch).__name__} for "
-                f"{mode.name}. Make graphkit.{RUNNERS[mode].buffers_type.inputs_type.__name__}."
+                f"target {self.name!r}: sample_batch returned a {type(batch).__name__} for "
+                f"{mode.name}. Return graphkit."
+                f"{RUNNERS[mode].buffers_type.inputs_type.__name__}."
             )
         if batch.batch_size != batch_size:
             raise TargetError(
-                f"target {self.name!r}: sample_batch made {batch.batch_size} requests where "
-                f"{batch_size} were asked for."
+                f"target {self.name!r}: sample_batch({mode.name}, {batch_size}, {seed}) returned "
+                f"{batch.batch_size} requests instead of {batch_size}."
             )
         return batch
 
@@ -114,7 +117,7 @@ class CaptureTarget:
         device: torch.device | str = "auto",
         backend: Backend | None = None,
     ) -> Runner[Any, Any]:
-        """A planned runner for one of the target's modes.
+        """Return a planned runner for one of the target's modes.
 
         Raises:
             TargetError: The target has no forward for the mode.
@@ -124,8 +127,10 @@ class CaptureTarget:
             raise TargetError(
                 f"target {self.name!r} has no forward for {mode.name}; it has {names}."
             )
-        kind = RUNNERS[mode]
-        attention = _of_mode(self.attention, mode)
+        kind, attention = RUNNERS[mode], _of_mode(self.attention, mode)
+        settings = kind.declared(_of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode))
+        if attention is not None:
+            settings["attention"] = attention
         return kind(
             self.forwards[mode],
             spec=self.spec,
@@ -133,10 +138,9 @@ class CaptureTarget:
             batch_sizes=self.batch_sizes if batch_sizes is None else batch_sizes,
             device=device,
             backend=backend,
-            **({} if attention is None else {"attention": attention}),
             optional_fields=_of_mode(self.optional_fields, mode),
-            **kind.declared(_of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode)),
             mutable_state=self.mutable_state,
+            **settings,
         )
 
 

@@ -1,8 +1,9 @@
-"""Imports point down only, torch comes last, and nobody imports a room by its bare name."""
+"""Imports point down only and form no circle; torch loads last; rooms have one name."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import subprocess
 import sys
@@ -16,26 +17,28 @@ LEVELS = (
     ("cli", "tui"),
     ("views",),
     ("reference",),
-    ("testing",),
-    ("audit",),
+    ("testing", "audit"),
+    ("verify",),
     ("engine", "targets", "recording"),
     ("runners",),
     ("buffers", "attention", "kv"),
     ("graphs",),
     ("ops", "spec"),
+    ("diff",),
     ("errors", "config", "records", "version"),
 )
-"""Rooms from the top down; a room may import those of lower levels."""
+"""Rooms from the top down. A room may import those of lower levels."""
 
-FACE = "the face"
+FACE = "graphkit"
 SIDEWAYS = {
     ("attention", "kv"),
     ("cli", FACE),
     ("cli", "tui"),
     ("config", "errors"),
     ("records", "errors"),
+    ("testing", "audit"),
 }
-"""The imports that are allowed within one level, and that of the face, which lies above all."""
+"""Imports that are allowed within one level, and that of the package itself."""
 
 WITHOUT_TORCH = ("version", "errors", "config", "records", "recording", "spec", "cli", "testing")
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -55,7 +58,7 @@ def python_files(*folders):
 
 
 def imports_of(source, package=""):
-    """(line, module, names) of every import that runs, functions included."""
+    """Yield (line, module, names) of every import that runs, inside functions too."""
     yield from _imports_in(ast.parse(source), package.split("."))
 
 
@@ -74,7 +77,7 @@ def _imports_in(node, package):
 
 
 def rooms_of(module, names):
-    """The rooms of graphkit that an import reaches; ``FACE`` for itself, and what it loads."""
+    """Return the rooms that an import reaches; ``FACE`` stands for the package itself."""
     first, _, rest = module.partition(".")
     if first != "graphkit":
         return set()
@@ -83,7 +86,7 @@ def rooms_of(module, names):
     return {name if name in LEVEL_OF else FACE for name in names} or {FACE}
 
 
-def offences(path, source, room):
+def violations(path, source, room):
     package = ".".join(path.parent.parts)
     for line, module, names in imports_of(source, package):
         for imported in rooms_of(module, names):
@@ -105,18 +108,50 @@ def test_imports_point_down():
     for file in python_files("graphkit"):
         path = file.relative_to(ROOT)
         if room_of(path) not in ("__init__", "__main__"):
-            found += offences(path, file.read_text(encoding="utf-8"), room_of(path))
+            found += violations(path, file.read_text(encoding="utf-8"), room_of(path))
     assert not found, "\n".join(found)
 
 
-def test_the_face_imports_no_room_until_asked():
+def module_name(file):
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def file_imports():
+    """Return the modules that each module of the package imports at run time."""
+    files = {module_name(file): file for file in python_files("graphkit")}
+    graph = {}
+    for name, file in files.items():
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        named = [
+            f"{module}.{each}" if f"{module}.{each}" in files else module
+            for _, module, names in imports_of(file.read_text(encoding="utf-8"), package)
+            for each in names or [""]
+        ]
+        graph[name] = {module for module in named if module in files} - {name}
+    return graph
+
+
+def test_no_circle_between_files():
+    graphlib.TopologicalSorter(file_imports()).prepare()  # raises CycleError
+
+
+def test_the_search_for_circles_finds_one():
+    graph = file_imports()
+    assert len(graph) > 200
+    graph["graphkit.graphs.backend"] = graph["graphkit.graphs.backend"] | {"graphkit.runners"}
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_the_package_imports_no_room_before_a_name_is_used():
     source = (ROOT / "graphkit" / "__init__.py").read_text(encoding="utf-8")
     found = [i[1] for i in imports_of(source, "graphkit") if i[1].startswith("graphkit")]
     assert found == ["graphkit.version"]
 
 
 @pytest.mark.parametrize("top", ["graphkit", "tests", "tools"])
-def test_nobody_imports_a_bare_room(top):
+def test_no_file_imports_a_bare_room(top):
     found = [
         f"{file.relative_to(ROOT)}:{line}"
         for file in python_files(top)
@@ -147,13 +182,13 @@ def test_nobody_imports_a_bare_room(top):
         ("errors", "try:\n    import graphkit.config\nexcept ImportError:\n    pass", [2]),
     ],
 )
-def test_the_reader_of_imports_finds(room, source, lines):
+def test_the_check_of_imports_finds(room, source, lines):
     path = Path("graphkit") / room / "module.py"
-    assert [int(text.split(":")[1]) for text in offences(path, source, room)] == lines
+    assert [int(text.split(":")[1]) for text in violations(path, source, room)] == lines
 
 
 def loaded_after(code):
-    """Top-level modules that a fresh interpreter has loaded after running ``code``."""
+    """Return the top-level modules that a new interpreter has loaded after running ``code``."""
     report = "\nimport sys; print('LOADED', *{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", code + report], capture_output=True, text=True, check=True
@@ -166,7 +201,7 @@ def test_a_room_without_torch_stays_without(room):
     assert not {"torch", "numpy", "triton"} & loaded_after(f"import graphkit.{room}")
 
 
-def test_the_face_stays_without_torch():
+def test_the_package_stays_without_torch():
     code = "import graphkit; dir(graphkit); graphkit.SpecConfig('EAGLE', 3, 1, 4).plan()"
     assert not {"torch", "numpy", "triton"} & loaded_after(code)
     assert "torch" in loaded_after("import graphkit; graphkit.SizeTable")

@@ -211,8 +211,9 @@ def _new_capture(
     sizes = [each for each in runner.table if each >= size]
     backend = runner.backend
     if isinstance(backend, CudaBackend):
-        backend = CudaBackend(runner.device)
-        backend.stream = runner.backend.stream  # libraries keep a workspace per stream
+        new_pool = CudaBackend(runner.device)
+        new_pool.stream = backend.stream  # libraries keep a workspace per stream
+        backend = new_pool
     with runner.captured_aside(
         batch_sizes=sizes, backend=backend, attribution=attribution
     ) as graphs:
