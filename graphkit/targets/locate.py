@@ -1,4 +1,4 @@
-"""From ``package.module:attribute`` to a CaptureTarget."""
+"""Import of targets by name."""
 
 from __future__ import annotations
 
@@ -14,29 +14,40 @@ from graphkit.targets.target import CaptureTarget
 
 
 def locate(text: str, device: str) -> CaptureTarget:
-    """Import what ``text`` names; call it if it is a factory.
+    """Return the target that a name such as ``package.module:attribute`` stands for.
 
-    The working directory is on the path. A factory is called with ``device=`` if it takes one.
+    Modules in the working directory can be named. If the attribute is a function, it is called,
+    with ``device=`` if it takes that.
+
+    Args:
+        text: The name.
+        device: Passed to a function.
 
     Raises:
-        TargetError: The text has no colon, the import fails, or the result is no CaptureTarget.
+        TargetError: The text has another form, the import or the call fails, or the result is no
+            CaptureTarget.
     """
     module_name, colon, attribute = text.partition(":")
     if not (module_name and colon and attribute):
-        raise TargetError(f"TARGET {text!r} is not of the form package.module:attribute.")
+        raise TargetError(f"TARGET {text!r} does not have the form package.module:attribute.")
     if "/" in module_name or module_name.endswith(".py"):
         raise TargetError(
-            f"TARGET {text!r} names a file. Name its module as python imports it from here, "
-            "package.module:attribute."
+            f"TARGET {text!r} names a file. Name the module as Python imports it from the working "
+            "directory: package.module:attribute."
         )
     found = _attribute(_module(module_name, text), attribute, text)
     if isinstance(found, CaptureTarget):
         return found
     if not callable(found):
-        raise TargetError(f"TARGET {text!r} is a {type(found).__name__}, not a CaptureTarget.")
+        raise TargetError(
+            f"TARGET {text!r} is a {type(found).__name__}. Name a graphkit.CaptureTarget, or a "
+            "function that returns one."
+        )
     made = _call(found, device, text)
     if not isinstance(made, CaptureTarget):
-        raise TargetError(f"TARGET {text!r} made a {type(made).__name__}, not a CaptureTarget.")
+        raise TargetError(
+            f"TARGET {text!r} returned a {type(made).__name__}, not a graphkit.CaptureTarget."
+        )
     return made
 
 
@@ -54,7 +65,7 @@ def _attribute(module: Any, attribute: str, text: str) -> Any:
     try:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
-        raise TargetError(f"TARGET {text!r} not found: {_first_line(error)}.") from error
+        raise TargetError(f"TARGET {text!r} was not found: {_first_line(error)}.") from error
     except (Exception, SystemExit) as error:
         raise TargetError(f"TARGET {text!r} cannot be read: {_brief(error)}.") from error
 

@@ -37,8 +37,8 @@ class CaptureTarget:
         name: Name for messages and records.
         spec: How the algorithm drafts and verifies.
         sizes: Sizes of the buffers.
-        forwards: Forward of each mode, as the mode's runner takes it (``graphkit.runners.RUNNERS``);
-            for MULTI_LAYER_EAGLE a sequence with one forward per step.
+        forwards: Forward of each mode, as the mode's runner takes it; see
+            ``graphkit.runners.RUNNERS``. For MULTI_LAYER_EAGLE one forward per step.
         sample_batch: ``sample_batch(mode, batch_size, seed)`` returns a live batch, the same for
             the same arguments: the mode's inputs as numpy arrays or CPU tensors, with hidden
             states on the target's device.
@@ -78,8 +78,8 @@ class CaptureTarget:
         for mode in self.forwards:
             if mode not in RUNNERS:
                 raise TargetError(
-                    f"target {self.name!r} has a forward for {mode!r}, which is no mode with a runner. "
-                    f"Use graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
+                    f"target {self.name!r} has a forward for {mode!r}, which has no runner. Use "
+                    f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
                 )
 
     def batch(self, mode: ForwardMode, batch_size: int, seed: int) -> Any:

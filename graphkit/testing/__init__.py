@@ -1,8 +1,8 @@
-"""The replay-equivalence kit: is a captured model what it is without graphs?
+"""The replay-equivalence kit: tests that replays agree with the model without graphs.
 
-``assert_replay_equivalent`` for tests of one's own, hypothesis strategies for batches, and a pytest
+``assert_replay_equivalent`` for your own tests, hypothesis strategies for batches, and a pytest
 plugin: the fixture ``replay_equivalence``, and ``pytest --graphkit package.module:attribute``.
-Names load on first use: pytest imports this room in every run, and torch is for those who use it.
+Names load on first use, because pytest imports this package in every run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What ``pytest --graphkit`` collects: a target, its modes, and a test per size and property.
+"""Collection of ``pytest --graphkit``: a target, its modes, and a test per size and property.
 
-A mode is captured when its first test begins, and closed behind its last.
+A mode is captured before its first test and closed after its last.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from graphkit.testing.properties import PROPERTIES, CapturedMode
 
 
 class TargetCollector(pytest.Collector):
-    """A target; its name is the text that names it."""
+    """Collects a target. The collector's name is the TARGET of the command line."""
 
     def collect(self) -> Iterator[pytest.Collector]:
-        """Its modes."""
+        """Yield the modes."""
         try:
             device = str(resolve_device(self.config.option.graphkit_device))
             target = locate(self.name, device)
@@ -35,10 +35,10 @@ class TargetCollector(pytest.Collector):
 
 
 class ModeCollector(pytest.Collector):
-    """A mode of a target.
+    """Collects the tests of a mode.
 
     Attributes:
-        captured: While its tests run.
+        captured: The captured mode, while its tests run.
     """
 
     captured: CapturedMode
@@ -50,21 +50,21 @@ class ModeCollector(pytest.Collector):
         self._target, self._mode, self._device = target, mode, device
 
     def collect(self) -> Iterator[pytest.Item]:
-        """A test per property and size."""
+        """Yield a test per property and size."""
         table = SizeTable(self._target.sizes.max_batch_size, self._target.batch_sizes)
         for size in table:
             for name in PROPERTIES:
                 yield PropertyItem.from_parent(self, name=f"{name}[{size}]", of=name, size=size)
 
     def setup(self) -> None:
-        """Capture."""
+        """Capture the mode."""
         wanted = {item.of for item in self._items() if item.parent is self}
         self.captured = CapturedMode(self._target, self._mode, self._device, wanted)
         if self.captured.eager_reason:
             pytest.skip(self.captured.eager_reason)
 
     def teardown(self) -> None:
-        """Give the graphs back."""
+        """Close the graphs."""
         if hasattr(self, "captured"):
             self.captured.close()
 
@@ -73,10 +73,10 @@ class ModeCollector(pytest.Collector):
 
 
 class PropertyItem(pytest.Item):
-    """One property at one captured size.
+    """Test of one property at one captured size.
 
     Attributes:
-        of: The property's name.
+        of: Name of the property.
     """
 
     parent: ModeCollector
@@ -86,15 +86,15 @@ class PropertyItem(pytest.Item):
         self.of, self._size = of, size
 
     def runtest(self) -> None:
-        """Fail with what is wrong."""
+        """Check the property."""
         self.parent.captured.check(self.of, self._size)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *rest: Any) -> Any:
-        """What is wrong is all there is to say; where it was found out says nothing."""
+        """Return the text of a failed check alone: its traceback shows only graphkit's code."""
         if isinstance(excinfo.value, (AssertionError, GraphkitError)):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *rest)
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
-        """The heading of a failure."""
+        """Return the heading of a failure."""
         return self.path, None, self.nodeid.replace("::", " ")

@@ -1,7 +1,6 @@
 """The pytest plugin: a fixture, and ``pytest --graphkit package.module:attribute``.
 
-pytest loads this in every run of everyone who has graphkit, so it imports nothing heavy until it is
-asked for.
+pytest loads this module in every run where graphkit is installed, so it imports torch only on use.
 """
 
 from __future__ import annotations
@@ -17,31 +16,32 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options."""
+    """Add the options."""
     group = parser.getgroup("graphkit", "replay equivalence of captured models")
     group.addoption(
         "--graphkit",
         action="append",
         default=[],
         metavar="PACKAGE.MODULE:ATTRIBUTE",
-        help="a graphkit.CaptureTarget, or what makes one: adds a test per mode, captured size and "
-        "property; no other tests are collected unless paths are given; may be given again",
+        help="a graphkit.CaptureTarget, or a function that returns one: adds a test per mode, "
+        "captured size and property; other tests are collected only from given paths; may be "
+        "repeated",
     )
     group.addoption(
         "--graphkit-device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="where --graphkit captures",
+        help="device of --graphkit",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With a target and no path, the target is what is to be tested."""
+    """Collect no other tests if a target but no path is given."""
     if config.option.graphkit and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and -m choose
+@pytest.hookimpl(tryfirst=True)  # before -k and -m select
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Add the tests of every target."""
     for text in session.config.option.graphkit:
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 @pytest.fixture
 def replay_equivalence() -> Callable[..., None]:
-    """Fails the test unless replays are what the forward makes without graphs and padding.
+    """Return a function that fails unless replays agree with the step without graph and padding.
 
     ``replay_equivalence(runner, batches)`` is ``graphkit.testing.assert_replay_equivalent``;
     ``replay_equivalence(target)`` is ``assert_target_equivalent``, which captures every mode.

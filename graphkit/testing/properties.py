@@ -1,4 +1,4 @@
-"""What a captured mode must be at each of its sizes: properties by name."""
+"""Properties that a captured mode must have at each captured size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.testing.equivalence import assert_replay_equivalent, sample_batche
 _AUDITS = {**BEFORE_CAPTURE, **AFTER_CAPTURE}
 
 PROPERTIES = ("equivalence", *_AUDITS)
-"""Their names: replays are right, and no audit finds anything."""
+"""Names of the properties: replays are right, and each audit finds no error."""
 
 
 class CapturedMode:
@@ -26,10 +26,10 @@ class CapturedMode:
         target: The target.
         mode: One of its modes.
         device: ``auto``, ``cpu`` or ``cuda``.
-        wanted: Properties that will be asked for; some must be looked at before the capture.
+        wanted: Properties that will be checked; some audits run before the capture.
 
     Attributes:
-        eager_reason: Why there are no graphs; empty if there are.
+        eager_reason: Why there are no graphs, as a sentence; empty if there are.
 
     Raises:
         CaptureError: The forward cannot be captured.
@@ -48,15 +48,15 @@ class CapturedMode:
         self._runner.capture(attribution=Attribution(target.weights))
 
     def close(self) -> None:
-        """Give the graphs back."""
+        """Close the graphs."""
         self._runner.close()
 
     def check(self, name: str, size: int) -> None:
-        """Fail unless a property holds at a size.
+        """Check a property at a size.
 
         Raises:
-            AssertionError: It does not; the text says what is wrong.
-            GraphkitError: It cannot be looked at.
+            AssertionError: The property does not hold. The text says why.
+            GraphkitError: The audit of the property failed.
         """
         if name == "equivalence":
             batches = sample_batches(self._target, self._runner, size)
@@ -69,7 +69,7 @@ class CapturedMode:
             raise AssertionError("\n\n".join(map(_text, found)))
 
     def _audit(self, name: str) -> None:
-        """Run an audit of all sizes, once; what it raises is for those who ask for it."""
+        """Run an audit of all sizes once. Its error is raised by the checks of its property."""
         log = AuditLog()
         try:
             _AUDITS[name](self._target, self._runner, log)
@@ -87,8 +87,8 @@ def _raising(error: GraphkitError) -> Callable[[], Collection[Finding]]:
 
 
 def _text(finding: Finding) -> str:
-    place = f"{finding.mode} {finding.batch_size or ''}".rstrip()
-    lines = [f"{finding.kind}: {place}: {finding.text}"]
+    size = f"{finding.mode} {finding.batch_size or ''}".rstrip()
+    lines = [f"{finding.kind}: {size}: {finding.text}"]
     if finding.before or finding.after:
         lines += [f"  expected: {finding.before}", f"  got: {finding.after}"]
     lines += [f"  at: {where}" for where in (finding.module, finding.source) if where]

@@ -127,7 +127,7 @@ def test_the_path_is_not_lengthened_twice(module):
 
 @pytest.mark.parametrize("text", ["", ":", "module", "module:", ":attribute", "a.b.c"])
 def test_a_text_of_another_form_is_refused(text):
-    assert refused(text).endswith("is not of the form package.module:attribute.")
+    assert refused(text).endswith("does not have the form package.module:attribute.")
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_a_text_of_another_form_is_refused(text):
         ("two words:x", "cannot be imported: ModuleNotFoundError"),
         ("os:no_such_name", "not found: module 'os' has no attribute 'no_such_name'"),
         ("os:path..join", "not found"),
-        ("os:path", "is a module, not a CaptureTarget"),
-        ("os:getcwd", "made a str, not a CaptureTarget"),
-        ("builtins:dict", "made a dict, not a CaptureTarget"),
-        ("builtins:int", "made a int, not a CaptureTarget"),
+        ("os:path", "is a module. Name a graphkit.CaptureTarget"),
+        ("os:getcwd", "returned a str, not a graphkit.CaptureTarget"),
+        ("builtins:dict", "returned a dict, not a graphkit.CaptureTarget"),
+        ("builtins:int", "returned a int, not a graphkit.CaptureTarget"),
     ],
 )
 def test_what_is_no_target_is_refused(text, reason):
@@ -151,8 +151,8 @@ def test_what_is_no_target_is_refused(text, reason):
 @pytest.mark.parametrize(
     ("attribute", "reason"),
     [
-        ("number", "is a int, not a CaptureTarget"),
-        ("makes_text", "made a str, not a CaptureTarget"),
+        ("number", "is a int. Name a graphkit.CaptureTarget"),
+        ("makes_text", "returned a str, not a graphkit.CaptureTarget"),
         ("needs_more", "failed when called: TypeError: needs_more() missing 1 required"),
         ("fails", "failed when called: ValueError: first line"),
         ("fails_silently", "failed when called: ValueError"),

@@ -121,7 +121,7 @@ def test_an_error_of_sample_batch_is_an_error_of_the_target(make_target):
 
 def test_sample_batch_must_return_inputs(make_target):
     target = make_target(sample_batch=lambda *_: None)
-    with pytest.raises(TargetError, match=r"made a NoneType for DRAFT. Make graphkit.DraftInputs"):
+    with pytest.raises(TargetError, match=r"returned a NoneType for DRAFT. Return graphkit.DraftInputs"):
         target.batch(DRAFT, 2, 7)
 
 

@@ -147,9 +147,9 @@ def test_a_mode_that_stays_eager_is_skipped_with_the_reason(run_pytest, pytester
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("models:nothing", "TARGET 'models:nothing' not found: *"),
+        ("models:nothing", "TARGET 'models:nothing' was not found: *"),
         ("absent:target", "TARGET 'absent:target' cannot be imported: ModuleNotFoundError*"),
-        ("models", "TARGET 'models' is not of the form package.module:attribute."),
+        ("models", "TARGET 'models' does not have the form package.module:attribute."),
     ],
 )
 def test_a_target_that_is_none_is_an_error_of_collecting(run_pytest, text, said):
