@@ -287,11 +287,18 @@ class Driver:
         self.app, self.pilot = app, pilot
 
     async def press(self, *keys):
-        """Press keys, each after the layout that follows the one before."""
-        for key in keys:
-            await self.pilot.press(key)
-            await self.pilot.pause()
+        """Press keys and wait until the screen no longer changes."""
+        await self.keys(*keys)
         await self.settle()
+
+    async def keys(self, *keys):
+        """Press keys, each after the layout that follows the one before; ``type:words`` types."""
+        for key in keys:
+            if key.startswith("type:"):
+                await self.type(key.removeprefix("type:"))
+            else:
+                await self.pilot.press(key)
+            await self.pilot.pause()
 
     async def restart(self, record):
         """Show the first page of a record, without a new app."""
@@ -303,7 +310,7 @@ class Driver:
         screen = self.app.screen
         screen._stack = [Listing(first_page(record))]
         screen._show_page()
-        await self.settle()
+        await self.pilot.pause()
 
     async def type(self, text):
         """Type into the prompt, all at once."""
@@ -319,9 +326,7 @@ class Driver:
 
     async def answer(self, text):
         """Replace what a prompt suggests, and send it off."""
-        await self.press("ctrl+u")
-        await self.type(text)
-        await self.press("enter")
+        await self.press("ctrl+u", f"type:{text}", "enter")
 
     async def resize(self, width, height):
         """The app takes a new size when it is idle."""

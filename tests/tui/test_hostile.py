@@ -56,7 +56,7 @@ def test_any_text_is_shown_without_control_characters(capture, drive, name):
     async def script(on):
         shown = []
         for keys in VIEWS:
-            await on.press(*keys)
+            await on.keys(*keys)
             shown += on.lines
         return shown
 
@@ -112,8 +112,8 @@ def test_every_page_of_a_damaged_record_opens(capture, drive):
         await on.press("down", "enter", "+")
         rows = len(on.listing.lines)
         for _ in range(rows):
-            await on.press("enter", "end", "enter", *["escape"] * (on.depth - 1))
-            await on.press("down")
+            await on.keys("enter", "end", "enter", *["escape"] * (on.depth - 1))
+            await on.keys("down")
         await on.press("c", "+", "tab", "escape", "m", "+")
         return rows
 
