@@ -66,6 +66,10 @@ class ArgumentRules:
                 else:
                     self._numbers.append((index, name, _NumberRule(rule)))
         self._tensors.sort(key=lambda each: each[1] not in sizes_from)
+        known = {number.size for _, _, number in self._numbers}
+        for _, name, rule in self._tensors:
+            is_optional = type(None) in get_args(get_args(hints[name])[0])
+            known |= rule.note_known(known, is_optional)
 
     def check(self, arguments: Sequence[Any]) -> None:
         """Check the arguments of one call, in the order of the signature.
@@ -107,17 +111,26 @@ class _TensorRule:
         match = _TENSOR.fullmatch(text)
         assert match, f"no rule for a tensor: {text!r}"
         shapes, dtypes, contiguous = match.groups()
-        self._shapes = [_Shape(each) for each in shapes.split(" or ")]
+        self._shapes = tuple(_Shape(each) for each in shapes.split(" or "))
+        self._first, self._others = self._shapes[0], self._shapes[1:]
         self._dtype_text = f" {dtypes}" if dtypes else ""
         self._dtypes = [getattr(torch, each) for each in dtypes.split(" or ")] if dtypes else None
         self.is_contiguous = bool(contiguous)
+
+    def note_known(self, known: set[str], is_optional: bool) -> set[str]:
+        """Note the sizes that are known before this tensor; return those known after it."""
+        for shape in self._shapes:
+            shape.is_known = shape.names <= known
+        return set() if is_optional or self._others else self._first.names
 
     def fits(self, tensor: torch.Tensor, sizes: dict[str, Any]) -> bool:
         """Return whether the tensor has one of the shapes and dtypes; note sizes not yet known."""
         if self._dtypes is not None and tensor.dtype not in self._dtypes:
             return False
         shape = tensor.shape
-        return any(each.fits(shape, sizes) for each in self._shapes)
+        if self._first.fits(shape, sizes):
+            return True
+        return any(each.fits(shape, sizes) for each in self._others)
 
     def expected(self, tensor: torch.Tensor, sizes: dict[str, Any]) -> str:
         """Describe the shape and dtypes, with numbers where the number of dimensions is right."""
@@ -128,7 +141,12 @@ class _TensorRule:
 
 
 class _Shape:
-    """One shape: its text, and a size or an expression per dimension."""
+    """One shape: its text, and a size or an expression per dimension.
+
+    Attributes:
+        names: Sizes in it.
+        is_known: True if earlier arguments give all of them.
+    """
 
     def __init__(self, text: str) -> None:
         dims = [each for each in text.strip("[]").split(", ") if each]
@@ -139,9 +157,15 @@ class _Shape:
             dim, _, least = each.partition(" >= ")
             code = None if dim.isidentifier() else compile(dim, text, "eval")
             self._dims.append((dim, int(least or 0), code))
+        self._value = compile(f"({''.join(f'{dim},' for dim, _, _ in self._dims)})", text, "eval")
+        self.names = set(self._value.co_names) - _BUILTINS["__builtins__"].keys()
+        self.is_known = False
+        self._is_plain = not self._is_open and not any(least for _, least, _ in self._dims)
 
     def fits(self, shape: torch.Size, sizes: dict[str, Any]) -> bool:
         """Return whether ``shape`` is this shape; note sizes not yet known."""
+        if self.is_known and self._is_plain:  # the fast path: one comparison
+            return bool(shape == eval(self._value, _BUILTINS, sizes))
         if not self.fits_rank(len(shape)):
             return False
         for (dim, least, code), size in zip(self._dims, shape, strict=False):
@@ -169,14 +193,14 @@ class _NumberRule:
     def __init__(self, text: str) -> None:
         match = _NUMBER.fullmatch(text)
         assert match, f"no rule for a number: {text!r}"
-        self._size = match["size"]
+        self.size = match["size"]
         self._least = int(match["low"] or match["least"])
         self._high = match["high"]
         self._most = compile(self._high, text, "eval") if self._high else None
 
     def fits(self, value: float, sizes: dict[str, Any]) -> bool:
         """Return whether the number is in its range, and add it to ``sizes``; NaN is not."""
-        sizes[self._size] = value
+        sizes[self.size] = value
         return value >= self._least and (self._most is None or value <= self._bound(sizes))
 
     def expected(self, sizes: dict[str, Any]) -> str:

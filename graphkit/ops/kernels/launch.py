@@ -13,14 +13,18 @@ def launch(kernel: Any, grid: tuple[int, ...], given: Any, **others: Any) -> Non
     Args:
         kernel: A Triton kernel.
         grid: Programs along each axis.
-        given: The op's arguments. Those that the kernel has a parameter for are passed, tensors
-            made contiguous.
-        others: Further arguments of the kernel and options such as ``num_warps``, passed as they
-            are. They replace arguments of ``given`` of the same name.
+        given: The op's arguments. The kernel's parameters are read from it by name, tensors made
+            contiguous.
+        others: Parameters of the kernel that are passed as they are, whether or not ``given`` has
+            them, and launch options such as ``num_warps``.
     """
     if not all(grid):
         return
-    for name, each in given._asdict().items():
-        if name in kernel.arg_names and name not in others:
-            others[name] = each.contiguous() if isinstance(each, torch.Tensor) else each
-    kernel[grid](**others)
+    arguments = []
+    for name in kernel.arg_names:
+        if name in others:
+            arguments.append(others.pop(name))
+        else:
+            each = getattr(given, name)
+            arguments.append(each.contiguous() if isinstance(each, torch.Tensor) else each)
+    kernel[grid](*arguments, **others)
