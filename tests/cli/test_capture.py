@@ -177,8 +177,8 @@ def test_an_exception_of_a_target_is_an_error_on_one_line(run, tiny):
     ("arguments", "text"),
     [
         (("no_such_module_here:x",), "cannot be imported"),
-        (("nonsense",), "is not of the form package.module:attribute"),
-        (("os:getcwd",), "made a str, not a CaptureTarget"),
+        (("nonsense",), "does not have the form package.module:attribute"),
+        (("os:getcwd",), "returned a str, not a graphkit.CaptureTarget"),
         (("{}:absent",), "has no attribute 'absent'"),
         (
             ("{}:right", "--mode", "verify"),
