@@ -103,18 +103,18 @@ class NgramDrafter(SimpleDrafter):
     def tree(self, text, nodes):
         last = len(text) - 1
 
-        def match(place):
+        def match(end):
             back = 0
-            while back < 4 and place >= back and text[place - back] == text[last - back]:
+            while back < 4 and end >= back and text[end - back] == text[last - back]:
                 back += 1
-            return back, place
+            return back, end
 
         found = sorted(range(last), key=match)[::-1][: self.topk]
         paths = set()
         for node in range(nodes):
             chain, depth = node % self.topk, node // self.topk + 1
-            place = found[min(chain, len(found) - 1)]
-            paths.add(tuple(text[place + 1 + i % (last - place)] for i in range(depth)))
+            end = found[min(chain, len(found) - 1)]
+            paths.add(tuple(text[end + 1 + i % (last - end)] for i in range(depth)))
         return paths
 
 

@@ -156,18 +156,18 @@ def failing(make_engine, labelling_forward):
     """``failing(generation)``: an engine, its target and its draft model, which can fail."""
 
     def make(generation):
-        made = {}
+        forwards = {}
 
         def target(model, attention):
-            made["target"] = Failing(labelling_forward(model, attention))
-            return made["target"]
+            forwards["target"] = Failing(labelling_forward(model, attention))
+            return forwards["target"]
 
         def drafter(model):
-            made["draft"] = Failing(model.forward)
-            return EagleDrafter(EngineModel(made["draft"], model.attention))
+            forwards["draft"] = Failing(model.forward)
+            return EagleDrafter(EngineModel(forwards["draft"], model.attention))
 
         engine = make_engine(generation=generation, target=target, drafter=drafter)
-        return engine, made["target"], made["draft"]
+        return engine, forwards["target"], forwards["draft"]
 
     return make
 

@@ -42,7 +42,7 @@ TORCH = "graphkit replay(CPU tensors)"
 
 
 def graphkit_variants(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> dict[str, Variant]:
-    """Return graphkit's ways to replay the batch, and a bare launch of the same graph."""
+    """Return the variants of graphkit, and a bare launch of the same graph."""
     arrays = host_arrays()
     from_numpy = StepInputs(**arrays, input_embeds=embeds)
     tensors = {name: torch.from_numpy(rows) for name, rows in arrays.items()}
