@@ -1,6 +1,6 @@
-"""How many tokens a verify accepted, counted with and without the bonus token.
+"""Counts of accepted tokens, with and without the bonus token.
 
-Two numbers with two names, because one number with two meanings cost this field many an off-by-one.
+They are two fields with two names, because one count with two meanings causes off-by-one errors.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from graphkit.errors import InputError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AcceptedCounts:
-    """The pair that draft-extend reads: ``num_accepted_tokens == num_accepted_drafts + 1``.
+    """Accepted drafts and accepted tokens: ``num_accepted_tokens == num_accepted_drafts + 1``.
 
-    Neither is ever changed in place.
+    Neither is changed in place.
 
     Attributes:
-        num_accepted_drafts: Draft tokens that passed verification, bonus excluded.
-        num_accepted_tokens: The same and the bonus token.
+        num_accepted_drafts: Draft tokens that passed verification, without the bonus token.
+        num_accepted_tokens: The same, with the bonus token.
 
     Shapes:
         both: [B] int32, tensors or numpy arrays.
 
     Raises:
-        InputError: The pair has two shapes or contradicts itself. Values on a device are taken on
-            trust, since reading them would wait for it.
+        InputError: The counts have different shapes or contradict each other. Values on a device
+            are not checked, because reading them would wait for the device.
     """
 
     num_accepted_drafts: Rows
@@ -45,16 +45,16 @@ class AcceptedCounts:
 
     @classmethod
     def from_drafts(cls, num_accepted_drafts: Rows) -> AcceptedCounts:
-        """The pair from what the verify ops count: drafts alone."""
+        """Return both counts from accepted drafts, which the verify ops count."""
         return cls(num_accepted_drafts, _array("num_accepted_drafts", num_accepted_drafts) + 1)
 
     @classmethod
     def from_tokens(cls, num_accepted_tokens: Rows) -> AcceptedCounts:
-        """The pair from lengths that include the bonus token."""
+        """Return both counts from accepted tokens, bonus token included."""
         return cls(_array("num_accepted_tokens", num_accepted_tokens) - 1, num_accepted_tokens)
 
     def fields(self) -> dict[str, Rows]:
-        """The pair as keyword arguments of the draft-extend inputs."""
+        """Return both counts as keyword arguments of the draft-extend inputs."""
         return {
             "num_accepted_drafts": self.num_accepted_drafts,
             "num_accepted_tokens": self.num_accepted_tokens,
@@ -62,10 +62,10 @@ class AcceptedCounts:
 
 
 def check_counts(num_accepted_drafts: Rows, num_accepted_tokens: Rows) -> None:
-    """Refuse two counts that contradict each other, as far as the host can see them.
+    """Refuse counts that contradict each other, as far as the host can read them.
 
     Raises:
-        InputError: They do.
+        InputError: The counts contradict each other.
     """
     drafts, tokens = host_rows(num_accepted_drafts), host_rows(num_accepted_tokens)
     if drafts is None or tokens is None:
@@ -75,9 +75,9 @@ def check_counts(num_accepted_drafts: Rows, num_accepted_tokens: Rows) -> None:
 
 
 def host_rows(value: Any) -> NDArray[np.int64] | None:
-    """Whole numbers that the host can read without waiting; ``None`` if there are none.
+    """Return the integers that the host can read without waiting; ``None`` if there are none.
 
-    What is no such thing at all is left to the writer of the field, which refuses it by name.
+    Values of a wrong type also give ``None``: the writer of the field refuses them by name.
     """
     if isinstance(value, torch.Tensor):
         if not value.is_cpu or value.layout is not torch.strided:
@@ -97,14 +97,14 @@ def _array(name: str, value: Any) -> Any:
     if is_dense or isinstance(value, np.ndarray):
         return value
     raise InputError(
-        f"{name} is a {type(value).__name__}. Give a dense tensor or a numpy array of int32.",
+        f"{name} is a {type(value).__name__}. Pass a dense tensor or a numpy array of int32.",
         field=name,
     )
 
 
 def _refusal(fact: str) -> InputError:
     return InputError(
-        f"num_accepted_drafts and num_accepted_tokens {fact}. Tokens are drafts + 1, the bonus "
-        "token included: make the pair by AcceptedCounts.from_drafts.",
+        f"num_accepted_drafts and num_accepted_tokens {fact}. num_accepted_tokens must be "
+        "num_accepted_drafts + 1: create both with AcceptedCounts.from_drafts.",
         field="num_accepted_tokens",
     )

@@ -1,4 +1,4 @@
-"""Whether a value may stand for a field's live rows, and the refusal that names the field."""
+"""Check of a value for a field: cast it to the field's dtype, or refuse it by name."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def admit(layout: FieldLayout, value: Any, rows: int, device: torch.device) -> torch.Tensor:
-    """The value as a contiguous tensor of the field's dtype, on ``device`` or the CPU.
+    """Return the value as a contiguous tensor of the field's dtype, on ``device`` or the CPU.
 
-    Host values are cast when that loses nothing; device tensors must match as they are, because
-    a cast would launch a kernel and allocate.
+    Host values are cast if no value changes. Device tensors must match exactly, because a cast
+    would launch a kernel and allocate memory.
 
     Raises:
         InputError: The value is missing or has the wrong type, shape, dtype, device or strides.
     """
     if value is None:
-        raise _refusal(layout, "is missing", f"Give {layout.shape(rows)} {layout.dtype}.")
+        raise _refusal(layout, "is missing", f"Pass {layout.shape(rows)} {layout.dtype}.")
     tensor = _as_tensor(layout, value)
     if tensor.layout is not torch.strided:
         raise _refusal(layout, "is sparse", "Pass .to_dense().")
@@ -59,7 +59,7 @@ def _cast(layout: FieldLayout, tensor: torch.Tensor) -> torch.Tensor:
         raise _refusal(layout, f"is {tensor.dtype}", f"Device tensors must be {layout.dtype}.")
     if tensor.is_complex():
         raise _refusal(layout, f"is {tensor.dtype}", f"Pass {layout.dtype}.")
-    # An unsigned value goes by way of int64: its own bits may mean a negative one.
+    # Unsigned values are compared as int64: their bits may represent a negative number.
     exact = tensor.long() if tensor.dtype in _UNSIGNED else tensor
     cast = exact.to(layout.dtype)
     kept = cast.to(exact.dtype) == exact

@@ -1,4 +1,4 @@
-"""The device memory of a runner's fields: one allocation, and the storage of bound fields."""
+"""Device memory of a runner's fields: one allocation, and the storage of bound fields."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ALIGNMENT = 256  # lets the refresh kernel copy sixteen bytes at a time
 
 
 class Arena:
-    """Every field at full capacity, filled with its pad.
+    """Memory of every field at full capacity, filled with its pad value.
 
     Attributes:
-        tensors: Each field's rows, ``layout.shape(layout.capacity)``, by name.
-        nbytes: Bytes allocated; bound fields are not counted.
+        tensors: Rows of each field, ``layout.shape(layout.capacity)``, by name.
+        nbytes: Allocated bytes, without bound fields.
 
     Raises:
-        ConfigError: A bound tensor has not the shape, dtype, device or strides of its field.
+        ConfigError: A bound tensor has the wrong shape, dtype, device or strides.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Arena:
                 self.tensors[layout.name] = _checked(layout, bound[layout.name], device)
 
     def segments(self, layout: FieldLayout) -> list[torch.Tensor]:
-        """The runs of consecutive rows of a field."""
+        """Return the runs of consecutive rows of a field."""
         tensor = self.tensors[layout.name]
         return list(tensor) if layout.field.lead else [tensor]
 

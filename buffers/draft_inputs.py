@@ -1,4 +1,4 @@
-"""The live inputs of the modes in which a draft model works."""
+"""Live inputs of the modes that run a draft model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkit.errors import InputError
 
 @dataclass(kw_only=True, eq=False)
 class DraftInputs(Inputs):
-    """Where a draft tree begins: the candidates after each request's last token.
+    """Candidates after each request's last token, from which its draft tree grows.
 
     ``seq_lens`` counts the committed tokens. ``positions`` are those of the first step's rows:
     ``seq_lens`` once per branch. Of ``out_cache_loc`` [B, K, S], branch k of step s writes
@@ -69,10 +69,10 @@ class DraftInputs(Inputs):
 
 @dataclass(kw_only=True, eq=False)
 class DraftExtendInputs(Inputs):
-    """The tokens that the draft model catches up on after a verify.
+    """Tokens that the draft model catches up on after a verify.
 
-    ``seq_lens`` includes the rows being extended. v1 packs the accepted tokens of each request, so
-    T is the sum of ``num_accepted_tokens``; v2 brings all W rows of every request.
+    ``seq_lens`` includes the rows of this step. v1 packs the accepted tokens of each request, so T
+    is the sum of ``num_accepted_tokens``. v2 has all W rows of every request.
 
     Shapes:
         req_pool_indices: [B] int64. seq_lens, extend_seq_lens: [B] int32.
@@ -111,12 +111,12 @@ class DraftExtendInputs(Inputs):
 
     @classmethod
     def row_counts(cls, batch: Any) -> NDArray[np.int64] | None:
-        """See ``Inputs.row_counts``: the accepted tokens."""
+        """Return the accepted tokens of each request; see ``StepInputs.row_counts``."""
         return _host_field(batch, "num_accepted_tokens")
 
     @classmethod
     def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
-        """See ``Inputs.check``: counts and lengths agree with each other and with the rows."""
+        """Check that counts and lengths agree; see ``StepInputs.check``."""
         if ragged and _plainly_agree(batch, tokens, width):
             return
         accepted = _host_field(batch, "num_accepted_tokens")
@@ -128,22 +128,22 @@ class DraftExtendInputs(Inputs):
             return
         if int(accepted.sum()) != tokens:
             raise InputError(
-                f"num_accepted_tokens adds up to {int(accepted.sum())}, but the batch has "
+                f"num_accepted_tokens sums to {int(accepted.sum())}, but the batch has "
                 f"{tokens} rows. Pack the accepted tokens of each request.",
                 field="num_accepted_tokens",
             )
         if lengths is not None and not np.array_equal(lengths, accepted):
             raise InputError(
                 f"extend_seq_lens is {lengths.tolist()}, but the rows of each request are its "
-                f"num_accepted_tokens {accepted.tolist()}. Give the same numbers.",
+                f"num_accepted_tokens {accepted.tolist()}. Pass the same numbers.",
                 field="extend_seq_lens",
             )
 
     def last_rows(self) -> torch.Tensor:
-        """The row of each request's last accepted token, int64 [B]. Capturable.
+        """Return the row of each request's last accepted token, int64 [B]. May be captured.
 
-        Rows are packed where they vary (v1) and ``tokens_per_request`` apart otherwise (v2, then
-        this is the field's select_index: i * width + num_accepted_tokens - 1).
+        Rows are packed in v1. In v2 they are ``tokens_per_request`` apart, and the result is
+        select_index: i * width + num_accepted_tokens - 1.
         """
         tokens: torch.Tensor = self.num_accepted_tokens.long()
         if self.width is not None:
@@ -154,7 +154,7 @@ class DraftExtendInputs(Inputs):
 
 @dataclass(kw_only=True, eq=False)
 class MultiLayerDraftExtendInputs(DraftExtendInputs):
-    """As ``DraftExtendInputs`` of v2, for a chain of draft layers over one window per request.
+    """``DraftExtendInputs`` of v2 for a chain of draft layers over one window per request.
 
     Shapes:
         select_index: [B] int64. temperatures: [B] float32.
@@ -172,13 +172,13 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
     )
 
     def last_rows(self) -> torch.Tensor:
-        """What ``select_index`` says, int64 [B]."""
+        """Return ``select_index``, int64 [B]."""
         rows: torch.Tensor = self.select_index
         return rows
 
     @classmethod
     def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
-        """See ``Inputs.check``: each request selects a row of its own."""
+        """Check that each request selects one of its own rows; see ``StepInputs.check``."""
         super().check(batch, tokens, width, ragged)
         select = _host_field(batch, "select_index")
         if select is None:
@@ -186,16 +186,16 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         owner = np.arange(len(select))
         if select.ndim == 1 and not np.array_equal(select // width, owner):
             raise InputError(
-                f"select_index is {select.tolist()}, but request i has the rows from i * {width} "
-                f"to i * {width} + {width - 1}. Select i * width + num_accepted_tokens - 1.",
+                f"select_index is {select.tolist()}, but request i has rows i * {width} to "
+                f"i * {width} + {width - 1}. Pass i * width + num_accepted_tokens - 1.",
                 field="select_index",
             )
 
 
 def _plainly_agree(batch: Any, tokens: int, width: int) -> bool:
-    """Whether int32 arrays are all that they should be, in the few microseconds a replay has.
+    """Return whether int32 arrays agree, in the few microseconds that a replay has.
 
-    For all else the check goes on to look closely, and to say what is wrong.
+    If not, the caller checks them in detail and reports the error.
     """
     drafts, accepted, lengths = (
         getattr(batch, name, None)
@@ -218,7 +218,7 @@ def _host_field(batch: Any, name: str) -> NDArray[np.int64] | None:
 def _check_range(name: str, rows: NDArray[np.int64] | None, least: int, most: int) -> None:
     if rows is not None and rows.size and not least <= rows.min() <= rows.max() <= most:
         raise InputError(
-            f"{name} goes from {rows.min()} up to {rows.max()}, but a request has at most {most} "
-            f"rows here, and at least {least}.",
+            f"{name} ranges from {rows.min()} to {rows.max()}, but a request has {least} to {most} "
+            "rows.",
             field=name,
         )

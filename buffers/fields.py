@@ -1,9 +1,9 @@
-"""How an input field is declared: once, on the inputs dataclass of its mode.
+"""Declaration of input fields: once, on the inputs dataclass of a mode.
 
-Allocation, padding, refresh, validation and everything that people see read this declaration.
+Allocation, padding, refresh, validation and records read this declaration.
 
-Row shapes use the letters of the docstrings: W tokens per request, K topk, S num_steps, H hidden
-size, D hidden size that feeds the draft model.
+Row shapes use these letters: W tokens per request, K topk, S num_steps, H hidden size, D size of
+the hidden states that feed the draft model.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import torch
 
 Rows = Any
-"""A field's live rows: a torch tensor or a numpy array; always a tensor when a forward sees it."""
+"""Live rows of a field: a torch tensor or a numpy array. A forward always receives a tensor."""
 
 MODEL_DTYPE = "model"
-"""Stands for ``BufferSizes.dtype``."""
+"""The dtype in ``BufferSizes.dtype``."""
 
 _KEY = "graphkit"
 
 
 class Axis(Enum):
-    """What a field has one row of."""
+    """Unit that a field has one row of."""
 
     REQUEST = "request"
     TOKEN = "token"
@@ -33,29 +33,29 @@ class Axis(Enum):
 
 
 class Pad(Enum):
-    """Pad values that only the runner knows."""
+    """Pad values that depend on the runner."""
 
     SEQ_LEN = "the attention backend's seq_len_fill_value"
-    WIDTH = "rows of a pad request: tokens_per_request, or 1 where rows vary"
+    WIDTH = "rows of a pad request: tokens_per_request, or 1 in a ragged mode"
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The declaration of one field.
+    """Declaration of one field.
 
     Attributes:
-        name: As on the dataclass.
-        axis: What it has one row of.
+        name: Name on the dataclass.
+        axis: Unit that the field has one row of.
         dtype: A ``torch.dtype``, or ``MODEL_DTYPE``.
-        pad: What the tail is filled with.
-        row: Shape of one row, letters or numbers; empty for a scalar.
-        lead: Length of a dimension before the rows, 0 if there is none.
-        flat: Whether the tensor is one-dimensional, its rows laid side by side.
-        optional: Whether a runner may be captured without it.
-        on_device: Whether it is too large for the mailbox, so that its address travels instead.
-        may_go_unread: Whether it is there for those who need its meaning; a forward that reads
-            nothing of any other field ignores it by mistake.
-        meaning: One sentence.
+        pad: Value of pad rows.
+        row: Shape of one row, as letters or numbers; empty for a scalar.
+        lead: Length of a dimension before the rows; 0 if there is none.
+        flat: Whether the tensor is one-dimensional, with its rows side by side.
+        optional: Whether a runner may be captured without the field.
+        on_device: Whether the mailbox carries the address of the rows instead of the rows.
+        may_go_unread: Whether a forward that does not read the field is correct. Audits report
+            other fields that no node reads.
+        meaning: Meaning of a row, as a phrase.
     """
 
     name: str
@@ -84,13 +84,13 @@ def declare(
     on_device: bool = False,
     may_go_unread: bool = False,
 ) -> Any:
-    """A dataclass field that carries its declaration; see ``Field`` for the arguments."""
+    """Declare a field of an inputs dataclass. See ``Field`` for the arguments."""
     facts = (axis, dtype, pad, row, lead, flat, optional, on_device, may_go_unread, meaning)
     return dataclasses.field(default=None, metadata={_KEY: facts})
 
 
 def fields_of(inputs: type) -> tuple[Field, ...]:
-    """The declarations on an inputs dataclass, in order."""
+    """Return the declarations on an inputs dataclass, in order."""
     return tuple(
         Field(field.name, *field.metadata[_KEY])
         for field in dataclasses.fields(inputs)

@@ -1,4 +1,4 @@
-"""Where each field of a runner lies: in the arena, and in a mailbox entry."""
+"""Layout of each field of a runner, in the arena and in a mailbox entry."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _AXIS_WORD = {
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many rows each axis has at the largest size, and what the letters stand for.
+    """Rows of each axis at the largest size, and the values of the letters of row shapes.
 
     Attributes:
         requests: Largest captured batch size.
         tokens_per_request: Rows per request (W).
-        letters: Value of each letter that row shapes use.
-        model_dtype: What ``MODEL_DTYPE`` stands for.
-        seq_len_fill: What ``Pad.SEQ_LEN`` stands for.
+        letters: Value of each letter.
+        model_dtype: Value of ``MODEL_DTYPE``.
+        seq_len_fill: Value of ``Pad.SEQ_LEN``.
         ragged: Whether a request may have fewer rows than ``tokens_per_request``. The rows of a
-            batch are packed then, and a pad request has one.
+            ragged batch are packed, and a pad request has one row.
     """
 
     requests: int
@@ -43,7 +43,13 @@ class Capacity:
     ragged: bool = False
 
     def rows(self, axis: Axis, requests: int, tokens: int | None = None) -> int:
-        """Rows of an axis in a batch; its tokens are ``requests`` at full width unless given."""
+        """Return the rows of an axis in a batch.
+
+        Args:
+            axis: The axis.
+            requests: Requests of the batch.
+            tokens: Tokens of the batch; by default all requests have the full width.
+        """
         if axis is Axis.NONE:
             return 1
         if axis is Axis.REQUEST:
@@ -60,7 +66,7 @@ def capacity_of(
     seq_len_fill: int = 1,
     ragged: bool = False,
 ) -> Capacity:
-    """What a runner's settings say about the size of its buffers."""
+    """Return the capacity of a runner with these settings."""
     letters = {
         "W": tokens_per_request,
         "K": spec.topk,
@@ -73,7 +79,7 @@ def capacity_of(
 
 @dataclass(frozen=True, slots=True)
 class FieldLayout:
-    """A field with everything about it resolved.
+    """Declaration of a field with all letters and symbols resolved.
 
     Attributes:
         field: Its declaration.
@@ -81,8 +87,8 @@ class FieldLayout:
         row: Shape of one row.
         capacity: Rows at the largest size.
         pad: Value of the tail.
-        first_segment: Index of its first segment; it has ``segments`` of them.
-        payload: Byte offset in an entry of its first segment's rows; 0 if only its address travels.
+        first_segment: Index of the first of its ``segments`` segments.
+        payload: Byte offset of its rows in an entry; 0 if the entry holds only their address.
     """
 
     field: Field
@@ -95,17 +101,17 @@ class FieldLayout:
 
     @property
     def name(self) -> str:
-        """The field's name."""
+        """Name of the field."""
         return self.field.name
 
     @property
     def axis_word(self) -> Header:
-        """The header word that counts its live rows."""
+        """Header word that counts its live rows."""
         return _AXIS_WORD[self.field.axis]
 
     @property
     def segments(self) -> int:
-        """Runs of rows that lie one after the other."""
+        """Number of runs of consecutive rows."""
         return max(self.field.lead, 1)
 
     @property
@@ -125,21 +131,21 @@ class FieldLayout:
 
     @property
     def dim(self) -> int:
-        """The dimension that counts rows."""
+        """Dimension that counts rows."""
         return 1 if self.field.lead else 0
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        """Shape of the field with that many rows."""
+        """Return the shape of the field with that many rows."""
         lead = (self.field.lead,) if self.field.lead else ()
         return (*lead, rows * prod(self.row)) if self.field.flat else (*lead, rows, *self.row)
 
     def head(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
-        """The first rows of a tensor that holds the field, as a view."""
+        """Return the first rows of a tensor that holds the field, as a view."""
         return tensor.narrow(self.dim, 0, self.shape(rows)[self.dim])
 
 
 def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, ...]:
-    """Lay the fields out one after the other.
+    """Return the layouts of fields, placed one after the other.
 
     Raises:
         ConfigError: A declaration names an unknown dtype or letter.
@@ -157,12 +163,12 @@ def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, .
 
 
 def header_bytes(layouts: Sequence[FieldLayout]) -> int:
-    """Bytes of an entry's header and sources."""
+    """Return the bytes of an entry's header and sources."""
     return (Header.SOURCES + sum(layout.segments for layout in layouts)) * 8
 
 
 def entry_bytes(layouts: Sequence[FieldLayout]) -> int:
-    """Bytes of a mailbox entry: header, sources, payload."""
+    """Return the bytes of a mailbox entry: header, sources, payload."""
     ends = [layout.payload + layout.total_bytes for layout in layouts if not layout.field.on_device]
     return _aligned(max([header_bytes(layouts), *ends]))
 

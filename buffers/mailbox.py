@@ -1,6 +1,6 @@
-"""The ring through which the host hands each batch to the graph.
+"""Mailbox: the ring in pinned memory through which the host passes each batch to the graph.
 
-What stands where in it: ``graphkit.ops.mailbox_layout``.
+``graphkit.ops.mailbox_layout`` documents its layout.
 
 The host may write an entry once the device has consumed its previous content. It compares two
 numbers in plain memory, and waits only while every entry is in flight.
@@ -31,14 +31,12 @@ _GIVE_UP_S = 60.0
 
 
 class Mailbox:
-    """A ring of entries in memory that host and device both see.
-
-    Not for several threads at once.
+    """A ring of entries in memory that host and device share. One thread at a time may use it.
 
     Args:
-        layouts: The fields.
-        device: The device that reads it; the memory is pinned for CUDA.
-        check_device: Called while waiting; raises if the device will never consume again.
+        layouts: Layouts of the fields.
+        device: Device that reads the ring; the memory is pinned for CUDA.
+        check_device: Called while waiting; raises if the device has failed.
     """
 
     def __init__(
@@ -65,26 +63,26 @@ class Mailbox:
         self._staging: dict[tuple[int, str], torch.Tensor] = {}
 
     def entry(self, index: int) -> torch.Tensor:
-        """An entry's words, int64."""
+        """Return an entry's words, int64."""
         return self.ring[RING_WORDS:].view(ENTRIES, self.entry_words)[index]
 
     def words(self, index: int) -> memoryview:
-        """An entry's words for the host to read and write one by one."""
+        """Return an entry's words, for the host to read and write one at a time."""
         return self._entries[index]
 
     def claim(self) -> int:
-        """Index of the entry to write next; waits while the device still has to read it.
+        """Return the index of the entry to write next. Waits until the device has read it.
 
         Raises:
-            ReplayError: The device read an entry out of turn, or stopped consuming.
+            ReplayError: The device read an entry out of turn, or stopped consuming entries.
         """
         sequence = self.sequence
         if sequence - self._words[_CONSUMED] >= ENTRIES:
             self._wait(sequence)
         if self._words[_FAULT]:
             raise ReplayError(
-                f"replay {self._words[_FAULT] - 1} read a mailbox entry that was not its own. "
-                "Two threads or processes drive one runner: give each its own."
+                f"replay {self._words[_FAULT] - 1} read the mailbox entry of another replay. Two "
+                "threads or processes use one runner: create one for each."
             )
         self.claims += 1
         index = sequence % ENTRIES
@@ -93,17 +91,17 @@ class Mailbox:
         return index
 
     def point(self, index: int, word: int, address: int) -> None:
-        """Name an address as a segment's source, for this turn of the entry alone."""
+        """Set an address as the source of a segment, until the entry is claimed again."""
         self._entries[index][word] = address
         if address != FROM_PAYLOAD:
             self._pointed[index].append(word)
 
     def fill(self, index: int, words: NDArray[np.int64]) -> None:
-        """Write an entry from its sources on."""
+        """Write the sources and the payload of an entry."""
         self._bodies[index][:] = words
 
     def post(self, index: int, requests: int, tokens: int, one: int = 1) -> None:
-        """Write the header of an entry whose rows are in place; ``one`` is 0 if it has no rows."""
+        """Write the header of an entry whose rows are written; ``one`` is 0 if it has no rows."""
         words = self._entries[index]
         words[_SEQUENCE] = self.sequence
         words[_REQUESTS] = requests
@@ -111,17 +109,20 @@ class Mailbox:
         words[_ONE] = one
 
     def commit(self, in_flight: Any = None) -> None:
-        """Count a launch, and keep what it reads alive until the device has read it.
+        """Count a launch, and keep the tensors that it reads alive until the device has read them.
 
-        An entry is consumed when it was fetched; what its addresses point to is read right after.
-        So the last launch whose reads are surely over is the one before that whose entry this is.
+        The refresh marks an entry as consumed when it has fetched it, and reads the addresses in it
+        right after. So the launch before the one that consumed this entry has finished its reads.
+
+        Args:
+            in_flight: Tensors that the launch reads.
         """
         self._in_flight[self.sequence % (ENTRIES + 1)] = in_flight
         self.sequence += 1
         self.claims += 1
 
     def rewind(self) -> None:
-        """Forget entries that nobody consumed. The device must be idle."""
+        """Discard entries that were not consumed. The device must be idle."""
         self.sequence = self._words[_CONSUMED]
 
     def unread(self) -> None:
@@ -129,14 +130,14 @@ class Mailbox:
         self._words[_CONSUMED] -= 1
 
     def resume(self) -> None:
-        """Count a launch that failed after its entry was consumed."""
+        """Count a launch that failed, if its entry was consumed."""
         self.sequence = max(self.sequence, self._words[_CONSUMED])
         self.claims += 1
 
     def staging(self, layout: FieldLayout) -> torch.Tensor:
-        """Memory that the device can read, for host rows of a field too large for the entry.
+        """Return memory that the device can read, for host rows of a field without payload.
 
-        Made at its first use; stands as long as what ``commit`` keeps.
+        Allocated at its first use. Valid as long as the tensors that ``commit`` keeps.
 
         Shapes:
             result: ``layout.shape(layout.capacity)``.
@@ -165,8 +166,8 @@ class Mailbox:
                 self._check_device()
                 if time.monotonic() - began > _GIVE_UP_S:
                     raise ReplayError(
-                        f"the device consumed no mailbox entry for {_GIVE_UP_S:.0f} s. A kernel "
-                        "before this replay does not end, or its stream waits for an event."
+                        f"the device consumed no mailbox entry for {_GIVE_UP_S:.0f} s. Look for a "
+                        "kernel that does not end, or an event that is never recorded."
                     )
             time.sleep(0)
 

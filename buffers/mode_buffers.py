@@ -1,4 +1,4 @@
-"""The buffers of each mode, named as the field names them."""
+"""Input buffers of each mode."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class DraftInputBuffers(InputBuffers):
 
 
 class DraftExtendInputBuffers(InputBuffers):
-    """Buffers of ``DraftExtendInputs``, both generations."""
+    """Buffers of ``DraftExtendInputs``, for v1 and v2."""
 
     inputs_type = DraftExtendInputs
 
 
 class MultiLayerDraftExtendInputBuffers(InputBuffers):
-    """Buffers of ``MultiLayerDraftExtendInputs``; all layers share them."""
+    """Buffers of ``MultiLayerDraftExtendInputs``. All layers share them."""
 
     inputs_type = MultiLayerDraftExtendInputs

@@ -1,4 +1,4 @@
-"""What the refresh op is told of a runner's fields. See ``graphkit.ops.mailbox_layout``."""
+"""Tables that describe a runner's fields to the refresh op. See ``ops.mailbox_layout``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.ops.mailbox_layout import CHUNK_BYTES, Column
 
 
 def refresh_table(layouts: Sequence[FieldLayout], arena: Arena) -> torch.Tensor:
-    """A row per segment, [segments, len(Column)] int64 on the CPU."""
+    """Return one row per segment, [segments, len(Column)] int64 on the CPU."""
     rows = []
     for layout in layouts:
         for i, segment in enumerate(arena.segments(layout)):
@@ -29,7 +29,7 @@ def refresh_table(layouts: Sequence[FieldLayout], arena: Arena) -> torch.Tensor:
 def refresh_copies(
     layouts: Sequence[FieldLayout], capacity: Capacity, batch_size: int
 ) -> torch.Tensor:
-    """(segment, chunk) of everything that a size fills, [programs, 2] int32 on the CPU."""
+    """Return the (segment, chunk) pairs that a size fills, [programs, 2] int32 on the CPU."""
     copies = []
     for layout in layouts:
         size = capacity.rows(layout.field.axis, batch_size) * layout.row_bytes
@@ -52,13 +52,13 @@ def refresh_fetches(
 
 
 def _chunks(first: int, size: int) -> Iterator[tuple[int, int]]:
-    """Parts of at most CHUNK_BYTES that together cover the bytes, in whole words."""
+    """Yield parts of at most CHUNK_BYTES that cover the bytes, in whole words."""
     begin, end = first // 8 * 8, -(-(first + size) // 8) * 8
     for at in range(begin, end, CHUNK_BYTES):
         yield at, min(CHUNK_BYTES, end - at)
 
 
 def _pad_pattern(layout: FieldLayout) -> int:
-    """The pad value's bytes, repeated to eight, as one int64."""
+    """Return the pad value's bytes, repeated to eight, as one int64."""
     one = torch.tensor([layout.pad], dtype=layout.dtype)
     return int(one.repeat(8 // layout.dtype.itemsize).view(torch.int64))

@@ -1,4 +1,4 @@
-"""The runner of a forward mode: what the mode is, and the verbs that callers use."""
+"""Runner of a forward mode: declaration of the mode, capture, replay and inspection."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Runner(Generic[InputsT, OutputT]):
     output_type: ClassVar[type[Any]]
     """Class of the output."""
     step_type: ClassVar[type[Step[Any]]] = Step
-    """What happens around the forward."""
+    """Operations around the forward."""
     attention_mode: ClassVar[ForwardMode | None] = None
     """Mode under which attention backends know this step; ``mode`` if ``None``."""
     appends_rows: ClassVar[bool] = True
@@ -96,7 +96,7 @@ class Runner(Generic[InputsT, OutputT]):
     """Whether an attention backend without support makes batches fall back instead of an error."""
 
     status: Literal["planned", "captured", "closed"] = "planned"
-    """Where the runner is in its life."""
+    """State of the life cycle."""
     num_front_tokens: int = 0
     """Rows before the drafts of each request that run again."""
 

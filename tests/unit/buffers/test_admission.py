@@ -108,7 +108,7 @@ def test_nan_and_infinity_survive_a_cast(take):
 @pytest.mark.parametrize(
     ("name", "value", "fact", "remedy"),
     [
-        ("seq_lens", None, "is missing", r"Give \(2,\) torch.int32"),
+        ("seq_lens", None, "is missing", r"Pass \(2,\) torch.int32"),
         ("seq_lens", np.ones(3, np.int32), r"has shape \(3,\)", r"needs \(2,\)"),
         ("seq_lens", np.ones((2, 1), np.int32), r"has shape \(2, 1\)", r"needs \(2,\)"),
         ("seq_lens", np.int32(7), r"has shape \(\)", r"needs \(2,\)"),

@@ -34,10 +34,10 @@ def extend(tokens, drafts=None, rows=None, cls=DraftExtendInputs, width=4, **ove
     [
         (extend([2, 3], drafts=[2, 3]), True, "drafts \\+ 1"),
         (extend([2, 3], drafts=[1, 1]), False, "drafts \\+ 1"),
-        (extend([2, 5]), True, "up to 5, but a request has at most 4"),
-        (extend([2, 5], rows=4), False, "up to 5, but a request has at most 4"),
-        (extend([2, 3], input_ids=np.zeros(4)), True, "adds up to 5, but the batch has 4"),
-        (extend([2, 3], input_ids=np.zeros(8)), True, "adds up to 5, but the batch has 8"),
+        (extend([2, 5]), True, "to 5, but a request has 1 to 4 rows"),
+        (extend([2, 5], rows=4), False, "to 5, but a request has 1 to 4 rows"),
+        (extend([2, 3], input_ids=np.zeros(4)), True, "sums to 5, but the batch has 4"),
+        (extend([2, 3], input_ids=np.zeros(8)), True, "sums to 5, but the batch has 8"),
         (extend([0, 3], drafts=[-1, 2]), True, "drafts \\+ 1"),
     ],
 )

@@ -97,9 +97,9 @@ def test_the_wait_has_an_end(mailbox, monkeypatch):
     assert mailbox.claim() == 0
 
 
-def test_a_fault_is_told_with_its_replay(mailbox):
+def test_a_fault_names_its_replay(mailbox):
     mailbox.ring[1] = 8
-    with pytest.raises(ReplayError, match=r"replay 7 .* not its own.*Two threads"):
+    with pytest.raises(ReplayError, match=r"replay 7 read the mailbox entry of another replay.*Two threads"):
         mailbox.claim()
 
 

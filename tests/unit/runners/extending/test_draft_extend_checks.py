@@ -88,7 +88,7 @@ def test_a_staged_batch_that_nobody_wrote_has_one_row_each(runner, case):
     """Pads: two requests of one row, in a slot staged for eight."""
     staged = runner.stage(2)
     staged.hidden_states = torch.zeros(8, 4)
-    with pytest.raises(InputError, match="adds up to 2, but the batch has 8 rows"):
+    with pytest.raises(InputError, match="sums to 2, but the batch has 8 rows"):
         staged.replay()
     staged = runner.stage(2, 2)
     staged.hidden_states = torch.zeros(2, 4)
