@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
+from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord, count_of
 from graphkit.views.environment import environment_line
 from graphkit.views.formatting import size
 
@@ -31,7 +31,7 @@ def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
 
 def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
     table = Table(
-        title=f"{mode.mode}, {mode.tokens_per_request} tokens per request",
+        title=f"{mode.mode}, {count_of(mode.tokens_per_request, 'token')} per request",
         title_justify="left",
         title_style="bold",
     )
@@ -70,7 +70,8 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
         )
         return
     wrong = {(m.mode, m.batch_size, m.padded_batch_size) for m in record.mismatches}
-    yield Text(f"{len(wrong)} of {compared} replays are wrong:", style="bold red")
+    verb = "is" if len(wrong) == 1 else "are"
+    yield Text(f"{len(wrong)} of {count_of(compared, 'replay')} {verb} wrong:", style="bold red")
     for mismatch in record.mismatches[:_MAX_MISMATCHES]:
         yield Text(f"  {_sentence(mismatch)}", style="red")
     more = len(record.mismatches) - _MAX_MISMATCHES
@@ -80,7 +81,7 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
 
 def _sentence(m: Mismatch) -> str:
     return (
-        f"{m.mode}, {m.batch_size} requests at size {m.padded_batch_size}: {m.kind}: {m.field} row "
+        f"{m.mode}, {count_of(m.batch_size, 'request')} at size {m.padded_batch_size}: {m.kind}: {m.field} row "
         f"{m.row} (request {m.request}) is {m.got:.6g} instead of {m.expected:.6g}"
     )
 

@@ -58,7 +58,8 @@ def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
     else:
         whole = timing.busy_us + timing.gap_us
         share = f" ({timing.gap_us / whole:.0%})" if whole > 0 else ""
-        yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us"
+        of = f"of {count_of(timing.replays, 'replay')}"
+        yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us {of}"
         yield "busy", f"{us(timing.busy_us)} us, gaps {us(timing.gap_us)} us{share}"
     if graph.memory:
         memory = f"{size(graph.memory.graph_bytes)} in a pool of {size(graph.memory.pool_bytes)}"
