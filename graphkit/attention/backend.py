@@ -1,4 +1,4 @@
-"""What a runner asks of an attention backend."""
+"""The interface between runners and attention backends."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class AttentionInputs(Protocol):
-    """The part of a mode's inputs that metadata is made from.
+    """Fields of a mode's inputs that metadata is computed from.
 
-    Inputs may also have ``custom_mask``, bool or None: [B, W, W] in TARGET_VERIFY, where it stands
-    for this step's rows, [B, W, at least W] in DRAFT, where it stands for the last of the keys.
-    DRAFT_EXTEND reads ``num_accepted_tokens``, int32 [B], the rows of each request.
+    Inputs may also have ``custom_mask``, bool or None: [B, W, W] in TARGET_VERIFY, over this
+    step's rows, or [B, W, C] with C >= W in DRAFT, over the last C keys. DRAFT_EXTEND reads
+    ``num_accepted_tokens``, int32 [B], the rows of each request.
 
     Shapes:
-        req_pool_indices: [B] int64. seq_lens: [B] int32, this step's rows not counted in DECODE,
-        TARGET_VERIFY and DRAFT, counted in DRAFT_EXTEND and DRAFT_EXTEND_V2.
+        req_pool_indices: [B] int64. seq_lens: [B] int32, without this step's rows in DECODE,
+        TARGET_VERIFY and DRAFT, with them in DRAFT_EXTEND and DRAFT_EXTEND_V2.
     """
 
     @property
@@ -43,31 +43,36 @@ class AttentionInputs(Protocol):
 
     @property
     def tokens_per_request(self) -> int:
-        """Rows of a request; in DRAFT_EXTEND, which alone reads it, the most that one may have."""
+        """Most rows of one request; only DRAFT_EXTEND reads it."""
 
 
 class AttentionBackend(ABC):
-    """Makes the metadata of a batch; a model's layers read it as ``inputs.attention``.
+    """Computes the metadata of a batch; a model's layers read it as ``inputs.attention``.
 
-    A backend whose kernels must be planned on the host defines one more method, which this class
-    leaves out on purpose, since a runner calls it only where it finds it::
+    A backend whose kernels must be planned on the host defines one more method. This class has
+    none of that name, since a runner calls it only on backends that define it::
 
         def before_replay(self, mode, batch, padded_batch_size) -> None
 
     It runs before every replay and every capture, outside the graph, with the live batch and the
-    captured size that will run. It must write in place into memory that the graph reads. A batch
-    that falls back is not announced: ``metadata`` then runs outside any graph and may plan itself.
+    captured size that will run. It must write in place into memory that the graph reads. It does
+    not run for a batch that falls back: ``metadata`` then runs outside any graph and may plan.
 
     Attributes:
-        seq_len_fill_value: Length that pad rows get; at least 1, since no keys at all make NaN in
-            most kernels.
+        seq_len_fill_value: Length of pad rows; at least 1, since most kernels return NaN for no
+            keys.
     """
 
     seq_len_fill_value: int = 1
 
     @abstractmethod
     def supports(self, mode: ForwardMode) -> bool:
-        """Whether a runner of this mode may use the backend."""
+        """Return whether the backend computes metadata for a mode.
+
+        The mode is one that attention knows: DECODE, TARGET_VERIFY, DRAFT, DRAFT_EXTEND or
+        DRAFT_EXTEND_V2. A runner of any other mode declares as its ``attention_mode`` the one
+        whose rows its own are like, so a new mode needs no change here or in a backend.
+        """
 
     @abstractmethod
     def init_state(self, sizes: BufferSizes, max_tokens: int) -> None:
@@ -86,10 +91,10 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def metadata(self, mode: ForwardMode, inputs: AttentionInputs) -> AttentionMetadata:
-        """Make the metadata of a batch from its device tensors.
+        """Compute the metadata of a batch from its device tensors.
 
         Called inside the graph, after the refresh: it must not synchronise, and every Python number
-        that it uses is frozen into the graph.
+        that it uses is a constant of the graph.
 
         Raises:
             AttentionError: The mode or the inputs do not fit.

@@ -1,9 +1,9 @@
-"""What every backend over a paged KV pool shares.
+"""Base of the backends over a paged KV pool.
 
 Suffixes: T rows, N query heads, M key-value heads, D head size.
 """
 
-# ruff: noqa: N803 - tensor suffixes are the house's notation
+# ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -29,10 +29,10 @@ class PagedAttention(AttentionBackend):
     Args:
         req_to_token_pool: Slots of each request.
         kv_pool: Keys and values by slot, on the same device.
-        scale: Factor on the scores; ``head_dim ** -0.5`` if left out.
+        scale: Factor on the scores; by default ``head_dim ** -0.5``.
 
     Raises:
-        ConfigError: The pools live on different devices.
+        ConfigError: The pools are on different devices.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PagedAttention(AttentionBackend):
 
     @property
     def max_context_len(self) -> int:
-        """Bound of ``cache_seqlens``: the largest that ``init_state`` saw, else the pool's own."""
+        """Upper bound of ``cache_seqlens``: that of ``init_state``, else the pool's."""
         return self._max_context_len or self.req_to_token_pool.max_context_len
 
     @property
@@ -64,11 +64,11 @@ class PagedAttention(AttentionBackend):
         return -(-self.max_context_len // self.kv_pool.page_size)
 
     def supports(self, mode: ForwardMode) -> bool:
-        """DECODE, TARGET_VERIFY, DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2."""
+        """Return whether attention knows the mode; see ``AttentionBackend.supports``."""
         return mode in APPENDING + EXTENDING
 
     def init_state(self, sizes: BufferSizes, max_tokens: int) -> None:  # noqa: ARG002
-        """Keep the context bound; holds no memory, since metadata lies in each graph's pool.
+        """Note the largest context; allocates nothing, since metadata is in each graph's pool.
 
         Raises:
             ConfigError: ``sizes`` and the pools disagree.
@@ -89,15 +89,15 @@ class PagedAttention(AttentionBackend):
         self._max_context_len = max(self._max_context_len or 0, sizes.max_context_len)
 
     def metadata(self, mode: ForwardMode, inputs: AttentionInputs) -> AttentionMetadata:
-        """Make the metadata by one ``graphkit::paged_metadata``.
+        """Compute the metadata by one ``graphkit::paged_metadata``.
 
         DECODE, TARGET_VERIFY and DRAFT append the batch's rows to ``seq_lens`` keys. In the extend
-        modes ``seq_lens`` counts them already: DRAFT_EXTEND has ``num_accepted_tokens`` rows per
-        request, packed, at most ``tokens_per_request``; DRAFT_EXTEND_V2 the same number for each. A
-        batch of no requests has metadata of no requests, whatever its mode.
+        modes ``seq_lens`` includes them: DRAFT_EXTEND has ``num_accepted_tokens`` rows per request,
+        packed, at most ``tokens_per_request``; DRAFT_EXTEND_V2 the same number for each request. A
+        batch of no requests has empty metadata in every mode.
 
         Raises:
-            AttentionError: The mode has no metadata, or rows, requests and mask do not fit each
+            AttentionError: The mode has no metadata, or rows, requests and mask contradict each
                 other.
         """
         rows = query_rows(mode, inputs)
@@ -124,16 +124,17 @@ class PagedAttention(AttentionBackend):
         out_cache_loc_T: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Store this step's keys and values, then let every row see what it may.
+        """Store this step's keys and values, then attend from every row to its visible keys.
 
-        Enqueues on the current stream; never synchronises, may be captured.
+        Enqueues on the current stream. Never synchronises; may be captured.
 
         Shapes:
-            query_TND: [T, N, D]; the result is like it. key_TMD, value_TMD: [T, M, D].
+            query_TND: [T, N, D]; the result has its shape and dtype. key_TMD, value_TMD: [T, M, D].
             out_cache_loc_T: [T] int64, the slots of this step's rows.
 
         Raises:
-            AttentionError: There is no such layer, or a tensor does not fit.
+            AttentionError: There is no such layer, or a tensor has the wrong shape, dtype or
+                device.
         """
         self.kv_pool.set_kv_buffer(layer, out_cache_loc_T, key_TMD, value_TMD)
         return self._attend(layer, query_TND, metadata)
@@ -142,4 +143,4 @@ class PagedAttention(AttentionBackend):
     def _attend(
         self, layer: int, query_TND: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Attend over the pool, which holds this step's rows already."""
+        """Attend over the pool, which already holds this step's rows."""

@@ -1,4 +1,7 @@
-"""How many query rows each request of a batch has, mode by mode.
+"""Query rows of each request of a batch, by mode.
+
+These modes are all that attention knows: a runner of any other mode declares one of them as its
+``attention_mode``.
 
 Suffixes: B requests, W most rows of a request, T rows.
 """
@@ -17,10 +20,10 @@ if TYPE_CHECKING:
     from graphkit.attention.backend import AttentionInputs
 
 APPENDING = (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT)
-"""Modes whose ``seq_lens`` does not count this step's rows."""
+"""Modes whose ``seq_lens`` excludes this step's rows."""
 
 EXTENDING = (ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2)
-"""Modes whose ``seq_lens`` counts them."""
+"""Modes whose ``seq_lens`` includes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,10 @@ class QueryRows:
     """The query rows of one batch.
 
     Attributes:
-        width: Rows of each request (W); an upper bound where ``lengths`` says how many.
-        appended: Rows per request that ``seq_lens`` does not count.
-        lengths: Rows of each request where they vary; int32 [B].
-        mask: Which of the last keys each row sees; bool [B, W, at least W].
+        width: Rows of each request (W); an upper bound if ``lengths`` is given.
+        appended: Rows per request that ``seq_lens`` excludes.
+        lengths: Rows of each request if they are ragged; int32 [B].
+        mask: True where a row sees one of the last keys; bool [B, W, C], C >= W.
     """
 
     width: int
@@ -41,13 +44,13 @@ class QueryRows:
 
 
 def query_rows(mode: ForwardMode, inputs: AttentionInputs) -> QueryRows:
-    """Read the rows off a batch.
+    """Return the query rows of a batch.
 
-    Widths come from the batch, never from a configuration, which may not be this batch's. The one
-    exception is DRAFT_EXTEND: its rows are packed, so only their bound is known to the host.
+    Widths come from the batch and not from a configuration, which may be another batch's. In
+    DRAFT_EXTEND rows are packed, so the host knows only their bound, ``tokens_per_request``.
 
     Raises:
-        AttentionError: Rows, requests and mask do not fit each other or the mode.
+        AttentionError: Rows, requests and mask contradict each other or the mode.
     """
     if inputs.batch_size == inputs.num_tokens == 0:
         return QueryRows(1)
@@ -57,11 +60,13 @@ def query_rows(mode: ForwardMode, inputs: AttentionInputs) -> QueryRows:
     if mode not in EXTENDING:
         modes = ", ".join(each.name for each in APPENDING + EXTENDING)
         raise AttentionError(
-            f"no paged attention metadata for {mode.name}: it takes {modes}. "
-            "Ask supports(mode) first."
+            f"no paged attention metadata for {mode.name}: expected one of {modes}. "
+            "Declare one of these as the runner's attention_mode."
         )
     if getattr(inputs, "custom_mask", None) is not None:
-        raise AttentionError(f"{mode.name} extends chains: leave custom_mask out.")
+        raise AttentionError(
+            f"a {mode.name} batch has a custom_mask, but the mode extends chains: pass None."
+        )
     if mode is ForwardMode.DRAFT_EXTEND:
         return _packed(inputs)
     return QueryRows(_uniform_width(mode, inputs))
@@ -71,9 +76,8 @@ def _uniform_width(mode: ForwardMode, inputs: AttentionInputs) -> int:
     requests, rows = inputs.batch_size, inputs.num_tokens
     if requests < 1 or rows < requests or rows % requests:
         raise AttentionError(
-            f"a {mode.name} batch of {requests} requests has {rows} rows: each request must have "
-            "the same number of rows, at least 1. Pad the requests to one width; a width that the "
-            "batch does not show is never guessed."
+            f"a {mode.name} batch of {requests} requests has {rows} rows: expected the same number "
+            "of rows per request, at least 1. Pad the requests to one width."
         )
     return rows // requests
 
@@ -83,7 +87,7 @@ def _packed(inputs: AttentionInputs) -> QueryRows:
     lengths: torch.Tensor | None = getattr(inputs, "num_accepted_tokens", None)
     if lengths is None:
         raise AttentionError(
-            "a DRAFT_EXTEND batch has no num_accepted_tokens: give the rows of each request, "
+            "a DRAFT_EXTEND batch has no num_accepted_tokens: pass the rows of each request, "
             "int32 [B], on the device."
         )
     if width < 1 or rows > requests * width:
@@ -103,6 +107,7 @@ def _mask(mode: ForwardMode, inputs: AttentionInputs, width: int) -> torch.Tenso
     if shape != square and not (wide and shape[:2] == square[:2]):
         raise AttentionError(
             f"custom_mask has shape {shape}: a {mode.name} batch of {inputs.batch_size} requests "
-            f"of {width} rows takes {square}, or None for a chain; in DRAFT the last may be larger."
+            f"of {width} rows takes {square}, or None for a chain; in DRAFT the last dimension may "
+            "be larger."
         )
     return mask

@@ -1,10 +1,10 @@
-"""Attention by torch alone, over a dense copy of the pages.
+"""Attention by torch operations over a dense copy of the pages.
 
 Suffixes: B requests, W most rows of a request, T rows of all, N query heads, M key-value heads,
 D head size, L keys.
 """
 
-# ruff: noqa: N803, N806 - tensor suffixes are the house's notation
+# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SdpaAttention(PagedAttention):
-    """Runs on any device and shows every step as an ATen op; memory grows with max_context_len."""
+    """Runs on any device as ATen ops; its memory grows with max_context_len."""
 
     def _attend(
         self, layer: int, query_TND: torch.Tensor, metadata: AttentionMetadata
@@ -37,7 +37,7 @@ class SdpaAttention(PagedAttention):
         group = query_TND.shape[1] // self.kv_pool.head_num
 
         def dense(cache: torch.Tensor) -> torch.Tensor:
-            # 0 * NaN is NaN: what no row may see is zeroed, not only masked.
+            # 0 * NaN is NaN: hidden keys and values are zeroed, not only masked.
             rows_BLMD = cache[slots_BL].masked_fill(~seen_BL[:, :, None, None], 0)
             return rows_BLMD.to(query_TND.dtype).transpose(1, 2).repeat_interleave(group, 1)
 

@@ -1,9 +1,9 @@
-"""Attention by this package's own kernel.
+"""Attention by the kernel of this package.
 
 Suffixes: T rows, N query heads, D head size.
 """
 
-# ruff: noqa: N803 - tensor suffixes are the house's notation
+# ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

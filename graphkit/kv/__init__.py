@@ -1,4 +1,4 @@
-"""Paged KV pools: where keys and values live, and which slot belongs to whom."""
+"""Paged KV pools, and the allocation of their slots to requests."""
 
 from graphkit.kv.dsa import DSATokenToKVPool
 from graphkit.kv.mha import MHATokenToKVPool

@@ -3,7 +3,7 @@
 Suffixes: T tokens, I index_head_dim.
 """
 
-# ruff: noqa: N803 - tensor suffixes are the house's notation
+# ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 import torch
@@ -11,20 +11,21 @@ import torch
 from graphkit.config import require_int
 from graphkit.errors import AttentionError
 from graphkit.kv.mla import MLATokenToKVPool
+from graphkit.ops.argument_rules import describe
 from graphkit.ops.store_kv import store_kv
 
 _FP8 = torch.float8_e4m3fn
 _SCALE_BYTES = 4
 _LEAST = 1e-30
-"""Magnitudes below it count as this much: a scale must be a normal number, and not zero."""
+"""Smallest magnitude used for a scale, so that a scale is a normal number and not zero."""
 
 
 class DSATokenToKVPool(MLATokenToKVPool):
-    """An ``MLATokenToKVPool`` that also keeps each token's index key, in eight bits.
+    """An ``MLATokenToKVPool`` that also stores each token's index key in eight bits.
 
     A row of the indexer's cache is I bytes of float8_e4m3fn, then one float32 scale in the
-    machine's byte order; key = float8 * scale. One scale per token's key is what the indexer of
-    DeepSeek-V3.2 uses; the layout by token is this package's own.
+    machine's byte order; key = float8 * scale. The indexer of DeepSeek-V3.2 uses one
+    scale per token's key; the layout by token is specific to this package.
 
     Args:
         size: Tokens that the pool holds.
@@ -33,7 +34,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
         kv_lora_rank: Elements of the latent.
         qk_rope_head_dim: Elements of the rotated part.
         layer_num: Layers.
-        device: Where the buffers live.
+        device: Device of the buffers.
         index_head_dim: Elements of an index key (I).
 
     Raises:
@@ -58,7 +59,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
         self._index_k = self._add_buffers("index_k", row, dtype=torch.uint8)
 
     def get_index_k_buffer(self, layer: int) -> torch.Tensor:
-        """The quantised index keys of one layer, uint8 [size + page_size, I + 4].
+        """Return the quantised index keys of one layer, uint8 [size + page_size, I + 4].
 
         Raises:
             AttentionError: There is no such layer.
@@ -68,28 +69,29 @@ class DSATokenToKVPool(MLATokenToKVPool):
     def set_index_k_buffer(self, layer: int, loc_T: torch.Tensor, index_k_TI: torch.Tensor) -> None:
         """Quantise one index key per token and write it into slot ``loc_T``.
 
-        The scale is the largest magnitude of the key over float8's, so that it maps to the largest
-        float8. A few launches on the current stream; never synchronises, may be captured.
+        The scale is the key's largest magnitude divided by the largest float8. A few launches on
+        the current stream. Never synchronises; may be captured.
 
         Shapes:
             loc_T: [T] int64. index_k_TI: [T, I], any floating dtype.
 
         Raises:
-            AttentionError: There is no such layer, or a tensor does not fit.
+            AttentionError: There is no such layer, or a tensor has the wrong shape, dtype or
+                device.
         """
         rows = self.get_index_k_buffer(layer)[:, None]
         if index_k_TI.dim() != 2 or not index_k_TI.is_floating_point():
             raise AttentionError(
-                f"set_index_k_buffer got index keys of {list(index_k_TI.shape)} "
-                f"{index_k_TI.dtype}: they must be floating and [T, {self.index_head_dim}]."
+                f"set_index_k_buffer: index_k_TI is {describe(index_k_TI)}, expected "
+                f"[T, I] = [T, {self.index_head_dim}] of a floating-point dtype."
             )
         keys, scales = rows.split([self.index_head_dim, _SCALE_BYTES], -1)
         store_kv(keys, scales, loc_T, *_quantised(index_k_TI[:, None].float()))
 
 
 def _quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bytes of each row's elements, then those of its scale."""
+    """Return the bytes of each row's elements and those of its scale."""
     most = torch.finfo(_FP8).max
-    # Not by division: CUDA divides by a number through its inverse, which rounds otherwise.
+    # Not a division: CUDA multiplies by the inverse, which rounds differently from the CPU.
     scale = rows.abs().amax(-1, keepdim=True).clamp(min=_LEAST) * (1 / most)
     return (rows / scale).to(_FP8).view(torch.uint8), scale.view(torch.uint8)

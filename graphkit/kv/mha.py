@@ -3,7 +3,7 @@
 Suffixes: T tokens, M key-value heads, D head size.
 """
 
-# ruff: noqa: N803 - tensor suffixes are the house's notation
+# ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 import torch
@@ -22,7 +22,7 @@ class MHATokenToKVPool(TokenToKVPool):
         head_num: Key-value heads (M).
         head_dim: Elements per head (D).
         layer_num: Layers.
-        device: Where the buffers live.
+        device: Device of the buffers.
 
     Raises:
         ConfigError: An argument is out of range; ``field`` names it.
@@ -46,7 +46,7 @@ class MHATokenToKVPool(TokenToKVPool):
         self._values = self._add_buffers("value", head_num, head_dim)
 
     def get_key_buffer(self, layer: int) -> torch.Tensor:
-        """The keys of one layer, [size + page_size, M, D].
+        """Return the keys of one layer, [size + page_size, M, D].
 
         Raises:
             AttentionError: There is no such layer.
@@ -54,7 +54,7 @@ class MHATokenToKVPool(TokenToKVPool):
         return self._keys[self._checked(layer)]
 
     def get_value_buffer(self, layer: int) -> torch.Tensor:
-        """The values of one layer, [size + page_size, M, D].
+        """Return the values of one layer, [size + page_size, M, D].
 
         Raises:
             AttentionError: There is no such layer.
@@ -64,15 +64,16 @@ class MHATokenToKVPool(TokenToKVPool):
     def set_kv_buffer(
         self, layer: int, loc_T: torch.Tensor, key_TMD: torch.Tensor, value_TMD: torch.Tensor
     ) -> None:
-        """Write one row per token into the slots ``loc_T``, by one ``graphkit::store_kv``.
+        """Write one row per token into slots ``loc_T`` by one ``graphkit::store_kv``.
 
-        Enqueues on the current stream; never synchronises, may be captured.
+        Enqueues on the current stream. Never synchronises; may be captured.
 
         Shapes:
             loc_T: [T] int64. key_TMD, value_TMD: [T, M, D].
 
         Raises:
-            AttentionError: There is no such layer, or a tensor does not fit.
+            AttentionError: There is no such layer, or a tensor has the wrong shape, dtype or
+                device.
         """
         layer = self._checked(layer)
         store_kv(self._keys[layer], self._values[layer], loc_T, key_TMD, value_TMD)

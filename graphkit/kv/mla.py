@@ -12,10 +12,10 @@ from graphkit.ops.store_kv import store_kv
 
 
 class MLATokenToKVPool(TokenToKVPool):
-    """One buffer per layer that is keys and values at once; see ``TokenToKVPool``.
+    """One buffer per layer, which holds keys and values; see ``TokenToKVPool``.
 
-    A row is the compressed latent, R elements, then the part of the key that carries the position,
-    E elements. All heads share it: the key is the whole row, the value its latent
+    A row is the compressed latent, R elements, then the part of the key that encodes the position,
+    E elements. All heads share the row: the key is the whole row, the value its latent
     (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     Args:
@@ -25,7 +25,7 @@ class MLATokenToKVPool(TokenToKVPool):
         kv_lora_rank: Elements of the latent (R).
         qk_rope_head_dim: Elements of the rotated part (E).
         layer_num: Layers.
-        device: Where the buffers live.
+        device: Device of the buffers.
 
     Raises:
         ConfigError: An argument is out of range; ``field`` names it.
@@ -49,7 +49,7 @@ class MLATokenToKVPool(TokenToKVPool):
         self._kv = self._add_buffers("kv", 1, kv_lora_rank + qk_rope_head_dim)
 
     def get_key_buffer(self, layer: int) -> torch.Tensor:
-        """The rows of one layer, [size + page_size, 1, R + E].
+        """Return the rows of one layer, [size + page_size, 1, R + E].
 
         Raises:
             AttentionError: There is no such layer.
@@ -57,7 +57,7 @@ class MLATokenToKVPool(TokenToKVPool):
         return self._kv[self._checked(layer)]
 
     def get_value_buffer(self, layer: int) -> torch.Tensor:
-        """The latents of one layer, [size + page_size, 1, R], a view of its rows.
+        """Return the latents of one layer, [size + page_size, 1, R], a view of its rows.
 
         Raises:
             AttentionError: There is no such layer.
@@ -67,15 +67,16 @@ class MLATokenToKVPool(TokenToKVPool):
     def set_mla_kv_buffer(
         self, layer: int, loc: torch.Tensor, cache_k_nope: torch.Tensor, cache_k_rope: torch.Tensor
     ) -> None:
-        """Write one row per token into the slots ``loc``, by one ``graphkit::store_kv``.
+        """Write one row per token into slots ``loc`` by one ``graphkit::store_kv``.
 
-        Enqueues on the current stream; never synchronises, may be captured.
+        Enqueues on the current stream. Never synchronises; may be captured.
 
         Shapes:
             loc: [T] int64. cache_k_nope: [T, 1, R], the latent. cache_k_rope: [T, 1, E].
 
         Raises:
-            AttentionError: There is no such layer, or a tensor does not fit.
+            AttentionError: There is no such layer, or a tensor has the wrong shape, dtype or
+                device.
         """
         rows = self.get_key_buffer(layer)
         latent, rotated = rows.split([self.kv_lora_rank, self.qk_rope_head_dim], -1)

@@ -1,4 +1,4 @@
-"""What every KV pool shares: buffers by layer, and moving tokens between slots."""
+"""Base of the KV pools: buffers by layer, and moves of tokens between slots."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 class TokenToKVPool:
     """Buffers addressed by token slot, at least one per layer.
 
-    Slots ``page_size .. page_size + size - 1`` are for tokens. The whole first page is the dummy
-    that pad rows write to and read from; nothing may be expected of what it holds. The buffers keep
-    their addresses for the life of the pool, so captured graphs may hold them.
+    Slots ``page_size`` to ``page_size + size - 1`` are for tokens. The first page is the dummy that
+    pad rows write to and read from; its contents are undefined. The buffers keep their addresses
+    for the life of the pool, so captured graphs may hold them.
 
     Args:
         size: Tokens that the pool holds.
         page_size: Slots per page.
         dtype: float16, bfloat16 or float32.
-        layer_num: Layers; 0 makes a pool without buffers, for a model that keeps none.
-        device: Where the buffers live.
+        layer_num: Layers; 0 for a model without a KV cache.
+        device: Device of the buffers.
         dims: Further sizes by name, each at least 1.
 
     Raises:
@@ -52,22 +52,22 @@ class TokenToKVPool:
         self._tensors: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every buffer by name, its kind and layer (``key.0``), for checksums and saved state."""
+        """Return every buffer by its kind and layer, such as ``key.0``."""
         return dict(self._tensors)
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-        """Copy what slots ``src_loc`` hold to slots ``tgt_loc``, in every buffer of every layer.
+        """Copy slots ``src_loc`` to slots ``tgt_loc`` in every buffer of every layer.
 
-        Every source is read before any target is written, so the slots may overlap. A target comes
-        once, except in pairs of slot 0 with itself, which are padding. Two launches on the current
-        stream, none without layers or slots; never synchronises, may be captured.
+        Every source is read before any target is written, so the slots may overlap. A slot is a
+        target at most once, except slot 0 as its own source, which is padding. Two launches on the
+        current stream, none without layers or slots. Never synchronises; may be captured.
 
         Shapes:
             tgt_loc, src_loc: one shape, int64.
 
         Raises:
-            AttentionError: A tensor does not fit. A slot outside the pool: on the CPU alone, on
-                CUDA its pair moves nothing.
+            AttentionError: A tensor has the wrong shape, dtype or device, or, on the CPU, a slot is
+                outside the pool. On CUDA such a pair moves nothing.
         """
         if self._tensors and (tgt_loc.numel() or src_loc.numel()):
             move_kv(list(self._tensors.values()), self._table, tgt_loc, src_loc)
@@ -75,7 +75,7 @@ class TokenToKVPool:
     def _add_buffers(
         self, kind: str, *row: int, dtype: torch.dtype | None = None
     ) -> list[torch.Tensor]:
-        """A buffer of zeros per layer, which ``tensors`` and ``move_kv_cache`` then know."""
+        """Allocate a buffer of zeros per layer and add it to ``tensors`` and ``move_kv_cache``."""
         shape = (self.size + self.page_size, *row)
         buffers = [
             torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
@@ -90,6 +90,6 @@ class TokenToKVPool:
         if not 0 <= layer < self.layer_num:
             raise AttentionError(
                 f"KV pool has no layer {layer}: it has {self.layer_num}, counted from 0. "
-                "Make the pool with the model's layer_num."
+                "Construct the pool with the model's layer_num."
             )
         return layer

@@ -1,4 +1,4 @@
-"""Which slot holds each token of each request."""
+"""The table of KV slots, by request and token."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from graphkit.errors import AttentionError
 class ReqToTokenPool:
     """A table of KV slots, one row per running request.
 
-    Row 0 belongs to pad rows: it is never handed out and stays zero, so that a pad row reads the
+    Row 0 belongs to pad rows: it is never allocated and stays zero, so that a pad row reads the
     dummy slot 0. ``req_to_token`` keeps its address for the life of the pool.
 
     Args:
         size: Requests that may run at once.
         max_context_len: Most tokens of one request, drafts included.
-        device: Where the table lives.
+        device: Device of the table.
 
     Attributes:
         req_to_token: [size + 1, max_context_len] int32.
@@ -40,39 +40,39 @@ class ReqToTokenPool:
 
     @property
     def available(self) -> int:
-        """Rows that ``alloc`` can still hand out."""
+        """Number of free rows."""
         return len(self._free)
 
     def alloc(self, n: int) -> list[int]:
-        """Take ``n`` rows, lowest numbers first on a fresh pool.
+        """Allocate ``n`` rows, lowest numbers first in a new pool.
 
         Raises:
-            AttentionError: ``n`` is negative or more than ``available``; nothing was taken.
+            AttentionError: ``n`` is negative or more than ``available``; no row was allocated.
         """
         if not 0 <= n <= len(self._free):
             raise AttentionError(
-                f"ReqToTokenPool cannot hand out {n} rows: {len(self._free)} of {self.size} are "
-                "free. Free the rows of finished requests, or make the pool larger."
+                f"ReqToTokenPool cannot allocate {n} rows: {len(self._free)} of {self.size} are "
+                "free. Free the rows of finished requests or use a larger pool."
             )
         return [self._free.pop() for _ in range(n)]
 
     def free(self, rows: Iterable[int]) -> None:
-        """Give rows back.
+        """Free rows.
 
         Raises:
-            AttentionError: A row is row 0, is not in the table, or is free already; none was taken
-                back.
+            AttentionError: A row is row 0, is not in the table, or is already free; no row was
+                freed.
         """
         rows, free = list(rows), set(self._free)
         for row in rows:
             if not 1 <= row <= self.size:
                 raise AttentionError(
-                    f"ReqToTokenPool cannot free row {row}: rows 1 to {self.size} are handed out, "
-                    "row 0 belongs to pad rows. Free only what alloc returned."
+                    f"ReqToTokenPool cannot free row {row}: expected 1 to {self.size}, since "
+                    "row 0 belongs to pad rows. Free only rows that alloc returned."
                 )
             if row in free:
                 raise AttentionError(
-                    f"ReqToTokenPool row {row} is free already. Free each row once."
+                    f"ReqToTokenPool row {row} is already free. Free each row once."
                 )
             free.add(row)
         self._free.extend(reversed(rows))

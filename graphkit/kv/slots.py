@@ -11,15 +11,15 @@ from graphkit.errors import AttentionError
 
 
 class TokenSlotAllocator:
-    """Hands out the slots of a KV pool, whole pages at a time.
+    """Allocates the slots of a KV pool in whole pages.
 
-    The list lives on the host: ``alloc`` needs no answer from the device, ``free`` of a CUDA tensor
-    waits for its copy (pass the ints if the host has them).
+    The free list is on the host: ``alloc`` does not wait for the device, ``free`` of a CUDA tensor
+    waits for its copy (pass ints if the host has them).
 
     Args:
-        size: The pool's ``size``; an incomplete page at its end is left unused.
-        page_size: The pool's ``page_size``; its first page, slot 0 included, is never handed out.
-        device: Where ``alloc`` puts its answer.
+        size: The pool's ``size``; an incomplete page at its end stays unused.
+        page_size: The pool's ``page_size``; its first page, slot 0 included, is never allocated.
+        device: Device of the slots that ``alloc`` returns.
 
     Raises:
         ConfigError: ``size`` or ``page_size`` is below 1.
@@ -35,48 +35,48 @@ class TokenSlotAllocator:
 
     @property
     def available(self) -> int:
-        """Slots that ``alloc`` can still hand out."""
+        """Number of free slots."""
         return len(self._free) * self.page_size
 
     def alloc(self, n: int) -> torch.Tensor:
-        """Take ``n`` slots, [n] int64 on the device: whole pages, the slots of each in order.
+        """Allocate ``n`` slots, [n] int64 on the device: whole pages, the slots of each in order.
 
         Raises:
-            AttentionError: ``n`` is no multiple of the page size, or more than ``available``;
-                nothing was taken.
+            AttentionError: ``n`` is not a multiple of the page size, or more than ``available``; no
+                slot was allocated.
         """
-        count = self._whole_pages(n, "hand out")
+        count = self._whole_pages(n, "allocate")
         if count > len(self._free):
             raise AttentionError(
-                f"TokenSlotAllocator cannot hand out {n} slots: {self.available} of "
+                f"TokenSlotAllocator cannot allocate {n} slots: {self.available} of "
                 f"{self._pages * self.page_size} are free. Free the slots of finished requests, "
-                "or make the KV pool larger."
+                "or use a larger KV pool."
             )
         first = torch.tensor([self._free.pop() for _ in range(count)], dtype=torch.int64)
         slots = (first[:, None] * self.page_size + torch.arange(self.page_size)).flatten()
         return slots.to(self.device, non_blocking=True)
 
     def free(self, slots: torch.Tensor | Sequence[int]) -> None:
-        """Give whole pages back, their slots in any order.
+        """Free whole pages, their slots in any order.
 
         Raises:
-            AttentionError: A slot was not handed out, is free already or comes twice, or a page
-                comes in part; none was taken back.
+            AttentionError: A slot was not allocated, is already free or occurs twice, or part of a
+                page is missing; no slot was freed.
         """
         given = slots.tolist() if isinstance(slots, torch.Tensor) else list(slots)
-        count = self._whole_pages(len(given), "take back")
+        count = self._whole_pages(len(given), "free")
         pages = dict.fromkeys(slot // self.page_size for slot in given)
         free = set(self._free)
         for page in pages:
             if page in free or not 1 <= page <= self._pages:
                 raise AttentionError(
-                    f"TokenSlotAllocator cannot take back slot {page * self.page_size}: it is "
-                    "free already or never handed out. Free each slot of alloc once."
+                    f"TokenSlotAllocator cannot free slot {page * self.page_size}: it is "
+                    "already free or was never allocated. Free each slot of alloc once."
                 )
         if len(pages) != count or len(set(given)) != len(given):
             raise AttentionError(
                 f"TokenSlotAllocator got {len(given)} slots of {len(pages)} pages of "
-                f"{self.page_size}: a slot is missing or comes twice. Free whole pages, once."
+                f"{self.page_size}: a slot is missing or occurs twice. Free whole pages, once."
             )
         self._free.extend(reversed(pages))
 
@@ -84,7 +84,7 @@ class TokenSlotAllocator:
         pages, odd = divmod(n, self.page_size)
         if n < 0 or odd:
             raise AttentionError(
-                f"TokenSlotAllocator cannot {verb} {n} slots: it deals in whole pages of "
+                f"TokenSlotAllocator cannot {verb} {n} slots: expected whole pages of "
                 f"{self.page_size}. Pass a multiple of {self.page_size}."
             )
         return pages

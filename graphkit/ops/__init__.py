@@ -1,7 +1,8 @@
-"""Operations that runners, attention backends and engines put on the device.
+"""Ops for draft trees, accepted tokens and KV slots.
 
-Each is one op for the dispatcher, with a readable torch reference here and a Triton kernel for
-CUDA in ``kernels/``. None waits for the device; all may be captured.
+Each is a function that calls one op of the dispatcher, ``torch.ops.graphkit.NAME``: a torch
+reference on the CPU, Triton kernels of ``graphkit.ops.kernels`` on CUDA. None waits for the device;
+all may be captured and compiled.
 """
 
 from graphkit.ops.accepted import (

@@ -12,38 +12,38 @@ if TYPE_CHECKING:
 
 
 class _AlgorithmInterface:
-    """What runners and engines ask of an algorithm. Everything here may be overridden."""
+    """The methods of an algorithm that runners and engines call. All may be overridden."""
 
     def is_none(self) -> bool:
-        """Plain decoding."""
+        """Return whether the algorithm is plain decoding."""
         return False
 
     def is_some(self) -> bool:
-        """Any speculation at all."""
+        """Return whether the algorithm speculates."""
         return not self.is_none()
 
     def is_eagle(self) -> bool:
-        """A draft head over the target's hidden states: EAGLE and EAGLE3."""
+        """Return whether a draft head reads the target's hidden states: EAGLE and EAGLE3."""
         return False
 
     def is_eagle3(self) -> bool:
-        """EAGLE3: the head is fed by several target layers."""
+        """Return whether the draft head reads several target layers, as in EAGLE3."""
         return False
 
     def is_standalone(self) -> bool:
-        """A separate small draft model without the target's hidden states."""
+        """Return whether drafts come from a separate small model."""
         return False
 
     def is_ngram(self) -> bool:
-        """Drafts looked up in the text so far."""
+        """Return whether drafts are looked up in the request's tokens."""
         return False
 
     def is_dflash(self) -> bool:
-        """A draft model that fills a whole block in one forward."""
+        """Return whether the draft model fills a block in one forward."""
         return False
 
     def supports_target_verify_for_draft(self) -> bool:
-        """Whether a draft worker may capture TARGET_VERIFY."""
+        """Return whether a draft worker may capture TARGET_VERIFY."""
         return self.is_dflash()
 
     def get_num_tokens_per_bs_for_target_verify(
@@ -51,7 +51,7 @@ class _AlgorithmInterface:
         num_draft_tokens: int,
         is_draft_worker: bool,  # noqa: ARG002 - for algorithms whose two sides differ
     ) -> int:
-        """Rows per request in TARGET_VERIFY; the whole draft tree unless overridden."""
+        """Return the rows per request in TARGET_VERIFY; by default the whole draft tree."""
         return num_draft_tokens
 
     def create_future_map(
@@ -61,7 +61,7 @@ class _AlgorithmInterface:
         context_len: int,
         device: torch.device | str,
     ) -> FutureMap:
-        """Where one step leaves its results for the next; see ``FutureMap``."""
+        """Create the ``FutureMap`` that keeps one step's results for the next."""
         return FutureMap(max_running_requests, chunked_prefill_size, context_len, device, self)
 
 
@@ -76,35 +76,35 @@ class SpecAlgorithm(_AlgorithmInterface, Enum):
     DFLASH = "DFLASH"
 
     def is_none(self) -> bool:
-        """Plain decoding."""
+        """Return whether this is NONE."""
         return self is SpecAlgorithm.NONE
 
     def is_eagle(self) -> bool:
-        """EAGLE or EAGLE3."""
+        """Return whether this is EAGLE or EAGLE3."""
         return self in (SpecAlgorithm.EAGLE, SpecAlgorithm.EAGLE3)
 
     def is_eagle3(self) -> bool:
-        """EAGLE3 only."""
+        """Return whether this is EAGLE3."""
         return self is SpecAlgorithm.EAGLE3
 
     def is_standalone(self) -> bool:
-        """STANDALONE only."""
+        """Return whether this is STANDALONE."""
         return self is SpecAlgorithm.STANDALONE
 
     def is_ngram(self) -> bool:
-        """NGRAM only."""
+        """Return whether this is NGRAM."""
         return self is SpecAlgorithm.NGRAM
 
     def is_dflash(self) -> bool:
-        """DFLASH only."""
+        """Return whether this is DFLASH."""
         return self is SpecAlgorithm.DFLASH
 
 
 class CustomSpecAlgorithm(_AlgorithmInterface):
-    """Base for an algorithm of your own; register it with ``register_algorithm(name, cls)``.
+    """Base of custom algorithms; register one with ``register_algorithm(name, cls)``.
 
     Attributes:
-        name: The name that it was made under.
+        name: Name that it is registered under.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a speculative run, and which generation of the step they lead to."""
+"""The settings of a speculative run, and the generation of the step that they allow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from graphkit.spec.registry import get_algorithm
 
 
 class SpecFallbackWarning(UserWarning):
-    """A setting made the older generation of the speculative step run."""
+    """A setting requires the older generation of the speculative step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which generation of the step runs, and why.
+    """The generation of the step that runs, and the reason.
 
-    ``v2`` overlaps the scheduler with the device; ``v1`` keeps the host in the loop.
+    ``v1`` has the host in the loop; ``v2`` overlaps the scheduler with the device.
     """
 
     generation: Literal["v1", "v2"]
@@ -30,19 +30,19 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class SpecConfig:
-    """How a speculative step drafts and verifies.
+    """The settings of a speculative step.
 
     Attributes:
-        algorithm: A name (case does not matter) or an algorithm; kept as the algorithm.
+        algorithm: A name, in any case, or an algorithm; stored as the algorithm.
         num_steps: Draft steps (S); 0 verifies the root alone.
         topk: Branches kept per draft step (K); 1 drafts a chain.
         num_draft_tokens: Tokens verified per request, the root included (W).
         page_size: Tokens per KV page.
-        is_draft_worker: Whether the runner belongs to the draft model.
-        linear_attention: Whether the target has mamba or linear-attention layers.
+        is_draft_worker: True if the runner belongs to the draft model.
+        linear_attention: True if the target has mamba or linear-attention layers.
 
     Raises:
-        ConfigError: A value breaks a rule; field, value and rule are in the text.
+        ConfigError: A value is out of range or contradicts another; ``field`` names it.
     """
 
     algorithm: str | Algorithm
@@ -69,11 +69,11 @@ class SpecConfig:
 
     @property
     def resolved(self) -> Algorithm:
-        """``algorithm`` as the object that it names."""
+        """The algorithm object that ``algorithm`` names."""
         return get_algorithm(self.algorithm)
 
     def _check_stepwise_tree(self) -> None:
-        """A tree grown step by step bounds W by S and K; other algorithms fill W at will."""
+        """Refuse a W that S steps of K branches cannot fill; other algorithms may have any W."""
         steps, topk, width = self.num_steps, self.topk, self.num_draft_tokens
         if topk == 1 and width != steps + 1:
             raise ConfigError(
@@ -84,13 +84,13 @@ class SpecConfig:
         most = 1 + topk + (steps - 1) * topk * topk if steps else 1
         if width > most:
             raise ConfigError(
-                f"SpecConfig.num_draft_tokens is {width}, but {steps} steps of topk {topk} make at "
+                f"SpecConfig.num_draft_tokens is {width}, but {steps} steps of topk {topk} give at "
                 f"most 1 + K + (S - 1) * K * K = {most} nodes, the root included.",
                 field="num_draft_tokens",
             )
 
     def plan(self) -> Plan:
-        """Say which generation of the step runs and why; a fall back to v1 also warns.
+        """Return the generation of the step that runs and why; a fall back to v1 also warns.
 
         Rules: v2 moves accepted tree paths token by token, so it needs page_size 1 when topk > 1,
         and it cannot roll back the state of mamba or linear-attention layers.
@@ -105,10 +105,10 @@ class SpecConfig:
         return Plan("v1", reason)
 
     def tokens_per_request(self, mode: ForwardMode) -> int:
-        """Rows per request in a mode (the field's num_tokens_per_bs).
+        """Return the rows per request in a mode (SGLang's num_tokens_per_bs).
 
         Raises:
-            ConfigError: The mode has no rows, or the algorithm answers less than one row.
+            ConfigError: The mode has no rows, or the algorithm returns less than one row.
         """
         if mode is ForwardMode.TARGET_VERIFY:
             return self._verify_width()

@@ -1,4 +1,4 @@
-"""Where one step leaves its results on the device for the next one to pick up."""
+"""Device memory that keeps the results of one step for the next."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ if TYPE_CHECKING:
 class FutureMap:
     """Device tensors indexed by request row, so that a later step needs no host round trip.
 
-    Row 0 belongs to pad rows. A buffer is made the first time that its name is stashed, from the
-    shape and dtype of what came. Both verbs enqueue on the current stream and never synchronise,
-    unless ``debug`` is set.
+    Row 0 belongs to pad rows. A buffer is allocated the first time that its name is stashed, with
+    the shape and dtype of the result. Both methods enqueue on the current stream and never
+    synchronise, unless ``debug`` is set.
 
     Args:
-        max_running_requests: Request rows, row 0 not counted.
-        chunked_prefill_size: Most tokens that one prefill chunk brings; kept for subclasses that
-            relay them.
-        context_len: Most tokens of one request; kept for the same reason.
-        device: Where the buffers live.
-        algorithm: The algorithm whose step results these are.
+        max_running_requests: Request rows, row 0 excluded.
+        chunked_prefill_size: Most tokens of one prefill chunk; for subclasses that keep prefill
+            results.
+        context_len: Most tokens of one request; for subclasses.
+        device: Device of the buffers.
+        algorithm: The algorithm whose results these are.
 
     Attributes:
-        debug: Whether each result may be picked up once only; a second time, or before it was
-            stashed, then raises. Waits for the device at every pick-up. Set it before the first
-            result comes.
+        debug: If True, resolving a result twice, or before it was stashed, raises. Every
+            ``resolve`` then waits for the device. Set it before the first ``stash``.
     """
 
     def __init__(
@@ -51,14 +50,15 @@ class FutureMap:
         self._fresh: dict[str, torch.Tensor] = {}
 
     def stash(self, req_pool_indices: torch.Tensor, results: Mapping[str, torch.Tensor]) -> None:
-        """Keep each result's row i under request row ``req_pool_indices[i]``.
+        """Store each result's row i under request row ``req_pool_indices[i]``.
 
         Shapes:
             req_pool_indices: [B] int64; B may be 0.
             results[name]: [B, ...].
 
         Raises:
-            InputError: A result has not a row per request, or other rows than at first.
+            InputError: A result does not have a row per request, or its rows differ in shape or
+                dtype from the first ones of that name.
         """
         for name, rows in results.items():
             self._check(name, req_pool_indices, rows)
@@ -71,16 +71,16 @@ class FutureMap:
                 self._fresh[name].index_fill_(0, req_pool_indices, 1)
 
     def resolve(self, name: str, req_pool_indices: torch.Tensor) -> torch.Tensor:
-        """The rows stashed under ``name`` for these requests, [B, ...]; a copy.
+        """Return a copy of the rows stashed under ``name`` for these requests, [B, ...].
 
         Raises:
-            ReplayError: Nothing was ever stashed under that name; or, in debug, not since a row
-                was last picked up.
+            ReplayError: Nothing was stashed under that name or, in debug, not since a row was last
+                resolved.
         """
         if name not in self._buffers:
             known = ", ".join(self._buffers) or "nothing"
             raise ReplayError(
-                f"FutureMap has no {name!r}: {known} was stashed. Stash before you resolve."
+                f"FutureMap has no {name!r}: {known} was stashed. Call stash before resolve."
             )
         if self.debug:
             self._consume(name, req_pool_indices)
@@ -91,7 +91,7 @@ class FutureMap:
         if (len(rows), *rows.shape[1:]) != (requests, *kept.shape[1:]) or rows.dtype != kept.dtype:
             raise InputError(
                 f"FutureMap result {name!r} is {tuple(rows.shape)} {rows.dtype} for {requests} "
-                f"requests. Stash {(requests, *kept.shape[1:])} {kept.dtype}.",
+                f"requests, expected {(requests, *kept.shape[1:])} {kept.dtype}.",
                 field=name,
             )
         if self.debug:
@@ -101,8 +101,8 @@ class FutureMap:
         rows = req_pool_indices.tolist()
         if any(not 0 <= row <= self.max_running_requests for row in rows):
             raise InputError(
-                f"FutureMap has rows 0 to {self.max_running_requests}, got {rows}. Make it for as "
-                "many requests as the request pool has rows.",
+                f"FutureMap has rows 0 to {self.max_running_requests}, got {rows}. Construct it "
+                "with the number of rows of the request pool.",
                 field="req_pool_indices",
             )
 
@@ -113,7 +113,7 @@ class FutureMap:
         stale = (wanted > self._fresh[name]).nonzero()[:, 0].tolist()
         if stale:
             raise ReplayError(
-                f"FutureMap rows {stale} of {name!r} were picked up already, or never stashed. "
-                "Pick each result up once, after the step that makes it."
+                f"FutureMap rows {stale} of {name!r} were already resolved, or never stashed. "
+                "Resolve each result once, after the step that computes it."
             )
         self._fresh[name].index_fill_(0, req_pool_indices, 0)

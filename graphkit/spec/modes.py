@@ -6,7 +6,19 @@ from enum import Enum
 
 
 class ForwardMode(Enum):
-    """What one forward of a model does in a speculative step."""
+    """The task of one model forward in a speculative step.
+
+    Attributes:
+        DECODE: One row per request, without drafts.
+        TARGET_VERIFY: The target scores the drafted tokens.
+        DRAFT: The draft model proposes tokens.
+        DRAFT_EXTEND: The draft model processes the accepted tokens, packed.
+        DRAFT_EXTEND_V2: The draft model processes the accepted tokens at a uniform stride.
+        MULTI_LAYER_EAGLE: Draft layers process the accepted tokens and draft, each over the window
+            of the layer before.
+        STEP: A step with inputs that the user declares; see ``StepRunner``.
+        IDLE: No request in the batch.
+    """
 
     DECODE = "decode"
     TARGET_VERIFY = "target_verify"
@@ -18,29 +30,33 @@ class ForwardMode(Enum):
     IDLE = "idle"
 
     def is_decode(self) -> bool:
-        """One row per request."""
+        """Return whether this is DECODE."""
         return self is ForwardMode.DECODE
 
     def is_target_verify(self) -> bool:
-        """The target scores the drafted tokens."""
+        """Return whether this is TARGET_VERIFY."""
         return self is ForwardMode.TARGET_VERIFY
 
     def is_draft(self) -> bool:
-        """The draft model proposes tokens."""
+        """Return whether this is DRAFT."""
         return self is ForwardMode.DRAFT
 
     def is_draft_extend(self, include_v2: bool = False) -> bool:
-        """The draft model catches up on accepted tokens; v2 only if ``include_v2``."""
+        """Return whether this is DRAFT_EXTEND or, with ``include_v2``, DRAFT_EXTEND_V2."""
         return self is ForwardMode.DRAFT_EXTEND or (include_v2 and self.is_draft_extend_v2())
 
     def is_draft_extend_v2(self) -> bool:
-        """The draft model catches up at a uniform stride."""
+        """Return whether this is DRAFT_EXTEND_V2."""
         return self is ForwardMode.DRAFT_EXTEND_V2
 
     def is_multi_layer_eagle(self) -> bool:
-        """A chain of draft layers catches up and drafts, each over the window of the one before."""
+        """Return whether this is MULTI_LAYER_EAGLE."""
         return self is ForwardMode.MULTI_LAYER_EAGLE
 
+    def is_step(self) -> bool:
+        """Return whether this is STEP."""
+        return self is ForwardMode.STEP
+
     def is_idle(self) -> bool:
-        """No request in the batch."""
+        """Return whether this is IDLE."""
         return self is ForwardMode.IDLE

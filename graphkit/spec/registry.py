@@ -1,4 +1,4 @@
-"""Names of algorithms: built in, and registered by users."""
+"""Names of built-in and registered algorithms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _custom: dict[str, CustomSpecAlgorithm] = {}
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """Every name that ``get_algorithm`` knows, aliases included."""
+    """Return every name that ``get_algorithm`` knows, aliases included."""
     return (*SpecAlgorithm.__members__, *_ALIASES, *_custom)
 
 
@@ -20,12 +20,12 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
     """Make ``cls(name)`` available as ``SpecConfig(algorithm=name)``.
 
     Args:
-        name: Case does not matter.
-        cls: A class with the whole interface, most simply a ``CustomSpecAlgorithm``.
+        name: Name, in any case.
+        cls: A class with the whole interface, such as a subclass of ``CustomSpecAlgorithm``.
 
     Raises:
-        ConfigError: The name is taken, or ``cls`` lacks part of the interface; the text lists
-            what is missing.
+        ConfigError: The name is taken, or ``cls`` lacks methods of the interface, which the message
+            lists.
     """
     if type(name) is not str or not name:
         raise ConfigError(f"algorithm name must be text, got {name!r}.", field="name")
@@ -41,17 +41,17 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
     if missing:
         raise ConfigError(
             f"algorithm class {cls.__name__} lacks {', '.join(missing)}. "
-            "Derive it from graphkit.CustomSpecAlgorithm, which has defaults for all.",
+            "Derive it from graphkit.CustomSpecAlgorithm, which defines all of them.",
             field="cls",
         )
     _custom[key] = cls(key)
 
 
 def get_algorithm(name: object) -> Algorithm:
-    """The algorithm of that name, or ``name`` itself if it is one already.
+    """Return the algorithm of that name, or ``name`` itself if it is an algorithm.
 
     Raises:
-        ConfigError: Nobody registered the name, or it is neither name nor algorithm.
+        ConfigError: The name is not registered, or ``name`` is neither a name nor an algorithm.
     """
     if isinstance(name, (SpecAlgorithm, CustomSpecAlgorithm)):
         return name
@@ -68,12 +68,12 @@ def get_algorithm(name: object) -> Algorithm:
     if found is None:
         raise ConfigError(
             f"unknown algorithm {name!r}; known are {', '.join(algorithm_names())}. "
-            "Register your own with graphkit.register_algorithm(name, cls).",
+            "Register a custom one with graphkit.register_algorithm(name, cls).",
             field="algorithm",
         )
     return found
 
 
 def _missing(algorithm: object) -> list[str]:
-    """Methods of the interface that an object or a class lacks."""
+    """Return the methods of the interface that an object or a class lacks."""
     return [method for method in INTERFACE if not callable(getattr(algorithm, method, None))]

@@ -1,18 +1,17 @@
-"""Growing a draft tree step by step, and choosing the nodes that are verified.
+"""Growth of a draft tree step by step, and selection of the nodes to verify.
 
 The candidates of a request are numbered: K of step 0, then K * K of each further step, one row of
-K per branch. A branch of step s is one of the K best candidates of that step; what it descends from
-is its parent. Layout as in EAGLE-2 (arXiv 2406.16858), as
+K per branch. A branch of step s is one of the K best candidates of that step, and its parent is
+the branch that it continues. The layout is that of EAGLE-2 (arXiv 2406.16858), as
 ``graphkit.ops.build_tree`` reads it.
 
-Between candidates of one score the smaller number comes first. A child's score is its parent's
-times a probability, so a parent then never ranks behind its child, and the chosen nodes form one
-tree.
+Among candidates of equal score the smaller number ranks first. A child's score is its parent's
+times a probability, so no parent ranks behind its child, and the selected nodes form one tree.
 
 Suffixes: B requests, K branches, N candidates so far.
 """
 
-# ruff: noqa: N803 - tensor suffixes are the house's notation
+# ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 import torch
@@ -21,12 +20,12 @@ import torch
 def top_candidates(
     logits: torch.Tensor, topk: int, temperature: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens of each row and their probabilities.
+    """Return the probabilities and ids of the ``topk`` most probable tokens of each row.
 
     Shapes:
-        logits: [rows, V]. temperature: [rows] float32; 1 if left out.
-        result: float32 [rows, topk], int64 [rows, topk]; the likeliest first. Equal ones come as
-            ``Tensor.topk`` has them, from topk 2 on.
+        logits: [rows, V]. temperature: [rows] float32; 1 by default.
+        Returns [rows, topk] float32 and [rows, topk] int64, in descending order. From topk 2 on,
+        equal probabilities are in the order of ``Tensor.topk``.
     """
     scores = logits.float() if temperature is None else logits.float() / temperature[:, None]
     if topk == 1:
@@ -37,7 +36,7 @@ def top_candidates(
 
 
 class TreeGrowth:
-    """The candidates of every request, step after step. Capturable; static shapes.
+    """The candidates of every request, step by step. Static shapes; may be captured.
 
     Args:
         topk_p_BK: Probabilities of the candidates of step 0.
@@ -47,8 +46,8 @@ class TreeGrowth:
         topk_p_BK: [B, K] float32. topk_index_BK: [B, K] int64.
 
     Attributes:
-        tokens: [B, K], of the current branches.
-        parents: [B, K], which branch of the step before each current branch continues.
+        tokens: [B, K], tokens of the current branches.
+        parents: [B, K], branch of the previous step that each current branch continues.
     """
 
     def __init__(self, topk_p_BK: torch.Tensor, topk_index_BK: torch.Tensor) -> None:
@@ -60,7 +59,7 @@ class TreeGrowth:
         self.parents = self._parents[0][:, 1:]
 
     def grow(self, topk_p: torch.Tensor, topk_index: torch.Tensor) -> None:
-        """Add the candidates after each current branch, and move on to the K best of them.
+        """Add the candidates after each current branch, and continue with the K best of them.
 
         Shapes:
             topk_p: [B * K, K] float32. topk_index: [B * K, K] int64.
@@ -76,12 +75,12 @@ class TreeGrowth:
         self.parents = order // topk
 
     def best(self, num_draft_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The ``num_draft_tokens - 1`` best candidates of all steps; the root is the W-th node.
+        """Return the ``num_draft_tokens - 1`` best candidates of all steps, which join the root.
 
         Returns:
             parent_list: [B, K * (S - 1) + 1] int64, the candidate that each branch continues; -1
                 is the root.
-            top_scores_index: [B, W - 1] int64, ascending numbers of the chosen candidates.
+            top_scores_index: [B, W - 1] int64, ascending numbers of the selected candidates.
             draft_tokens: [B, W - 1] int64, their token ids.
         """
         scores, tokens = torch.cat(self._scores, 1), torch.cat(self._tokens, 1)

@@ -161,7 +161,7 @@ class ReadsTwice(EagleDrafter):
 def test_debug_detects_a_drafter_that_reads_twice(make_engine, task):
     engine = make_engine(drafter=ReadsTwice, debug=True)
     engine.submit(task.prompts[0])
-    with pytest.raises(ReplayError, match="'topk_p' were picked up already"):
+    with pytest.raises(ReplayError, match="'topk_p' were already resolved"):
         engine.step()
     unchecked = make_engine(drafter=ReadsTwice)
     request = unchecked.generate(task.prompts[:1], SamplingParams(max_new_tokens=4))[0]

@@ -73,7 +73,7 @@ def test_without_debug_nothing_is_checked(relay):
 def test_a_second_pick_up_names_its_rows(watched):
     watched.stash(rows(1, 2, 3, 4), {"tokens": rows(7, 8, 9, 10)})
     watched.resolve("tokens", rows(3, 1))
-    with pytest.raises(ReplayError, match=r"rows \[1, 3\] of 'tokens' were picked up already"):
+    with pytest.raises(ReplayError, match=r"rows \[1, 3\] of 'tokens' were already resolved"):
         watched.resolve("tokens", rows(1, 2, 3, 4))
     assert watched.resolve("tokens", rows(2, 4)).tolist() == [8, 10], "a refusal picks nothing up"
 

@@ -52,6 +52,7 @@ def test_a_mode_is_itself_alone(mode):
         "DRAFT_EXTEND": mode.is_draft_extend(),
         "DRAFT_EXTEND_V2": mode.is_draft_extend_v2(),
         "MULTI_LAYER_EAGLE": mode.is_multi_layer_eagle(),
+        "STEP": mode.is_step(),
         "IDLE": mode.is_idle(),
     }
     assert [name for name, claim in claims.items() if claim] == [mode.name]

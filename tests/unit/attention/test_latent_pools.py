@@ -168,8 +168,8 @@ def test_index_layout():
         (3, torch.zeros(1, 16), "no layer 3"),
         (0, torch.zeros(1, 15), r"key_TMD is \[1, 1, 15\] uint8 .* = \[1, 1, 16\]"),
         (0, torch.zeros(2, 16), r"key_TMD is \[2, 1, 16\]"),
-        (0, torch.zeros(1, 1, 16), r"index keys of \[1, 1, 16\]"),
-        (0, torch.zeros(1, 16).int(), r"\[1, 16\] torch.int32: they must be floating"),
+        (0, torch.zeros(1, 1, 16), r"index_k_TI is \[1, 1, 16\]"),
+        (0, torch.zeros(1, 16).int(), r"\[1, 16\] int32 .* floating-point dtype"),
     ],
 )
 def test_index_keys_are_checked(layer, keys, text):

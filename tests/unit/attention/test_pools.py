@@ -78,7 +78,7 @@ def test_request_rows_come_and_go():
 @pytest.mark.parametrize("n", [4, -1])
 def test_request_rows_run_out(n):
     pool = ReqToTokenPool(3, 10, "cpu")
-    with pytest.raises(AttentionError, match=f"cannot hand out {n} rows: 3 of 3 are free"):
+    with pytest.raises(AttentionError, match=f"cannot allocate {n} rows: 3 of 3 are free"):
         pool.alloc(n)
     assert pool.available == 3
 
@@ -87,9 +87,9 @@ def test_request_rows_run_out(n):
     ("rows", "text"),
     [
         ([1, 0], "row 0 belongs to pad rows"),
-        ([1, 4], "cannot free row 4: rows 1 to 3"),
-        ([1, 3], "row 3 is free already"),
-        ([1, 1], "row 1 is free already"),
+        ([1, 4], "cannot free row 4: expected 1 to 3"),
+        ([1, 3], "row 3 is already free"),
+        ([1, 1], "row 1 is already free"),
     ],
 )
 def test_request_rows_are_freed_once(rows, text):
@@ -132,8 +132,8 @@ def test_slots_fit_the_pool():
 
 
 @pytest.mark.parametrize(
-    ("n", "text"), [(12, "cannot hand out 12 slots: 8 of 8 are free"), (3, "whole pages of 4"),
-                    (-4, "cannot hand out -4")],
+    ("n", "text"), [(12, "cannot allocate 12 slots: 8 of 8 are free"), (3, "whole pages of 4"),
+                    (-4, "cannot allocate -4")],
 )  # fmt: skip
 def test_slots_run_out(n, text):
     slots = TokenSlotAllocator(8, 4)
@@ -145,12 +145,12 @@ def test_slots_run_out(n, text):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ([0, 1, 2, 3], "cannot take back slot 0"),
-        ([8, 9, 10, 11], "cannot take back slot 8: it is free already"),
-        ([12, 13, 14, 15], "cannot take back slot 12: .* never handed out"),
+        ([0, 1, 2, 3], "cannot free slot 0"),
+        ([8, 9, 10, 11], "cannot free slot 8: it is already free"),
+        ([12, 13, 14, 15], "cannot free slot 12: .* never allocated"),
         ([4, 5, 6], "whole pages of 4"),
-        ([4, 5, 6, 6], "comes twice"),
-        ([4, 5, 6, 7] * 2, "comes twice"),
+        ([4, 5, 6, 6], "occurs twice"),
+        ([4, 5, 6, 7] * 2, "occurs twice"),
     ],
 )
 def test_slots_are_freed_once(given, text):
