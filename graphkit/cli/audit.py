@@ -7,7 +7,7 @@ from pathlib import Path
 
 from graphkit.cli.exit_codes import DONE, FAILED, UsageError
 from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output import count_of, print_result, progress_on_stderr
+from graphkit.cli.output import print_result, progress_on_stderr
 from graphkit.cli.output_files import check_writable, write_output
 from graphkit.cli.target_options import (
     TargetSelection,
@@ -16,7 +16,7 @@ from graphkit.cli.target_options import (
     announce,
     select_target,
 )
-from graphkit.records import AuditReport, LockRecord
+from graphkit.records import AuditReport, LockRecord, count_of
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 from graphkit.cli.exit_codes import DONE, FAILED, UsageError
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.interrupts import signals_as_exit
-from graphkit.cli.output import count_of, is_terminal, print_message, print_result
+from graphkit.cli.output import is_terminal, print_message, print_result
 from graphkit.cli.target_options import (
     REFERENCE,
     add_target_options,
     capture_selected,
     select_target,
 )
-from graphkit.records import RecordWithGraphs, load_record, require_graphs
+from graphkit.records import RecordWithGraphs, count_of, load_record, require_graphs
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

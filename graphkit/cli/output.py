@@ -63,12 +63,6 @@ def print_message(message: RenderableType, *, starts_line: bool = False) -> None
         _write(f"\n{text}" if starts_line and is_terminal(sys.stderr) else text, sys.stderr)
 
 
-def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun, such as ``1 graph`` or ``1,200 processes``."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
 def _render(result: RenderableType, console: Console) -> str:
     with console.capture() as captured:
         console.print(result)

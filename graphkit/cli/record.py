@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from graphkit.cli.exit_codes import UsageError
 from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output import count_of, print_message
+from graphkit.cli.output import print_message
 from graphkit.cli.output_files import check_writable, write_output
+from graphkit.records import count_of
 
 if TYPE_CHECKING:
     from graphkit.recording import RecordedProgram

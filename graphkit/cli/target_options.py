@@ -6,9 +6,10 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphkit.cli.output import count_of, print_message, progress_on_stderr
+from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.cli.threads import use_one_thread
 from graphkit.errors import ConfigError
+from graphkit.records import count_of
 from graphkit.spec import ForwardMode
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ def extent(shape: Sequence[int]) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun, such as ``1 node`` or ``1,200 nodes``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """Return a number with its noun, such as ``1 node``, ``1,200 nodes`` or ``2 batches``."""
+    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def distinct_text(first: float, second: float) -> tuple[str, str]:

@@ -32,7 +32,7 @@ def test_a_correct_target_gives_a_table_per_mode(run, tiny):
     assert ended.code == 0
     assert "tiny on cpu, recorder backend" in ended.out
     assert "TARGET_VERIFY, 4 tokens per request" in ended.out
-    assert "DECODE, 1 tokens per request" in ended.out
+    assert "DECODE, 1 token per request" in ended.out
     rows = [line.split("│")[1].strip() for line in ended.out.splitlines() if line.startswith("│")]
     assert rows == ["1", "2"] * 2
     assert "6 live batches replayed" in ended.out
@@ -98,7 +98,7 @@ def test_the_modes_of_draft_models_can_be_named(run):
     options = ("--mode", "draft_extend_v2", "--mode", "Multi_Layer_EAGLE", "--batch-sizes", "1")
     ended = run("capture", *options)
     assert ended.code == 0
-    titles = [line.strip() for line in ended.out.splitlines() if "tokens per request" in line]
+    titles = [line.strip() for line in ended.out.splitlines() if "per request" in line]
     assert titles == [
         "DRAFT_EXTEND_V2, 4 tokens per request",
         "MULTI_LAYER_EAGLE, 4 tokens per request",
@@ -120,8 +120,8 @@ def test_a_mismatch_fails_and_is_located(run, tiny, here):
     ended = run("capture", f"{tiny}:leaks", "--mode", "target_verify", "--out", "record.json")
     assert ended.code == 1
     text = " ".join(ended.out.split())
-    assert "1 of 3 replays are wrong" in text
-    assert "TARGET_VERIFY, 1 requests at size 2: padding changes live rows: " in text
+    assert "1 of 3 replays is wrong" in text
+    assert "TARGET_VERIFY, 1 request at size 2: padding changes live rows: " in text
     assert "next_token_logits row 0 (request 0) is" in text
     (mismatch,) = CaptureRecord.load(here / "record.json").mismatches
     assert (mismatch.mode, mismatch.batch_size, mismatch.padded_batch_size) == (
