@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphkit as gk
-from graphkit.spec import CustomSpecAlgorithm, ForwardMode, SpecAlgorithm
 from graphkit.runners import RUNNERS
+from graphkit.spec import CustomSpecAlgorithm, ForwardMode, SpecAlgorithm
 
 MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]  # STEP declares its own
 
@@ -132,7 +132,7 @@ def test_any_runner_is_planned_or_refused(many):
     "spoilt",
     [
         {"device": None}, {"device": 2**63}, {"device": b""}, {"optional_fields": True},
-        {"optional_fields": "custom_mask"}, {"bound_fields": True}, {"bound": {"seq_lens": None}},
+        {"optional_fields": "custom_mask"}, {"bound_fields": True}, {"bound_fields": {"seq_lens": None}},
         {"inputs_type": True}, {"inputs_type": gk.DraftInputs}, {"multiple_of": 2**31},
     ],
     ids=str,
