@@ -109,7 +109,7 @@ def test_an_unmeasured_graph_has_no_columns_of_time(capture):
     assert [column.name for column in page.page.columns] == [
         "module and node", "nodes", "kind", "source",
     ]  # fmt: skip
-    assert page.page.facts[:2] == (("nodes", "23 (23 op)"), ("replay", "not measured"))
+    assert page.page.facts[:2] == (("nodes", "23"), ("replay", "not measured"))
     assert page.follow("memory") == "the record has no memory map of this graph"
     assert page.follow("buffers") == "the record has no input buffers of this graph"
     assert page.follow("compare") == "there is no other graph to compare it with"

@@ -49,23 +49,24 @@ def _opened(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
-    kinds = Counter(node.kind for node in graph.nodes).most_common()
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds)
-    yield "nodes", f"{len(graph.nodes):,} ({counts})" if counts else "0"
+    yield "nodes", f"{len(graph.nodes):,}"
     timing = graph.timing
     if timing is None:
         yield "replay", "not measured"
     else:
         whole = timing.busy_us + timing.gap_us
         share = f" ({timing.gap_us / whole:.0%})" if whole > 0 else ""
-        of = f"of {count_of(timing.replays, 'replay')}"
-        yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us {of}"
+        count = count_of(timing.replays, "replay")
+        yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us ({count})"
         yield "busy", f"{us(timing.busy_us)} us, gaps {us(timing.gap_us)} us{share}"
     if graph.memory:
         memory = f"{size(graph.memory.graph_bytes)} in a pool of {size(graph.memory.pool_bytes)}"
         yield "memory", memory
     if graph.captured_at:
         yield "captured at", graph.captured_at
+    kinds = Counter(node.kind for node in graph.nodes).most_common()
+    if kinds:
+        yield "kinds", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
     if timing:
         count = count_of(len(timing.critical_path), "node")
         yield "critical path", f"{us(timing.critical_us)} us, {count}"
