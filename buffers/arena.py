@@ -50,15 +50,15 @@ class Arena:
 def _checked(layout: FieldLayout, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(
-            f"bound field {layout.name!r} is a {type(tensor).__name__}. Bind a tensor.",
+            f"bound_fields[{layout.name!r}] is a {type(tensor).__name__}. Pass a tensor.",
             field="bound_fields",
         )
     came = (tuple(tensor.shape), tensor.dtype, tensor.device)
     shape = layout.shape(layout.capacity)
     if came != (shape, layout.dtype, device) or not tensor.is_contiguous():
         raise ConfigError(
-            f"bound field {layout.name!r} is {came[0]} {came[1]} on {came[2]}. "
-            f"Bind a contiguous {shape} {layout.dtype} on {device}.",
+            f"bound_fields[{layout.name!r}] is {came[0]} {came[1]} on {came[2]}. "
+            f"Pass a contiguous {shape} {layout.dtype} on {device}.",
             field="bound_fields",
         )
     return tensor

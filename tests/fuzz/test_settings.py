@@ -132,7 +132,8 @@ def test_any_runner_is_planned_or_refused(many):
     "spoilt",
     [
         {"device": None}, {"device": 2**63}, {"device": b""}, {"optional_fields": True},
-        {"optional_fields": "custom_mask"}, {"bound_fields": True}, {"bound_fields": {"seq_lens": None}},
+        {"optional_fields": "custom_mask"}, {"bound_fields": True},
+        {"bound_fields": {"seq_lens": None}},
         {"inputs_type": True}, {"inputs_type": gk.DraftInputs}, {"multiple_of": 2**31},
     ],
     ids=str,

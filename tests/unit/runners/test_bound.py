@@ -118,5 +118,5 @@ def test_all_rows_per_token_may_be_bound(make_runner, make_batch, expect, assert
 
 
 def test_a_misfit_is_refused(make_runner):
-    with pytest.raises(ConfigError, match="bound field 'positions'"):
+    with pytest.raises(ConfigError, match=r"bound_fields\['positions'\]"):
         make_runner(bound_fields={"positions": torch.zeros(3)})
