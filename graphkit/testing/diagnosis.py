@@ -23,7 +23,7 @@ _BAKED = (
 )
 _ROUNDING_IN_GRAPH = (
     "rounding, or a baked value. The graph differs by no more than kernels that add in a different "
-    "order. `graphkit audit --only baked,shadow` tells which node differs."
+    "order. `graphkit audit --only baked,shadow` names the node that differs."
 )
 _NUMBER_OF_PADS = (
     "dependence on the batch size. The number of pad rows matters, not their contents: look for a "

@@ -1,6 +1,6 @@
 """Teacher forcing: a second run of a step continues with the results of the first.
 
-A draft step chooses tokens between its forwards. Where two tokens are almost equally likely, the
+A draft step chooses tokens between its forwards. Where two tokens are almost equally probable, the
 rounding of a kernel decides, and the rest of the step is a different draft, as valid as the first.
 So the outputs of two runs cannot be compared.
 

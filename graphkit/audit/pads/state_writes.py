@@ -41,7 +41,7 @@ class WatchedState:
     Args:
         start: The snapshot. A tensor that is part of another one is judged as part of that.
         page_size: Slots of a page; the first page is reserved.
-        full_batch: The largest batch. Its slots and requests tell how long a dimension must be.
+        full_batch: The largest batch. Its slots and requests bound the length of a dimension.
     """
 
     def __init__(self, start: StateSnapshot, page_size: int, full_batch: Any) -> None:

@@ -17,7 +17,7 @@ def changed_state(snapshot: StateSnapshot, batch: Any, page_size: int) -> list[s
 
     Args:
         snapshot: Copies of the tensors.
-        batch: The batch that ran; its slots and requests tell how long a dimension must be.
+        batch: The batch that ran; its slots and requests bound the length of a dimension.
         page_size: Slots of a page; the first page is reserved.
     """
     rows = rows_of_batch(batch, page_size)

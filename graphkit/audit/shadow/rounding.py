@@ -1,7 +1,7 @@
 """Comparison of raw memory of two graphs, up to rounding.
 
-Matrix products that add in changing order, with atomics, leave different bits each time. The size
-of a difference tells them from a node that computes something else.
+Matrix products that add in changing order, with atomics, leave different bits each time. A
+difference beyond rounding shows that a node computes something else.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ from graphkit.verify import StepRuns
 from graphkit.verify.differences import Tensors, tolerance
 
 _REPEATS = 3
-"""Padded runs that tell whether a step whose replay differs is nondeterministic."""
+"""Repeated padded runs that decide whether a step is nondeterministic."""
 _GRAPH = "The graph kept a value or an address that has changed since. Run the other audits."
 _PADDING = (
     "Find the operation that mixes rows, such as a mean over the batch. Run the audit of pads."
 )
 _NONDETERMINISTIC = (
-    "Use deterministic kernels, and declare everything that a step changes as mutable_state: "
-    "otherwise a wrong replay cannot be told from a right one."
+    "Use deterministic kernels, and declare everything that a step changes as mutable_state. "
+    "Replays of a nondeterministic step cannot be checked."
 )
 _FAILED = "Run the batch with runner.fall_back, and fix the error that it raises."
 

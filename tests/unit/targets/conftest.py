@@ -36,7 +36,7 @@ def spec_of(topk):
 
 
 def sampler(spec, dtype=torch.float32):
-    """``sample_batch`` of a target with that spec."""
+    """Return ``sample_batch`` of a target with that spec."""
 
     def sample_batch(mode, batch_size, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -82,7 +82,7 @@ def sampler(spec, dtype=torch.float32):
 
 
 class Tiny(nn.Module):
-    """Calls ``mix(hidden, inputs)`` between its two layers; that is where bugs are planted."""
+    """Two layers with ``mix(hidden, inputs)`` between them, where tests plant bugs."""
 
     def __init__(self, mix, dtype=torch.float32):
         super().__init__()
@@ -105,7 +105,7 @@ def _right(hidden, inputs):
 
 @pytest.fixture
 def make_target():
-    """``make_target(mix, modes=, topk=, dtype=, **changes)``; without ``mix`` it is right."""
+    """Return ``make_target(mix, modes=, topk=, dtype=, **changes)``, right without ``mix``."""
 
     def make(mix=_right, *, modes=(VERIFY,), topk=1, dtype=torch.float32, **changes):
         forward = Tiny(mix, dtype)
@@ -124,7 +124,7 @@ def make_target():
 
 @pytest.fixture(scope="package")
 def models():
-    """Target, Eagle head and MTP layers with random weights."""
+    """Return a target, an Eagle head and MTP layers with random weights."""
     torch.manual_seed(3)
     model = LlamaModel(LlamaConfig(num_hidden_layers=2, **SIZES))
     eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **SIZES), model)
@@ -134,13 +134,13 @@ def models():
 
 @pytest.fixture(scope="package", params=[1, 2], ids=["chain", "tree"])
 def target(request, models):
-    """They as a target."""
+    """Return the models as a target."""
     return model_target(*models, name="tiny", topk=request.param, max_batch_size=COUNT)
 
 
 @pytest.fixture
 def sample(target):
-    """``sample(mode)``: a batch, what the forward makes of it, and text and length per request."""
+    """Return ``sample(mode)``: a batch, its output, and text and length of each request."""
 
     def make(mode, target=target):
         batch = target.batch(mode, COUNT, 1)

@@ -1,4 +1,4 @@
-"""``capture_target`` vouches for a right model, and says of a wrong one what and where."""
+"""``capture_target`` passes a right model, and locates what is wrong in others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def leak_mean(hidden, inputs):
 
 
 def leak_next_row(hidden, inputs):
-    """Every row sees the one after it, the last sees row 0."""
+    """Every row sees the next one; the last sees row 0."""
     return hidden + hidden.roll(-1, 0)
 
 
@@ -29,7 +29,7 @@ def found(record):
     return {(m.kind, m.batch_size, m.padded_batch_size) for m in record.mismatches}
 
 
-def test_a_right_model_gives_a_whole_record(make_target):
+def test_a_right_model_gives_a_complete_record(make_target):
     target = make_target()
     target = make_target(
         forwards={VERIFY: target.forwards[VERIFY], DECODE: target.forwards[VERIFY]}
@@ -86,8 +86,8 @@ def test_the_row_and_the_request_that_are_wrong_are_named(make_target):
         assert mismatch.request == mismatch.batch_size - 1
 
 
-def test_both_values_of_a_mismatch_are_what_the_model_gives(make_target):
-    """At the first difference, by hand: pads have token 0, live rows those of the batch."""
+def test_a_mismatch_holds_both_values_of_the_model(make_target):
+    """Computed by hand: pads have token 0, live rows those of the batch."""
     target = make_target(leak_next_row)
     record = gk.capture_target(target, device="cpu")
     first = record.mismatches[0]
@@ -103,7 +103,7 @@ def test_both_values_of_a_mismatch_are_what_the_model_gives(make_target):
 
 
 def test_a_leak_is_seen_beside_masked_logits(make_target):
-    """Minus infinity for forbidden tokens is common, and no reason to tolerate everything."""
+    """Minus infinity for forbidden tokens is common, and must not widen the tolerance."""
     target = make_target(leak_mean)
     forward = target.forwards[VERIFY]
 
@@ -129,7 +129,7 @@ def test_a_baked_python_value_is_a_graph_bug_at_every_size(make_target):
     assert {(GRAPH_BUG, *place) for place in LIVE_AT_SIZE} <= found(record)
 
 
-def test_declared_state_is_put_back_around_every_run(make_target):
+def test_declared_state_is_restored_around_every_run(make_target):
     counter, cache = torch.tensor([3.0]), torch.arange(64.0)[:, None].repeat(1, 8)
     before = counter.clone(), cache.clone()
 
@@ -146,7 +146,7 @@ def test_declared_state_is_put_back_around_every_run(make_target):
     assert {(GRAPH_BUG, *place) for place in LIVE_AT_SIZE} <= found(undeclared)
 
 
-def test_state_is_put_back_when_a_forward_fails(make_target):
+def test_state_is_restored_when_a_forward_fails(make_target):
     counter = torch.zeros(1)
 
     def step(hidden, inputs):
@@ -158,7 +158,7 @@ def test_state_is_put_back_when_a_forward_fails(make_target):
     assert counter.item() == 0
 
 
-def test_a_forward_that_cannot_be_captured_says_mode_size_and_line(make_target):
+def test_a_failed_capture_names_mode_size_and_line(make_target):
     def step(hidden, inputs):
         return hidden * inputs.seq_lens.max().item()
 
@@ -171,19 +171,19 @@ def test_a_forward_that_cannot_be_captured_says_mode_size_and_line(make_target):
     assert f"{__file__}:{step.__code__.co_firstlineno + 1} " in str(error)
 
 
-def test_a_mode_without_a_forward_is_refused_with_those_there_are(make_target):
+def test_a_mode_without_a_forward_is_refused_with_the_modes_that_have_one(make_target):
     with pytest.raises(TargetError, match="'tiny' has no forward for DECODE; it has TARGET_VERIFY"):
         gk.capture_target(make_target(), modes=[DECODE], device="cpu")
 
 
 @pytest.mark.parametrize("forwards", [{}, {gk.ForwardMode.IDLE: print}, {"TARGET_VERIFY": print}])
-def test_forwards_that_no_runner_serves_are_refused(make_target, forwards):
+def test_forwards_without_a_runner_are_refused(make_target, forwards):
     with pytest.raises((TargetError, ConfigError)):
         gk.capture_target(make_target(forwards=forwards), device="cpu")
 
 
 def test_a_sample_of_another_size_than_asked_is_refused(make_target):
-    """Otherwise the record would vouch for batches that nobody ran."""
+    """The record must not count batches that did not run."""
     one = make_target().sample_batch
     target = make_target(sample_batch=lambda mode, batch_size, seed: one(mode, 1, seed))
     with pytest.raises(TargetError, match="sample_batch"):

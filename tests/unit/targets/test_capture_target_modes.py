@@ -32,7 +32,7 @@ def leak_mean(hidden, inputs):
 
 
 def leak_next_row(hidden, inputs):
-    """Every row sees the one after it, the last sees row 0."""
+    """Every row sees the next one; the last sees row 0."""
     return hidden + hidden.roll(-1, 0)
 
 
@@ -82,7 +82,7 @@ def test_the_request_that_is_wrong_is_named(make_target, mode, topk):
         assert mismatch.request == mismatch.batch_size - 1
 
 
-def test_rows_that_vary_are_counted_by_their_request(make_target):
+def test_packed_rows_are_assigned_to_their_request(make_target):
     """A wrong row in the middle of packed ones."""
 
     def leak_into_request_1(hidden, inputs):
@@ -112,7 +112,7 @@ def test_the_step_that_is_wrong_is_named(make_target, mode, step):
 @each_dtype
 @each_mode
 def test_near_ties_are_no_leak(make_target, mode, topk, dtype):
-    """A token that is likelier by one rounding, another one at every batch size."""
+    """One token is more probable by one rounding; which one depends on the batch size."""
 
     def tied(inputs):
         logits = torch.zeros(inputs.num_tokens, 32, dtype=dtype)
@@ -129,7 +129,7 @@ def test_near_ties_are_no_leak(make_target, mode, topk, dtype):
 @both
 @each_dtype
 def test_choices_that_padding_changes_are_found(make_target, monkeypatch, topk, dtype):
-    """The forwards are right, what chooses among their candidates is not."""
+    """The forwards are right, but the choice among their candidates is not."""
     best = TreeGrowth.best
 
     def of_the_next_request(self, num_draft_tokens):
@@ -186,21 +186,21 @@ def test_a_graph_bug_names_the_request_of_its_row(make_target):
 
 
 @each_mode
-def test_fields_that_no_run_has_are_left_out(make_target, mode):
+def test_fields_missing_in_every_run_are_left_out(make_target, mode):
     def without_hidden_states(inputs):
         output = target.forwards[EXTEND](inputs)
         return gk.ForwardOutput(next_token_logits=output.next_token_logits)
 
     target = make_target(modes=[EXTEND])
     forwards = {mode: without_hidden_states}
-    if mode is LAYERS:  # the next layer reads them; the last one's are nobody's
+    if mode is LAYERS:  # the next layer reads them; no layer reads those of the last
         forwards = {mode: [target.forwards[EXTEND]] * 2 + [without_hidden_states]}
     record = gk.capture_target(make_target(forwards=forwards), device="cpu")
     assert record.mismatches == ()
     assert {size.batches_compared for size in record.sizes} == {2, 4}
 
 
-def test_a_field_that_only_one_way_has_is_a_difference(make_target):
+def test_a_field_that_only_one_run_has_is_a_difference(make_target):
     def sometimes(inputs):
         output = target.forwards[EXTEND_V2](inputs)
         if inputs.batch_size == 3:
@@ -214,7 +214,7 @@ def test_a_field_that_only_one_way_has_is_a_difference(make_target):
 
 
 @each_mode
-def test_declared_state_is_put_back_around_every_run(make_target, mode):
+def test_declared_state_is_restored_around_every_run(make_target, mode):
     counter = torch.tensor([3.0])
 
     def step(hidden, inputs):
@@ -227,7 +227,7 @@ def test_declared_state_is_put_back_around_every_run(make_target, mode):
 
 
 class WithoutExtendV2(AttentionBackend):
-    """Has no metadata to give."""
+    """Returns no metadata."""
 
     def supports(self, mode):
         return mode is not EXTEND_V2

@@ -1,4 +1,4 @@
-"""From ``package.module:attribute`` to a CaptureTarget, every refusal on one line."""
+"""Targets are found by ``package.module:attribute``; every refusal has one line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class trap(metaclass=Trap):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """``module(source)`` writes a module into the working directory and gives its name."""
+    """Return ``module(source)``, which writes a module into the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     known = set(sys.modules)
@@ -144,7 +144,7 @@ def test_a_text_of_another_form_is_refused(text):
         ("builtins:int", "returned a int, not a graphkit.CaptureTarget"),
     ],
 )
-def test_what_is_no_target_is_refused(text, reason):
+def test_an_object_that_is_no_target_is_refused(text, reason):
     assert reason in refused(text)
 
 

@@ -1,4 +1,4 @@
-"""The reference target: its modes and pools, and where the rows of its sample batches lie."""
+"""Modes and pools of the reference target, and the slots of its sample batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_select_index_is_the_row_of_the_last_accepted_token(target, sample):
 
 
 @every_mode
-def test_rows_lie_where_the_request_pool_says(target, sample, mode):
+def test_slots_are_those_of_the_request_pool(target, sample, mode):
     batch, _, requests = sample(mode)
     spec = target.spec
     table = target.attention[mode].req_to_token_pool.req_to_token
@@ -80,7 +80,7 @@ def test_a_batch_is_the_same_for_the_same_arguments(target, mode):
 
 
 @every_mode
-def test_what_the_host_makes_is_numpy_and_fits_without_a_cast(target, mode):
+def test_host_fields_are_numpy_and_fit_without_a_cast(target, mode):
     runner = target.runner(mode, device="cpu", batch_sizes=[COUNT])
     batch = target.batch(mode, COUNT, 1)
     for layout in runner.buffers.layouts:
@@ -133,7 +133,7 @@ def test_a_model_without_draft_models_has_fewer_modes(models):
     assert set(model_target(model, mtp=mtp, name="tiny").forwards) == {VERIFY, DECODE, LAYERS}
 
 
-def test_what_ships_has_every_mode():
+def test_the_shipped_target_has_every_mode():
     target = reference_target()
     assert set(target.forwards) == set(MODES)
     assert (target.name, list(target.batch_sizes)) == ("reference model", [1, 2, 4, 8])

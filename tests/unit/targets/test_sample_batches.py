@@ -1,6 +1,6 @@
-"""The sample batches of the reference target mean what an engine's batches mean.
+"""Sample batches of the reference target are like an engine's.
 
-What a forward makes of them, prefixes read from KV pools, is what the models make of whole texts.
+Forwards that read prefixes from KV pools agree with the models over whole texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COUNT, STEPS = 6, 3
 
 
 def whole(module, ids, *given):
-    """A model over a whole text, without a cache."""
+    """Run a model over a whole text, without a cache."""
     ids = torch.as_tensor(ids)
     places = torch.arange(len(ids))
     attend = causal_attend(1, len(ids))
@@ -95,7 +95,7 @@ def test_extend_catches_up_on_the_accepted_tokens(models, sample):
         assert mine.tolist() == text[length + 1 : new_length + 1].tolist()
 
 
-def test_extend_v2_makes_the_same_of_the_accepted_rows(models, target, sample):
+def test_extend_v2_computes_the_same_accepted_rows(models, target, sample):
     model, eagle, _ = models
     batch, output, requests = sample(EXTEND_V2)
     width = target.spec.num_draft_tokens

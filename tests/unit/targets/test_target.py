@@ -38,13 +38,13 @@ class WithTemperature(gk.DraftExtendInputs):
     temperature: Rows = declare(Axis.REQUEST, torch.float32, "of the sampler", pad=1)
 
 
-def test_every_mode_but_idle_has_its_runner():
+def test_every_mode_but_idle_has_a_runner():
     assert set(RUNNERS) == set(gk.ForwardMode) - {gk.ForwardMode.IDLE}
     assert all(runner.mode is mode for mode, runner in RUNNERS.items())
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-def test_every_mode_has_its_runner(make_target, mode):
+def test_every_mode_gets_its_runner(make_target, mode):
     target = make_target(modes=MODES)
     runner = target.runner(mode, device="cpu")
     assert type(runner) is RUNNERS[mode]
@@ -121,7 +121,9 @@ def test_an_error_of_sample_batch_is_an_error_of_the_target(make_target):
 
 def test_sample_batch_must_return_inputs(make_target):
     target = make_target(sample_batch=lambda *_: None)
-    with pytest.raises(TargetError, match=r"returned a NoneType for DRAFT. Return graphkit.DraftInputs"):
+    with pytest.raises(
+        TargetError, match=r"returned a NoneType for DRAFT. Return graphkit.DraftInputs"
+    ):
         target.batch(DRAFT, 2, 7)
 
 

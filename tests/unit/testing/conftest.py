@@ -1,4 +1,4 @@
-"""Small models to be right or wrong about, and pytest inside a test."""
+"""Small models, right and wrong, and pytest inside a test."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def target_of(mix, modes=("TARGET_VERIFY",), **facts):
         **facts,
     )
 """
-"""A module of small targets; ``target_of(mix)`` makes one whose bug is ``mix(rows)``."""
+"""A module of small targets; ``target_of(mix)`` returns one whose bug is ``mix(rows)``."""
 
 _space: dict[str, object] = {}
 exec(TARGETS, _space)
@@ -50,26 +50,26 @@ exec(TARGETS, _space)
 
 @pytest.fixture(scope="session")
 def target_of():
-    """``target_of(mix, modes=, **facts)``: two rows per request of 16 logits; sizes 1 and 3."""
+    """Return ``target_of(mix, modes=, **facts)``: 2 rows of 16 logits per request; sizes 1, 3."""
     return _space["target_of"]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
 def real_target(request, models):
-    """Small real models in every mode."""
+    """Return small real models in every mode."""
     return model_target(*models, name="tiny", topk=request.param, max_batch_size=3)
 
 
 @pytest.fixture(scope="session")
 def loaded():
-    """Everything that pytest inside a test needs: it forgets what it was first to import."""
+    """Import what pytest inside a test needs: it unloads modules that it imports first."""
     assert collection.PROPERTIES
     assert_target_equivalent(_space["target_of"](lambda rows: rows), device="cpu")
 
 
 @pytest.fixture
 def run_pytest(pytester, loaded):
-    """``run_pytest(mix, *args)``: with ``mix``, as source, planted in ``models:target``."""
+    """Return ``run_pytest(mix, *args)``, with the source ``mix`` planted in ``models:target``."""
     is_installed = any(each.name == "graphkit" for each in entry_points(group="pytest11"))
     plugin = [] if is_installed else ["-p", "graphkit.testing.plugin"]
     others = [part for name in ("hypothesispytest", "anyio") for part in ("-p", f"no:{name}")]
@@ -84,6 +84,6 @@ def run_pytest(pytester, loaded):
 
 @pytest.fixture
 def run_target(run_pytest):
-    """The same with ``--graphkit models:target`` on the CPU."""
+    """Return ``run_pytest`` with ``--graphkit models:target`` on the CPU."""
     ours = ("--graphkit", "models:target", "--graphkit-device", "cpu")
     return lambda mix, *args, **facts: run_pytest(mix, *ours, *args, **facts)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given, settings
 
 import graphkit as gk
 from graphkit.attention import AttentionBackend
 from graphkit.audit.pads.bugs import Bug
 from graphkit.runners import RUNNERS, Runner
-from graphkit.testing import assert_replay_equivalent, assert_target_equivalent
+from graphkit.testing import assert_replay_equivalent, assert_target_equivalent, batches
 
 VERIFY, EXTEND_V2 = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT_EXTEND_V2
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
+STEP = gk.ForwardMode.STEP
+MODES = [mode for mode in RUNNERS if mode is not STEP]
 
 
 def right(rows):
@@ -76,7 +79,7 @@ def test_a_leak_is_a_fault_of_padding(capture):
 
 
 def test_row_and_request_are_named(capture):
-    """Only the last live row has a pad behind it."""
+    """Only the last live row has a pad after it."""
     runner, batches = capture(lambda rows: rows + rows.roll(-1, 0))
     assert failure_of(runner, batches[1:])["where"] == "next_token_logits, row 3, request 1"
 
@@ -132,7 +135,7 @@ def test_every_batch_of_a_generator_is_compared(capture):
     assert "2 live requests" in said[""]
 
 
-def test_a_larger_size_than_needed_can_be_asked_for(capture):
+def test_a_larger_size_can_be_given(capture):
     runner, batches = capture(leak_mean)
     assert_replay_equivalent(runner, batches[:1])
     assert (
@@ -209,7 +212,7 @@ class WithoutExtendV2(AttentionBackend):
         return None
 
 
-def test_a_mode_that_stays_eager_says_so(real_target):
+def test_a_mode_that_stays_eager_is_refused(real_target):
     runner = gk.DraftExtendV2Runner(
         print, spec=real_target.spec, sizes=real_target.sizes, device="cpu",
         attention=WithoutExtendV2(),
@@ -239,7 +242,7 @@ def test_a_target_is_captured_in_every_mode_and_closed(target_of, monkeypatch):
     assert made[-1].status == "closed"
 
 
-def test_a_failure_reads_well(capture):
+def test_the_text_of_a_failure(capture):
     """The whole text, with numbers replaced."""
     runner, batches = capture(leak_mean)
     with pytest.raises(AssertionError) as caught:
@@ -254,3 +257,43 @@ def test_a_failure_reads_well(capture):
         "  largest difference: N\n"
         f"  probable bug: leaking pad row. {Bug.LEAKING_PAD_ROW.value}"
     )
+
+
+@dataclass(kw_only=True, eq=False)
+class HeadInputs(gk.StepInputs):
+    rows: gk.Rows = gk.declare(gk.Axis.REQUEST, torch.int64, "row in the request pool")
+    hidden_states: gk.Rows = gk.declare(
+        gk.Axis.REQUEST, gk.MODEL_DTYPE, "last hidden state", row=("H",), on_device=True
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class HeadOutput(gk.Output):
+    logits: torch.Tensor = gk.declare_output(gk.Axis.REQUEST, row=("V",))
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_step_of_declared_inputs_is_compared_like_any_mode(is_right):
+    weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+    def head(inputs):
+        logits = inputs.hidden_states @ weight
+        return HeadOutput(logits=logits if is_right else logits - logits.mean(0))
+
+    sizes = gk.BufferSizes(4, 32, 8, 16, torch.float32)
+    spec = gk.SpecConfig("NONE", 0, 1, 1)
+    with gk.StepRunner(
+        head, inputs=HeadInputs, output=HeadOutput, sizes=sizes, batch_sizes=[4], device="cpu"
+    ) as runner:
+        runner.capture()
+
+        @settings(max_examples=10, deadline=None, derandomize=True)
+        @given(batches(STEP, spec, sizes, inputs=HeadInputs, output=HeadOutput))
+        def check(batch):
+            assert_replay_equivalent(runner, [batch])
+
+        if is_right:
+            check()
+        else:
+            with pytest.raises(AssertionError, match="where: logits, row 0, request 0"):
+                check()

@@ -41,14 +41,14 @@ def test_every_audit_of_the_library_is_a_property(run_target):
     assert names == {*OURS, *AUDITS} - {"misses"}  # those are about no captured size
 
 
-def test_what_may_be_meant_fails_no_test(run_target):
-    """The small forward ignores inputs, of which an audit warns."""
+def test_warnings_fail_no_test(run_target):
+    """An audit warns of inputs that the small forward ignores."""
     result = run_target(RIGHT, "-k", "pointers")
     assert result.ret == 0
     assert result.parseoutcomes()["passed"] == 2
 
 
-def test_a_planted_pad_leak_fails_with_the_right_words(run_target):
+def test_a_planted_pad_leak_fails_with_its_cause(run_target):
     result = run_target(LEAK, "-k", "equivalence or pads")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert result.parseoutcomes() | {"deselected": 0} == {
@@ -69,7 +69,7 @@ def test_a_planted_pad_leak_fails_with_the_right_words(run_target):
     assert "properties.py" not in result.stdout.str()
 
 
-def test_the_first_failure_can_be_the_last(run_target):
+def test_a_run_can_end_at_the_first_failure(run_target):
     result = run_target(LEAK, "-x", "-k", "[3] and (equivalence or pads)")
     assert result.parseoutcomes()["failed"] == 1
     assert "passed" not in result.parseoutcomes()
@@ -107,7 +107,7 @@ def test_a_forward_that_cannot_be_captured_is_an_error_of_each_test(run_target, 
     assert len(captures) == 1
 
 
-def test_an_audit_that_cannot_look_fails_alone(run_target, monkeypatch):
+def test_an_audit_that_fails_affects_no_other_test(run_target, monkeypatch):
     from graphkit.testing import properties
 
     def refuse(*_):
@@ -152,21 +152,21 @@ def test_a_mode_that_stays_eager_is_skipped_with_the_reason(run_pytest, pytester
         ("models", "TARGET 'models' does not have the form package.module:attribute."),
     ],
 )
-def test_a_target_that_is_none_is_an_error_of_collecting(run_pytest, text, said):
+def test_an_invalid_target_is_an_error_of_collection(run_pytest, text, said):
     result = run_pytest(RIGHT, "--graphkit", text)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines([f"*ERROR collecting {text}*", said])
     assert "Traceback" not in result.stdout.str()
 
 
-def test_a_device_that_is_not_there_is_an_error_of_collecting(run_pytest, monkeypatch):
+def test_a_missing_device_is_an_error_of_collection(run_pytest, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = run_pytest(RIGHT, "--graphkit", "models:target", "--graphkit-device", "cuda")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*no CUDA device*"])
 
 
-def test_other_tests_run_only_where_a_path_asks_for_them(run_target, pytester):
+def test_other_tests_run_only_from_given_paths(run_target, pytester):
     pytester.makepyfile(test_other="def test_it(): pass")
     alone = run_target(RIGHT, "-k", "test_it or equivalence")
     assert alone.parseoutcomes()["passed"] == 2
@@ -197,8 +197,8 @@ def test_the_fixture_takes_targets_and_runners(run_pytest, pytester):
     result.stdout.fnmatch_lines(["E*AssertionError: TARGET_VERIFY: the replay of 1 live request *"])
 
 
-def test_a_run_that_asks_for_nothing_is_not_disturbed(tmp_path):
-    """Found by its entry point, as where graphkit is installed; torch stays where it is."""
+def test_a_run_without_options_is_not_affected(tmp_path):
+    """The plugin is found by its entry point and does not import torch."""
     facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     points = facts["project"]["entry-points"]["pytest11"]
     assert import_module(points["graphkit"]).replay_equivalence

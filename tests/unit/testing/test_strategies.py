@@ -1,4 +1,4 @@
-"""Drawn batches are valid in every mode, and reach the borders of what is valid."""
+"""Drawn batches are valid in every mode, and reach the boundaries of validity."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_masks_are_trees():
         assert (mask == np.tril(mask)).all()
         depth = mask.sum(2) - 1
         assert (batch.positions.reshape(depth.shape) - depth == batch.seq_lens[:, None]).all()
-        for tree in mask:  # what a node sees, its ancestors see less of
+        for tree in mask:  # ancestors see a subset of what their descendants see
             assert all(not (tree[seen] & ~tree[node]).any() for node, seen in np.argwhere(tree))
 
     check()
@@ -140,7 +140,7 @@ LONGEST = CONTEXT - 4
         (EXTEND, lambda batch: batch.hidden_states.abs().max() > 500),
     ],
 )
-def test_borders_are_reached(mode, is_there):
+def test_boundaries_are_reached(mode, is_there):
     assert is_there(find(batches(mode, spec_of(1), SIZES), is_there, settings=once))
 
 
@@ -160,7 +160,7 @@ def make_inputs():
     )
 
 
-def test_fields_of_ones_own_are_drawn_from_their_declaration(make_inputs):
+def test_further_fields_are_drawn_from_their_declaration(make_inputs):
     inputs_type = make_inputs(
         adapter=declare(Axis.REQUEST, torch.int64, "which adapter", pad=7),
         scale=declare(Axis.TOKEN, torch.float32, "how much", row=(2,)),
@@ -202,7 +202,7 @@ def test_real_models_are_right_on_drawn_batches(real_target, mode):
 
 
 def test_target_batches_reorder_and_repeat(target_of):
-    """The same requests, whose ids may all be the largest or one over and over."""
+    """Requests are reordered; ids may all be the largest, or one id repeated."""
     target = target_of(lambda rows: rows)
     drawn = target_batches(target, VERIFY)
 
@@ -219,8 +219,8 @@ def test_target_batches_reorder_and_repeat(target_of):
     assert same.batch_size > 1
 
 
-def test_a_mistake_at_the_border_is_found_and_made_small(target_of):
-    """Nothing but the largest id goes wrong, and only beside a pad row."""
+def test_a_mistake_at_a_boundary_is_found_and_shrunk(target_of):
+    """Only the largest id is wrong, and only next to a pad row."""
     target = target_of(lambda rows: rows + rows[:, -1:] * rows.mean(0))
     with target.runner(VERIFY, device="cpu") as runner:
         runner.capture()
