@@ -64,8 +64,8 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
         return
     if not record.mismatches:
         yield Text(
-            f"{count_of(compared, 'live batch')} replayed: each equals the padded path without a graph bit by "
-            "bit, and eager within rounding.",
+            f"{count_of(compared, 'live batch')} replayed: each equals the padded path without a "
+            "graph bit by bit, and eager within rounding.",
             style="green",
         )
         return
@@ -82,7 +82,7 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
 def _sentence(m: Mismatch) -> str:
     return (
         f"{m.mode}, {count_of(m.batch_size, 'request')} at size {m.padded_batch_size}: {m.kind}: "
-        f"{m.field} row {m.row} (request {m.request}) is {m.got:.6g} instead of {m.expected:.6g}"
+        f"{m.field} row {m.row} (request {m.request}) is {got} instead of {expected}"
     )
 
 

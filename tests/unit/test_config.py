@@ -85,7 +85,7 @@ def test_a_tree_has_no_more_nodes_than_its_steps_allow(algorithm, steps, topk, l
     assert SpecConfig(algorithm, steps, topk, largest).num_draft_tokens == largest
     spec = dict(zip(GOOD_SPEC, (algorithm, steps, topk, largest + 1), strict=True))
     text = error_of(SpecConfig, spec, "num_draft_tokens")
-    assert f"is {largest + 1}, but {steps} steps of topk {topk} make at most" in text
+    assert f"is {largest + 1}, but {steps} steps of topk {topk} give at most" in text
     assert f"1 + K + (S - 1) * K * K = {largest} nodes" in text
 
 
