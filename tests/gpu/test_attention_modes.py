@@ -50,7 +50,7 @@ def _agrees(args, dtype):
     want = paged_attention(*args)
     on_device = [arg.cuda() if isinstance(arg, torch.Tensor) else arg for arg in args]
     on_device[:3] = [tensor.to(dtype) for tensor in on_device[:3]]
-    # What the allocator hands out next has held NaN.
+    # Memory that the allocator returns next has held NaN.
     [torch.full(args[0].shape, torch.nan, device="cuda", dtype=dtype) for _ in range(2)]
     got = paged_attention(*on_device)
     assert got.dtype == dtype
@@ -66,14 +66,14 @@ def _agrees(args, dtype):
     [(4, [4, 1, 3, 2]), (4, [1] * 4), (4, [4] * 4), (5, [5, 0, 2, 1]), (8, [1, 8, 1, 8])],
     ids=str,
 )
-def test_rows_that_vary(dtype, page_size, width, rows):
+def test_ragged_rows(dtype, page_size, width, rows):
     _agrees(_problem([130, 16, 9, 700], rows, dtype, width=width, page_size=page_size), dtype)
 
 
 @pytest.mark.parametrize("width", [3, 20])
 @pytest.mark.parametrize("extra", [0, 1, 100])
 @pytest.mark.parametrize("length", [40, 4000])
-def test_rows_of_nobody(width, extra, length):
+def test_rows_of_no_request(width, extra, length):
     args = _problem([length, 7, 300], [1, 3, 2], torch.bfloat16, width=width, tokens=6 + extra,
                     heads=16)  # fmt: skip
     _agrees(args, torch.bfloat16)
@@ -93,7 +93,7 @@ def test_draft_trees(dtype, topk, steps):
 
 
 @pytest.mark.parametrize("requests", [1, 5, 64, 1000, 1024])
-def test_metadata_of_rows_that_vary(requests):
+def test_metadata_of_ragged_rows(requests):
     torch.manual_seed(requests)
     table = torch.randint(0, 10**6, (requests + 1, 512), dtype=torch.int32)
     rows = torch.randint(0, requests + 1, (requests,))

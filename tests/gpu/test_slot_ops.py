@@ -51,7 +51,7 @@ def test_op_matches_the_reference(name, requests, invalid, counts):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_graph_replays_on_new_values_and_waits_for_nobody(name):
+def test_a_graph_replays_on_new_values(name):
     op, make = CASES[name]
     first, second = (make(Draw(8, seed=seed)) for seed in (0, 1))
     fits = [
@@ -90,7 +90,7 @@ def test_launches(name):
 
 
 @pytest.mark.parametrize("length", [2, 1024, 1025, 4096])
-def test_threads_do_not_overwrite_what_others_have_to_read(length):
+def test_threads_do_not_overwrite_ids_before_they_are_read(length):
     requests = 200
     start = torch.arange(requests, dtype=torch.int32, device="cuda") * length
     lengths = torch.full_like(start, length)

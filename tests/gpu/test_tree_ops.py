@@ -1,4 +1,4 @@
-"""The tree kernels against their CPU references, at sizes up to 256 nodes and 128k words.
+"""The tree kernels against their CPU references, at sizes up to 256 nodes and 128k tokens.
 
 Probabilities and coins are multiples of a power of 2, so that sums do not depend on their order;
 where they are any numbers, the tokens must follow the target's distribution (chi-square).

@@ -1,4 +1,4 @@
-"""The map from one step to the next: what it hands on, and what its debug mode catches."""
+"""The map of results from one step to the next, and its debug mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def watched(relay):
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_rows_come_back_by_request_whatever_the_order(relay, debug):
+def test_rows_are_found_by_request_in_any_order(relay, debug):
     relay.debug = debug
     p, hidden = torch.rand(3, 2), torch.rand(3, 4).bfloat16()
     relay.stash(rows(5, 1, 3), {"topk_p": p, "hidden": hidden})
@@ -45,7 +45,7 @@ def test_what_is_resolved_is_a_copy(relay):
     assert (first.tolist(), relay.resolve("tokens", rows(1)).tolist()) == ([7], [9])
 
 
-def test_a_name_that_nobody_stashed_lists_those_that_were(relay):
+def test_an_unknown_name_lists_the_stashed_ones(relay):
     with pytest.raises(ReplayError, match="no 'tokens': nothing was stashed"):
         relay.resolve("tokens", rows(1))
     relay.stash(rows(1), {"hidden": torch.ones(1, 2), "topk_p": torch.ones(1, 2)})
@@ -128,7 +128,7 @@ def test_rows_that_do_not_fit_are_refused_by_name(relay, results):
 
 
 def test_a_first_stash_that_is_refused_leaves_no_trace(relay):
-    """Else its shape would be the one to keep to."""
+    """A refused result must not set the shape of the buffer."""
     with pytest.raises(GraphkitError, match="hidden"):
         relay.stash(rows(1, 2), {"hidden": torch.ones(3, 9)})
     with pytest.raises(ReplayError, match="nothing was stashed"):
@@ -139,7 +139,7 @@ def test_a_first_stash_that_is_refused_leaves_no_trace(relay):
 
 @pytest.mark.parametrize("row", [6, -1])
 def test_rows_that_the_map_does_not_have_are_refused_in_debug(watched, row):
-    """On a device they would be read from someone else's memory."""
+    """On a device they would read memory outside the buffer."""
     watched.stash(rows(1), {"tokens": rows(7)})
     with pytest.raises(GraphkitError, match=str(row)):
         watched.resolve("tokens", rows(1, row))

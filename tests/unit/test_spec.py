@@ -44,7 +44,7 @@ class Medusa(CustomSpecAlgorithm):
 
 
 @pytest.mark.parametrize("mode", ForwardMode)
-def test_a_mode_is_itself_alone(mode):
+def test_exactly_one_predicate_holds_for_a_mode(mode):
     claims = {
         "DECODE": mode.is_decode(),
         "TARGET_VERIFY": mode.is_target_verify(),
@@ -77,7 +77,7 @@ def test_names_ignore_case_and_may_have_an_alias(text):
     assert get_algorithm(text) is SpecAlgorithm.EAGLE
 
 
-def test_an_algorithm_stands_for_itself():
+def test_an_algorithm_resolves_to_itself():
     custom = Medusa("MEDUSA")
     assert get_algorithm(SpecAlgorithm.NGRAM) is SpecAlgorithm.NGRAM
     assert get_algorithm(custom) is custom
@@ -130,7 +130,7 @@ def test_a_taken_name_is_refused_in_any_case(name):
     assert caught.value.field == "name"
 
 
-def test_an_incomplete_class_is_told_all_that_it_lacks():
+def test_an_incomplete_class_is_refused_with_all_missing_methods():
     class Half:
         create_future_map = "not a method"
 
@@ -161,7 +161,7 @@ def test_only_a_text_can_be_a_name(name):
     assert caught.value.field == "name"
 
 
-def test_a_map_hands_the_rows_of_one_step_to_the_next():
+def test_a_map_keeps_the_rows_of_one_step_for_the_next():
     relay = SpecAlgorithm.EAGLE.create_future_map(4, 128, 64, "cpu")
     assert isinstance(relay, FutureMap)
     assert (relay.max_running_requests, relay.chunked_prefill_size, relay.context_len) == (

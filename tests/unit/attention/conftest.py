@@ -17,7 +17,7 @@ EXTENDING = (ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2)
 
 @dataclass
 class Case:
-    """One batch of any mode; the live requests stand before the pads.
+    """One batch of any mode; the live requests precede the pads.
 
     ``histories`` are the keys and values of each live request before its own rows, ``own_rows`` the
     numbers of those. Of an extending mode, ``seq_lens`` counts the own rows.

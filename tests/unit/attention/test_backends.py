@@ -48,7 +48,7 @@ def test_half_precision(make_case, assert_attends, backend_type, dtype, toleranc
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
-def test_a_row_that_nobody_sees_cannot_leak(make_case, assert_attends, backend_type):
+def test_a_hidden_row_does_not_change_the_output(make_case, assert_attends, backend_type):
     case = make_case([6, 3], width=4, tree=True)
     case.inputs.custom_mask[0, :, 3] = False
     case.key[3], case.value[3] = torch.nan, torch.nan

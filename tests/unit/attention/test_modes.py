@@ -1,4 +1,4 @@
-"""Rows that vary, draft trees and pads: what each mode asks of both backends, against loops."""
+"""Ragged rows, draft trees and pads in each mode, on both backends, against loops."""
 
 from __future__ import annotations
 

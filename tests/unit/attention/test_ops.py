@@ -1,4 +1,4 @@
-"""The ops' torch references on their own: what they compute, refuse and promise to tracers."""
+"""The torch references of the attention ops: results, refusals, schemas and fakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_reference_matches_loops(make_case, assert_attends):
     assert_attends(paged_attention(*case.op_args()), case)
 
 
-def test_a_query_that_sees_nothing_gets_zeros(make_case):
+def test_a_query_without_visible_keys_gets_zeros(make_case):
     case = make_case([0, 3], width=2, tree=True)
     case.inputs.custom_mask[0] = False
     out = paged_attention(*case.op_args())

@@ -1,4 +1,4 @@
-"""What every op shares: documentation, registration, and the checks of its arguments."""
+"""Documentation and registration of every op, and the rules of arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the slot and window ops are for: whole steps, and the traps on the way."""
+"""The slot and window ops in whole steps, and their edge cases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def i32(*numbers):
 
 def test_accepted_tokens_move_to_the_front_and_whole_pages_are_freed():
     width, page = 8, 4
-    # Request 0 stands at a page's begin, request 1 two tokens into one; slots are positions.
+    # Request 0 ends on a page boundary, request 1 two tokens into a page; slots are positions.
     seq_lens, drafts = i32(8, 6), i32(1, 2)
     out = torch.cat([torch.arange(8, 16), torch.arange(106, 114)])
     accept_index = i32(0, 3, 8, 10, 15)
@@ -149,7 +149,7 @@ def test_every_branch_reads_a_whole_context_by_pages():
             assert kv[reads].tolist() == context + [-(k * 10 + s + 1) for s in range(steps)]
 
 
-def test_draft_slots_go_in_and_come_out_again():
+def test_draft_slots_are_entered_and_read_back():
     table = torch.zeros(4, 16, dtype=torch.int32)
     rows, seq_lens, slots = torch.tensor([3, 1, 0]), i32(0, 10, 1), torch.arange(1, 19)
     slots[12:] = 0  # a pad
@@ -187,7 +187,7 @@ def test_many_entries_are_filled_in():
     assert filled[10_000:].eq(0).all()
 
 
-def test_an_index_outside_touches_nothing():
+def test_an_index_out_of_range_changes_nothing():
     table = torch.arange(1, 9, dtype=torch.int32).view(2, 4)
     filled = torch.full((4,), -7)
     fill_accepted_out_cache_loc(i32(9, 1, -5, 0), torch.tensor([50, 51]), filled)

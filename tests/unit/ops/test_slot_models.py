@@ -1,4 +1,4 @@
-"""Every slot and window op on the CPU against the same in plain loops."""
+"""Every slot and window op on the CPU against plain loops."""
 
 from __future__ import annotations
 

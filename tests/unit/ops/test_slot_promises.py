@@ -1,4 +1,4 @@
-"""What the slot ops refuse, and what they promise to tracers, captures and importers."""
+"""Refusals of the slot ops, their schemas and fakes, and recorded replays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_tracers_see_shapes_and_mutations(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_replay_reads_what_stands_there_then(name):
+def test_a_replay_reads_the_current_values(name):
     op, make = CASES[name]
     args = make(Draw(5, seed=1))
     initial = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
@@ -114,7 +114,7 @@ def test_pages_refuse(at, change, field, text):
     assert caught.value.field == field
 
 
-def test_without_pages_their_arguments_are_not_looked_at():
+def test_without_pages_their_arguments_are_ignored():
     _, make = CASES["assign_draft_cache_locs"]
     args, others = make(Draw(3)), list(make(Draw(3)))
     nothing = torch.empty(0)

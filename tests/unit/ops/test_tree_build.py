@@ -17,7 +17,7 @@ HUGE = 2**62
 
 
 def drafted(requests, num_steps, topk, width, seed=0):
-    """Arguments as a drafter with random scores makes them: what it grows, cut to the best."""
+    """Return arguments as a drafter with random scores computes them."""
     torch.manual_seed(seed)
     rows = []
     for _ in range(requests):
@@ -40,7 +40,7 @@ def drafted(requests, num_steps, topk, width, seed=0):
 
 
 def damaged(requests, num_steps, topk, width, seed=0):
-    """The same with indices as scores of NaN leave them: anything, in any order."""
+    """Return arguments with any indices in any order, as NaN scores give."""
     args = drafted(requests, num_steps, topk, width, seed)
     for at in (1, 2):
         most = num_candidates(num_steps, topk) + 2
@@ -50,7 +50,7 @@ def damaged(requests, num_steps, topk, width, seed=0):
 
 
 def parents_of(parent_list, selected, num_steps, topk):
-    """The parent of each node of one request, as the contract words it."""
+    """Return the parent of each node of one request, by the contract."""
     parents = [None]
     for node, candidate in enumerate(selected, start=1):
         branch = candidate // topk
@@ -150,7 +150,7 @@ def test_a_damaged_tree_is_a_tree(shape):
         ([-1, 0, 1, 7, 2], [6, 7]),  # 7 comes later than 6, and is itself
     ],
 )
-def test_a_node_without_a_parent_before_it_hangs_on_the_root(parents, selected):
+def test_a_node_without_a_parent_before_it_is_a_child_of_the_root(parents, selected):
     args = drafted(1, 3, 2, 3)
     args[1], args[2] = torch.tensor([parents]), torch.tensor([selected])
     _, positions, _, next_token, next_sibling, _ = build_tree(*args)
@@ -188,7 +188,7 @@ def test_one_step_needs_no_parents():
     assert_same_tree(build_tree(*args), want)
 
 
-def test_pads_make_a_tree_too():
+def test_pad_rows_give_a_tree():
     args = drafted(2, 3, 2, 6)
     args[:5] = [tensor * 0 for tensor in args[:5]]
     assert_same_tree(build_tree(*args), expected_tree(*args))

@@ -20,7 +20,7 @@ NAN, INF = math.nan, math.inf
 
 
 def results(requests, width, columns):
-    """What the op fills in, full of what it must not leave."""
+    """Return outputs filled with values that the op must replace."""
     return (
         torch.full((requests * width,), UNTOUCHED, dtype=torch.int32),
         torch.full((requests, columns), 99, dtype=torch.int32),

@@ -19,7 +19,7 @@ TREE = [1, -1, 3, -1, -1, 6, -1], [-1, 2, 4, 5, -1, -1, -1]
 
 
 def results(requests, width, columns):
-    """What the op fills in, full of what it must not leave."""
+    """Return outputs filled with values that the op must replace."""
     return (
         torch.full((requests * width,), UNTOUCHED, dtype=torch.int32),
         torch.full((requests, columns), 99, dtype=torch.int32),
@@ -103,7 +103,7 @@ def test_a_path_between_siblings():
     assert (accept_index, drafts) == ([0, 2, 5, 6], 3)
 
 
-def test_the_first_of_two_equal_siblings_is_taken_and_never_left_again():
+def test_the_first_of_two_equal_siblings_is_taken():
     target = [12, 0, 15, 0, 15, 0, 0]
     _, accept_index, drafts = verify(TREE, [9, 12, 12, 13, 12, 15, 16], target)
     assert (accept_index, drafts) == ([0, 1, -1, -1], 1)
@@ -144,7 +144,7 @@ def test_matches_a_walk_in_plain_python(width, damaged):
     ],
 )
 @pytest.mark.parametrize("target", [[5, 5, 5], [6, 6, 6]])
-def test_links_that_are_no_tree_end(links, target):
+def test_a_walk_ends_for_links_with_cycles(links, target):
     predicts, accept_index, drafts = verify(links, [5, 5, 5], target)
     assert 0 <= drafts <= 2
     assert accept_index[0] == 0
