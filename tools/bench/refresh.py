@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+import numpy as np
 import torch
 from baselines import baselines
 from timing import Variant, api_calls, host_us, kernel_us, publish
@@ -39,6 +40,8 @@ BARE = "bare CUDAGraph.replay() of graphkit's graph"
 STAGED = "graphkit staged.replay()"
 NUMPY = "graphkit replay(numpy)"
 TORCH = "graphkit replay(CPU tensors)"
+GATHERED = "graphkit: gather eight fields, build a batch, replay"
+GATHERED_STAGED = "graphkit: gather eight fields into stage(), replay"
 
 
 def graphkit_variants(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> dict[str, Variant]:
@@ -49,17 +52,40 @@ def graphkit_variants(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> di
     from_torch = StepInputs(**tensors, input_embeds=embeds)
     (graph,) = runner.backend.graphs  # no other runner uses this backend
 
-    def stage() -> StagedBatch:
+    def stage() -> StagedBatch[gk.ForwardOutput]:
         staged = runner.stage(LIVE)
-        for name, rows in arrays.items():
-            getattr(staged, name)[:] = rows
+        staged.req_pool_indices[:] = arrays["req_pool_indices"]
+        staged.seq_lens[:] = arrays["seq_lens"]
+        staged.input_ids[:] = arrays["input_ids"]
+        staged.positions[:] = arrays["positions"]
+        staged.out_cache_loc[:] = arrays["out_cache_loc"]
+        staged.temperatures[:] = arrays["temperatures"]
+        staged.top_ps[:] = arrays["top_ps"]
+        staged.adapter_ids[:] = arrays["adapter_ids"]
         staged.input_embeds = embeds
         return staged
+
+    # A scheduler gathers the running requests from its own arrays, in their present order.
+    orders = {size: np.arange(size)[::-1].copy() for size in (LIVE, LIVE * WIDTH)}
+    gathers = [(name, rows, orders[len(rows)]) for name, rows in arrays.items()]
+
+    def gather_and_replay() -> None:
+        rows = {name: np.take(rows, order, mode="clip") for name, rows, order in gathers}
+        runner.replay(StepInputs(**rows, input_embeds=embeds))
+
+    def gather_into_stage() -> None:
+        staged = runner.stage(LIVE)
+        for name, rows, order in gathers:
+            np.take(rows, order, out=getattr(staged, name), mode="clip")
+        staged.input_embeds = embeds
+        staged.replay()
 
     return {
         BARE: Variant(lambda _: graph.graph.replay(), prepare=runner.buffers.post_idle),
         STAGED: Variant(lambda staged: staged.replay(), prepare=stage),
-        "graphkit stage(), eight writes, replay()": Variant(lambda _: stage().replay()),
+        "graphkit stage(), copy eight arrays, replay()": Variant(lambda _: stage().replay()),
+        GATHERED: Variant(lambda _: gather_and_replay()),
+        GATHERED_STAGED: Variant(lambda _: gather_into_stage()),
         NUMPY: Variant(lambda _: runner.replay(from_numpy)),
         TORCH: Variant(lambda _: runner.replay(from_torch)),
     }
@@ -119,6 +145,12 @@ def measures(rounds: int) -> list[Measure]:
         Measure(name="staged.replay() over bare", value=host[STAGED] / bare, unit="x", bar=1.5),
         Measure(name="replay(numpy) over bare", value=host[NUMPY] / bare, unit="x", bar=3),
         Measure(name="replay(CPU tensors) over bare", value=host[TORCH] / bare, unit="x", bar=5),
+        Measure(
+            name="gathered into stage() over gathered and replayed",
+            value=host[GATHERED_STAGED] / host[GATHERED],
+            unit="x",
+            bar=1,
+        ),
         *(Measure(name=f"calls of {n} per replay", value=c, unit="") for n, c in calls.items()),
         Measure(name="CUDA API calls per replay", value=sum(calls.values()), unit="", bar=1),
         *(Measure(name=f"GPU: {name}", value=value, unit="us") for name, value in added.items()),
