@@ -37,15 +37,15 @@ class StepRuns:
         start: Restored before each run. The caller restores it after the last one.
 
     Attributes:
-        start: As given.
+        batch, padded_batch_size, start: As given.
         largest_difference: Largest difference between the unpadded run and the padded one so far.
     """
 
     def __init__(
         self, runner: Runner[Any, Any], batch: Any, padded_batch_size: int, start: StateSnapshot
     ) -> None:
-        self.start = start
-        self._runner, self._batch, self._size = runner, batch, padded_batch_size
+        self.batch, self.padded_batch_size, self.start = batch, padded_batch_size, start
+        self._runner = runner
         self._forcing = TeacherForcing(runner.step)
         self._owner = even_owner(batch.batch_size)
         self.largest_difference = 0.0
@@ -53,7 +53,9 @@ class StepRuns:
     def replay(self) -> Tensors:
         """Replay the runner's graph."""
         self.start.restore()
-        output: Output = self._runner.replay(self._batch, padded_batch_size=self._size, clone=True)
+        output: Output = self._runner.replay(
+            self.batch, padded_batch_size=self.padded_batch_size, clone=True
+        )
         return output.tensors()
 
     def replay_of(self, graph: CapturedGraph) -> Tensors:
@@ -62,15 +64,17 @@ class StepRuns:
         The runner does not count the replay.
         """
         self.start.restore()
-        replayer = self._runner.replayer_of({self._size: graph})
-        output: Output = replayer.replay(self._batch, self._size)
+        replayer = self._runner.replayer_of({self.padded_batch_size: graph})
+        output: Output = replayer.replay(self.batch, self.padded_batch_size)
         return output.clone().tensors()
 
     def padded(self) -> Tensors:
         """Run the padded step without a graph."""
         self.start.restore()
         with self._forcing.record():
-            output: Output = self._runner.run_padded(self._batch, padded_batch_size=self._size)
+            output: Output = self._runner.run_padded(
+                self.batch, padded_batch_size=self.padded_batch_size
+            )
         return output.clone().tensors()
 
     def padding_difference(
@@ -84,7 +88,7 @@ class StepRuns:
         """
         self.start.restore()
         with self._forcing.force() as pairs:
-            unpadded = self._runner.fall_back(self._batch).tensors()
+            unpadded = self._runner.fall_back(self.batch).tensors()
 
         def compare(expected: Tensors, got: Tensors, owner: Any) -> Mismatch | None:
             limit = tolerance(expected) if allowed is None else allowed

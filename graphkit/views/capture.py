@@ -8,7 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord, count_of
+from graphkit.records import (
+    CaptureRecord,
+    Mismatch,
+    ModeRecord,
+    SizeRecord,
+    count_of,
+    distinct_text,
+)
 from graphkit.views.environment import environment_line
 from graphkit.views.formatting import size
 
@@ -80,6 +87,7 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
 
 
 def _sentence(m: Mismatch) -> str:
+    expected, got = distinct_text(m.expected, m.got)
     return (
         f"{m.mode}, {count_of(m.batch_size, 'request')} at size {m.padded_batch_size}: {m.kind}: "
         f"{m.field} row {m.row} (request {m.request}) is {got} instead of {expected}"

@@ -63,7 +63,6 @@ class _ArgumentDifference:
 def first_divergence(
     runner: Runner[Any, Any],
     runs: StepRuns,
-    size: int,
     weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
 ) -> Divergence:
     """Capture a size again, next to the runner's graph, and find the first node that differs.
@@ -73,10 +72,10 @@ def first_divergence(
     Args:
         runner: Captured. No other batch may run meanwhile.
         runs: Runs of a batch whose replay is wrong.
-        size: The graph's.
         weights: The model, or its weights by name, to name nodes by.
     """
-    graph, names = runner.graphs[size], runner.memory_names(weights)
+    size, names = runs.padded_batch_size, runner.memory_names(weights)
+    graph = runner.graphs[size]
     is_recorded = runner.backend.name == "recorder"
     runs.start.restore()
     others = () if is_recorded else _other_captures(runner, size, names)

@@ -41,19 +41,23 @@ class _Replay:
 
     Attributes:
         runs: Runs its batch again from the state before it.
-        batch: Its batch.
-        batch_size: Its live requests.
-        size: Its captured size.
         output: Copies of the live rows that it computed.
         after: The state after it.
     """
 
     runs: StepRuns
-    batch: Any
-    batch_size: int
-    size: int
     output: Tensors
     after: StateSnapshot
+
+    @property
+    def live(self) -> int:
+        """Number of live requests."""
+        return int(self.runs.batch.batch_size)
+
+    @property
+    def size(self) -> int:
+        """Captured size."""
+        return self.runs.padded_batch_size
 
 
 class ShadowWatch:
@@ -114,19 +118,17 @@ class ShadowWatch:
         self._count += 1
         if self._count % self._every:
             return launch()
-        batch, size = launch.read_batch(), launch.padded_batch_size
+        batch = launch.read_batch()
         objects = ReachableObjects({self._runner.step.name: self._runner.step.forward})
         before = self._snapshot(objects)
         output = launch()
-        runs = StepRuns(self._runner, batch, size, before)
-        replay = _Replay(
-            runs, batch, launch.batch_size, size, output.clone().tensors(), self._snapshot(objects)
-        )
+        runs = StepRuns(self._runner, batch, launch.padded_batch_size, before)
+        replay = _Replay(runs, output.clone().tensors(), self._snapshot(objects))
         try:
             self._compare(replay)
         except Exception as error:  # callers of replay must not see it
             text = (
-                f"the comparison of a replay of {count_of(replay.batch_size, 'live request')} "
+                f"the comparison of a replay of {count_of(replay.live, 'live request')} "
                 f"failed: {type(error).__name__}: {error}"
             )
             self._report("shadow failed", replay, "", text, _FAILED, severity="warning")
@@ -135,8 +137,9 @@ class ShadowWatch:
             _overwrite(output.tensors(), replay.output)  # a bisection replays the graph again
         return output
 
-    def _snapshot(self, objects: ReachableObjects) -> StateSnapshot:
-        return StateSnapshot(self._runner.mutable_state, self._runner.device, objects.restore)
+    def _snapshot(self, objects: ReachableObjects | None = None) -> StateSnapshot:
+        restore_host = None if objects is None else objects.restore
+        return StateSnapshot(self._runner.mutable_state, self._runner.device, restore_host)
 
     def _compare(self, replay: _Replay) -> None:
         self.compared += 1
@@ -161,7 +164,7 @@ class ShadowWatch:
         Returns:
             Whether the padded runs differ beyond rounding, so that no comparison is possible.
         """
-        runs, left = replay.runs, self._snapshot_state()
+        runs, left = replay.runs, self._snapshot()
         repeated = [runs.padded() for _ in range(_REPEATS)]
 
         def first_repeated_difference(allowed: float = 0.0) -> Mismatch | None:
@@ -182,29 +185,24 @@ class ShadowWatch:
             self._report_row(kind, replay, nondeterministic, names, _NONDETERMINISTIC)
         else:
             unstable = self._changed_state(left, replay)
-            self._report_state(replay, [name for name in state if name not in unstable])
+            changed = [name for name in state if name not in unstable]
+            if changed:
+                text = (
+                    f"the graph leaves different values in `{changed[0]}` than the same step "
+                    f"without a graph ({count_of(replay.live, 'live request')})."
+                )
+                self._report("graph bug", replay, changed[0], text, _GRAPH)
         return unusable
 
-    def _snapshot_state(self) -> StateSnapshot:
-        return StateSnapshot(self._runner.mutable_state, self._runner.device)
-
     def _changed_state(self, snapshot: StateSnapshot, replay: _Replay) -> list[str]:
-        return changed_state(snapshot, replay.batch, self._runner.sizes.page_size)
-
-    def _report_state(self, replay: _Replay, names: list[str]) -> None:
-        if names:
-            text = (
-                f"the graph leaves different values in `{names[0]}` than the same step without a "
-                f"graph ({count_of(replay.batch_size, 'live request')})."
-            )
-            self._report("graph bug", replay, names[0], text, _GRAPH)
+        return changed_state(snapshot, replay.runs.batch, self._runner.sizes.page_size)
 
     def _report_row(
         self, kind: str, replay: _Replay, wrong: Mismatch, runs: tuple[str, str], advice: str
     ) -> None:
         before, after = distinct_text(wrong.expected, wrong.got)
         text = (
-            f"row {wrong.row} of {wrong.field} (request {wrong.request} of {replay.batch_size}) is "
+            f"row {wrong.row} of {wrong.field} (request {wrong.request} of {replay.live}) is "
             f"{after} {runs[0]} and {before} {runs[1]}."
         )
         facts = {"row": wrong.row, "request": wrong.request, "before": before, "after": after}
@@ -224,7 +222,7 @@ class ShadowWatch:
 
     def _bisected(self, replay: _Replay) -> Divergence:
         try:
-            return first_divergence(self._runner, replay.runs, replay.size, self._weights)
+            return first_divergence(self._runner, replay.runs, self._weights)
         except Exception as error:  # the finding is reported all the same
             return Divergence(f"A new capture fails: {type(error).__name__}: {error}")
 
