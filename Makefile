@@ -12,8 +12,8 @@ help: ## list what can be made
 capture: $(STAMP) ## the main job: capture the reference model's graphs and check every replay
 	$(BIN)/graphkit capture
 
-test: $(STAMP) ## run every test that this machine can run
-	$(BIN)/python -m pytest
+test: $(STAMP) ## run every test that this machine can run, one process per core
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

@@ -91,7 +91,7 @@ def test_counts_of_a_tree_may_reach_the_width(extend_case, make_model):
     for counts in ([7], [1, 7]):
         batch = case.batch(counts, width=6)
         assert runner.can_replay(batch).kind is Reason.BAD_FIELD
-        with pytest.raises(InputError, match="1 to 7, but a request has 1 to 6 rows") as caught:
+        with pytest.raises(InputError, match="to 7, but a request has 1 to 6 rows") as caught:
             runner.fall_back(batch)
         assert caught.value.field == "num_accepted_tokens"
 
