@@ -137,8 +137,6 @@ def capture_mode(target: CaptureTarget, device: str) -> Iterator[Callable[..., C
 
 
 @pytest.fixture
-def capture(
-    capture_mode: Callable[..., Captured], mode: ForwardMode
-) -> Callable[..., Captured]:
+def capture(capture_mode: Callable[..., Captured], mode: ForwardMode) -> Callable[..., Captured]:
     """Return ``capture(*batch_sizes)``: a captured runner of the mode."""
     return lambda *batch_sizes: capture_mode(mode, batch_sizes or None)

@@ -99,7 +99,9 @@ def test_the_wait_has_an_end(mailbox, monkeypatch):
 
 def test_a_fault_names_its_replay(mailbox):
     mailbox.ring[1] = 8
-    with pytest.raises(ReplayError, match=r"replay 7 read the mailbox entry of another replay.*Two threads"):
+    with pytest.raises(
+        ReplayError, match=r"replay 7 read the mailbox entry of another replay.*Two threads"
+    ):
         mailbox.claim()
 
 

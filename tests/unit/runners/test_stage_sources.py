@@ -14,7 +14,7 @@ WIDTH = 4
 
 @dataclass(kw_only=True, eq=False)
 class Scaled(gk.TargetVerifyInputs):
-    """Two fields that numpy cannot hold: one fits the entry, the graph reads the other through its address."""
+    """Two fields without numpy dtype: one has payload, the graph reads the other by its address."""
 
     scales: Rows = declare(Axis.REQUEST, torch.bfloat16, "of each request", pad=1)
     hidden: Rows = declare(Axis.TOKEN, torch.bfloat16, "of each row", row=(8,), on_device=True)

@@ -167,7 +167,5 @@ def test_misuse_is_refused(capture, target_of, tiny):
     with pytest.raises(gk.ConfigError, match=r"ShadowWatch\.every must be an int >= 1, got 0"):
         ShadowWatch(runner, every=0)
     planned = target_of(tiny()).runner(VERIFY, device="cpu")
-    with pytest.raises(
-        gk.ReplayError, match="observe needs a captured runner"
-    ):
+    with pytest.raises(gk.ReplayError, match="observe needs a captured runner"):
         ShadowWatch(planned).__enter__()
