@@ -117,7 +117,7 @@ class DraftExtendInputs(Inputs):
     @classmethod
     def check(cls, batch: Any, tokens: int, width: int, ragged: bool) -> None:
         """Check that counts and lengths agree; see ``StepInputs.check``."""
-        if ragged and _plainly_agree(batch, tokens, width):
+        if _plainly_agree(batch, tokens, width, ragged):
             return
         accepted = _host_field(batch, "num_accepted_tokens")
         lengths = _host_field(batch, "extend_seq_lens")
@@ -192,7 +192,7 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
             )
 
 
-def _plainly_agree(batch: Any, tokens: int, width: int) -> bool:
+def _plainly_agree(batch: Any, tokens: int, width: int, ragged: bool) -> bool:
     """Return whether int32 arrays agree, in the few microseconds that a replay has.
 
     If not, the caller checks them in detail and reports the error.
@@ -205,9 +205,14 @@ def _plainly_agree(batch: Any, tokens: int, width: int) -> bool:
         type(drafts) is type(accepted) is type(lengths) is np.ndarray
         and drafts.dtype == accepted.dtype == lengths.dtype == np.int32
         and drafts.size > 0
-        and accepted.tobytes() == lengths.tobytes() == (drafts + 1).tobytes()
-        and np.maximum.reduce(drafts.view(np.uint32), axis=None) < width  # so none is negative
-        and np.add.reduce(accepted, axis=None) == tokens
+        and accepted.tobytes() == (drafts + 1).tobytes()
+        # As unsigned numbers, so that none is negative.
+        and np.maximum.reduce(drafts.view(np.uint32), axis=None) < width
+        and (
+            accepted.tobytes() == lengths.tobytes() and np.add.reduce(accepted, axis=None) == tokens
+            if ragged
+            else np.maximum.reduce(lengths.view(np.uint32), axis=None) <= width
+        )
     )
 
 

@@ -145,6 +145,11 @@ class InputBuffers:
                     field=name,
                 )
 
+    @property
+    def has_checks(self) -> bool:
+        """Whether the fields of a batch can contradict each other."""
+        return self.inputs.check.__func__ is not StepInputs.check.__func__  # type: ignore[attr-defined]
+
     def check(self, batch: Any, tokens: int, width: int | None = None) -> None:
         """Refuse a batch whose fields contradict each other; see ``StepInputs.check``.
 

@@ -105,8 +105,7 @@ class Dispatch:
             text = self.explain(Reason.WRONG_WIDTH, batch, "")
             raise InputError(f"{text}.", field="num_tokens")
         self._buffers.check_bound(batch)
-        if self._ragged:
-            self._buffers.check(batch, tokens)
+        self._buffers.check(batch, tokens)
 
     def _has_captured_width(self, requests: int, tokens: int) -> bool:
         most = requests * self._width

@@ -17,6 +17,7 @@ class Fit:
     Attributes:
         requests: Number of live requests.
         tokens: Number of live rows; the largest number if the batch is ragged.
+        one: 1, or 0 for an idle batch, whose fields without axis are pads, too.
         padded_batch_size: Captured size.
         launch: Replays the captured graph.
         output: Returns a new output of the graph's live rows. Its caller may change it.
@@ -27,8 +28,8 @@ class Fit:
     """
 
     __slots__ = (
-        "launch", "missing_rows", "output", "padded_batch_size", "replays", "requests", "staged",
-        "tokens", "writer",
+        "launch", "missing_rows", "one", "output", "padded_batch_size", "replays", "requests",
+        "staged", "tokens", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -39,7 +40,7 @@ class Fit:
         graph: CapturedGraph,
         output: Output,
     ) -> None:
-        self.requests = requests
+        self.requests, self.one = requests, min(requests, 1)
         self.tokens = buffers.capacity.rows(Axis.TOKEN, requests)
         self.padded_batch_size = padded_batch_size
         self.launch = graph.replay

@@ -45,7 +45,7 @@ class Replayer(Generic[OutputT]):
         self._buffers, self._mailbox = step.buffers, step.buffers.mailbox
         self._absent, self._bound_fields = self._buffers.absent, self._buffers.bound_fields
         self._plan_on_host = step.plan_on_host if step.plans_on_host else None
-        self._ragged = self._buffers.capacity.ragged
+        self._ragged, self._checks = self._buffers.capacity.ragged, self._buffers.has_checks
         self._launcher: Callable[[Fit, int, int, list[Any]], OutputT] = self._launch
         self._final_count: tuple[Counter[int], int] | None = None
         self._fits: dict[tuple[int, int | None], Fit] = {}
@@ -59,14 +59,14 @@ class Replayer(Generic[OutputT]):
         if fit is None:
             if batch.batch_size == 0:
                 self._dispatch.check_idle(batch)
-                return self.idle()
+                return self.idle() if padded_batch_size is None else self._pads(padded_batch_size)
             fit = self._make_fit(batch.batch_size, padded_batch_size)
         for name in self._absent:  # Dispatch.surplus_field, inlined
             if getattr(batch, name, None) is not None:
                 raise InputError(self._buffers.not_captured(name), field=name)
         if self._bound_fields:
             self._buffers.check_bound(batch)
-        tokens = self._checked_tokens(batch, fit) if self._ragged else fit.tokens
+        tokens = self._checked_tokens(batch, fit) if self._checks else fit.tokens
         entry = self._mailbox.claim()
         in_flight = self._writer(fit, entry, tokens).write(batch)
         if self._plan_on_host is not None:
@@ -107,6 +107,14 @@ class Replayer(Generic[OutputT]):
         finally:
             self._launcher = inner
 
+    def _pads(self, size: int) -> OutputT:
+        """Replay a graph of pads, for an idle batch whose collectives others wait for."""
+        fit = self._fits.get((0, size)) or self._make_fit(0, size)
+        entry = self._mailbox.claim()
+        if self._plan_on_host is not None:
+            self._plan_on_host(self._buffers.view(size), size)
+        return self._launcher(fit, entry, 0, [])
+
     def idle(self) -> OutputT:
         """Return an output without rows. Nothing is launched."""
         graph = self.graphs[self._table.largest]
@@ -135,7 +143,7 @@ class Replayer(Generic[OutputT]):
     def _launch(self, fit: Fit, entry: int, tokens: int, in_flight: list[Any]) -> OutputT:
         """Post a written entry and launch. If the launch fails, the runner stays usable."""
         mailbox = self._mailbox
-        mailbox.post(entry, fit.requests, tokens)
+        mailbox.post(entry, fit.requests, tokens, fit.one)
         try:
             fit.launch()
         except BaseException:
@@ -151,7 +159,7 @@ class Replayer(Generic[OutputT]):
         writer = self._writer(fit, entry, tokens)
 
         def launch(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
-            if self._ragged:
+            if self._checks:
                 self._buffers.check(SimpleNamespace(**rows), tokens)
             return self._launcher(fit, entry, tokens, in_flight)
 
@@ -169,12 +177,14 @@ class Replayer(Generic[OutputT]):
         return self._buffers.writer(entry, fit.requests, tokens)
 
     def _checked_tokens(self, batch: Any, fit: Fit) -> int:
-        """Return the number of rows of a ragged batch, after checking its counts.
+        """Return the number of rows of a batch, after checking its counts.
 
-        The counts say which rows belong to which request, so wrong counts would go unnoticed.
+        The counts say which rows a graph selects, so a graph would not notice wrong ones.
         """
-        tokens = self._buffers.tokens_of(batch)
-        self._check_tokens(fit, tokens)
+        tokens = fit.tokens
+        if self._ragged:
+            tokens = self._buffers.tokens_of(batch)
+            self._check_tokens(fit, tokens)
         self._buffers.check(batch, tokens)
         return tokens
 
@@ -190,7 +200,8 @@ class Replayer(Generic[OutputT]):
 
     def _make_fit(self, requests: int, size: int | None) -> Fit:
         padded = self._table.fit(requests) if size is None else size
-        if padded not in self.graphs or not 0 < requests <= padded:
+        least = 1 if size is None else 0  # an idle batch replays pads at the size that it names
+        if padded not in self.graphs or not least <= requests <= padded:
             raise SizeError(
                 f"{requests} requests cannot run at batch size {padded}: "
                 f"captured are {list(self._table)}.",

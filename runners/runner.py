@@ -308,14 +308,16 @@ class Runner(Generic[InputsT, OutputT]):
         Args:
             batch: Inputs of the mode with live rows: device tensors, CPU tensors or numpy arrays.
                 Device tensors are read in stream order and may be released at once.
-            padded_batch_size: Captured size to run at, instead of the smallest that fits.
+            padded_batch_size: Captured size to run at, instead of the smallest that fits. An idle
+                batch replays pads if it is given, and launches nothing if not.
             clone: Whether to copy the output out of graph memory.
 
         Returns:
             The live rows. They alias graph memory and are valid until the next replay in that pool.
 
         Raises:
-            InputError: A field is missing or wrong; its name is in the text.
+            InputError: A field is missing or wrong, or fields contradict each other as far as the
+                host can read them; the name is in the text.
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``.
         """
@@ -341,8 +343,15 @@ class Runner(Generic[InputsT, OutputT]):
             self._require_captured("stage")
         return self._replayer.stage(batch_size, num_tokens)  # type: ignore[union-attr]
 
-    def run(self, batch: InputsT, *, clone: bool = False) -> OutputT:
+    def run(
+        self, batch: InputsT, *, padded_batch_size: int | None = None, clone: bool = False
+    ) -> OutputT:
         """Replay the batch, or fall back and count the reason.
+
+        Args:
+            batch: As for ``replay``.
+            padded_batch_size: As for ``replay``; not used by a batch that falls back.
+            clone: As for ``replay``.
 
         Raises:
             InputError: A field is missing or wrong, so the batch cannot run eagerly either.
@@ -350,7 +359,7 @@ class Runner(Generic[InputsT, OutputT]):
         """
         miss = self.dispatch.miss(batch, self.status)
         if miss is None:
-            return self.replay(batch, clone=clone)
+            return self.replay(batch, padded_batch_size=padded_batch_size, clone=clone)
         if not miss.has_eager_way:
             raise ReplayError(f"{self.dispatch.explain(miss, batch, self.status)}.")
         output = self.fall_back(batch)
