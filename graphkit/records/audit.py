@@ -7,18 +7,28 @@ from typing import ClassVar
 
 from graphkit.records.environment import Environment
 from graphkit.records.json_text import Record
+from graphkit.records.numbers import Count, Duration
+
+SEVERITIES = ("error", "warning", "note")
+"""Severities of findings, the worst first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem that an audit found.
+    """What an audit found, with every mode and size that it holds for.
 
     Attributes:
-        audit: Audit that found it: ``baked``, ``pointers``, ``pads``, ``shadow``, ``warmup``,
-            ``misses`` or ``lock``.
+        audit: Audit that found it: ``baked``, ``pointers``, ``finite``, ``pads``, ``shadow``,
+            ``warmup``, ``misses`` or ``lock``.
         kind: Class of bug, such as ``baked value``; one class has the same text in all reports.
-        severity: ``error``, or ``warning`` for what may be intended.
-        mode, batch_size: Captured graph; empty and 0 if the finding is about no single graph.
+        severity: ``error`` if a replay can give a wrong result or crash, ``note`` for what is
+            merely unusual, ``warning`` in between.
+        mode, batch_size: Captured graph; empty and 0 if the finding is about no single graph. The
+            first one if several share the finding.
+        modes, batch_sizes: All modes and sizes that share the cause, as a report lists them.
+        cause: Findings of one audit, kind and cause are one in a report. Empty if text, kernel and
+            line identify the cause.
+        names: What the finding is about, such as tensors or input fields.
         text: What happened and what was expected, as one sentence or a few.
         advice: What to do.
         node: Index of the node; ``None`` if the finding is about no node.
@@ -33,20 +43,24 @@ class Finding:
     kind: str
     severity: str = "error"
     mode: str = ""
-    batch_size: int = 0
+    batch_size: Count = 0
+    modes: tuple[str, ...] = ()
+    batch_sizes: tuple[Count, ...] = ()
+    cause: str = ""
+    names: tuple[str, ...] = ()
     text: str
     advice: str = ""
-    node: int | None = None
+    node: Count | None = None
     kernel: str = ""
     module: str = ""
     source: str = ""
-    argument: int | None = None
-    offset: int | None = None
+    argument: Count | None = None
+    offset: Count | None = None
     before: str = ""
     after: str = ""
     field: str = ""
-    row: int | None = None
-    request: int | None = None
+    row: Count | None = None
+    request: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +72,17 @@ class AuditCheck:
         mode, batch_size: Captured graph; empty and 0 if the check is about no single graph.
         text: Summary, such as ``captured again: 0 differences in 24 nodes of 2 graphs``.
         findings: Number of findings.
+        severity: The worst severity of its findings; empty if there are none.
         seconds: Duration.
     """
 
     audit: str
     mode: str
-    batch_size: int
+    batch_size: Count
     text: str
-    findings: int
-    seconds: float
+    findings: Count
+    severity: str = ""
+    seconds: Duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +94,7 @@ class AuditReport(Record):
         backend: ``cuda`` or ``recorder``.
         environment: Device and versions that the audits ran with.
         checks: Checks in the order in which they ran.
-        findings: Findings of all checks.
+        findings: Findings of all checks, one per cause: errors, then warnings, then notes.
     """
 
     KIND: ClassVar[str] = "audit"

@@ -9,6 +9,7 @@ from typing import ClassVar
 from graphkit.records.environment import Environment
 from graphkit.records.graph import GraphRecord
 from graphkit.records.json_text import Record
+from graphkit.records.numbers import Count, Duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +23,10 @@ class ReplayStats:
         replays_by_size: Replays by captured batch size.
     """
 
-    replays: int
-    padded_rows: int
-    fallbacks: Mapping[str, int]
-    replays_by_size: Mapping[int, int]
+    replays: Count
+    padded_rows: Count
+    fallbacks: Mapping[str, Count]
+    replays_by_size: Mapping[int, Count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +46,15 @@ class SizeRecord:
         batches_compared: Number of live batches that were compared.
     """
 
-    batch_size: int
-    num_tokens: int
-    num_nodes: int
-    capture_ms: float
+    batch_size: Count
+    num_tokens: Count
+    num_nodes: Count
+    capture_ms: Duration
     pool_bytes: int
-    replay_us: float | None = None
-    eager_us: float | None = None
+    replay_us: Duration | None = None
+    eager_us: Duration | None = None
     largest_difference: float | None = None
-    batches_compared: int = 0
+    batches_compared: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +75,11 @@ class BufferRecord:
 
     field: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     axis: str
     pad: float
-    address: int
-    size: int
+    address: Count
+    size: Count
     is_bound: bool
     meaning: str
 
@@ -100,9 +101,9 @@ class ModeRecord:
     """
 
     mode: str
-    tokens_per_request: int
+    tokens_per_request: Count
     host_planned: bool
-    input_bytes: int
+    input_bytes: Count
     sizes: tuple[SizeRecord, ...]
     eager_reason: str = ""
     buffers: tuple[BufferRecord, ...] = ()
@@ -126,14 +127,14 @@ class Mismatch:
     """
 
     field: str
-    row: int
-    request: int
+    row: Count
+    request: Count
     expected: float
     got: float
     kind: str = ""
     mode: str = ""
-    batch_size: int = 0
-    padded_batch_size: int = 0
+    batch_size: Count = 0
+    padded_batch_size: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from graphkit.records.graph import Node
 from graphkit.records.json_text import Record
+from graphkit.records.numbers import Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ class NodeChange:
     """
 
     SPARSE: ClassVar[bool] = True
-    before: int
-    after: int
+    before: Count
+    after: Count
     name: str
     module: str
     changes: tuple[FieldChange, ...]
@@ -74,8 +75,8 @@ class GraphDiff:
 
     before: str
     after: str
-    num_nodes_before: int
-    num_nodes_after: int
+    num_nodes_before: Count
+    num_nodes_after: Count
     added: tuple[Node, ...]
     removed: tuple[Node, ...]
     changed: tuple[NodeChange, ...]
@@ -99,7 +100,7 @@ class SizeDiff:
     """
 
     mode: str
-    batch_size: int
+    batch_size: Count
     figures: tuple[MetricChange, ...]
 
 

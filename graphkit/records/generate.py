@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from graphkit.records.environment import Environment
 from graphkit.records.json_text import Record
+from graphkit.records.numbers import Count, Duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Completion:
     prompt: str
     text: str
     finish_reason: str
-    tokens: int
+    tokens: Count
     accept_length: float
 
 
@@ -53,16 +54,16 @@ class GenerateRecord(Record):
     environment: Environment
     backend: str
     algorithm: str
-    topk: int
-    num_steps: int
-    num_draft_tokens: int
+    topk: Count
+    num_steps: Count
+    num_draft_tokens: Count
     generation: str
     temperature: float
-    seed: int
-    new_tokens: int
-    seconds: float
-    tokens_per_second: float
+    seed: Count
+    new_tokens: Count
+    seconds: Duration
+    tokens_per_second: Duration
     accept_length: float
-    capture_seconds: float | None
-    replays: Mapping[str, int]
-    fallbacks: Mapping[str, Mapping[str, int]]
+    capture_seconds: Duration | None
+    replays: Mapping[str, Count]
+    fallbacks: Mapping[str, Mapping[str, Count]]

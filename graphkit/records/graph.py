@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from graphkit.records.environment import Environment
+from graphkit.records.graph_checks import check_edges, check_nodes, check_timing
 from graphkit.records.json_text import Record
+from graphkit.records.numbers import Count, Duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +26,10 @@ class Pointer:
     """
 
     SPARSE: ClassVar[bool] = True
-    address: int
+    address: Count
     memory: str
     name: str
-    offset: int = 0
+    offset: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,8 @@ class Argument:
 
     SPARSE: ClassVar[bool] = True
     name: str = ""
-    offset: int = 0
-    size: int
+    offset: Count = 0
+    size: Count
     kind: str
     text: str
     pointers: tuple[Pointer, ...] = ()
@@ -78,24 +80,24 @@ class Node:
     """
 
     SPARSE: ClassVar[bool] = True
-    index: int
+    index: Count
     kind: str
     name: str
     short_name: str
-    grid: tuple[int, ...] = ()
-    block: tuple[int, ...] = ()
-    cluster: tuple[int, ...] = ()
-    shared_memory_bytes: int = 0
-    registers: int = 0
+    grid: tuple[Count, ...] = ()
+    block: tuple[Count, ...] = ()
+    cluster: tuple[Count, ...] = ()
+    shared_memory_bytes: Count = 0
+    registers: Count = 0
     attributes: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[Argument, ...] = ()
     module: str = ""
     op: str = ""
     source: str = ""
     scope: str = ""
-    parent: int | None = None
-    duration_us: float | None = None
-    start_us: float | None = None
+    parent: Count | None = None
+    duration_us: Duration | None = None
+    start_us: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +110,8 @@ class Edge:
     """
 
     SPARSE: ClassVar[bool] = True
-    source: int
-    target: int
+    source: Count
+    target: Count
     kind: str = "full"
 
 
@@ -127,13 +129,13 @@ class Timing:
         bound_by: How durations were assigned to nodes: ``order``, or ``name and grid``.
     """
 
-    replays: int
-    p50_us: float
-    p95_us: float
-    busy_us: float
-    gap_us: float
-    critical_path: tuple[int, ...]
-    critical_us: float
+    replays: Count
+    p50_us: Duration
+    p95_us: Duration
+    busy_us: Duration
+    gap_us: Duration
+    critical_path: tuple[Count, ...]
+    critical_us: Duration
     bound_by: str
 
 
@@ -148,9 +150,9 @@ class Segment:
         pool: ``graph`` for the graph's own pool, else ``default`` or ``other``.
     """
 
-    address: int
-    size: int
-    used: int
+    address: Count
+    size: Count
+    used: Count
     pool: str
 
 
@@ -165,7 +167,7 @@ class GraphMemory:
     """
 
     graph_bytes: int
-    pool_bytes: int
+    pool_bytes: Count
     segments: tuple[Segment, ...] = ()
 
 
@@ -193,10 +195,20 @@ class GraphRecord(Record):
     backend: str
     environment: Environment
     mode: str = ""
-    batch_size: int = 0
+    batch_size: Count = 0
     captured_at: str = ""
-    process: int = 0
+    process: Count = 0
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...] = ()
     timing: Timing | None = None
     memory: GraphMemory | None = None
+
+    def check_contents(self) -> None:
+        """Refuse indices that do not refer to the nodes; called when a record is read.
+
+        Raises:
+            InvalidValueError: Names the first such index.
+        """
+        check_nodes(self.nodes)
+        check_edges(self.edges, len(self.nodes))
+        check_timing(self.timing, len(self.nodes))

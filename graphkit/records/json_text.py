@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from graphkit.errors import RecordError
 from graphkit.records.json_readers import (
     NON_FINITE,
-    TypeMismatchError,
+    InvalidValueError,
     fields_of,
     reader_of,
     shortened_repr,
@@ -115,9 +115,10 @@ def _decode(cls: type[Record], body: dict[str, Any]) -> Any:
         )
     try:
         return reader_of(cls)(_upgrade(body))
-    except TypeMismatchError as mismatch:
-        path = "".join([cls.KIND, *reversed(mismatch.where)])
-        raise RecordError(f"not a whole record: {path} is {mismatch.value}.") from None
+    except InvalidValueError as invalid:
+        path = "".join([cls.KIND, *reversed(invalid.where)])
+        expected = f"; expected {invalid.expected}" if invalid.expected else ""
+        raise RecordError(f"not a whole record: {path} is {invalid.value}{expected}.") from None
 
 
 def _upgrade(body: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,10 @@ from typing import ClassVar
 
 from graphkit.records.environment import Environment
 from graphkit.records.graph import GraphRecord
+from graphkit.records.json_readers import InvalidValueError
 from graphkit.records.json_text import Record
+from graphkit.records.numbers import Count
+from graphkit.records.text import count_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,7 @@ class Process:
         command: Command line.
     """
 
-    pid: int
+    pid: Count
     command: tuple[str, ...]
 
 
@@ -41,3 +44,16 @@ class RecordingRecord(Record):
     environment: Environment
     processes: tuple[Process, ...]
     graphs: tuple[GraphRecord, ...]
+
+    def check_contents(self) -> None:
+        """Refuse graphs of a process that is not listed; called when a record is read.
+
+        Raises:
+            InvalidValueError: Names the first such graph.
+        """
+        for position, graph in enumerate(self.graphs):
+            if graph.process >= len(self.processes):
+                expected = f"the index of one of {count_of(len(self.processes), 'process')}"
+                raise InvalidValueError(
+                    str(graph.process), expected, ".process", f"[{position}]", ".graphs"
+                )

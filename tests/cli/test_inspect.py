@@ -13,6 +13,7 @@ from graphkit.records import (
     CaptureRecord,
     Environment,
     GraphRecord,
+    Process,
     RecordingRecord,
     load_record,
 )
@@ -69,7 +70,11 @@ def test_single_graphs_and_recordings_are_records_too(run, saved, here):
     graph = CaptureRecord.load(saved).graphs[0]
     (here / "graph.json").write_text(graph.to_json())
     recording = RecordingRecord(
-        command=("serve.py",), exit_code=0, environment=ENVIRONMENT, processes=(), graphs=(graph,)
+        command=("serve.py",),
+        exit_code=0,
+        environment=ENVIRONMENT,
+        processes=(Process(pid=1, command=()),),
+        graphs=(graph,),
     )
     (here / "recording.json").write_text(recording.to_json())
     for name in ("graph.json", "recording.json"):

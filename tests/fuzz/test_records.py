@@ -7,14 +7,14 @@ import json
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import graphkit as gk
-from graphkit.records import Record, load_record
+from graphkit.records import GraphRecord, Record, RecordingRecord, load_record
 from graphkit.records.json_text import _KINDS
 
 RESULTS = sorted((Path(__file__).parents[2] / "tools" / "bench" / "results").glob("*.json"))
@@ -30,6 +30,8 @@ def values_of(declared: Any) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(declared), get_args(declared)
     if origin in (Union, types.UnionType):
         return st.one_of(*map(values_of, arguments))
+    if origin is Annotated:
+        return st.integers(0) if arguments[0] is int else st.floats(0, allow_infinity=False)
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is Mapping:
@@ -42,10 +44,29 @@ def values_of(declared: Any) -> st.SearchStrategy[Any]:
 
 def records_of(kind: Any) -> st.SearchStrategy[Any]:
     """Records of a kind, from its declaration."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     facts = {name: st.deferred(lambda t=hint: values_of(t)) for name, hint in fields.items()}
-    return st.builds(kind, **facts)
+    return st.builds(kind, **facts).map(with_valid_indices)
+
+
+def with_valid_indices(record: Any) -> Any:
+    """Return a record whose indices, drawn at random before, refer to what it contains."""
+    if isinstance(record, RecordingRecord):
+        last = len(record.processes) - 1
+        graphs = [dataclasses.replace(g, process=min(g.process, last)) for g in record.graphs]
+        return dataclasses.replace(record, graphs=tuple(graphs) if last >= 0 else ())
+    if not isinstance(record, GraphRecord):
+        return record
+    nodes = [
+        dataclasses.replace(node, index=index, parent=0 if index and node.parent else None)
+        for index, node in enumerate(record.nodes)
+    ]
+    edges = [dataclasses.replace(e, source=0, target=1) for e in record.edges if len(nodes) > 1]
+    timing = record.timing and dataclasses.replace(
+        record.timing, critical_path=tuple(range(len(nodes)))
+    )
+    return dataclasses.replace(record, nodes=tuple(nodes), edges=tuple(edges), timing=timing)
 
 
 def paths_in(tree: Any) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import json
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,15 @@ from rich.console import Console
 
 import graphkit.records
 from graphkit.errors import RecordError
-from graphkit.records import SCHEMA, CaptureRecord, Mismatch, Record, load_record
+from graphkit.records import (
+    SCHEMA,
+    CaptureRecord,
+    GraphRecord,
+    Mismatch,
+    Record,
+    RecordingRecord,
+    load_record,
+)
 from graphkit.views import capture_view
 
 DATA = Path(__file__).parents[1] / "data"
@@ -35,15 +43,36 @@ def values_of(declared):
     origin, arguments = get_origin(declared), get_args(declared)
     if origin in (Union, types.UnionType):
         return st.one_of(*map(values_of, arguments))
+    if origin is Annotated:
+        return count if arguments[0] is int else count.map(float)
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is Mapping:
         return st.dictionaries(*map(values_of, arguments), max_size=2)
     if dataclasses.is_dataclass(declared):
-        hints = get_type_hints(declared)
+        hints = get_type_hints(declared, include_extras=True)
         facts = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(declared)}
-        return st.builds(declared, **facts)
+        return st.builds(declared, **facts).map(with_valid_indices)
     return LEAVES[declared]
+
+
+def with_valid_indices(record):
+    """Return a record whose indices, drawn at random before, refer to what it contains."""
+    if isinstance(record, RecordingRecord):
+        last = len(record.processes) - 1
+        graphs = [dataclasses.replace(g, process=min(g.process, last)) for g in record.graphs]
+        return dataclasses.replace(record, graphs=tuple(graphs) if last >= 0 else ())
+    if not isinstance(record, GraphRecord):
+        return record
+    nodes = [
+        dataclasses.replace(node, index=index, parent=0 if index and node.parent else None)
+        for index, node in enumerate(record.nodes)
+    ]
+    edges = [dataclasses.replace(e, source=0, target=1) for e in record.edges if len(nodes) > 1]
+    timing = record.timing and dataclasses.replace(
+        record.timing, critical_path=tuple(range(len(nodes)))
+    )
+    return dataclasses.replace(record, nodes=tuple(nodes), edges=tuple(edges), timing=timing)
 
 
 KINDS = {

@@ -86,7 +86,7 @@ def test_no_name_breaks_out(graph, name):
         dataclasses.replace(node, short_name=name, name=name, module=name, op=name)
         for node in graph.nodes[:2]
     )
-    odd = dataclasses.replace(graph, name=name, nodes=nodes, edges=())
+    odd = dataclasses.replace(graph, name=name, nodes=nodes, edges=(), timing=None)
     text = html_of(odd, named_graphs(odd))
     plain = html_of(graph, named_graphs(dataclasses.replace(graph, nodes=graph.nodes[:2])))
     parsed, usual = Page(text), Page(plain)
