@@ -22,7 +22,7 @@ Formats:
   .json        the record
   .html        a page that loads nothing from elsewhere
   .svg         a picture of the record's tables
-  .dot         one graph for Graphviz: select it with --mode and --batch-size
+  .dot         a drawing for Graphviz, with each graph in a box of its own
   .trace.json  a timeline for Perfetto
 
 Exit code 1: the record cannot be read, or lacks the nodes that the format shows.

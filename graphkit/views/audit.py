@@ -11,9 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from graphkit.records import AuditCheck, AuditReport, Finding, count_of
+from graphkit.records.audit import SEVERITIES
 from graphkit.views.environment import environment_line
 
-_STYLES = {"error": "bold red", "warning": "yellow"}
+_STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
+_MAX_NAMES = 6
 
 
 def audit_view(report: AuditReport) -> RenderableType:
@@ -37,17 +39,20 @@ def _checks_table(audit: str, checks: list[AuditCheck]) -> Table:
     table.add_column("seconds", justify="right")
     table.add_column("check")
     for check in checks:
-        style = "red" if check.findings else ""
+        style = _STYLES.get(check.severity, "")
         size = str(check.batch_size) if check.batch_size else ""
         table.add_row(check.mode, size, f"{check.seconds:.2f}", check.text, style=style)
     return table
 
 
 def _finding(finding: Finding) -> Iterator[RenderableType]:
-    size = f" {finding.batch_size}" if finding.batch_size else ""
-    where = f"{finding.mode}{size}: " if finding.mode else ""
     title = f"{finding.severity}: {finding.kind}: "
-    yield Text.assemble((title, _STYLES.get(finding.severity, "")), where, finding.text)
+    style = f"bold {_STYLES.get(finding.severity, '')}".strip()
+    yield Text.assemble((title, style), _graphs(finding), finding.text)
+    if finding.names:
+        more = len(finding.names) - _MAX_NAMES
+        names = [*finding.names[:_MAX_NAMES], *([f"{more:,} more"] if more > 0 else [])]
+        yield Padding(Text(", ".join(names)), (0, 0, 0, 2))
     origin = ", ".join(filter(None, (finding.module, finding.source)))
     if origin:
         yield Padding(Text(f"made by {origin}"), (0, 0, 0, 2))
@@ -55,8 +60,20 @@ def _finding(finding: Finding) -> Iterator[RenderableType]:
         yield Padding(Text(finding.advice, style="dim"), (0, 0, 0, 2))
 
 
+def _graphs(finding: Finding) -> str:
+    """Return the modes and sizes of a finding, such as ``TARGET_VERIFY 2, 8: ``."""
+    sizes = finding.batch_sizes or ((finding.batch_size,) if finding.batch_size else ())
+    modes = ", ".join(finding.modes or filter(None, (finding.mode,)))
+    graphs = f"{modes} {', '.join(map(str, sizes))}".strip()
+    return f"{graphs}: " if graphs else ""
+
+
 def _verdict(report: AuditReport) -> Text:
     checks = count_of(len(report.checks), "check")
     if not report.findings:
         return Text(f"{checks}, no finding.", style="green")
-    return Text(f"{checks}, {count_of(len(report.findings), 'finding')}.", style="bold red")
+    counts = {each: sum(f.severity == each for f in report.findings) for each in SEVERITIES}
+    found = {severity: number for severity, number in counts.items() if number}
+    style = f"bold {_STYLES[next(iter(found))]}"
+    texts = (count_of(number, severity) for severity, number in found.items())
+    return Text(f"{checks}: {', '.join(texts)}.", style=style)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from graphkit.errors import ConfigError, RecordError
+from graphkit.errors import RecordError
 from graphkit.records import (
     AuditReport,
     BenchReport,
@@ -25,7 +25,6 @@ from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
 from graphkit.views.dot import dot_of
-from graphkit.views.formatting import listed
 from graphkit.views.generate import generate_view
 from graphkit.views.html import html_of
 from graphkit.views.inspect import inspect_view
@@ -85,14 +84,7 @@ def _trace(export: Export) -> str:
 
 
 def _dot(export: Export) -> str:
-    (title, graph), *others = export.selected()[1]
-    if others:
-        names = listed([title, *(name for name, _ in others)])
-        raise ConfigError(
-            f".dot holds one graph, {len(others) + 1} are selected: {names}. "
-            "Choose one with --mode and --batch-size; --mode also takes a graph's name."
-        )
-    return dot_of(graph, title)
+    return dot_of(export.selected()[1])
 
 
 _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {

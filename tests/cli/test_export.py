@@ -156,16 +156,22 @@ def test_a_graph_is_selected_by_mode_and_size(run, with_nodes, here):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ((), "holds one graph, 2 are selected: DECODE 1, DECODE 2."),
         (("--mode", "DRAFT"), "no mode 'DRAFT' in this record: TARGET_VERIFY, DECODE."),
         (("--batch-size", "7"), "no batch size 7 of any mode in this record: 1, 2."),
     ],
 )
-def test_a_selection_of_no_graph_or_several_is_a_usage_error(run, with_nodes, here, options, text):
+def test_a_selection_of_no_graph_is_a_usage_error(run, with_nodes, here, options, text):
     ended = run("export", with_nodes, "--out", "one.dot", *options)
     assert (ended.code, ended.out) == (2, "")
     assert text in ended.error
     assert not (here / "one.dot").exists()
+
+
+def test_dot_draws_several_graphs_as_clusters(run, with_nodes, here):
+    assert run("export", with_nodes, "--out", "all.dot").code == 0
+    text = (here / "all.dot").read_text()
+    assert 'label="DECODE 1"' in text
+    assert 'label="DECODE 2"' in text
 
 
 @pytest.mark.parametrize("name", ["out.html", "out.dot", "out.trace.json"])
@@ -183,7 +189,8 @@ def test_a_graph_and_a_recording_are_exported_too(run, with_nodes, here):
     one = {"schema": 1, "kind": "graph", **graph(environment, 4, "gemm")}
     recording = {
         "schema": 1, "kind": "recording", "command": ["python"], "exit_code": 0,
-        "environment": environment, "processes": [], "graphs": [graph(environment, 4, "gemm")],
+        "environment": environment, "processes": [{"pid": 7, "command": []}],
+        "graphs": [graph(environment, 4, "gemm")],
     }  # fmt: skip
     for name, body in (("one", one), ("recording", recording)):
         (here / f"{name}.json").write_text(json.dumps(body))

@@ -1,4 +1,4 @@
-"""Valid dot text for any names."""
+"""Valid dot text for any names and any number of graphs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import re
 
 import pytest
 
-from graphkit.records import Edge
 from graphkit.views.dot import dot_of
+from graphkit.views.selection import named_graphs
 
 STRING = r'"(?:[^"\\\n]|\\.)*"'
 ATTRIBUTE = rf"\w+=(?:{STRING}|[\w.]+)"
+NODE = r"(?:g\d+)?n\d+"
 STATEMENT = re.compile(
     rf"\s*(?:digraph {STRING} \{{|subgraph {STRING} \{{|\}}|label={STRING};|"
-    rf"(?:node|graph|n\d+|n\d+ -> n\d+)(?: \[{ATTRIBUTE}(?:, {ATTRIBUTE})*\])?;)"
+    rf"(?:node|graph|{NODE}|{NODE} -> {NODE})(?: \[{ATTRIBUTE}(?:, {ATTRIBUTE})*\])?;)"
 )
+
+
+def drawn(graph):
+    return dot_of(named_graphs(graph))
 
 
 def check(dot):
@@ -29,32 +34,32 @@ def check(dot):
 
 
 def test_it_reads_as_stored(graph, golden):
-    dot = dot_of(graph)
+    dot = drawn(graph)
     check(dot)
     golden("graph.dot.txt", dot)
 
 
 def test_it_is_the_same_from_run_to_run(graph):
-    assert dot_of(graph) == dot_of(dataclasses.replace(graph))
+    assert drawn(graph) == drawn(dataclasses.replace(graph))
 
 
 def test_every_node_and_edge_is_there_once(graph):
-    dot = dot_of(graph)
+    dot = drawn(graph)
     assert re.findall(r"n(\d+) \[label", dot) != []
     assert sorted(map(int, re.findall(r"n(\d+) \[label", dot))) == list(range(len(graph.nodes)))
-    drawn = [tuple(map(int, pair)) for pair in re.findall(r"n(\d+) -> n(\d+)", dot)]
-    assert drawn == [*((e.source, e.target) for e in graph.edges), (18, 19)]
+    pairs = [tuple(map(int, pair)) for pair in re.findall(r"n(\d+) -> n(\d+)", dot)]
+    assert pairs == [*((e.source, e.target) for e in graph.edges), (18, 19)]
 
 
 def test_programmatic_edges_are_dashed_and_no_others(graph):
-    dashed = re.findall(r"n(\d+) -> n(\d+) \[style=dashed\]", dot_of(graph))
+    dashed = re.findall(r"n(\d+) -> n(\d+) \[style=dashed\]", drawn(graph))
     early = [edge for edge in graph.edges if edge.kind == "programmatic"]
     assert dashed == [(str(edge.source), str(edge.target)) for edge in early] != []
 
 
 def test_a_node_is_in_the_clusters_of_its_modules(graph):
     around, lies_in = [], {}
-    for line in dot_of(graph).splitlines()[1:-1]:
+    for line in drawn(graph).splitlines()[1:-1]:
         if opened := re.search(r'subgraph "cluster_(.*)" \{', line):
             around.append(opened[1])
         elif line.strip() == "}":
@@ -72,11 +77,20 @@ def test_any_name_is_one_string(graph, name):
         dataclasses.replace(node, short_name=name, name=name, module=f"m.{name}")
         for node in graph.nodes[:3]
     )
-    dot = dot_of(dataclasses.replace(graph, name=name, nodes=nodes, edges=()))
+    dot = drawn(dataclasses.replace(graph, name=name, nodes=nodes, edges=()))
     check(dot)
     assert dot.count("[label=") == 3
 
 
-def test_edges_to_missing_nodes_are_left_out(graph):
-    dot = dot_of(dataclasses.replace(graph, edges=(Edge(source=0, target=99),)))
-    assert "n99" not in dot
+def test_several_graphs_are_clusters_with_names_of_their_own(capture):
+    dot = dot_of(named_graphs(capture))
+    check(dot)
+    clusters = re.findall(r'^  subgraph "cluster_(\d)" \{\n    label="(.*)";$', dot, re.MULTILINE)
+    assert clusters == [(str(i), name) for i, (name, _) in enumerate(named_graphs(capture), 1)]
+    names = re.findall(r"(g\d+n\d+) \[label", dot)
+    assert len(names) == len(set(names)) == sum(len(graph.nodes) for graph in capture.graphs)
+    pairs = re.findall(r"(g\d+)n\d+ -> (g\d+)n\d+", dot)
+    assert all(source == target for source, target in pairs)
+    assert len(pairs) == sum(len(graph.edges) + 1 for graph in capture.graphs)
+    modules = re.findall(r'subgraph "(cluster_g.*)" \{', dot)
+    assert len(modules) == len(set(modules))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from graphkit.diff import diff_records
-from graphkit.errors import ConfigError, RecordError
+from graphkit.errors import RecordError
 from graphkit.records import (
     BenchReport,
     CaptureRecord,
@@ -43,8 +44,6 @@ def check_all_forms(record):
     for suffix, export in FORMATS.items():
         try:
             text = export(Export(record))
-        except ConfigError:
-            assert (suffix, len(graphs) > 1) == (".dot", True)
         except RecordError:
             assert (suffix in (".json", ".svg"), graphs) == (False, ())
         else:
@@ -73,11 +72,13 @@ def test_json_of_a_selection_is_the_record_with_those_graphs(capture):
     assert FORMATS[".json"](Export(capture)) == capture.to_json()
 
 
-def test_dot_of_many_graphs_asks_which(capture):
-    with pytest.raises(ConfigError, match=r"2 are selected: DRAFT 4, DRAFT 8\. Choose one"):
-        FORMATS[".dot"](Export(capture, mode="DRAFT"))
-    dot = FORMATS[".dot"](Export(capture, mode="DRAFT", batch_size=8))
-    assert dot.startswith('digraph "DRAFT 8"')
+def test_dot_holds_the_selected_graphs(capture):
+    assert FORMATS[".dot"](Export(capture)).count('  subgraph "cluster_4"') == 1
+    both = FORMATS[".dot"](Export(capture, mode="DRAFT"))
+    assert re.findall(r"^    label=\"(.*)\";$", both, re.MULTILINE) == ["DRAFT 4", "DRAFT 8"]
+    one = FORMATS[".dot"](Export(capture, mode="DRAFT", batch_size=8))
+    assert one.startswith('digraph "DRAFT 8"')
+    assert 'subgraph "cluster_1"' not in one
 
 
 @pytest.mark.parametrize("suffix", [".html", ".dot", ".trace.json"])
