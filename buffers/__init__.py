@@ -22,6 +22,7 @@ from graphkit.buffers.mode_buffers import (
     MultiLayerDraftExtendInputBuffers,
     TargetVerifyInputBuffers,
 )
+from graphkit.buffers.value_checks import Limits
 from graphkit.buffers.writers import BatchWriter, FieldWriter
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "FieldWriter",
     "InputBuffers",
     "Inputs",
+    "Limits",
     "Mailbox",
     "MultiLayerDraftExtendInputBuffers",
     "MultiLayerDraftExtendInputs",

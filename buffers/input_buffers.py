@@ -16,6 +16,7 @@ from graphkit.buffers.inputs import StepInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
+from graphkit.buffers.value_checks import Limits, ValueChecks
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
 from graphkit.errors import ConfigError, InputError
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, Header
@@ -36,6 +37,7 @@ class InputBuffers:
         without: Fields that this runner does not use. They are treated as omitted optional fields.
         bound_fields: Storage of fields whose live rows another graph writes in place, by name.
         check_device: See ``Mailbox``.
+        limits: Bounds of values, for the checking mode; ``None`` checks no values.
 
     Raises:
         ConfigError: ``optional_fields`` or ``bound_fields`` names an unknown field, or a bound
@@ -54,6 +56,7 @@ class InputBuffers:
         without: Collection[str] = (),
         bound_fields: Mapping[str, torch.Tensor] | None = None,
         check_device: Callable[[], None] = lambda: None,
+        limits: Limits | None = None,
     ) -> None:
         self.capacity, self.device = capacity, device
         self.inputs = inputs_type or type(self).inputs_type
@@ -81,6 +84,8 @@ class InputBuffers:
             AxisWriters(self.mailbox, axis, [x for x in written if x.field.axis is axis], device)
             for axis in dict.fromkeys(layout.field.axis for layout in written)
         ]
+        self.value_checks = None if limits is None else ValueChecks(self.layouts, limits, device)
+        """Checks of values; ``None`` outside of the checking mode."""
         self._blank = self._make_blank()
         for entry in range(ENTRIES):
             self.pad_entry(entry)
@@ -181,6 +186,8 @@ class InputBuffers:
             batch_size,
             batch_size * self.capacity.tokens_per_request,
         )
+        if self.value_checks is not None:
+            self.value_checks.enqueue(self.view(batch_size))
 
     def refresh_tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the refresh works with, by name. Fields are not among them."""
@@ -190,7 +197,8 @@ class InputBuffers:
             for name, tensor in zip(("fetches", "copies"), both, strict=True)
         }
         own = {"sequence": self._sequence, "table": self._table, "entry": self._entry}
-        return {"ring": self.mailbox.ring, **own, **work}
+        checks = {} if self.value_checks is None else self.value_checks.tensors()
+        return {"ring": self.mailbox.ring, **own, **work, **checks}
 
     def writer(self, entry: int, requests: int, tokens: int | None = None) -> BatchWriter:
         """Return the writer of a batch of that size into an entry. It leaves bound fields out."""

@@ -166,6 +166,7 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
         inputs_type: type[MultiLayerDraftExtendInputs] | None = None,
         bound_fields: Mapping[str, torch.Tensor] | None = None,
         mutable_state: Mapping[str, torch.Tensor] | None = None,
+        check: bool | None = None,
     ) -> None:
         require_int("MultiLayerEagleRunner", "num_front_tokens", num_front_tokens, least=0)
         self.num_front_tokens = num_front_tokens
@@ -190,5 +191,6 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
             inputs_type=inputs_type,
             bound_fields=bound_fields,
             mutable_state=mutable_state,
+            check=check,
         )
         self.step.one_graph = one_graph  # type: ignore[attr-defined]

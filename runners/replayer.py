@@ -47,6 +47,7 @@ class Replayer(Generic[OutputT]):
         self._plan_on_host = step.plan_on_host if step.plans_on_host else None
         self._ragged, self._checks = self._buffers.capacity.ragged, self._buffers.has_checks
         self._launcher: Callable[[Fit, int, int, list[Any]], OutputT] = self._launch
+        self._value_checks = self._buffers.value_checks
         self._final_count: tuple[Counter[int], int] | None = None
         self._fits: dict[tuple[int, int | None], Fit] = {}
         # Prepared now, so that the first replay of a size is as fast as the others.
@@ -55,6 +56,9 @@ class Replayer(Generic[OutputT]):
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
         """Replay a batch; see ``Runner.replay``."""
+        if self._value_checks is not None:
+            self._value_checks.report()
+            self._value_checks.check(batch)
         fit = self._fits.get((batch.batch_size, padded_batch_size))
         if fit is None:
             if batch.batch_size == 0:
@@ -80,6 +84,8 @@ class Replayer(Generic[OutputT]):
                 "stage() is not available: the attention backend plans each batch on the host and "
                 "needs the whole batch. Use replay(batch)."
             )
+        if self._value_checks is not None:
+            self._value_checks.report()
         fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
         tokens = fit.tokens if num_tokens is None else num_tokens
         if num_tokens is not None:
@@ -161,6 +167,8 @@ class Replayer(Generic[OutputT]):
         def launch(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
             if self._checks:
                 self._buffers.check(SimpleNamespace(**rows), tokens)
+            if self._value_checks is not None:
+                self._value_checks.check(SimpleNamespace(**rows))
             return self._launcher(fit, entry, tokens, in_flight)
 
         attributes = {

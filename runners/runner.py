@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, StepInputs, capacity_of
+from graphkit.buffers import InputBuffers, Limits, StepInputs, capacity_of
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError, ReplayError, SizeError
 from graphkit.graphs import (
@@ -69,6 +70,10 @@ class Runner(Generic[InputsT, OutputT]):
         inputs_type: Subclass of the mode's inputs that declares further fields.
         bound_fields: Storage of fields that another graph writes in place. Batches omit them.
         mutable_state: Tensors that a step changes. Capture restores them.
+        check: Whether to check values, too: indices in range, no duplicate KV slots, finite
+            numbers. Values on the host are checked before a replay. Values on the device are
+            checked inside the graph, and the next call raises ``InputError``. ``None`` reads the
+            environment variable ``GRAPHKIT_CHECK``.
 
     Raises:
         ConfigError: A setting contradicts another one, or the device.
@@ -115,6 +120,7 @@ class Runner(Generic[InputsT, OutputT]):
         inputs_type: type[InputsT] | None = None,
         bound_fields: Mapping[str, torch.Tensor] | None = None,
         mutable_state: Mapping[str, torch.Tensor] | None = None,
+        check: bool | None = None,
     ) -> None:
         self._check_spec(spec)
         if inputs_type is not None:
@@ -142,6 +148,7 @@ class Runner(Generic[InputsT, OutputT]):
             without=self.unused_fields(),
             bound_fields=bound_fields,
             check_device=self.backend.check_device,
+            limits=self._limits() if _is_checking(check) else None,
         )
         self.mutable_state = check_restorable(mutable_state or {})
         """Tensors that a step changes, by name."""
@@ -420,6 +427,9 @@ class Runner(Generic[InputsT, OutputT]):
                 largest=self.table.largest,
             )
         self.dispatch.check(batch)
+        if self.buffers.value_checks is not None:
+            self.buffers.value_checks.report()
+            self.buffers.value_checks.check(batch)
         self.buffers.prepare(size)
         self.backend.wait_for_replays()
         self.step.plan_on_host(batch, size)
@@ -547,6 +557,17 @@ class Runner(Generic[InputsT, OutputT]):
         assert self._replayer is not None, "a captured runner has a replayer"
         return self._replayer
 
+    def _limits(self) -> Limits:
+        """Return the bounds of values, as far as the settings and the attention backend show."""
+        requests = getattr(self.attention, "req_to_token_pool", None)
+        pool = getattr(self.attention, "kv_pool", None)
+        return Limits(
+            self.sizes.max_context_len,
+            self.sizes.vocab_size,
+            None if requests is None else requests.size + 1,
+            None if pool is None else pool.size + pool.page_size,
+        )
+
     def _adopt(self, attention: AttentionBackend) -> str:
         """Prepare the backend; return why it cannot serve graphs, if that is not an error."""
         mode = self.attention_mode or self.mode
@@ -562,6 +583,10 @@ class Runner(Generic[InputsT, OutputT]):
             f"{fact}. Pass a backend that does, or attention=None and attend in the forward.",
             field="attention",
         )
+
+
+def _is_checking(check: bool | None) -> bool:
+    return os.environ.get("GRAPHKIT_CHECK") == "1" if check is None else check
 
 
 def _check_inputs_type(given: Any, base: type[StepInputs]) -> None:

@@ -171,6 +171,8 @@ class Step(Generic[OutputT]):
             rows[layout.name] = value.to(buffers.device)
         most = self._largest_width(batch, requests, tokens) if capacity.ragged else width
         buffers.check(batch, tokens, width=most)
+        if buffers.value_checks is not None:
+            buffers.value_checks.check_now(rows)
         inputs = buffers.inputs(**rows)
         if capacity.ragged:
             inputs.width = most

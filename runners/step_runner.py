@@ -49,6 +49,7 @@ class StepRunner(Runner[InputsT, OutputT]):
         optional_fields: As for ``Runner``.
         bound_fields: As for ``Runner``.
         mutable_state: As for ``Runner``.
+        check: As for ``Runner``.
 
     Raises:
         ConfigError: ``inputs`` or ``output`` is not such a class, or a setting contradicts another.
@@ -75,6 +76,7 @@ class StepRunner(Runner[InputsT, OutputT]):
         optional_fields: Collection[str] | None = None,
         bound_fields: Mapping[str, torch.Tensor] | None = None,
         mutable_state: Mapping[str, torch.Tensor] | None = None,
+        check: bool | None = None,
     ) -> None:
         _check_subclass("inputs", inputs, StepInputs)
         _check_subclass("output", output, Output)
@@ -100,6 +102,7 @@ class StepRunner(Runner[InputsT, OutputT]):
             inputs_type=inputs,
             bound_fields=bound_fields,
             mutable_state=mutable_state,
+            check=check,
         )
 
     @classmethod
