@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from functools import reduce
 from pathlib import Path
@@ -28,6 +29,11 @@ def locate(text: str, device: str) -> CaptureTarget:
             CaptureTarget.
     """
     module_name, colon, attribute = text.partition(":")
+    if os.path.isdir(text) and not colon:  # noqa: PTH112 - pathlib raises for a long name
+        raise TargetError(
+            f"TARGET {text!r} is a folder. Name a target in a module that can be imported from the "
+            "working directory: package.module:attribute."
+        )
     if not (module_name and colon and attribute):
         raise TargetError(f"TARGET {text!r} does not have the form package.module:attribute.")
     if "/" in module_name or module_name.endswith(".py"):

@@ -17,6 +17,7 @@ from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.runners import RUNNERS, Output, Runner
 from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.targets.argument_checks import check_arguments
 
 Forward = Callable[[Any], Any]
 T = TypeVar("T")
@@ -55,7 +56,8 @@ class CaptureTarget:
         output_type: Class of the output of STEP, which has no fixed one.
 
     Raises:
-        TargetError: ``forwards`` has a key without a runner.
+        TargetError: An argument has a wrong type, a forward cannot be called, or ``forwards`` has a
+            key without a runner.
     """
 
     name: str
@@ -75,19 +77,14 @@ class CaptureTarget:
     output_type: type[Output] | Mapping[ForwardMode, type[Output]] | None = None
 
     def __post_init__(self) -> None:
-        for mode in self.forwards:
-            if mode not in RUNNERS:
-                raise TargetError(
-                    f"target {self.name!r} has a forward for {mode!r}, which has no runner. Use "
-                    f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
-                )
+        check_arguments(self)
 
     def batch(self, mode: ForwardMode, batch_size: int, seed: int) -> Any:
         """Return a batch of ``sample_batch``, checked.
 
         Raises:
-            TargetError: ``sample_batch`` raised an error, or returned something other than a batch
-                of ``batch_size`` requests.
+            TargetError: ``sample_batch`` raised an error, or returned something other than inputs
+                of the mode with ``batch_size`` requests.
         """
         try:
             batch = self.sample_batch(mode, batch_size, seed)
@@ -96,11 +93,11 @@ class CaptureTarget:
                 f"target {self.name!r}: sample_batch({mode.name}, {batch_size}, {seed}) failed: "
                 f"{describe_exception(error)}."
             ) from error
-        if not isinstance(batch, StepInputs):
+        inputs_type = RUNNERS[mode].buffers_type.inputs_type
+        if not isinstance(batch, inputs_type):
             raise TargetError(
                 f"target {self.name!r}: sample_batch returned a {type(batch).__name__} for "
-                f"{mode.name}. Return graphkit."
-                f"{RUNNERS[mode].buffers_type.inputs_type.__name__}."
+                f"{mode.name}. Return graphkit.{inputs_type.__name__}."
             )
         if batch.batch_size != batch_size:
             raise TargetError(

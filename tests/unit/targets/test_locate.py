@@ -22,7 +22,7 @@ def make(**facts):
     return gk.CaptureTarget(
         **{"name": "tiny", "spec": gk.SpecConfig("EAGLE", 3, 1, 4),
         "sizes": gk.BufferSizes(4, 64, 8, 32, torch.float32),
-        "forwards": {}, "sample_batch": None, **facts})
+        "forwards": {}, "sample_batch": print, **facts})
 
 ready = make(name="ready")
 class space:
@@ -128,6 +128,16 @@ def test_the_path_is_not_lengthened_twice(module):
 @pytest.mark.parametrize("text", ["", ":", "module", "module:", ":attribute", "a.b.c"])
 def test_a_text_of_another_form_is_refused(text):
     assert refused(text).endswith("does not have the form package.module:attribute.")
+
+
+@pytest.mark.parametrize("text", ["models", "models/", ".", "/"])
+def test_a_folder_is_refused_as_a_folder(module, tmp_path, text):
+    module()
+    (tmp_path / "models").mkdir()
+    assert refused(text) == (
+        f"TARGET {text!r} is a folder. Name a target in a module that can be imported from the "
+        "working directory: package.module:attribute."
+    )
 
 
 @pytest.mark.parametrize(

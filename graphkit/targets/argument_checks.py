@@ -1,0 +1,117 @@
+"""Checks of the arguments of a CaptureTarget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from graphkit.attention import AttentionBackend
+from graphkit.config import BufferSizes
+from graphkit.errors import TargetError
+from graphkit.runners import RUNNERS
+from graphkit.spec import ForwardMode, SpecConfig
+
+if TYPE_CHECKING:
+    from graphkit.targets.target import CaptureTarget
+
+_Types = type | tuple[type, ...]
+_TYPES: Mapping[str, tuple[_Types, str]] = {
+    "name": (str, "a text for messages and records"),
+    "spec": (SpecConfig, "a graphkit.SpecConfig"),
+    "sizes": (BufferSizes, "a graphkit.BufferSizes"),
+    "forwards": (Mapping, "a mapping from a graphkit.ForwardMode to its forward"),
+    "sample_batch": (Callable, "a function of mode, batch size and seed"),  # type: ignore[dict-item]
+    "weights": ((NoneType, nn.Module, Mapping), "a module, tensors by name, or None"),
+    "mutable_state": ((NoneType, Mapping), "tensors by name, or None"),
+    "host_values": (Mapping, "a mapping from a name to a setter and its values"),
+}
+"""Types of each argument, and what to pass."""
+_TYPES_BY_MODE: Mapping[str, tuple[_Types, str]] = {
+    "attention": (AttentionBackend, "a graphkit.AttentionBackend, or one by mode"),
+    "optional_fields": (object, "names of fields, or names by mode"),
+    "inputs_type": (type, "a class of inputs, or one by mode"),
+    "output_type": (type, "a class of outputs, or one by mode"),
+}
+"""The same for arguments that may be ``None``, and may be mappings from a mode."""
+
+
+def check_arguments(target: CaptureTarget) -> None:
+    """Refuse arguments of a wrong type.
+
+    Raises:
+        TargetError: Names the first such argument.
+    """
+    for name, (types, expected) in _TYPES.items():
+        _check_type(target, name, getattr(target, name), types, expected)
+    _check_forwards(target)
+    for name, (types, expected) in _TYPES_BY_MODE.items():
+        _check_by_mode(target, name, types, expected)
+    _check_host_values(target)
+    weights = target.weights if isinstance(target.weights, Mapping) else {}
+    for name, each in weights.items():
+        if not isinstance(each, torch.Tensor):
+            raise TargetError(
+                f"target {target.name!r}: weights has no tensor for {name!r}, but {each!r}. Pass "
+                "tensors by name, or a module."
+            )
+
+
+def _check_type(
+    target: CaptureTarget, name: str, value: object, types: _Types, expected: str
+) -> None:
+    if not isinstance(value, types):
+        raise TargetError(f"target {target.name!r}: {name} is {value!r}. Pass {expected}.")
+
+
+def _check_forwards(target: CaptureTarget) -> None:
+    for mode, forward in target.forwards.items():
+        if mode not in RUNNERS:
+            raise TargetError(
+                f"target {target.name!r} has a forward for {mode!r}, which has no runner. Use "
+                f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
+            )
+        is_chain = mode is ForwardMode.MULTI_LAYER_EAGLE and isinstance(forward, Sequence)
+        forwards: Sequence[Any] = forward if is_chain else [forward]  # type: ignore[assignment]
+        for each in forwards:
+            if not callable(each):
+                raise TargetError(
+                    f"target {target.name!r}: the forward of {mode.name} is {each!r}. Pass a "
+                    "function or a module that takes the inputs of the mode."
+                )
+
+
+def _check_by_mode(target: CaptureTarget, name: str, types: _Types, expected: str) -> None:
+    value = getattr(target, name)
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        _check_type(target, name, value, types, expected)
+        return
+    for mode, each in value.items():
+        if not isinstance(mode, ForwardMode):
+            raise TargetError(
+                f"target {target.name!r}: {name} has a value for {mode!r}. Use "
+                "graphkit.ForwardMode as keys."
+            )
+        if each is not None:
+            _check_type(target, f"{name}[{mode.name}]", each, types, expected)
+
+
+def _check_host_values(target: CaptureTarget) -> None:
+    for name, setting in target.host_values.items():
+        is_pair = isinstance(setting, Sequence) and len(setting) == 2 and callable(setting[0])
+        if not is_pair:
+            raise TargetError(
+                f"target {target.name!r}: host_values[{name!r}] is {setting!r}. Pass a setter and "
+                "a sequence of values for it."
+            )
+        values: Any = setting[1]
+        if not isinstance(values, Sequence) or len(values) < 2:
+            raise TargetError(
+                f"target {target.name!r}: host_values[{name!r}] is {setting!r}. Pass two or more "
+                "values, so that a graph that keeps one of them can be detected."
+            )
