@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from graphkit.buffers import InputBuffers, admit
+from graphkit.buffers import InputBuffers, StepInputs, admit
 from graphkit.errors import InputError
 from graphkit.graphs import SizeTable
 
@@ -65,8 +65,22 @@ class Dispatch:
         self.fallbacks: Counter[str] = Counter()
         """Number of eager runs by reason."""
 
+    def require_inputs(self, batch: Any) -> None:
+        """Refuse a value that is not a batch of the runner's inputs.
+
+        Raises:
+            InputError: ``batch`` is not an instance of ``StepInputs``.
+        """
+        if not isinstance(batch, StepInputs):
+            raise InputError(
+                f"a batch must be a graphkit.{self._buffers.inputs.__name__}, got a "
+                f"{type(batch).__name__}.",
+                field="batch",
+            )
+
     def miss(self, batch: Any, status: str) -> Reason | None:
         """Return why the batch has no graph, from its sizes and fields; ``None`` if it has one."""
+        self.require_inputs(batch)
         if self._eager_reason and status != "closed":
             return Reason.UNSUPPORTED_ATTENTION
         if status != "captured":

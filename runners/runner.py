@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -13,9 +12,9 @@ import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, Limits, StepInputs, capacity_of
+from graphkit.buffers import InputBuffers, StepInputs, capacity_of
 from graphkit.config import BufferSizes
-from graphkit.errors import ConfigError, ReplayError, SizeError
+from graphkit.errors import ReplayError, SizeError
 from graphkit.graphs import (
     Attribution,
     Backend,
@@ -35,6 +34,13 @@ from graphkit.runners.launch import Launch
 from graphkit.runners.outputs import Output
 from graphkit.runners.replayer import Replayer
 from graphkit.runners.sample_rows import SampleRows, sample_fields
+from graphkit.runners.settings import (
+    check_forward,
+    check_inputs_type,
+    is_checking,
+    prepare_attention,
+    value_limits,
+)
 from graphkit.runners.staged import StagedBatch
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
@@ -122,16 +128,23 @@ class Runner(Generic[InputsT, OutputT]):
         mutable_state: Mapping[str, torch.Tensor] | None = None,
         check: bool | None = None,
     ) -> None:
+        check_forward(forward)
         self._check_spec(spec)
         if inputs_type is not None:
-            _check_inputs_type(inputs_type, self.buffers_type.inputs_type)
+            check_inputs_type(inputs_type, self.buffers_type.inputs_type)
         self.spec, self.sizes, self.attention = spec, sizes, attention
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
         self.device = self.backend.device
         self.tokens_per_request = self._rows_per_request(spec)
         """Rows per request (W), num_tokens_per_bs in other engines."""
-        self.eager_reason = "" if attention is None else self._adopt(attention)
+        self.eager_reason = prepare_attention(
+            attention,
+            self.attention_mode or self.mode,
+            replace(sizes, max_batch_size=self.table.largest),
+            self.tokens_per_request,
+            may_stay_eager=self.may_stay_eager,
+        )
         """Why no batch has a graph, as a sentence; empty if that is not so."""
         self.buffers = self.buffers_type(
             capacity_of(
@@ -148,7 +161,7 @@ class Runner(Generic[InputsT, OutputT]):
             without=self.unused_fields(),
             bound_fields=bound_fields,
             check_device=self.backend.check_device,
-            limits=self._limits() if _is_checking(check) else None,
+            limits=value_limits(sizes, attention) if is_checking(check) else None,
         )
         self.mutable_state = check_restorable(mutable_state or {})
         """Tensors that a step changes, by name."""
@@ -330,7 +343,11 @@ class Runner(Generic[InputsT, OutputT]):
         """
         if self._replayer is None or self.status != "captured":
             self._require_captured("replay")
-        output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
+        try:
+            output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
+        except AttributeError:
+            self.dispatch.require_inputs(batch)
+            raise
         return output.clone() if clone else output
 
     def stage(self, batch_size: int, num_tokens: int | None = None) -> StagedBatch[OutputT]:
@@ -387,6 +404,7 @@ class Runner(Generic[InputsT, OutputT]):
             InputError: A field is missing or wrong; its name is in the text.
             OutputError: The forward returned something other than its mode's output.
         """
+        self.dispatch.require_inputs(batch)
         if batch.batch_size:
             return self.step.unpadded(batch, without)
         self.dispatch.check_idle(batch)
@@ -415,6 +433,7 @@ class Runner(Generic[InputsT, OutputT]):
         """
         if self.status == "closed":
             raise ReplayError("the runner is closed. Create a new runner.")
+        self.dispatch.require_inputs(batch)
         requests, tokens = batch.batch_size, self.buffers.tokens_of(batch)
         if not requests:
             return self.fall_back(batch)
@@ -556,42 +575,3 @@ class Runner(Generic[InputsT, OutputT]):
             )
         assert self._replayer is not None, "a captured runner has a replayer"
         return self._replayer
-
-    def _limits(self) -> Limits:
-        """Return the bounds of values, as far as the settings and the attention backend show."""
-        requests = getattr(self.attention, "req_to_token_pool", None)
-        pool = getattr(self.attention, "kv_pool", None)
-        return Limits(
-            self.sizes.max_context_len,
-            self.sizes.vocab_size,
-            None if requests is None else requests.size + 1,
-            None if pool is None else pool.size + pool.page_size,
-        )
-
-    def _adopt(self, attention: AttentionBackend) -> str:
-        """Prepare the backend; return why it cannot serve graphs, if that is not an error."""
-        mode = self.attention_mode or self.mode
-        sizes = replace(self.sizes, max_batch_size=self.table.largest)
-        if self.may_stay_eager or attention.supports(mode):
-            attention.init_state(sizes, self.table.largest * self.tokens_per_request)
-        if attention.supports(mode):
-            return ""
-        fact = f"attention backend {type(attention).__name__} does not support {mode.name}"
-        if self.may_stay_eager:
-            return f"{fact} graphs"
-        raise ConfigError(
-            f"{fact}. Pass a backend that does, or attention=None and attend in the forward.",
-            field="attention",
-        )
-
-
-def _is_checking(check: bool | None) -> bool:
-    return os.environ.get("GRAPHKIT_CHECK") == "1" if check is None else check
-
-
-def _check_inputs_type(given: Any, base: type[StepInputs]) -> None:
-    if not (isinstance(given, type) and issubclass(given, base)):
-        raise ConfigError(
-            f"inputs_type must be a subclass of {base.__name__}, got {given!r}.",
-            field="inputs_type",
-        )

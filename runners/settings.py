@@ -1,0 +1,99 @@
+"""Checks of a runner's settings, and the preparation that they need."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from graphkit.attention import AttentionBackend
+from graphkit.buffers import Limits, StepInputs
+from graphkit.config import BufferSizes
+from graphkit.errors import ConfigError
+from graphkit.spec import ForwardMode
+
+
+def check_forward(forward: Any) -> None:
+    """Check that a forward, or each of several, is callable.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    for each in forward if isinstance(forward, tuple) else (forward,):
+        if not callable(each):
+            raise ConfigError(
+                f"forward must be callable, got {each!r}. Pass a function from the mode's inputs "
+                "to its output.",
+                field="forward",
+            )
+
+
+def check_inputs_type(given: Any, base: type[StepInputs]) -> None:
+    """Check that a class is a subclass of a mode's inputs that a runner can assign to.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise ConfigError(
+            f"inputs_type must be a subclass of {base.__name__}, got {given!r}.",
+            field="inputs_type",
+        )
+    if given.__setattr__ is not object.__setattr__:
+        raise ConfigError(
+            f"inputs_type {given.__name__} restricts assignment. The runner assigns attention "
+            "metadata: do not freeze it, and do not define __setattr__.",
+            field="inputs_type",
+        )
+
+
+def is_checking(check: bool | None) -> bool:
+    """Return whether the checking mode is on; ``None`` reads ``GRAPHKIT_CHECK``."""
+    return os.environ.get("GRAPHKIT_CHECK") == "1" if check is None else check
+
+
+def value_limits(sizes: BufferSizes, attention: AttentionBackend | None) -> Limits:
+    """Return the bounds of values, as far as the settings and the attention backend show them."""
+    requests = getattr(attention, "req_to_token_pool", None)
+    pool = getattr(attention, "kv_pool", None)
+    return Limits(
+        sizes.max_context_len,
+        sizes.vocab_size,
+        None if requests is None else requests.size + 1,
+        None if pool is None else pool.size + pool.page_size,
+    )
+
+
+def prepare_attention(
+    attention: AttentionBackend | None,
+    mode: ForwardMode,
+    sizes: BufferSizes,
+    tokens_per_request: int,
+    *,
+    may_stay_eager: bool,
+) -> str:
+    """Prepare an attention backend for a runner.
+
+    Args:
+        attention: The backend, if the runner has one.
+        mode: Mode under which the backend knows the step.
+        sizes: Sizes of the buffers, with the largest captured batch size.
+        tokens_per_request: Rows per request.
+        may_stay_eager: Whether a backend without support is not an error.
+
+    Returns:
+        Why the backend cannot serve graphs; empty if it can.
+
+    Raises:
+        ConfigError: The backend does not support the mode, and the mode needs graphs.
+    """
+    if attention is None:
+        return ""
+    supports = attention.supports(mode)
+    fact = f"attention backend {type(attention).__name__} does not support {mode.name}"
+    if not supports and not may_stay_eager:
+        raise ConfigError(
+            f"{fact}. Pass a backend that does, or attention=None and attend in the forward.",
+            field="attention",
+        )
+    attention.init_state(sizes, sizes.max_batch_size * tokens_per_request)
+    return "" if supports else f"{fact} graphs"
