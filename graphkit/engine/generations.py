@@ -10,7 +10,6 @@ extra step are dropped, and KV slots are reserved when the request joins.
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.transfers import NewTokens, PendingTokens
 from graphkit.engine.verifier import RunningBatch
 from graphkit.errors import ConfigError
-from graphkit.spec import SpecConfig, SpecFallbackWarning
+from graphkit.spec import SpecConfig
 
 
 class Generation(ABC):
@@ -143,20 +142,17 @@ def select_generation(spec: SpecConfig, requested: Literal["v1", "v2"] | None) -
     """Return the generation to run: the requested one, or the one that ``spec.plan()`` selects.
 
     Raises:
-        ConfigError: v2 is requested, and the plan does not allow it.
+        ConfigError: ``requested`` is no generation, or no generation can run the settings.
     """
-    if requested == "v1":
-        return requested
-    if requested not in ("v2", None):
+    if requested not in ("v1", "v2", None):
         raise ConfigError(
             f"generation must be 'v1', 'v2' or None, got {requested!r}.", field="generation"
         )
-    with warnings.catch_warnings():
-        if requested == "v2":  # raises below instead of falling back
-            warnings.simplefilter("ignore", SpecFallbackWarning)
-        plan = spec.plan()
-    if requested == "v2" and plan.generation != "v2":
+    if spec.linear_attention:
         raise ConfigError(
-            f"generation 'v2' cannot run: {plan.reason}. Use None or 'v1'.", field="generation"
+            "SpecConfig.linear_attention is set, but the target has no commit of its recurrent "
+            "state: rejected drafts would stay in it, in v1 and in v2. Use a target without "
+            "linear-attention or mamba layers.",
+            field="linear_attention",
         )
-    return plan.generation
+    return requested or spec.plan().generation

@@ -1,7 +1,7 @@
 """Forward modes, algorithms and their widths. Needs no torch to import."""
 
 from graphkit.spec.algorithms import Algorithm, CustomSpecAlgorithm, SpecAlgorithm
-from graphkit.spec.config import Plan, SpecConfig, SpecFallbackWarning
+from graphkit.spec.config import Plan, SpecConfig
 from graphkit.spec.future_map import FutureMap
 from graphkit.spec.modes import ForwardMode
 from graphkit.spec.registry import algorithm_names, get_algorithm, register_algorithm
@@ -14,7 +14,6 @@ __all__ = [
     "Plan",
     "SpecAlgorithm",
     "SpecConfig",
-    "SpecFallbackWarning",
     "algorithm_names",
     "get_algorithm",
     "register_algorithm",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,11 +9,7 @@ from graphkit.config import require_int
 from graphkit.errors import ConfigError
 from graphkit.spec.algorithms import Algorithm
 from graphkit.spec.modes import ForwardMode
-from graphkit.spec.registry import get_algorithm
-
-
-class SpecFallbackWarning(UserWarning):
-    """A setting requires the older generation of the speculative step."""
+from graphkit.spec.registry import check_methods, get_algorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +34,12 @@ class SpecConfig:
         num_draft_tokens: Tokens verified per request, the root included (W).
         page_size: Tokens per KV page.
         is_draft_worker: True if the runner belongs to the draft model.
-        linear_attention: True if the target has mamba or linear-attention layers.
+        linear_attention: True if the target has mamba or linear-attention layers. Such a target
+            must commit the recurrent state of the accepted path.
 
     Raises:
-        ConfigError: A value is out of range or contradicts another; ``field`` names it.
+        ConfigError: A value is out of range or contradicts another, or a method of a custom
+            algorithm has other parameters than its interface; ``field`` names the setting.
     """
 
     algorithm: str | Algorithm
@@ -55,6 +52,7 @@ class SpecConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", get_algorithm(self.algorithm))
+        check_methods(self.resolved)
         for field in ("topk", "num_draft_tokens", "page_size"):
             require_int("SpecConfig", field, getattr(self, field))
         require_int("SpecConfig", "num_steps", self.num_steps, least=0)
@@ -90,19 +88,16 @@ class SpecConfig:
             )
 
     def plan(self) -> Plan:
-        """Return the generation of the step that runs and why; a fall back to v1 also warns.
+        """Return the generation of the step that runs by default, and why.
 
-        Rules: v2 moves accepted tree paths token by token, so it needs page_size 1 when topk > 1,
-        and it cannot roll back the state of mamba or linear-attention layers.
+        Every algorithm, topk and page size runs in v2. With ``linear_attention``, both generations
+        need a target that commits the recurrent state of the accepted path; ``SpeculativeEngine``
+        refuses a target without one.
         """
+        reason = "a chain" if self.topk == 1 else "a tree"
         if self.linear_attention:
-            reason = "linear_attention is set: v2 cannot roll back recurrent state"
-        elif self.topk > 1 and self.page_size > 1:
-            reason = f"topk {self.topk} with page_size {self.page_size}: v2 trees need page_size 1"
-        else:
-            return Plan("v2", "chain, or tree with page_size 1")
-        warnings.warn(f"falling back to v1: {reason}.", SpecFallbackWarning, stacklevel=2)
-        return Plan("v1", reason)
+            reason += ", if the target commits the recurrent state of the accepted path"
+        return Plan("v2", reason)
 
     def tokens_per_request(self, mode: ForwardMode) -> int:
         """Return the rows per request in a mode (SGLang's num_tokens_per_bs).

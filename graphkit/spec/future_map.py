@@ -57,8 +57,8 @@ class FutureMap:
             results[name]: [B, ...].
 
         Raises:
-            InputError: A result does not have a row per request, or its rows differ in shape or
-                dtype from the first ones of that name.
+            InputError: A result is no tensor or does not have a row per request, or its rows
+                differ in shape or dtype from the first ones of that name.
         """
         for name, rows in results.items():
             self._check(name, req_pool_indices, rows)
@@ -87,6 +87,12 @@ class FutureMap:
         return self._buffers[name].index_select(0, req_pool_indices)
 
     def _check(self, name: str, req_pool_indices: torch.Tensor, rows: torch.Tensor) -> None:
+        if not hasattr(rows, "new_zeros"):  # torch is not imported here
+            raise InputError(
+                f"FutureMap result {name!r} is {type(rows).__name__}, expected a tensor with one "
+                "row per request.",
+                field=name,
+            )
         kept, requests = self._buffers.get(name, rows), len(req_pool_indices)
         if (len(rows), *rows.shape[1:]) != (requests, *kept.shape[1:]) or rows.dtype != kept.dtype:
             raise InputError(

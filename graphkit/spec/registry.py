@@ -6,6 +6,7 @@ import inspect
 
 from graphkit.errors import ConfigError
 from graphkit.spec.algorithms import INTERFACE, Algorithm, CustomSpecAlgorithm, SpecAlgorithm
+from graphkit.spec.signatures import signature_mismatch
 
 _ALIASES = {"NEXTN": SpecAlgorithm.EAGLE}
 _custom: dict[str, CustomSpecAlgorithm] = {}
@@ -24,8 +25,8 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
         cls: A class with the whole interface, such as a subclass of ``CustomSpecAlgorithm``.
 
     Raises:
-        ConfigError: The name is taken, or ``cls`` lacks methods of the interface, which the message
-            lists.
+        ConfigError: The name is taken, ``cls(name)`` is no valid call, or ``cls`` lacks methods of
+            the interface, which the message lists, or has one with other parameters.
     """
     if type(name) is not str or not name:
         raise ConfigError(f"algorithm name must be text, got {name!r}.", field="name")
@@ -44,7 +45,19 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
             "Derive it from graphkit.CustomSpecAlgorithm, which defines all of them.",
             field="cls",
         )
-    _custom[key] = cls(key)
+    try:
+        inspect.signature(cls).bind(key)
+    except TypeError as error:
+        raise ConfigError(
+            f"algorithm class {cls.__name__} is called as {cls.__name__}({key!r}): {error}. Give "
+            "its __init__ one parameter, the name.",
+            field="cls",
+        ) from error
+    except ValueError:  # a class without a signature
+        pass
+    algorithm = cls(key)
+    check_methods(algorithm, "cls")
+    _custom[key] = algorithm
 
 
 def get_algorithm(name: object) -> Algorithm:
@@ -72,6 +85,19 @@ def get_algorithm(name: object) -> Algorithm:
             field="algorithm",
         )
     return found
+
+
+def check_methods(algorithm: Algorithm, field: str = "algorithm") -> None:
+    """Check that every method of an algorithm can be called as the interface is.
+
+    Raises:
+        ConfigError: A method has other parameters; ``field`` is the setting to name.
+    """
+    if isinstance(algorithm, SpecAlgorithm):
+        return
+    for name in INTERFACE:
+        if mismatch := signature_mismatch(algorithm, name, CustomSpecAlgorithm):
+            raise ConfigError(mismatch, field=field)
 
 
 def _missing(algorithm: object) -> list[str]:

@@ -6,7 +6,6 @@ import pytest
 
 from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
-from graphkit.spec import SpecFallbackWarning
 
 GENERATIONS = ["v1", "v2"]
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
@@ -25,7 +24,9 @@ class TestPages:
     LENGTHS = (3, 4, 5, 15, 16, 17, 31, 33)
 
     @pytest.mark.parametrize("page_size", [4, 16])
-    @pytest.mark.parametrize(("generation", "topk"), [("v1", 1), ("v1", 2), ("v2", 1)], ids=str)
+    @pytest.mark.parametrize(
+        ("generation", "topk"), [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)], ids=str
+    )
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE"])
     def test_a_page_may_end_anywhere_in_a_text(
         self, make_engine, plain, algorithm, generation, topk, page_size
@@ -42,20 +43,30 @@ class TestPages:
         assert request.finish_reason is FinishReason.CONTEXT
         assert [request.output_ids] == plain([prompt_of(5)], [engine.context_limit - 5])
 
-    def test_v2_refuses_trees_of_them(self, make_engine):
-        with pytest.raises(ConfigError, match=r"topk 2 with page_size 4.*Use None or 'v1'"):
-            make_engine(topk=2, page_size=4, generation="v2")
+    @pytest.mark.parametrize("page_size", [4, 16])
+    @pytest.mark.parametrize("topk", [2, 3, 4])
+    @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"])
+    def test_trees_run_captured_in_v2(self, make_engine, plain, algorithm, topk, page_size):
+        prompts = [prompt_of(length) for length in self.LENGTHS]
+        engine = make_engine(algorithm, topk=topk, page_size=page_size, batch_sizes=[8])
+        assert engine.generation == "v2"
+        engine.capture()
+        requests = engine.generate(prompts, SamplingParams(max_new_tokens=18))
+        assert outputs(requests) == plain(prompts, [18] * len(prompts))
 
-    def test_a_tree_of_them_falls_back_to_v1_and_says_so(self, make_engine):
-        with pytest.warns(SpecFallbackWarning, match="v1: topk 2 with page_size 4"):
-            assert make_engine(topk=2, page_size=4).generation == "v1"
+    @pytest.mark.parametrize("generation", ["v1", "v2", None])
+    @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+    def test_recurrent_state_without_a_commit_is_refused(self, make_engine, generation, topk):
+        message = r"linear_attention is set, but the target has no commit.*in v1 and in v2"
+        with pytest.raises(ConfigError, match=message) as caught:
+            make_engine(linear_attention=True, generation=generation, topk=topk)
+        assert caught.value.field == "linear_attention"
 
-    def test_linear_attention_falls_back_to_v1_and_says_so(self, make_engine, task):
-        with pytest.warns(SpecFallbackWarning, match="v1: linear_attention"):
-            engine = make_engine(linear_attention=True)
-        assert engine.generation == "v1"
-        with pytest.raises(ConfigError, match="linear_attention"):
-            make_engine(linear_attention=True, generation="v2")
+    @pytest.mark.parametrize("generation", ["v3", "V2", 2])
+    def test_an_unknown_generation_is_refused(self, make_engine, generation):
+        with pytest.raises(ConfigError, match="generation must be 'v1', 'v2' or None") as caught:
+            make_engine(generation=generation)
+        assert caught.value.field == "generation"
 
 
 class TestContext:

@@ -19,7 +19,6 @@ from graphkit.spec import (
     ForwardMode,
     SpecAlgorithm,
     SpecConfig,
-    SpecFallbackWarning,
 )
 
 FUZZ = settings(deadline=None, derandomize=True, max_examples=200)
@@ -129,28 +128,21 @@ def test_a_spec_keeps_the_algorithm_and_cannot_be_changed():
 
 
 @pytest.mark.parametrize(
-    ("changes", "generation", "reason"),
+    ("changes", "reason"),
     [
-        ({}, "v2", "chain"),
-        ({"page_size": 64}, "v2", "chain"),
-        ({"topk": 2}, "v2", "tree with page_size 1"),
-        ({"topk": 2, "page_size": 16}, "v1", "topk 2 with page_size 16"),
-        ({"linear_attention": True}, "v1", "linear_attention is set"),
-        ({"linear_attention": True, "topk": 2, "page_size": 16}, "v1", "linear_attention is set"),
+        ({}, "a chain"),
+        ({"page_size": 64}, "a chain"),
+        ({"topk": 2}, "a tree"),
+        ({"topk": 2, "page_size": 16}, "a tree"),
+        ({"linear_attention": True}, "a chain, if the target commits the recurrent state"),
+        ({"linear_attention": True, "topk": 2}, "a tree, if the target commits the recurrent"),
     ],
 )
-def test_a_plan_names_the_generation_and_warns_about_a_fallback(changes, generation, reason):
-    spec = SpecConfig(**{**GOOD_SPEC, **changes})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        plan = spec.plan()
-    assert plan.generation == generation
-    assert reason in plan.reason
-    assert len(caught) == (generation == "v1")
-    for warning in caught:
-        assert warning.category is SpecFallbackWarning
-        assert f"falling back to v1: {plan.reason}" in str(warning.message)
-        assert warning.filename == __file__, "the warning points at the caller"
+def test_a_plan_is_v2_and_names_what_the_target_needs(changes, reason):
+    with warnings.catch_warnings(action="error"):
+        plan = SpecConfig(**{**GOOD_SPEC, **changes}).plan()
+    assert plan.generation == "v2"
+    assert plan.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(

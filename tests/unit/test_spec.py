@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.errors import ConfigError, ReplayError
+from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.spec import (
     CustomSpecAlgorithm,
     ForwardMode,
@@ -159,6 +159,66 @@ def test_only_a_text_can_be_a_name(name):
     with pytest.raises(ConfigError) as caught:
         register_algorithm(name, Medusa)
     assert caught.value.field == "name"
+
+
+NO_SELF = type("NoSelf", (CustomSpecAlgorithm,), {"is_none": lambda: False})
+NO_SIDE = type(
+    "NoSide",
+    (CustomSpecAlgorithm,),
+    {"get_num_tokens_per_bs_for_target_verify": lambda self, num_draft_tokens: 4},
+)
+MORE = type(
+    "More", (CustomSpecAlgorithm,), {"create_future_map": lambda self, rows, chunk, context: 0}
+)
+
+
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [
+        (NO_SELF, "is_none"),
+        (NO_SIDE, "get_num_tokens_per_bs_for_target_verify"),
+        (MORE, "create_future_map"),
+    ],
+    ids=["NoSelf", "NoSide", "More"],
+)
+def test_a_method_with_other_parameters_is_refused(cls, method):
+    message = rf"{cls.__name__}\.{method}\(.*Give it the .*CustomSpecAlgorithm\.{method}\."
+    with pytest.raises(ConfigError, match=message) as caught:
+        register_algorithm("mine", cls)
+    assert caught.value.field == "cls"
+    assert "MINE" not in algorithm_names()
+    with pytest.raises(ConfigError, match=message) as caught:
+        SpecConfig(cls("MINE"), 3, 1, 4)
+    assert caught.value.field == "algorithm"
+
+
+def test_a_method_may_take_any_arguments_or_more_optional_ones():
+    class Wide(CustomSpecAlgorithm):
+        def is_none(self, strict=False):
+            return strict
+
+        def create_future_map(self, *args, **options):
+            return super().create_future_map(*args, **options)
+
+    register_algorithm("wide", Wide)
+    assert SpecConfig("wide", 3, 1, 4).resolved is get_algorithm("WIDE")
+
+
+def test_a_class_that_takes_no_name_is_refused():
+    class Nameless(CustomSpecAlgorithm):
+        def __init__(self):
+            super().__init__("NAMELESS")
+
+    with pytest.raises(ConfigError, match=r"Nameless\('MINE'\).*one parameter, the name") as caught:
+        register_algorithm("mine", Nameless)
+    assert caught.value.field == "cls"
+
+
+def test_a_result_is_a_tensor():
+    future_map = SpecAlgorithm.EAGLE.create_future_map(4, 128, 64, "cpu")
+    with pytest.raises(InputError, match="result 'tokens' is list, expected a tensor") as caught:
+        future_map.stash(torch.tensor([1]), {"tokens": [7]})
+    assert caught.value.field == "tokens"
 
 
 def test_a_map_keeps_the_rows_of_one_step_for_the_next():
