@@ -8,6 +8,7 @@ import torch
 
 from graphkit.engine.context import EngineContext, EngineModel
 from graphkit.engine.drafter import Drafter
+from graphkit.engine.drafter_checks import check_methods, check_prepared, check_tree
 from graphkit.engine.step_tensors import Verified
 from graphkit.engine.verifier import RunningBatch, Verifier
 from graphkit.runners import Runner
@@ -25,6 +26,10 @@ class DeviceStep:
     Attributes:
         runners: The runner of each mode, the target's first.
         slots_ahead: KV slots that one step writes behind the committed tokens of a request.
+        max_path: Most tokens that one step can accept, bonus included.
+
+    Raises:
+        ConfigError: The drafter does not implement ``Drafter``, or its settings are invalid.
     """
 
     def __init__(
@@ -34,9 +39,12 @@ class DeviceStep:
         context: EngineContext,
         generator: torch.Generator,
     ) -> None:
+        check_methods(drafter)
         drafter.prepare(context)
+        check_prepared(drafter)
         self.drafter, self.context = drafter, context
-        self.verifier = verifier = Verifier(target, context, drafter.max_path, generator)
+        self.max_path = min(drafter.max_path, context.verify_width)
+        self.verifier = verifier = Verifier(target, context, self.max_path, generator)
         self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *drafter.runners)
         self.slots_ahead = max(context.verify_width, drafter.slots_needed)
 
@@ -46,17 +54,23 @@ class DeviceStep:
         self._stash(req_pool_indices, lengths, first_token)
 
     def draft_and_verify(self, batch: RunningBatch) -> Verified:
-        """Draft, verify and store the new lengths and bonus tokens for the next step."""
+        """Draft, verify and store the new lengths and bonus tokens for the next step.
+
+        Raises:
+            InputError: The drafter returned an invalid tree.
+        """
         rows, resolve = batch.req_pool_indices, self.context.future_map.resolve
         seq_lens, bonus = resolve("seq_lens", rows), resolve("bonus_tokens", rows)
-        verified = self.verifier.verify(batch, seq_lens, self.drafter.draft(rows, seq_lens, bonus))
+        tree = self.drafter.draft(rows, seq_lens, bonus)
+        check_tree(self.drafter, tree, seq_lens, self.context)
+        verified = self.verifier.verify(batch, seq_lens, bonus, tree)
         self._stash(rows, verified.new_seq_lens, verified.bonus_tokens)
         return verified
 
     def accepted_tokens(self, verified: Verified) -> torch.Tensor:
         """Return the tokens of each accepted path, [B, longest path]; the rest is undefined."""
         predict = verified.predict.view(len(verified.seq_lens), -1)
-        return predict[:, : self.drafter.max_path]
+        return predict[:, : self.max_path]
 
     def _stash(self, rows: torch.Tensor, seq_lens: torch.Tensor, bonus: torch.Tensor) -> None:
         self.context.future_map.stash(rows, {"seq_lens": seq_lens, "bonus_tokens": bonus})

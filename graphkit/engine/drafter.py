@@ -25,6 +25,9 @@ class Drafter(ABC):
     ``extend`` must only enqueue work on the current stream: a wait there does not change the
     output, but in v2 it removes the overlap of host and device.
 
+    The output does not depend on the proposals: the engine sets root tokens and positions itself,
+    see ``DraftTree``. An invalid result of ``draft`` raises an ``InputError`` that names it.
+
     State that a later step needs must stay on the device. Store it per request row with
     ``context.future_map.stash`` and read it with ``resolve``, under names other than ``seq_lens``
     and ``bonus_tokens``.
@@ -44,7 +47,10 @@ class Drafter(ABC):
     @property
     @abstractmethod
     def max_path(self) -> int:
-        """Most tokens that one verify step can accept, bonus included. Read after ``prepare``."""
+        """Most tokens that one verify step can accept, bonus included. Read after ``prepare``.
+
+        A tree accepts at most its W nodes, so a larger number means W.
+        """
 
     @property
     def slots_needed(self) -> int:
@@ -62,7 +68,9 @@ class Drafter(ABC):
     def draft(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, bonus_tokens: torch.Tensor
     ) -> DraftTree:
-        """Return a tree of W nodes per request, its bonus token at node 0. Must not wait.
+        """Return a tree of W = ``context.verify_width`` nodes per request. Must not wait.
+
+        The arguments must not be modified.
 
         Shapes:
             req_pool_indices: [B] int64, request rows.

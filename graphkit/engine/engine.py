@@ -22,7 +22,7 @@ from graphkit.engine.transfers import NewTokens
 from graphkit.engine.verifier import RunningBatch
 from graphkit.errors import ConfigError, ReplayError
 from graphkit.graphs import Backend, backend_for
-from graphkit.spec import SpecConfig
+from graphkit.spec import FutureMap, SpecConfig
 
 
 class SpeculativeEngine:
@@ -63,7 +63,9 @@ class SpeculativeEngine:
         memory: Rows and KV slots of the running requests.
 
     Raises:
-        ConfigError: Settings or pools contradict each other.
+        ConfigError: Settings or pools contradict each other, the drafter or the algorithm does not
+            implement its interface, or ``spec.linear_attention`` is set: rejected drafts would
+            stay in the recurrent state.
     """
 
     def __init__(
@@ -91,6 +93,12 @@ class SpeculativeEngine:
         future_map = spec.resolved.create_future_map(
             pool.size, chunked_prefill_size, sizes.max_context_len, self.device
         )
+        if not isinstance(future_map, FutureMap):
+            raise ConfigError(
+                f"{spec.resolved!r}.create_future_map() returned {type(future_map).__name__}, "
+                "expected a FutureMap. Return a FutureMap or a subclass of it.",
+                field="algorithm",
+            )
         future_map.debug = debug
         context = EngineContext(
             spec=spec,
@@ -107,10 +115,12 @@ class SpeculativeEngine:
             },
         )
         generator = torch.Generator(self.device).manual_seed(seed)
-        device_step = DeviceStep(target, drafter or NullDrafter(), context, generator)
+        device_step = DeviceStep(
+            target, NullDrafter() if drafter is None else drafter, context, generator
+        )
         self.runners = device_step.runners
         # v2 launches one more step after the one that finishes a request.
-        slots_ahead = device_step.drafter.max_path + device_step.slots_ahead
+        slots_ahead = device_step.max_path + device_step.slots_ahead
         self.context_limit = _context_limit(sizes, slots_ahead)
         self.memory = RequestMemory(pool, kv_pool.size, kv_pool.page_size)
         overlaps = self.generation == "v2"

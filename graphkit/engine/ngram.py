@@ -91,7 +91,6 @@ class NgramDrafter(Drafter):
         node_ids = torch.arange(batch_size * width, device=text.device).view(batch_size, width)
         return DraftTree(
             draft_tokens=text.gather(1, source).flatten(),
-            positions=(last[:, None] + tree.depth).flatten(),
             tree_mask=tree.mask.expand(batch_size, -1, -1).contiguous(),
             retrieve_index=node_ids,
             retrieve_next_token=tree.next_token.expand(batch_size, -1).contiguous(),

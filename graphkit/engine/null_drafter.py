@@ -44,7 +44,6 @@ class NullDrafter(Drafter):
         none = bonus_tokens.new_full((batch_size, 1), -1)
         return DraftTree(
             draft_tokens=bonus_tokens,
-            positions=seq_lens.long(),
             tree_mask=torch.ones_like(none, dtype=torch.bool)[:, :, None],
             retrieve_index=torch.arange(batch_size, device=none.device)[:, None],
             retrieve_next_token=none,

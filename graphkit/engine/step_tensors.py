@@ -19,24 +19,33 @@ from graphkit.spec import SpecConfig
 class DraftTree:
     """Draft tokens of one step, linked to one tree per request.
 
-    Node 0 of each request is its bonus token at position ``seq_lens``. With ``topk == 1`` the trees
-    are chains and ``tree_mask`` is not read. The verifier reads the tensors within the same step;
-    a drafter may reuse their memory in its next ``draft``.
+    Node 0 of each request is the root, which holds the bonus token. The engine sets its token, so
+    that a drafter may leave any token id there. The engine also computes all positions: those of a
+    chain are consecutive, and those of a tree are ``seq_lens`` plus the depth in ``tree_mask``.
+
+    With ``topk == 1`` the trees are chains: node i follows node i - 1, and ``tree_mask`` is not
+    read. In a tree, the mask and the links must describe the same ancestors. The verifier reads the
+    tensors within the same step; a drafter may reuse their memory in its next ``draft``.
+
+    Attributes:
+        positions: For the drafter's own use, such as ``build_tree``'s result; never read by the
+            engine.
 
     Shapes:
-        draft_tokens, positions: [B * W] int64.
-        tree_mask: [B, W, W] bool; entry [b, i, j] is set if node i attends to node j.
+        draft_tokens: [B * W] int64. positions: [B * W] int64 or ``None``.
+        tree_mask: [B, W, W] bool; entry [b, i, j] is set if node i attends to node j, which is i
+            itself or an ancestor.
         retrieve_index: [B, W] int64, flat row ``b * W + i`` of each node.
         retrieve_next_token: [B, W] int64, first child of each node, -1 if it has none.
         retrieve_next_sibling: [B, W] int64, next child of the same parent, -1 if there is none.
     """
 
     draft_tokens: torch.Tensor
-    positions: torch.Tensor
     tree_mask: torch.Tensor
     retrieve_index: torch.Tensor
     retrieve_next_token: torch.Tensor
     retrieve_next_sibling: torch.Tensor
+    positions: torch.Tensor | None = None
 
     @classmethod
     def from_candidates(

@@ -14,7 +14,6 @@ from graphkit.engine.sampling import target_distribution
 from graphkit.engine.step_tensors import DraftTree, Verified
 from graphkit.engine.transfers import to_device
 from graphkit.engine.tree_path import finalize_accepted_tree_path
-from graphkit.errors import InputError
 from graphkit.ops import (
     assign_extend_cache_locs,
     tree_speculative_sampling_target_only,
@@ -68,6 +67,8 @@ class Verifier:
         self._model, self._context = model, context
         self._max_path, self._generator = max_path, generator
         self._is_tree = context.spec.topk > 1
+        self._node = torch.arange(context.verify_width, device=context.device)
+        self._is_root = self._node == 0
         runner = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
         self.runner: Runner[TargetVerifyInputs, ForwardOutput] = runner(
             model.forward,
@@ -104,25 +105,19 @@ class Verifier:
             without=("custom_mask",),
         )
 
-    def verify(self, batch: RunningBatch, seq_lens: torch.Tensor, tree: DraftTree) -> Verified:
+    def verify(
+        self, batch: RunningBatch, seq_lens: torch.Tensor, bonus: torch.Tensor, tree: DraftTree
+    ) -> Verified:
         """Run the target over the trees and accept a path of each.
 
         Args:
             batch: The running requests.
             seq_lens: Committed tokens, [B] int32.
-            tree: The draft tokens.
-
-        Raises:
-            InputError: The tree has a different number of nodes than verify has rows.
+            bonus: Token at the root of each tree, [B] int64.
+            tree: The draft tokens, checked by ``check_tree``.
         """
-        slots = torch.empty_like(tree.draft_tokens)
-        width = self._context.verify_width
-        if len(slots) != len(seq_lens) * width:
-            raise InputError(
-                f"the drafter returned {len(slots)} nodes for {len(seq_lens)} requests, but verify "
-                f"has {width} rows per request. Return context.verify_width nodes per request.",
-                field="draft_tokens",
-            )
+        tokens, width = self._tokens(bonus, tree), self._context.verify_width
+        slots = torch.empty_like(tokens)
         assign_extend_cache_locs(
             batch.req_pool_indices, self._context.req_to_token, seq_lens, seq_lens + width, slots
         )
@@ -130,13 +125,13 @@ class Verifier:
             TargetVerifyInputs(
                 req_pool_indices=batch.req_pool_indices,
                 seq_lens=seq_lens,
-                input_ids=tree.draft_tokens,
-                positions=tree.positions,
+                input_ids=tokens,
+                positions=self._positions(seq_lens, tree),
                 out_cache_loc=slots,
                 custom_mask=tree.tree_mask if self._is_tree else None,
             )
         )
-        predict, accept_index, drafts = self._accept(batch, tree, output.next_token_logits)
+        predict, accept_index, drafts = self._accept(batch, tokens, tree, output.next_token_logits)
         hidden_states = output.hidden_states
         if self._is_tree:
             predict, hidden_states = finalize_accepted_tree_path(
@@ -151,15 +146,31 @@ class Verifier:
             counts=AcceptedCounts.from_drafts(drafts),
         )
 
+    def _tokens(self, bonus: torch.Tensor, tree: DraftTree) -> torch.Tensor:
+        """Return the tokens with the bonus token at each root, [B * W].
+
+        The host does not see values on a device. Ids outside the vocabulary become valid ones
+        there, which the target accepts only if they equal its own tokens.
+        """
+        drafts = tree.draft_tokens.view_as(tree.retrieve_index)
+        drafts = drafts.clamp(0, self._context.sizes.vocab_size - 1)
+        return torch.where(self._is_root, bonus[:, None], drafts).flatten()
+
+    def _positions(self, seq_lens: torch.Tensor, tree: DraftTree) -> torch.Tensor:
+        """Return the position of each node, [B * W] int64, from its depth."""
+        # Every node but the root attends to the root, and counts itself.
+        depth = tree.tree_mask[:, :, 1:].sum(2) if self._is_tree else self._node
+        return (seq_lens[:, None] + depth).flatten()
+
     def _accept(
-        self, batch: RunningBatch, tree: DraftTree, logits: torch.Tensor
+        self, batch: RunningBatch, tokens: torch.Tensor, tree: DraftTree, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return predict [B * W], accept_index [B, max_path] and accepted drafts [B], int32."""
         requests, width = tree.retrieve_index.shape
-        predict = torch.zeros_like(tree.draft_tokens, dtype=torch.int32)
+        predict = torch.zeros_like(tokens, dtype=torch.int32)
         accept_index = predict.new_empty(requests, self._max_path)
         drafts = predict.new_empty(requests)
-        candidates = tree.draft_tokens.view(requests, width)
+        candidates = tokens.view(requests, width)
         links = tree.retrieve_index, tree.retrieve_next_token, tree.retrieve_next_sibling
         if batch.is_greedy:
             chosen = logits.argmax(-1).view(requests, width)

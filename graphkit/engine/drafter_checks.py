@@ -1,0 +1,118 @@
+"""Checks of a drafter and of the trees that it returns.
+
+They read types, shapes and dtypes. Values are read only where the tensors are on the CPU, so that
+no check waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from graphkit.config import require_int
+from graphkit.engine.context import EngineContext
+from graphkit.engine.drafter import Drafter
+from graphkit.engine.step_tensors import DraftTree
+from graphkit.errors import ConfigError, InputError
+from graphkit.ops.argument_rules import describe
+from graphkit.runners import Runner
+from graphkit.spec.signatures import signature_mismatch
+
+_METHODS = ("prepare", "prefill", "draft", "extend", "extend_accepted")
+_TREE_TENSORS = {
+    "draft_tokens": ("[B * W]", torch.int64),
+    "tree_mask": ("[B, W, W]", torch.bool),
+    "retrieve_index": ("[B, W]", torch.int64),
+    "retrieve_next_token": ("[B, W]", torch.int64),
+    "retrieve_next_sibling": ("[B, W]", torch.int64),
+}
+"""Shape and dtype of each tensor of a ``DraftTree`` that the verifier reads."""
+_SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {
+    "[B * W]": lambda batch_size, width: (batch_size * width,),
+    "[B, W]": lambda batch_size, width: (batch_size, width),
+    "[B, W, W]": lambda batch_size, width: (batch_size, width, width),
+}
+
+
+def check_methods(drafter: object) -> None:
+    """Check type and methods of a drafter, before ``prepare``.
+
+    Raises:
+        ConfigError: It is no ``Drafter``, or an override cannot be called as the engine calls it.
+    """
+    if not isinstance(drafter, Drafter):
+        raise ConfigError(
+            f"drafter is {drafter!r}, expected an instance of Drafter or None.", field="drafter"
+        )
+    for name in _METHODS:
+        if mismatch := signature_mismatch(drafter, name, Drafter):
+            raise ConfigError(mismatch, field="drafter")
+
+
+def check_prepared(drafter: Drafter) -> None:
+    """Check what ``prepare`` has set.
+
+    Raises:
+        ConfigError: ``runners`` is no tuple of runners, or a number is out of range.
+    """
+    owner = type(drafter).__name__
+    runners: object = drafter.runners
+    if not isinstance(runners, Sequence) or not all(isinstance(r, Runner) for r in runners):
+        raise ConfigError(
+            f"{owner}.runners is {runners!r}, expected a tuple of runners. Set it in prepare.",
+            field="runners",
+        )
+    require_int(owner, "max_path", drafter.max_path)
+    require_int(owner, "slots_needed", drafter.slots_needed, least=0)
+
+
+def check_tree(
+    drafter: Drafter, tree: object, seq_lens: torch.Tensor, context: EngineContext
+) -> None:
+    """Check the result of ``draft``.
+
+    Args:
+        drafter: The drafter that returned it.
+        tree: What it returned.
+        seq_lens: Committed tokens, [B]; gives the batch size and the device.
+        context: The engine's.
+
+    Raises:
+        InputError: It is no ``DraftTree``; a tensor has the wrong type, shape, dtype or device; or
+            a token on the CPU is outside the vocabulary. ``field`` names the tensor.
+    """
+    method = f"{type(drafter).__name__}.draft"
+    if not isinstance(tree, DraftTree):
+        found = "None" if tree is None else type(tree).__name__
+        raise InputError(f"{method} returned {found}, expected a DraftTree.", field="draft")
+    batch_size, width, device = len(seq_lens), context.verify_width, seq_lens.device
+    for name, (dims, dtype) in _TREE_TENSORS.items():
+        if name == "tree_mask" and context.spec.topk == 1:
+            continue
+        tensor = getattr(tree, name)
+        if not isinstance(tensor, torch.Tensor):
+            found = type(tensor).__name__
+            raise InputError(f"{method}: {name} is {found}, expected a tensor.", field=name)
+        shape = _SHAPES[dims](batch_size, width)
+        if (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, device):
+            expected = f"{dims} = {list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+            raise InputError(
+                f"{method}: {name} is {describe(tensor)}, expected {expected} for "
+                f"{batch_size} requests and context.verify_width = {width} nodes per request.",
+                field=name,
+            )
+    if device.type == "cpu":
+        _check_vocabulary(method, tree.draft_tokens.view(batch_size, width)[:, 1:], context)
+
+
+def _check_vocabulary(method: str, drafts: torch.Tensor, context: EngineContext) -> None:
+    """Refuse drafts [B, W - 1] outside the vocabulary; reads CPU memory."""
+    tokens, vocab_size = drafts.numpy(), context.sizes.vocab_size
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise InputError(
+            f"{method}: draft_tokens contains {outside[0]}, expected token ids from 0 to "
+            f"{vocab_size - 1}.",
+            field="draft_tokens",
+        )
