@@ -32,7 +32,12 @@ _MESSAGES = {
         "dependency created on uncaptured work",
         "cudaerrorstreamcapture",
     ),
-    CaptureCause.UNSUPPORTED_OP: ("could not run", "not implemented for", "not supported"),
+    CaptureCause.UNSUPPORTED_OP: (
+        "could not run",
+        "not implemented for",
+        "not supported",
+        "generator not in capture mode",
+    ),
 }
 """Fragments of messages of torch and CUDA, in lower case, by the cause that they show."""
 _DISPATCH = str(Path(__file__).parent)

@@ -1,4 +1,4 @@
-"""The operations that a CUDA graph capture refuses, and dispatch modes that refuse them.
+"""The operations that a CUDA graph capture refuses, and a dispatch mode that refuses them.
 
 CUDA refuses to wait for the device during a capture, hence to read its values on the host; a graph
 has static shapes, hence no shape may depend on values of the device. See "CUDA Graphs" in the
@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.capture_failure import CaptureFailure
 from graphkit.graphs.source_lines import caller_location
 
-_HOST_READS = {
+HOST_READS = {
     torch.Tensor.tolist: "Tensor.tolist",
     torch.Tensor.numpy: "Tensor.numpy",
     torch.Tensor.cpu: "Tensor.cpu",
@@ -44,10 +43,16 @@ class CaptureRulesMode(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Refuse or run one operation."""
-        cause = refusal_of(func, args, kwargs or {})
+        cause = self.refusal(func, args, kwargs or {})
         if cause is not None:
             raise CaptureFailure(cause, f"{func.name()} at {caller_location()}")
         return self.run_allowed(func, args, kwargs or {})
+
+    def refusal(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> CaptureCause | None:
+        """Return why a capture refuses this operation; ``None`` if it accepts it."""
+        return refusal_of(func, args, kwargs)
 
     def run_allowed(
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -56,36 +61,15 @@ class CaptureRulesMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class HostReadsMode(TorchFunctionMode):
-    """Raises at calls that a CUDA capture refuses but that look harmless on the CPU.
-
-    Raises:
-        CaptureFailure: As for ``CaptureRulesMode``.
-    """
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func in _HOST_READS:
-            where = f"{_HOST_READS[func]} at {caller_location()}"
-            raise CaptureFailure(CaptureCause.HOST_SYNCHRONISATION, where)
-        if func is torch.Tensor.__setitem__ and _assigns_tensor_by_mask(*args):
-            where = f"Tensor.__setitem__ at {caller_location()}"
-            raise CaptureFailure(CaptureCause.DATA_DEPENDENT_SHAPE, where)
-        return func(*args, **(kwargs or {}))
-
-
 def refusal_of(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> CaptureCause | None:
     """Return why a capture refuses this operation; ``None`` if it accepts it."""
     name = op.overloadpacket.__name__
-    if torch.Tag.data_dependent_output in op.tags:
+    if torch.Tag.data_dependent_output in op.tags or _kernel_waits(name, args, kwargs):
         return CaptureCause.HOST_SYNCHRONISATION
+    if is_unregistered(kwargs.get("generator"), "cuda"):
+        return CaptureCause.UNSUPPORTED_OP
     if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
         # Integer indices give a static shape, boolean ones a number of rows known on the device.
         counts = any(map(_is_mask, args[1])) and not _fills(*args[1:4])
@@ -94,9 +78,32 @@ def refusal_of(
         return CaptureCause.HOST_SYNCHRONISATION
     if name == "repeat_interleave" and kwargs.get("output_size") is not None:
         return None
-    if torch.Tag.dynamic_output_shape in op.tags:
+    if torch.Tag.dynamic_output_shape in op.tags or name == "_to_sparse":
         return CaptureCause.DATA_DEPENDENT_SHAPE
     return None
+
+
+def is_unregistered(generator: torch.Generator | None, device_type: str) -> bool:
+    """Return whether a graph cannot draw from a generator: any but the default of its device."""
+    if generator is None or generator.device.type != device_type:
+        return False
+    defaults = (
+        torch.cuda.default_generators if device_type == "cuda" else (torch.default_generator,)
+    )
+    return all(generator is not default for default in defaults)
+
+
+def _kernel_waits(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the CUDA implementation of an operation reads values on the host."""
+    if name == "_grouped_mm":  # all types but bfloat16 run one product per group
+        offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+        return offsets is not None and args[0].dtype is not torch.bfloat16
+    if name == "histc":
+        low, high = args[2] if len(args) > 2 else 0, args[3] if len(args) > 3 else 0
+        return bool(kwargs.get("min", low) == kwargs.get("max", high))  # reads the range
+    if name in ("linspace", "logspace"):
+        return any(isinstance(arg, torch.Tensor) for arg in args[:2])
+    return name == "_linalg_check_errors"
 
 
 def _copies_and_waits(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -119,7 +126,7 @@ def _fills(indices: Any, values: torch.Tensor | None = None, accumulate: bool = 
     return is_number and not accumulate and sum(each is not None for each in indices) == 1
 
 
-def _assigns_tensor_by_mask(_target: Any, index: Any, value: Any) -> bool:
+def assigns_tensor_by_mask(_target: Any, index: Any, value: Any) -> bool:
     """Return whether a tensor is assigned by a mask; to the dispatcher a number is one as well."""
     indices = index if isinstance(index, tuple) else (index,)
     return isinstance(value, torch.Tensor) and any(map(_is_mask, indices))

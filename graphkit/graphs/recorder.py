@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from graphkit.errors import CaptureCause
 from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
 from graphkit.graphs.capture_failure import failure_of
-from graphkit.graphs.capture_rules import CaptureRulesMode, HostReadsMode
+from graphkit.graphs.capture_rules import CaptureRulesMode, is_unregistered, refusal_of
 from graphkit.graphs.dispatch_modes import compilation_disabled
+from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +107,27 @@ class RecorderBackend:
     device values on the host or whose shape depends on them. Compiled functions are recorded
     eagerly.
 
+    The device is the CPU, so the recorder derives which tensors CUDA code would hold on the host:
+    those made during the capture of Python or NumPy data without ``device=``, those made on the
+    literal device ``"cpu"``, and those computed from these alone. It refuses to copy them to the
+    device, and device tensors to the literal ``"cpu"``: CUDA cannot capture copies of memory that
+    is not pinned. Values of host tensors may be read.
+
     A CPU cannot show:
 
-    - copies from unpinned host memory, which CUDA refuses: ``torch.tensor(..., device=...)``,
-      ``new_tensor``, ``from_numpy(...).to(...)``, list indices, ``.to("cpu")``;
-    - CUDA kernels that synchronise where the CPU kernel does not, such as the fallback of
-      ``grouped_mm`` in float32;
+    - host tensors that no call identifies: those made before the capture, by ``frombuffer``, and
+      by ``zeros`` or ``arange`` without ``device=`` count as device tensors;
+    - pinned memory: ``pin_memory`` needs CUDA, and ``.to("cpu", non_blocking=True)`` is accepted;
+    - errors of tensors on different devices, and host operations that a graph does not repeat: a
+      replay repeats them;
+    - CUDA kernels that synchronise where the CPU kernel does not, other than ``grouped_mm``,
+      ``histc`` without a range, ``linspace`` of tensors and the error checks of ``torch.linalg``;
+    - generators that are registered with a graph: it refuses all but the default one;
     - work that is no torch operation, such as writes through NumPy: it runs at capture and is
       missing at replay;
     - the order of work on several streams: operations run one after the other;
     - reuse of pool memory by other graphs: every graph keeps its own storages;
     - the times and the memory of CUDA kernels.
-
-    Conversely it refuses ``one_hot``, whose CPU kernel checks values on the host.
 
     Attributes:
         name: ``recorder``.
@@ -161,7 +171,7 @@ class RecorderBackend:
         try:
             with (
                 compilation_disabled(),
-                HostReadsMode(),
+                HostCallsMode(recorder.host),
                 recorder,
                 attributing(attribution, lambda: len(recorder.ops)),
             ):
@@ -186,6 +196,17 @@ class _Recorder(CaptureRulesMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[RecordedOp] = []
+        self.host = HostTensors()
+
+    def refusal(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> CaptureCause | None:
+        """Return why a capture on CUDA refuses this operation; ``None`` if it accepts it."""
+        if self.host.hold_all((args, kwargs)):  # runs on the host
+            return None
+        if is_unregistered(kwargs.get("generator"), "cpu"):
+            return CaptureCause.UNSUPPORTED_OP
+        return self.host.refusal_of(func, args) or refusal_of(func, args, kwargs)
 
     def run_allowed(
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -196,6 +217,9 @@ class _Recorder(CaptureRulesMode):
         kept_args, kept_kwargs = tree_map(_alias, (args, kwargs))
         with torch._C.DisableTorchFunction():  # host reads inside an operation are its own matter
             out = func(*args, **kwargs)
+        # Python and NumPy data becomes a tensor through this operation.
+        if func is torch.ops.aten.lift_fresh.default or self.host.hold_all((args, kwargs)):
+            self.host.add(out)
         given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
         tensors = _tensors(out)
         fresh = tuple(i for i, tensor in enumerate(tensors) if _storage(tensor) not in given)

@@ -1,0 +1,223 @@
+"""Calls that move data between host and device on CUDA, seen while the device is the CPU."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Mapping
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from graphkit.errors import CaptureCause
+from graphkit.graphs.capture_failure import CaptureFailure
+from graphkit.graphs.capture_rules import HOST_READS, assigns_tensor_by_mask
+from graphkit.graphs.source_lines import caller_location
+
+_CONSTRUCTORS = {
+    torch.tensor: "torch.tensor",
+    torch.as_tensor: "torch.as_tensor",
+    torch.asarray: "torch.asarray",
+    torch.Tensor.new_tensor: "Tensor.new_tensor",
+}
+"""Functions that copy Python or NumPy data, on CUDA from memory that is not pinned."""
+_NAMES: dict[Any, str] = {
+    **HOST_READS,
+    **_CONSTRUCTORS,
+    torch.Tensor.to: "Tensor.to",
+    torch.Tensor.__setitem__: "Tensor.__setitem__",
+}
+
+
+class HostTensors:
+    """The tensors of a recording that are in host memory when the same code runs on CUDA.
+
+    A tensor belongs to the host if it is made of Python or NumPy data without ``device=``, made on
+    a device that the call spells ``"cpu"``, or computed from such tensors alone. All other tensors
+    belong to the device, also those that were made before the recording.
+    """
+
+    def __init__(self) -> None:
+        # Strong references: the address of a freed storage may be used by a device tensor.
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    def __contains__(self, value: object) -> bool:
+        if not self._tensors or not isinstance(value, torch.Tensor):
+            return False
+        return _storage(value) in self._tensors
+
+    def add(self, tree: Any) -> None:
+        """Add every tensor of a nested value."""
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                self._tensors[_storage(leaf)] = leaf
+
+    def discard(self, tensor: torch.Tensor) -> None:
+        """Remove a tensor and its views."""
+        self._tensors.pop(_storage(tensor), None)
+
+    def refusal_of(self, op: torch._ops.OpOverload, args: tuple[Any, ...]) -> CaptureCause | None:
+        """Return why CUDA refuses to combine host and device tensors; ``None`` if it does not."""
+        name = op.overloadpacket.__name__
+        if name == "copy_":
+            crosses = (args[0] in self) != (args[1] in self)
+        elif name.startswith(("index", "_index_put")) and len(args) > 1 and args[0] not in self:
+            indices = args[1] if isinstance(args[1], (list, tuple)) else ()
+            crosses = any(index in self and index.dim() and index.numel() for index in indices)
+        else:
+            return None
+        return CaptureCause.HOST_SYNCHRONISATION if crosses else None
+
+    def hold_all(self, tree: Any) -> bool:
+        """Return whether a nested value has tensors, all of which belong to the host."""
+        if not self._tensors:
+            return False
+        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        return bool(tensors) and all(tensor in self for tensor in tensors)
+
+
+class HostCallsMode(TorchFunctionMode):
+    """Raises at calls that a CUDA capture refuses but that dispatch nothing such on the CPU.
+
+    Computes ``one_hot`` with ``num_classes`` as on CUDA, where the host does not check the values.
+
+    Args:
+        host: The recording's host tensors; the mode adds those that only a call identifies.
+
+    Raises:
+        CaptureFailure: With the cause, the function and the user's line.
+    """
+
+    def __init__(self, host: HostTensors) -> None:
+        super().__init__()
+        self._host = host
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = _device_of(args, kwargs)
+        # The recorder's device is the CPU as well: only a call that spells it means the host.
+        on_host = device is not None and device.type == "cpu"
+        on_host = on_host and _spells_cpu(sys._getframe(1), getattr(func, "__name__", ""))
+        cause = self._refusal(func, args, kwargs, device, on_host)
+        if cause is not None:
+            raise CaptureFailure(cause, f"{_NAMES[func]} at {caller_location()}")
+        if func is torch._C._nn.one_hot:
+            return _one_hot(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if on_host:
+            self._host.add(out)
+        elif func in _CONSTRUCTORS and not self._stays_on_host(func, args, device):
+            self._host.discard(out)  # empty, hence on the device without a copy
+        return out
+
+    def _stays_on_host(self, func: Any, args: tuple[Any, ...], device: torch.device | None) -> bool:
+        """Return whether a constructor that names no host device makes a host tensor."""
+        if device is not None:
+            return False
+        return func is not torch.Tensor.new_tensor or args[0] in self._host
+
+    def _refusal(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        device: torch.device | None,
+        on_host: bool,
+    ) -> CaptureCause | None:
+        if func in HOST_READS:
+            waits = args[0] not in self._host
+        elif func in _CONSTRUCTORS:
+            waits = self._constructor_waits(func, args, kwargs, device, on_host)
+        elif func is torch.Tensor.to:
+            waits = self._copy_waits(args, kwargs, device, on_host)
+        elif func is torch.Tensor.__setitem__ and assigns_tensor_by_mask(*args):
+            return CaptureCause.DATA_DEPENDENT_SHAPE
+        else:
+            return None
+        return CaptureCause.HOST_SYNCHRONISATION if waits else None
+
+    def _constructor_waits(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        device: torch.device | None,
+        on_host: bool,
+    ) -> bool:
+        is_method = func is torch.Tensor.new_tensor
+        data = args[is_method] if len(args) > is_method else kwargs.get("data", kwargs.get("obj"))
+        if isinstance(data, torch.Tensor):
+            return device is not None and (data in self._host) != on_host
+        leaves = tree_leaves(data)
+        if any(isinstance(leaf, torch.Tensor) and leaf not in self._host for leaf in leaves):
+            return True  # every value is read
+        stays = on_host or self._stays_on_host(func, args, device)
+        return not stays and any(getattr(leaf, "size", 1) for leaf in leaves)
+
+    def _copy_waits(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        device: torch.device | None,
+        on_host: bool,
+    ) -> bool:
+        other = next(
+            (arg for arg in args[1:] if isinstance(arg, torch.Tensor)), kwargs.get("other")
+        )
+        if device is None and other is None:
+            return False
+        source, target = args[0] in self._host, on_host or other in self._host
+        # A copy to the host that does not wait uses pinned memory.
+        return source != target and (source or not kwargs.get("non_blocking"))
+
+
+def _device_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device | None:
+    """Return the device that a call names."""
+    device = kwargs.get("device")
+    if device is None:
+        device = next((arg for arg in args[1:3] if isinstance(arg, (str, torch.device))), None)
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError:  # a string that is no device
+        return None
+
+
+def _spells_cpu(caller: FrameType, name: str) -> bool:
+    """Return whether the arguments of the call that a frame makes contain the literal ``"cpu"``."""
+    return _has_literal_cpu(caller.f_code, caller.f_lasti, name)
+
+
+@cache
+def _has_literal_cpu(code: CodeType, call: int, name: str) -> bool:
+    found = False
+    for each in dis.get_instructions(code):
+        if each.offset >= call:
+            break
+        if each.argval == name:
+            found = False  # the arguments follow the function
+        elif each.argval == "cpu":
+            found = True
+    return found
+
+
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    if num_classes < 1:
+        return torch._C._nn.one_hot(tensor, num_classes)
+    zeros = tensor.new_zeros((*tensor.shape, num_classes))
+    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return 0
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,53 @@
+"""The table of operations that the recorder follows, proved by captures on CUDA."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphkit as gk
+from graphkit.graphs import CaptureFailure
+
+pytestmark = pytest.mark.gpu
+
+CASES, UNCERTAIN, make_inputs = map(
+    runpy.run_path(str(Path(__file__).parents[1] / "capture_cases.py")).get,
+    ("CASES", "UNCERTAIN", "make_inputs"),
+)
+
+
+def failure_on_cuda(case):
+    """The failure that a runner reports for a case, or ``None``."""
+    backend, inputs = gk.CudaBackend(), make_inputs("cuda")
+
+    def function():
+        return case.function(inputs)
+
+    with backend.session():
+        try:
+            backend.warm_up(function)
+            graph = backend.capture(function)
+        except CaptureFailure as failure:
+            return backend.diagnose(function) or failure
+        graph.replay()
+        graph.close()
+    return None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_cuda_agrees_with_the_table(case):
+    failure = failure_on_cuda(case)
+    assert (failure and failure.cause) is case.cause, failure
+
+
+@pytest.mark.parametrize("case", UNCERTAIN, ids=lambda case: case.name)
+def test_cases_that_were_not_seen_are_reported(case, record_property, capsys):
+    failure = failure_on_cuda(case)
+    outcome = f"{failure}" if failure else "captured"
+    expected = case.cause.label if case.cause else "captured"
+    record_property("outcome", outcome)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{case.name}: {outcome} (expected: {expected})\n")

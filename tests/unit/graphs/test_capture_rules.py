@@ -1,0 +1,115 @@
+"""The recorder captures and refuses what a CUDA graph captures and refuses."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from graphkit.errors import CaptureCause
+from graphkit.graphs import CaptureFailure, RecorderBackend
+
+CASES, UNCERTAIN, make_inputs = map(
+    runpy.run_path(str(Path(__file__).parents[2] / "capture_cases.py")).get,
+    ("CASES", "UNCERTAIN", "make_inputs"),
+)
+SYNC = CaptureCause.HOST_SYNCHRONISATION
+
+
+def capture(function):
+    backend = RecorderBackend()
+    with backend.session():
+        return backend.capture(function)
+
+
+def cause_of(function):
+    try:
+        capture(function).replay()
+    except CaptureFailure as failure:
+        return failure.cause
+    return None
+
+
+def test_the_table_has_distinct_cases():
+    names = [case.name for case in [*CASES, *UNCERTAIN]]
+    assert len(names) == len(set(names))
+    assert len(CASES) >= 80
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_recorder_agrees_with_cuda(case):
+    inputs = make_inputs("cpu")
+    assert cause_of(lambda: case.function(inputs)) is case.cause
+
+
+def test_one_hot_equals_that_of_torch_and_follows_its_indices():
+    ids = torch.tensor([[2, 0], [1, 3]])
+    graph = capture(lambda: nn.functional.one_hot(ids, num_classes=5))
+    ids.copy_(torch.tensor([[4, 4], [0, 2]]))
+    graph.replay()
+    assert torch.equal(graph.output, nn.functional.one_hot(ids, num_classes=5))
+
+
+DEVICE = "cpu"
+
+
+def test_only_a_call_that_spells_the_cpu_means_the_host():
+    """A device from a variable is the recorder's own device."""
+    x = torch.ones(3)
+    assert cause_of(lambda: x.to(DEVICE)) is None
+    assert cause_of(lambda: x.to(device=x.device)) is None
+    assert cause_of(lambda: x.to(torch.ones(2, device="cpu").device)) is SYNC
+    assert cause_of(lambda: torch.ones(3, device="cpu").to(x.device)) is SYNC
+    assert cause_of(lambda: (torch.ones(3, device="cpu"), x.to(x.device))) is None
+    assert cause_of(lambda: torch.ones(3, device=DEVICE).to(x.device)) is None
+
+
+def test_host_tensors_of_one_capture_are_not_known_to_the_next():
+    kept = []
+    capture(lambda: kept.append(torch.tensor([1.0, 2.0])))
+    assert cause_of(lambda: kept[0].to(kept[0].device)) is None
+    assert cause_of(lambda: kept[0].tolist()) is SYNC
+
+
+def test_a_result_of_host_and_device_tensors_belongs_to_the_device():
+    x = torch.ones(2)
+    assert cause_of(lambda: (x * torch.tensor(2.0)).to(x.device)) is None
+    assert cause_of(lambda: (x * torch.tensor(2.0)).tolist()) is SYNC
+
+
+class Uploads(nn.Module):
+    def forward(self, x):
+        return x + torch.tensor([1.0, 2.0], device=x.device)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (Uploads(), "torch.tensor"),
+        (lambda x: x.new_tensor([1, 2]), "Tensor.new_tensor"),
+        (lambda x: x.to("cpu"), "Tensor.to"),
+        (lambda x: torch.from_numpy(np.ones(2)).to(x.device), "Tensor.to"),
+        (lambda x: x[[0, 1]], "aten::index.Tensor"),
+    ],
+)
+def test_a_refused_copy_names_its_function_line_and_module(call, name):
+    x = torch.ones(2)
+
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = call if isinstance(call, nn.Module) else None
+
+        def forward(self, x):
+            return call(x)
+
+    model = Calls()
+    with pytest.raises(CaptureFailure) as caught:
+        capture(lambda: model(x))
+    assert caught.value.where.startswith(f"{name} at {__file__}:")
+    module = "Calls.inner" if isinstance(call, nn.Module) else "Calls"
+    assert caught.value.where.endswith(f"` in module {module}")
