@@ -56,7 +56,10 @@ def _engine(arguments: argparse.Namespace, num_prompts: int) -> SpeculativeEngin
     """Return an engine with room for the longest context of its model."""
     device = resolve_device(arguments.device)
     folder = arguments.checkpoint or default_checkpoint()
-    config = LlamaConfig.from_dict(read_config(folder))
+    try:
+        config = LlamaConfig.from_dict(read_config(folder))
+    except OSError as error:  # such as a name that is too long
+        raise UsageError(f"cannot read checkpoint {folder}: {error.strerror}.") from error
     if config.vocab_size != VOCAB_SIZE:
         raise UsageError(
             f"{folder} has a vocabulary of {config.vocab_size} tokens, but generate needs the "

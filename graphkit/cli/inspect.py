@@ -11,6 +11,7 @@ from graphkit.cli.exit_codes import DONE, FAILED, UsageError
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.interrupts import signals_as_exit
 from graphkit.cli.output import is_terminal, print_message, print_result
+from graphkit.cli.paths import exists, is_folder
 from graphkit.cli.target_options import (
     REFERENCE,
     add_target_options,
@@ -58,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     source: str = arguments.source
     path = Path(source)
-    if path.suffix == ".json" or (path.exists() and not path.is_dir()):
+    if path.suffix == ".json" or (exists(path) and not is_folder(path)):
         return _show(_load(path, arguments), arguments)
     if ":" not in source:
-        found = "is a folder" if path.is_dir() else "is no file"
+        found = "is a folder" if is_folder(path) else "is no file"
         raise UsageError(
             f"cannot inspect {source!r}: it {found}. Name the file of a saved record, or a TARGET "
             "as package.module:attribute."

@@ -71,7 +71,7 @@ def _render(result: RenderableType, console: Console) -> str:
 
 def _write(text: str, stream: TextIO) -> None:
     """Write and flush; characters that the stream's encoding lacks are written as escapes."""
-    encoding = stream.encoding
+    encoding = stream.encoding or "utf-8"  # a StringIO, as of redirect_stdout, has none
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()

@@ -13,8 +13,16 @@ def check_writable(path: Path) -> None:
     """Check that an output file can be written.
 
     Raises:
-        UsageError: The path is a folder, its folder does not exist, or permission is missing.
+        UsageError: The path is a folder, its folder does not exist, permission is missing, or no
+            file can have this name.
     """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write {path}: {reason}.") from error
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder. Name a file.")
     needed = [path] if path.exists() else []

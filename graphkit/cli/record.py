@@ -10,6 +10,7 @@ from graphkit.cli.exit_codes import UsageError
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.output import print_message
 from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.paths import exists
 from graphkit.records import count_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _split(arguments: list[str]) -> tuple[list[str], Path | None]:
 def _check_program(program: list[str], *, is_module: bool) -> None:
     if not program:
         raise UsageError("no program to record. Give a SCRIPT or -m MODULE.")
-    if not is_module and not Path(program[0]).exists():
+    if not is_module and not exists(Path(program[0])):
         raise UsageError(f"cannot run {program[0]}: the file does not exist.")
 
 

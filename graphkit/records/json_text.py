@@ -81,6 +81,8 @@ def _load(path: str | Path, read: Callable[[str], _R]) -> _R:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error  # strerror does not repeat the path
+        if isinstance(error, IsADirectoryError):
+            reason = "it is a folder. Name the file of a saved record"
         raise RecordError(f"cannot read record {path}: {reason}.") from error
     try:
         return read(text)

@@ -102,15 +102,15 @@ def _check_by_mode(target: CaptureTarget, name: str, types: _Types, expected: st
 
 
 def _check_host_values(target: CaptureTarget) -> None:
-    for name, setting in target.host_values.items():
+    host_values: Mapping[str, Any] = target.host_values
+    for name, setting in host_values.items():
         is_pair = isinstance(setting, Sequence) and len(setting) == 2 and callable(setting[0])
         if not is_pair:
             raise TargetError(
                 f"target {target.name!r}: host_values[{name!r}] is {setting!r}. Pass a setter and "
                 "a sequence of values for it."
             )
-        values: Any = setting[1]
-        if not isinstance(values, Sequence) or len(values) < 2:
+        if not isinstance(setting[1], Sequence) or len(setting[1]) < 2:
             raise TargetError(
                 f"target {target.name!r}: host_values[{name!r}] is {setting!r}. Pass two or more "
                 "values, so that a graph that keeps one of them can be detected."

@@ -91,6 +91,74 @@ def test_a_signal_in_a_pipe_is_one_line(run, monkeypatch, number, code, text):
     assert (ended.code, ended.out, ended.err) == (code, "", f"error: {text}\n")
 
 
+SENDS = """
+import os, signal
+import graphkit as gk
+
+def interrupts(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+
+def in_sample_batch(device):
+    from {module} import right
+    import dataclasses
+    return dataclasses.replace(right, sample_batch=interrupts)
+
+def in_forward(device):
+    from {module} import right
+    import dataclasses
+    return dataclasses.replace(right, forwards=dict.fromkeys(right.forwards, interrupts))
+"""
+"""Targets that send SIGINT to this process at different stages of a capture."""
+
+
+@pytest.fixture
+def interrupted_targets(tiny, here):
+    name = f"{tiny}_sends"
+    (here / f"{name}.py").write_text(SENDS.replace("{module}", tiny))
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("command", "attribute"),
+    [
+        (command, attribute)
+        for command in (("capture",), ("inspect", "--json"), ("audit",))
+        for attribute in ("interrupts", "in_sample_batch", "in_forward")
+    ]
+    + [(("audit", "--lock", "out.json"), attribute) for attribute in ("interrupts", "in_forward")],
+)
+def test_a_command_with_a_target_can_be_interrupted(
+    run, interrupted_targets, here, command, attribute
+):
+    ended = run(command[0], f"{interrupted_targets}:{attribute}", *command[1:])
+    assert (ended.code, ended.out) == (130, "")
+    assert ended.error == "error: interrupted"
+    assert not (here / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "patched"),
+    [
+        (("inspect", RECORD), "graphkit.cli.inspect.load_record"),
+        (("inspect", RECORD, "--plain"), "graphkit.views.inspect.inspect_view"),
+        (("diff", RECORD, RECORD), "graphkit.cli.diff.load_record"),
+        (("diff", RECORD, RECORD), "graphkit.cli.diff.diff_records"),
+        (("export", RECORD, "--out", "out.html"), "graphkit.cli.export.load_record"),
+        (("export", RECORD, "--out", "out.html"), "graphkit.cli.export.write_output"),
+        (("record", __file__, "--out", "out.json"), "graphkit.recording.record_program"),
+        (("generate", "--prompt", "a"), "graphkit.cli.completions.complete"),
+        (("doctor",), "graphkit.cli.doctor._facts"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each[0],
+)
+def test_every_other_command_can_be_interrupted(run, here, monkeypatch, arguments, patched):
+    monkeypatch.setattr(patched, lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    ended = run(*arguments)
+    assert (ended.code, ended.out, ended.err) == (130, "", "error: interrupted\n")
+    assert list(here.iterdir()) == []
+
+
 def test_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit):
