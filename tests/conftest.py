@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 pytest_plugins = ["pytester"]  # pytest reads it only in the topmost conftest
@@ -49,3 +51,10 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible():
+    """A background job ignores SIGINT, and so do its children. Tests send it, so undo that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -58,7 +58,10 @@ def on_terminal(number, arguments, ready):
             command.send_signal(number)
             is_sent = True
     os.close(main_end)
-    return written, command.wait(timeout=30)
+    try:
+        return written, command.wait(timeout=30)
+    finally:
+        command.kill()
 
 
 @SIGNALS
