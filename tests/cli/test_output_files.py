@@ -128,3 +128,10 @@ def test_a_pipe_or_device_is_never_replaced_by_a_file(run, saved, here):
     finally:
         os.close(reader)
     assert stat.S_ISFIFO((here / "pipe.json").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".json"])
+def test_a_name_that_no_file_can_have_is_refused_before_the_work(run, here, name):
+    ended = run("capture", "no_such_module:target", "--out", name)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.error == f"error: cannot write {name}: File name too long."
