@@ -62,6 +62,11 @@ def make_inputs(device: torch.device | str) -> SimpleNamespace:
         rows=torch.ones(32, 16, device=device),
         experts=torch.ones(2, 16, 16, device=device),
         generator=torch.Generator(device),
+        default_generator=(
+            torch.cuda.default_generators[torch.cuda.current_device()]
+            if device.type == "cuda"
+            else torch.default_generator
+        ),
         pinned=torch.ones(4, 4, pin_memory=device.type == "cuda"),
     )
 
@@ -253,6 +258,8 @@ TAKEN = [
     Case("as_tensor of a device tensor", lambda t: torch.as_tensor(t.x + 1, device=t.device)),
     Case("tril_indices", lambda t: torch.tril_indices(3, 3, device=t.device)),
     Case("rand", lambda t: torch.rand(4, device=t.device)),
+    Case("rand with the default generator",
+         lambda t: torch.rand(4, device=t.device, generator=t.default_generator)),
     Case("randn_like", lambda t: torch.randn_like(t.x)),
     Case("randint", lambda t: torch.randint(0, 9, (4,), device=t.device)),
     Case("exponential_", lambda t: t.x.exponential_()),

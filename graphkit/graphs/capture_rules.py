@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.capture_failure import CaptureFailure
@@ -31,9 +32,17 @@ HOST_READS = {
 class CaptureRulesMode(TorchDispatchMode):
     """Raises at the first operation that a capture refuses, before the operation runs.
 
+    Args:
+        device_type: The type of the capture's device. Operations on tensors of other devices alone
+            are accepted.
+
     Raises:
         CaptureFailure: With the cause, the operation and the user's line.
     """
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
 
     def __torch_dispatch__(
         self,
@@ -52,6 +61,10 @@ class CaptureRulesMode(TorchDispatchMode):
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> CaptureCause | None:
         """Return why a capture refuses this operation; ``None`` if it accepts it."""
+        if self._is_elsewhere(args, kwargs):
+            return None
+        if self._is_unregistered(kwargs.get("generator")):
+            return CaptureCause.UNSUPPORTED_OP
         return refusal_of(func, args, kwargs)
 
     def run_allowed(
@@ -59,6 +72,23 @@ class CaptureRulesMode(TorchDispatchMode):
     ) -> Any:
         """Run an operation that a capture accepts."""
         return func(*args, **kwargs)
+
+    def _is_elsewhere(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether an operation has tensors, none of them on the capture's device."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        devices = {tensor.device.type for tensor in tensors}
+        if devices and kwargs.get("device") is not None:  # a copy to the capture's device
+            devices.add(torch.device(kwargs["device"]).type)
+        return bool(devices) and self._device_type not in devices
+
+    def _is_unregistered(self, generator: torch.Generator | None) -> bool:
+        """Return whether a generator is one of the device, other than its default one."""
+        if generator is None or generator.device.type != self._device_type:
+            return False
+        on_cuda = self._device_type == "cuda"
+        defaults = torch.cuda.default_generators if on_cuda else (torch.default_generator,)
+        # The dispatcher passes a new Python object for the same generator.
+        return _address(generator) not in map(_address, defaults)
 
 
 def refusal_of(
@@ -68,8 +98,6 @@ def refusal_of(
     name = op.overloadpacket.__name__
     if torch.Tag.data_dependent_output in op.tags or _kernel_waits(name, args, kwargs):
         return CaptureCause.HOST_SYNCHRONISATION
-    if is_unregistered(kwargs.get("generator"), "cuda"):
-        return CaptureCause.UNSUPPORTED_OP
     if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
         # Integer indices give a static shape, boolean ones a number of rows known on the device.
         counts = any(map(_is_mask, args[1])) and not _fills(*args[1:4])
@@ -83,14 +111,8 @@ def refusal_of(
     return None
 
 
-def is_unregistered(generator: torch.Generator | None, device_type: str) -> bool:
-    """Return whether a graph cannot draw from a generator: any but the default of its device."""
-    if generator is None or generator.device.type != device_type:
-        return False
-    defaults = (
-        torch.cuda.default_generators if device_type == "cuda" else (torch.default_generator,)
-    )
-    return all(generator is not default for default in defaults)
+def _address(generator: torch.Generator) -> int:
+    return int(generator._cdata)  # type: ignore[attr-defined]
 
 
 def _kernel_waits(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -208,7 +208,7 @@ class CudaBackend:
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function without a graph until it reaches an operation that captures refuse."""
         try:
-            with compilation_disabled(), CaptureRulesMode():  # type: ignore[no-untyped-call]
+            with compilation_disabled(), CaptureRulesMode("cuda"):
                 function()
         except CaptureFailure as failure:
             return failure

@@ -81,7 +81,7 @@ class HostTensors:
 
 
 class HostCallsMode(TorchFunctionMode):
-    """Raises at calls that a CUDA capture refuses but that dispatch nothing such on the CPU.
+    """Raises at calls that a CUDA capture refuses but whose dispatch on the CPU does not show it.
 
     Computes ``one_hot`` with ``num_classes`` as on CUDA, where the host does not check the values.
 
@@ -198,15 +198,19 @@ def _spells_cpu(caller: FrameType, name: str) -> bool:
 
 
 @cache
-def _has_literal_cpu(code: CodeType, call: int, name: str) -> bool:
-    found = False
-    for each in dis.get_instructions(code):
-        if each.offset >= call:
-            break
+def _has_literal_cpu(code: CodeType, offset: int, name: str) -> bool:
+    instructions = [each for each in dis.get_instructions(code) if each.offset <= offset]
+    lines = instructions[-1].positions
+    if lines is None or lines.lineno is None or lines.end_lineno is None:
+        return False
+    called, found = False, False
+    for each in instructions:
+        line = each.positions.lineno if each.positions else None
+        if line is None or not lines.lineno <= line <= lines.end_lineno:
+            continue
         if each.argval == name:
-            found = False  # the arguments follow the function
-        elif each.argval == "cpu":
-            found = True
+            called, found = True, False  # the arguments follow the function
+        found = found or (called and each.argval == "cpu")
     return found
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from graphkit.errors import CaptureCause
 from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
 from graphkit.graphs.capture_failure import failure_of
-from graphkit.graphs.capture_rules import CaptureRulesMode, is_unregistered, refusal_of
+from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 
@@ -194,7 +194,7 @@ class _Recorder(CaptureRulesMode):
     """Records every operation that writes memory."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.ops: list[RecordedOp] = []
         self.host = HostTensors()
 
@@ -204,9 +204,7 @@ class _Recorder(CaptureRulesMode):
         """Return why a capture on CUDA refuses this operation; ``None`` if it accepts it."""
         if self.host.hold_all((args, kwargs)):  # runs on the host
             return None
-        if is_unregistered(kwargs.get("generator"), "cpu"):
-            return CaptureCause.UNSUPPORTED_OP
-        return self.host.refusal_of(func, args) or refusal_of(func, args, kwargs)
+        return self.host.refusal_of(func, args) or super().refusal(func, args, kwargs)
 
     def run_allowed(
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]

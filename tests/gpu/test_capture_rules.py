@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import graphkit as gk
 from graphkit.graphs import CaptureFailure
@@ -41,6 +42,20 @@ def failure_on_cuda(case):
 def test_cuda_agrees_with_the_table(case):
     failure = failure_on_cuda(case)
     assert (failure and failure.cause) is case.cause, failure
+
+
+class Reads(nn.Module):
+    def forward(self, x):
+        return x.sum().item()
+
+
+def test_a_failure_and_its_diagnosis_name_the_module():
+    backend, model, inputs = gk.CudaBackend(), nn.Sequential(Reads()), make_inputs("cuda")
+    with backend.session():
+        with pytest.raises(CaptureFailure, match=r"in module Sequential\.0"):
+            backend.capture(lambda: model(inputs.x))
+        diagnosis = backend.diagnose(lambda: model(inputs.x))
+    assert diagnosis.where.endswith("` in module Sequential.0")
 
 
 @pytest.mark.parametrize("case", UNCERTAIN, ids=lambda case: case.name)

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+import graphkit as gk
 from graphkit.errors import CaptureCause
 from graphkit.graphs import CaptureFailure, RecorderBackend
+from graphkit.graphs.capture_failure import failure_of
+from graphkit.graphs.capture_rules import CaptureRulesMode
 
 CASES, UNCERTAIN, make_inputs = map(
     runpy.run_path(str(Path(__file__).parents[2] / "capture_cases.py")).get,
@@ -68,6 +71,34 @@ def test_only_a_call_that_spells_the_cpu_means_the_host():
     assert cause_of(lambda: torch.ones(3, device=DEVICE).to(x.device)) is None
 
 
+def test_a_literal_of_another_call_does_not_mean_the_host():
+    x, move = torch.ones(3), torch.Tensor.to
+
+    def function():
+        to = move
+        names = ("cpu", "cuda")
+        return to(x, DEVICE), names
+
+    assert cause_of(function) is None
+
+
+def test_an_empty_upload_is_a_device_tensor():
+    x = torch.ones(3)
+    assert cause_of(lambda: torch.tensor([], device=x.device).to(x.device)) is None
+    assert cause_of(lambda: x.new_tensor([]).tolist()) is SYNC
+
+
+def test_operations_on_other_devices_are_not_blamed():
+    """A failed capture is diagnosed by the operations of its device alone."""
+    host, device = torch.ones(3), torch.ones(3, device="meta")
+    with CaptureRulesMode("meta"):
+        assert host.sum().item() == 3
+        with pytest.raises(CaptureFailure, match="aten::nonzero"):
+            device.nonzero()
+        with pytest.raises(CaptureFailure, match="aten::_to_copy"):
+            host.to("meta")
+
+
 def test_host_tensors_of_one_capture_are_not_known_to_the_next():
     kept = []
     capture(lambda: kept.append(torch.tensor([1.0, 2.0])))
@@ -113,3 +144,48 @@ def test_a_refused_copy_names_its_function_line_and_module(call, name):
     assert caught.value.where.startswith(f"{name} at {__file__}:")
     module = "Calls.inner" if isinstance(call, nn.Module) else "Calls"
     assert caught.value.where.endswith(f"` in module {module}")
+
+
+class Raises(nn.Module):
+    def forward(self, inputs):
+        raise NotImplementedError("no kernel")
+
+
+class Reads(nn.Module):
+    def forward(self, inputs):
+        return gk.ForwardOutput(inputs.positions.sum().item())
+
+
+@pytest.mark.parametrize("kind", [Raises, Reads])
+def test_a_capture_error_names_the_module(kind):
+    model = nn.Sequential(nn.Identity(), kind())
+    runner = gk.TargetVerifyRunner(
+        model,
+        spec=gk.SpecConfig("EAGLE", num_steps=3, topk=1, num_draft_tokens=4),
+        sizes=gk.BufferSizes(2, 16, 8, 8, torch.float32),
+        batch_sizes=[2],
+        backend=RecorderBackend(),
+    )
+    with pytest.raises(gk.CaptureError, match=r"` in module Sequential\.1\b") as caught:
+        runner.capture()
+    assert " in module Sequential.1" in caught.value.where
+
+
+def test_an_error_of_cuda_names_the_module():
+    """CUDA raises within the operation, without a dispatch mode that knows the stack."""
+    message = "CUDA error: operation not permitted when stream is capturing"
+
+    class Fails(nn.Module):
+        def forward(self):
+            raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError) as caught:
+        nn.ModuleList([Fails()])[0]()
+    failure = failure_of(caught.value)
+    assert failure.cause is SYNC
+    assert failure.where.endswith(f"` in module Fails (RuntimeError: {message})")
+
+
+def test_a_generator_of_its_own_is_an_unsupported_operation():
+    message = "Attempt to increase offset for a CUDA generator not in capture mode."
+    assert failure_of(RuntimeError(message)).cause is CaptureCause.UNSUPPORTED_OP
