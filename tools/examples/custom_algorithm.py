@@ -83,7 +83,6 @@ class CopyDrafter(Drafter):
         child = torch.where(self.node + 1 < self.width, self.node + 1, -1)
         return DraftTree(
             draft_tokens=drafts.flatten(),
-            positions=(last + self.node).flatten(),
             tree_mask=(self.node[:, None] >= self.node).repeat(len(rows), 1, 1),
             retrieve_index=torch.arange(drafts.numel(), device=drafts.device).view_as(drafts),
             retrieve_next_token=child.repeat(len(rows), 1),
