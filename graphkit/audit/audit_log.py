@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphkit.records import AuditCheck, Finding, Node
+from graphkit.records.audit import SEVERITIES
 
 
 class Check:
@@ -41,12 +42,17 @@ class Check:
 class AuditLog:
     """Checks and findings of a target's audits, in the order in which the audits ran.
 
+    Args:
+        tolerance: Multiple of the expected rounding within which two results are alike.
+
     Attributes:
+        tolerance: As given.
         checks: Finished checks.
         findings: Findings of these checks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tolerance: float = 1.0) -> None:
+        self.tolerance = tolerance
         self.checks: list[AuditCheck] = []
         self.findings: list[Finding] = []
 
@@ -70,6 +76,9 @@ class AuditLog:
                 batch_size=batch_size,
                 text=check.text,
                 findings=len(check.findings),
+                severity=min(
+                    (each.severity for each in check.findings), key=SEVERITIES.index, default=""
+                ),
                 seconds=time.perf_counter() - began,
             )
         )

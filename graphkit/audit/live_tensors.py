@@ -1,4 +1,4 @@
-"""Find out whether memory belongs to a tensor of this process.
+"""Find the tensor of this process that an address belongs to, and where it is held.
 
 Libraries such as cuBLAS keep a workspace for each stream in memory of torch's allocator. No tensor
 refers to it, so a target cannot declare it; it lives as long as the process.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import accumulate
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.graphs.recorder import RecordedOp
 
 
@@ -22,7 +25,13 @@ class LiveTensors:
     """Storages of all tensors of this process, as of the first query.
 
     The scan takes about 50 ms in a large process, so it waits for the first query.
+
+    Args:
+        roots: Forwards by name; tensors that they reach are named after them.
     """
+
+    def __init__(self, roots: Mapping[str, Any] | None = None) -> None:
+        self._roots = roots or {}
 
     def contain(self, address: int) -> bool:
         """Return whether an address is in the storage of a tensor.
@@ -35,6 +44,31 @@ class LiveTensors:
         """Return the same without tensors that only the recorder's graphs refer to."""
         return self._ranges is None or _is_in(self._unrecorded, address)
 
+    def name(self, address: int) -> str:
+        """Return where the tensor of an address is held, or its dtype and shape.
+
+        A name is an attribute path, a closure variable or a module global, such as
+        ``Model.layers.0.weight``, ``forward.mask`` or ``engine.TABLE``. It is empty if no tensor
+        holds the address.
+        """
+        for name, (begin, end) in self._names.items():
+            if begin <= address < end:
+                return name
+        for tensor in self._unrecorded_tensors:
+            if any(begin <= address < end for begin, end in _storages([tensor])):
+                return _holder_name(tensor) or _description(tensor)
+        return ""
+
+    @cached_property
+    def _names(self) -> dict[str, tuple[int, int]]:
+        entries = ReachableObjects(self._roots).entries
+        return {
+            container.name(key): storage
+            for container, values in entries
+            for key, value in values.items()
+            for storage in _storages([value])
+        }
+
     @cached_property
     def _ranges(self) -> _Ranges | None:
         objects = gc.get_objects()
@@ -45,6 +79,10 @@ class LiveTensors:
 
     @cached_property
     def _unrecorded(self) -> _Ranges:
+        return _ranges_of(self._unrecorded_tensors)
+
+    @cached_property
+    def _unrecorded_tensors(self) -> list[torch.Tensor]:
         objects = gc.get_objects()
         recorded = {
             id(leaf)
@@ -52,7 +90,11 @@ class LiveTensors:
             if type(op) is RecordedOp
             for leaf in tree_leaves((op.args, op.kwargs, op.results))
         }
-        return _ranges_of(each for each in objects if id(each) not in recorded)
+        return [
+            each
+            for each in objects
+            if issubclass(type(each), torch.Tensor) and id(each) not in recorded
+        ]
 
 
 _Ranges = tuple[list[int], list[int]]
@@ -82,3 +124,25 @@ def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:
             continue
         if begin:
             yield begin, begin + storage.nbytes()
+
+
+def _holder_name(tensor: torch.Tensor) -> str:
+    """Return the module global or the attribute that refers to a tensor; empty if none does."""
+    for holder in gc.get_referrers(tensor):
+        owners = [holder]
+        if isinstance(holder, dict):
+            owners += gc.get_referrers(holder)
+        for owner in owners:
+            attributes = getattr(owner, "__dict__", None)
+            if not isinstance(attributes, dict):
+                continue
+            owner_name = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
+            for key, value in list(attributes.items()):
+                if value is tensor:
+                    return f"{owner_name}.{key}"
+    return ""
+
+
+def _description(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {list(tensor.shape)}"

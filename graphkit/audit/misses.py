@@ -6,7 +6,6 @@ Needs no capture: a planned runner knows its sizes and fields.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -147,7 +146,7 @@ def _check_modes(target: CaptureTarget, check: Check) -> None:
                 "mode without a graph",
                 f"{algorithm} runs {' or '.join(mode.name for mode in modes)}, but the target has "
                 "no forward for it: the mode runs without a graph.",
-                severity="warning",
+                severity="note",
                 advice="Add the forward to the target, unless another target has it.",
             )
     check.text = f"modes that {algorithm} runs"
@@ -164,8 +163,7 @@ def _modes_of(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
     if spec.num_steps and (algorithm.is_eagle() or algorithm.is_standalone()):
         chain = (ForwardMode.MULTI_LAYER_EAGLE,) if algorithm.is_eagle() else ()
         yield (ForwardMode.DRAFT, *chain)
-        with warnings.catch_warnings(action="ignore"):  # plan() warns of falling back to v1
-            is_v2 = spec.plan().generation == "v2"
+        is_v2 = spec.plan().generation == "v2"
         yield (ForwardMode.DRAFT_EXTEND_V2 if is_v2 else ForwardMode.DRAFT_EXTEND, *chain)
 
 

@@ -2,8 +2,8 @@
 
 The walk names every address in every argument: a weight, an input field, declared state, or the
 graph's own pool. Other memory was either freed, so that a replay reads what was allocated there
-since, or is not declared, so that nothing keeps it in place between replays. A declared input that
-no node reads is the opposite mistake: replays ignore it.
+since, or a live Python object holds it. The latter is no error: a note lists where the objects are
+found. A declared input that no node reads is the opposite mistake: replays ignore it.
 
 Memory that no tensor holds is a library's workspace and is not reported, see ``live_tensors``.
 """
@@ -11,12 +11,13 @@ Memory that no tensor holds is a library's workspace and is not reported, see ``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.finding_text import argument_text
 from graphkit.audit.live_tensors import LiveTensors
+from graphkit.audit.reachable_objects import forward_roots
 from graphkit.audit.unset_bytes import may_be_unset
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage
@@ -24,10 +25,9 @@ from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 
-_REPORTED = ("freed", "external", "host")
 _UNDECLARED_ADVICE = (
-    "Declare it as weights, as mutable_state or as an input field. If the host changes it between "
-    "replays, write it in place."
+    "Declare it as weights, as mutable_state or as an input field to name it in records. If the "
+    "host changes it between replays, write it in place: a graph keeps its address."
 )
 _FREED_ADVICE = (
     "Keep a reference to it for as long as the graph lives, or capture again after replacing it."
@@ -46,7 +46,7 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
         runner: A runner of the target, captured.
         log: Collects the findings.
     """
-    live = LiveTensors()
+    live = LiveTensors(forward_roots(target, runner.mode))
     for size in runner.table:
         with log.check("pointers", runner.mode.name, size) as check:
             record = runner.inspect(size, weights=target.weights)
@@ -58,6 +58,7 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
     """Report the memory that a graph points to and should not; count all by kind."""
     counts: Counter[str] = Counter()
     reported: set[int] = set()
+    undeclared: list[tuple[Node, int, Pointer]] = []
     for node, index, pointer in _pointers(record):
         argument = node.arguments[index]
         memory = _memory_kind(argument, pointer, live)
@@ -65,10 +66,15 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
         if is_set:
             counts[memory] += 1
         # Attribution clears the stack before each operation, so leftovers are its own.
-        is_relevant = is_set or bool(node.op)
-        if memory in _REPORTED and is_relevant and pointer.address not in reported:
+        is_relevant = (is_set or bool(node.op)) and pointer.address not in reported
+        if memory in ("freed", "host") and is_relevant:
+            _report_error(check, node, index, pointer, "error" if is_set else "warning")
             reported.add(pointer.address)
-            _report(check, node, index, pointer, "error" if is_set else "warning")
+        elif memory == "external" and is_relevant:
+            undeclared.append((node, index, pointer))
+            reported.add(pointer.address)
+    if undeclared:
+        _report_undeclared(check, undeclared, live)
     for node in record.nodes:
         unreadable = [i for i, each in enumerate(node.arguments) if each.kind == "unreadable"]
         if unreadable:
@@ -78,6 +84,7 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
                 "are not checked.",
                 node=node,
                 advice=_UNREADABLE_ADVICE,
+                severity="warning",
             )
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
     total = counts.total()
@@ -86,14 +93,16 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
 
 def _memory_kind(argument: Argument, pointer: Pointer, live: LiveTensors) -> str:
     """Return the kind of memory; ``workspace`` and ``number`` need no declaration."""
-    if pointer.memory != "external":
+    if pointer.memory not in ("external", "host"):
         return pointer.memory
     if not live.contain(pointer.address):
-        return "workspace"
+        return "workspace" if pointer.memory == "external" else "host"
+    if live.contain_unrecorded(pointer.address):
+        return "external"
     # The recorder keeps a Python number, as in rows[:, 3] = 0.5, as a 0-dim tensor of its own.
+    # Other tensors that it alone keeps would be freed without it.
     is_scalar = argument.kind == "tensor" and argument.text.partition(" at ")[0].endswith(" []")
-    is_number = is_scalar and not live.contain_unrecorded(pointer.address)
-    return "number" if is_number else "external"
+    return "number" if is_scalar else "freed"
 
 
 def _pointers(record: GraphRecord) -> Iterator[tuple[Node, int, Pointer]]:
@@ -104,20 +113,42 @@ def _pointers(record: GraphRecord) -> Iterator[tuple[Node, int, Pointer]]:
                 yield node, index, pointer
 
 
-def _report(check: Check, node: Node, argument: int, pointer: Pointer, severity: str) -> None:
-    is_freed = pointer.memory == "freed"
-    place = argument_text(node, argument, pointer.offset)
+def _report_error(check: Check, node: Node, argument: int, pointer: Pointer, severity: str) -> None:
+    """Report memory that was freed, or that the device cannot rely on."""
     block = pointer.name.partition("+")[0]  # without addresses, which differ from run to run
+    kind, state = "freed memory", f"was freed ({block})"
+    if pointer.memory == "external":
+        state = "was freed: only the recorded graph still holds it"
+    elif pointer.memory == "host":
+        kind, state = "undeclared host memory", f"no tensor of the target holds ({block})"
     check.report(
-        "freed memory" if is_freed else "undeclared memory",
-        f"{place} points to memory that was freed ({block})."
-        if is_freed
-        else f"{place} points to memory that the target does not declare ({block}).",
+        kind,
+        f"{argument_text(node, argument, pointer.offset)} points to memory that {state}.",
         node=node,
         argument=argument,
         offset=pointer.offset,
-        advice=_FREED_ADVICE if is_freed else _UNDECLARED_ADVICE,
+        advice=_FREED_ADVICE,
         severity=severity,
+    )
+
+
+def _report_undeclared(
+    check: Check, found: Sequence[tuple[Node, int, Pointer]], live: LiveTensors
+) -> None:
+    """Report all memory that live Python objects hold and the target does not declare, at once."""
+    node, argument, pointer = found[0]
+    names = dict.fromkeys(live.name(pointer.address) for _, _, pointer in found)
+    check.report(
+        "undeclared memory",
+        f"{argument_text(node, argument, pointer.offset)} points to memory that the target does "
+        "not declare. Live Python objects hold it.",
+        node=node,
+        argument=argument,
+        offset=pointer.offset,
+        names=tuple(filter(None, names)),
+        advice=_UNDECLARED_ADVICE,
+        severity="note",
+        cause="memory of live objects",
     )
 
 
@@ -128,13 +159,20 @@ def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -
         for node, _, pointer in _pointers(record)
         if pointer.memory == "input" and node.module != Stage.REFRESH
     }
-    for field in fields_of(runner.buffers.inputs):
-        is_captured = field.name not in runner.buffers.absent
-        if is_captured and not field.may_go_unread and field.name not in read:
-            check.report(
-                "dead input",
-                f"no node reads the input field `{field.name}`: replays ignore its values.",
-                advice=_DEAD_ADVICE,
-                field=field.name,
-                severity="warning",
-            )
+    unread = [
+        field.name
+        for field in fields_of(runner.buffers.inputs)
+        if field.name not in runner.buffers.absent
+        and not field.may_go_unread
+        and field.name not in read
+    ]
+    if unread:
+        noun = "field" if len(unread) == 1 else "fields"
+        fields = f"{noun} {', '.join(f'`{each}`' for each in unread)}"
+        check.report(
+            "dead input",
+            f"no node reads the input {fields}: replays ignore the values.",
+            advice=_DEAD_ADVICE,
+            field=unread[0],
+            severity="warning",
+        )

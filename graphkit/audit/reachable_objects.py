@@ -8,7 +8,7 @@ levels deep. Objects of graphkit, torch and the standard library are left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import CellType, FunctionType, MethodType, SimpleNamespace
@@ -17,6 +17,9 @@ from typing import Any
 from torch import nn
 
 from graphkit.attention import AttentionBackend
+from graphkit.runners.step import name_of
+from graphkit.spec import ForwardMode
+from graphkit.targets import CaptureTarget
 
 MAX_ITEMS = 64
 """Length up to which the walk enters lists and dicts; longer ones are data."""
@@ -24,6 +27,13 @@ _MAX_DEPTH = 2
 """Levels of plain objects that the walk enters."""
 _EXCLUDED_PACKAGES = {*sys.stdlib_module_names, "torch", "numpy", "triton", "cuda", "graphkit"}
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+def forward_roots(target: CaptureTarget, mode: ForwardMode) -> dict[str, Any]:
+    """Return the forward of a mode by name, as the root of a walk."""
+    forward = target.forwards[mode]
+    first = forward[0] if isinstance(forward, Sequence) else forward
+    return {name_of(first).rpartition(".")[2]: forward}
 
 
 class Container:

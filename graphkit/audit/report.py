@@ -8,6 +8,8 @@ from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.baked import audit_baked
+from graphkit.audit.causes import merged_by_cause
+from graphkit.audit.finite import audit_finite
 from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
 from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
@@ -27,6 +29,7 @@ BEFORE_CAPTURE: dict[str, RunnerAudit] = {"warmup": audit_warmup, "baked": audit
 """Audits of a planned runner, by name. ``warmup`` must see the first capture of a forward."""
 AFTER_CAPTURE: dict[str, RunnerAudit] = {
     "pointers": audit_pointers,
+    "finite": audit_finite,
     "pads": audit_pads,
     "shadow": audit_shadow,
 }
@@ -42,6 +45,7 @@ def audit_target(
     modes: Sequence[ForwardMode] | None = None,
     batch_sizes: Sequence[int] | None = None,
     device: str = "auto",
+    tolerance: float = 1.0,
     lock: LockRecord | None = None,
     progress: Callable[[int, int, str], None] = lambda _done, _total, _task: None,
 ) -> AuditReport:
@@ -53,19 +57,24 @@ def audit_target(
         modes: Modes to audit; ``None`` audits all modes of the target.
         batch_sizes: Sizes to capture; ``None`` captures the smallest, a middle one and the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
+        tolerance: Multiple of the expected rounding within which two results are alike.
         lock: Lock to compare the graphs with, from ``lock_target``.
         progress: Called with the number of finished steps, of all steps, and the current task.
 
     Returns:
-        The checks and findings.
+        The checks, and one finding per cause.
 
     Raises:
         CaptureError: A forward cannot be captured.
-        ConfigError: ``only`` has an unknown name.
+        ConfigError: ``only`` has an unknown name, or the tolerance is not above 0.
         TargetError: The target lacks a mode.
     """
     chosen = _names(only)
-    log = AuditLog()
+    if not tolerance > 0:
+        raise ConfigError(
+            f"tolerance must be a number above 0, got {tolerance!r}.", field="tolerance"
+        )
+    log = AuditLog(tolerance)
     all_modes = list(dict.fromkeys(modes or target.forwards))
     if not all_modes:
         raise TargetError(f"target {target.name!r} has no forward. Give it one for a mode.")
@@ -90,7 +99,7 @@ def audit_target(
         backend=backend.name,
         environment=here,
         checks=tuple(log.checks),
-        findings=tuple(log.findings),
+        findings=merged_by_cause(log.findings),
     )
 
 

@@ -12,14 +12,15 @@ from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
+from graphkit.audit.reachable_objects import forward_roots
 from graphkit.graphs import CapturedGraph, inspect_graph, tensors_of
 from graphkit.records import count_of
 from graphkit.runners import Runner
-from graphkit.runners.step import name_of
 from graphkit.targets import CaptureTarget
 
 _SEED = 30
 _LEAK_ADVICE = "Move it out of the forward, or keep it in a tensor declared as mutable_state."
+_STATE_ADVICE = "Declare it as mutable_state: capture then restores its contents."
 _CACHE_ADVICE = "Compute it from the inputs in every forward, or cache only constants."
 _BUFFER_ADVICE = "Allocate the largest size before capture, and write the buffer in place."
 
@@ -41,14 +42,22 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         before = _snapshot(target, runner)
         try:
             changes = _changes(target, runner, before)
+            state = _undeclared_state(target, runner, changes)
             constant = _constant_caches(target, runner, before, changes)
         finally:
             before.restore()
         changes = [change for change in changes if change.name not in constant]
         for change in changes:
-            kind, text, advice = _finding(change)
-            before_text, after_text = change.before.text, change.after.text
-            check.report(kind, text, advice=advice, before=before_text, after=after_text)
+            is_state = change.name in state
+            kind, text, advice = _state_finding(change) if is_state else _finding(change)
+            check.report(
+                kind,
+                text,
+                advice=advice,
+                severity="warning" if is_state else "error",
+                before=change.before.text,
+                after=change.after.text,
+            )
         check.text = (
             f"compared {count_of(len(before.summaries), 'value')} before and after capture: "
             f"{count_of(len(changes), 'change')}"
@@ -58,22 +67,38 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
 
 
 def _snapshot(target: CaptureTarget, runner: Runner[Any, Any]) -> ObjectSnapshot:
-    forward = target.forwards[runner.mode]
-    first = forward[0] if isinstance(forward, Sequence) else forward
-    name = name_of(first).rpartition(".")[2]
-    return ObjectSnapshot(
-        {name: forward}, {**(target.mutable_state or {}), **tensors_of(target.weights)}
-    )
+    tensors = {**(target.mutable_state or {}), **tensors_of(target.weights)}
+    return ObjectSnapshot(forward_roots(target, runner.mode), tensors)
 
 
 def _changes(
     target: CaptureTarget, runner: Runner[Any, Any], before: ObjectSnapshot
 ) -> list[ObjectChange]:
-    """Return what a capture on pads changes, except tensors that replays write."""
+    """Return what a capture on pads changes, except tensors in the graphs' own memory."""
     with runner.captured_aside() as graphs:
         changes = list(before.changes(_snapshot(target, runner)))
-        written = _pool_addresses(graphs) if changes else set()
+        written = _addresses(graphs, "pool") if changes else set()
     return [change for change in changes if change.after.address not in written]
+
+
+def _undeclared_state(
+    target: CaptureTarget, runner: Runner[Any, Any], changes: Sequence[ObjectChange]
+) -> set[str]:
+    """Return the names of changed tensors that graphs use and a second capture leaves alike.
+
+    A KV cache is one: each capture writes the same rows of padding. A counter is none.
+    """
+    in_place = [each for each in changes if not (each.is_created or each.is_replaced)]
+    if all(each.after.address is None for each in in_place):
+        return set()
+    with runner.captured_aside() as graphs:
+        again = _snapshot(target, runner).summaries
+        used = _addresses(graphs, "external") - {None}
+    return {
+        each.name
+        for each in in_place
+        if each.after.address in used and again.get(each.name, ABSENT).content == each.after.content
+    }
 
 
 def _constant_caches(
@@ -100,11 +125,20 @@ def _constant_caches(
     }
 
 
-def _pool_addresses(graphs: Mapping[int, CapturedGraph]) -> set[int | None]:
-    """Return the addresses in the graphs' own memory that their nodes use."""
+def _addresses(graphs: Mapping[int, CapturedGraph], memory: str) -> set[int | None]:
+    """Return the addresses in one kind of memory that the nodes of graphs use."""
     nodes = (node for graph in graphs.values() for node in inspect_graph(graph).nodes)
     pointers = (p for node in nodes for argument in node.arguments for p in argument.pointers)
-    return {pointer.address for pointer in pointers if pointer.memory == "pool"}
+    return {pointer.address for pointer in pointers if pointer.memory == memory}
+
+
+def _state_finding(change: ObjectChange) -> tuple[str, str, str]:
+    """Return kind, text and advice of a change to a tensor that the graph uses, too."""
+    text = (
+        f"capture changed the contents of `{change.name}` ({change.after.text}), which the graph "
+        "uses and the target does not declare: it keeps what pad rows wrote."
+    )
+    return "undeclared state", text, _STATE_ADVICE
 
 
 def _finding(change: ObjectChange) -> tuple[str, str, str]:

@@ -42,8 +42,13 @@ Examples:
     add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
     parser.add_argument(
         "--only", type=_parse_names, metavar="baked,pads",
-        help="audits to run, of warmup, baked, pointers, pads, shadow, misses; default: all, none "
-        "with --check",
+        help="audits to run, of warmup, baked, pointers, finite, pads, shadow, misses; default: "
+        "all, none with --check",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tolerance", type=float, default=1.0, metavar="X",
+        help="multiple of the expected rounding of the dtype within which results are alike; "
+        "default: 1",
     )  # fmt: skip
     lock = parser.add_mutually_exclusive_group()
     lock.add_argument(
@@ -69,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_writable(arguments.out)
     lock = None if arguments.check is None else LockRecord.load(arguments.check)
     selection = select_target(arguments.target, arguments)
-    report = _audit(selection, arguments.only, lock)
+    report = _audit(selection, arguments.only, lock, arguments.tolerance)
     if arguments.json:
         print_result(report.to_json())
     else:
@@ -92,7 +97,10 @@ def _refuse_audit_options(arguments: argparse.Namespace) -> None:
 
 
 def _audit(
-    selection: TargetSelection, only: list[str] | None, lock: LockRecord | None
+    selection: TargetSelection,
+    only: list[str] | None,
+    lock: LockRecord | None,
+    tolerance: float,
 ) -> AuditReport:
     from graphkit.audit import audit_target
 
@@ -106,6 +114,7 @@ def _audit(
             modes=selection.modes,
             batch_sizes=selection.batch_sizes,
             device=selection.device,
+            tolerance=tolerance,
             lock=lock,
             progress=progress,
         )

@@ -13,7 +13,7 @@ from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 from graphkit.testing.diagnosis import probable_bug
-from graphkit.verify import PADDING_LEAKS, Comparison, compare_runs
+from graphkit.verify import NOT_FINITE, PADDING_LEAKS, Comparison, compare_runs
 from graphkit.verify.differences import Allowed, allowed_by
 
 
@@ -126,6 +126,12 @@ def _size_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> int:
 def _text(runner: Runner[Any, Any], batch: Any, comparison: Comparison) -> str:
     mismatch = comparison.mismatches[0]
     size, is_padding = mismatch.padded_batch_size, mismatch.kind == PADDING_LEAKS
+    if mismatch.kind == NOT_FINITE:
+        return (
+            f"{mismatch.mode}: {mismatch.kind}: row {mismatch.row} of {mismatch.field} (request "
+            f"{mismatch.request} of {mismatch.batch_size}) is {mismatch.got} at captured size "
+            f"{size}. `graphkit audit --only finite` names the module."
+        )
     expected, got = distinct_text(mismatch.expected, mismatch.got)
     return (
         f"{mismatch.mode}: the replay of {count_of(mismatch.batch_size, 'live request')} at "

@@ -6,12 +6,19 @@ all check this here.
 """
 
 from graphkit.verify.capture import capture_target
-from graphkit.verify.comparison import GRAPH_DIFFERS, PADDING_LEAKS, Comparison, compare_runs
+from graphkit.verify.comparison import (
+    GRAPH_DIFFERS,
+    NOT_FINITE,
+    PADDING_LEAKS,
+    Comparison,
+    compare_runs,
+)
 from graphkit.verify.differences import first_difference, tolerance
 from graphkit.verify.step_runs import StepRuns
 
 __all__ = [
     "GRAPH_DIFFERS",
+    "NOT_FINITE",
     "PADDING_LEAKS",
     "Comparison",
     "StepRuns",

@@ -10,11 +10,18 @@ from graphkit.graphs import StateSnapshot
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.records import Mismatch
 from graphkit.runners import Runner
-from graphkit.verify.differences import Allowed, Tensors, largest_difference
+from graphkit.verify.differences import (
+    Allowed,
+    Tensors,
+    even_owner,
+    first_not_finite,
+    largest_difference,
+)
 from graphkit.verify.step_runs import StepRuns
 
 GRAPH_DIFFERS = "the graph differs from the same padded path without it"
 PADDING_LEAKS = "padding changes live rows"
+NOT_FINITE = "the output is not finite, with and without the graph"
 """Kinds of mismatches."""
 
 
@@ -24,7 +31,8 @@ class Comparison:
 
     Attributes:
         replayed: Live rows of the replay, by field.
-        mismatches: Of the graph and of padding, at most one each.
+        mismatches: Of the graph and of padding, at most one each; if there is none, the first row
+            that is not finite.
         largest_difference: Largest difference of floating-point numbers, allowed or not.
     """
 
@@ -54,10 +62,17 @@ def compare_runs(
         replayed, padded = runs.replay(), runs.padded()
         graph = runs.graph_difference(padded, replayed)
         padding = runs.padding_difference(padded, allowed)
+        finite = None
+        if graph is None and padding is None:
+            finite = first_not_finite(replayed, even_owner(batch.batch_size))
     largest = max(runs.largest_difference, largest_difference(padded, replayed))
 
     def mismatches() -> Iterator[Mismatch]:
-        for kind, found in ((GRAPH_DIFFERS, graph), (PADDING_LEAKS, padding)):
+        for kind, found in (
+            (GRAPH_DIFFERS, graph),
+            (PADDING_LEAKS, padding),
+            (NOT_FINITE, finite),
+        ):
             if found is not None:
                 yield replace(
                     found,

@@ -76,6 +76,37 @@ def first_difference(
     return None
 
 
+def first_not_finite(output: Tensors, owner: RowOwner) -> Mismatch | None:
+    """Return the first row that is not finite; ``expected`` and ``got`` are the number in it.
+
+    Args:
+        output: Fields with live rows. Integers are finite.
+        owner: Names the request of a row.
+    """
+    for name, tensor in output.items():
+        rows = not_finite_rows(tensor)
+        if len(rows):
+            row, numbers = int(rows[0]), _rows(tensor)
+            value = float(numbers[row][~numbers[row].isfinite()][0])
+            request = owner(row, len(numbers))
+            return Mismatch(field=name, row=row, request=request, expected=value, got=value)
+    return None
+
+
+def not_finite_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the indices of rows with NaN or infinity; a mask may leave -infinity in a part."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return torch.empty(0, dtype=torch.int64)
+    rows = _rows(tensor)
+    is_wrong = rows.isnan() | rows.isposinf()
+    return (is_wrong.any(1) | rows.isneginf().all(1)).nonzero()[:, 0]
+
+
+def roundings(multiple: float) -> Allowed:
+    """Return a multiple of the rounding to expect of each field; see ``tolerance``."""
+    return lambda expected: multiple * _rounding(expected)
+
+
 def allowed_by(rtol: float, atol: float) -> Allowed:
     """Return ``atol + rtol * abs(expected)``, where infinities and NaN count as 0."""
 

@@ -80,7 +80,8 @@ def test_an_error_is_printed_with_its_advice_and_exits_with_1(run, small):
     assert "follows `scale` (2.0, then 3.0): the graph captured" in " ".join(ended.out.split())
     assert "made by (forward)" in ended.out
     assert "Read it from a tensor" in " ".join(ended.out.split())
-    assert "findings." in ended.out
+    assert "TARGET_VERIFY 1, 2: " in ended.out
+    assert ended.out.rstrip().endswith(": 1 error.")
 
 
 def test_a_finding_that_is_no_error_exits_with_0(run, small):

@@ -35,6 +35,17 @@ class Bug(Enum):
         "Declare everything that a step changes as mutable_state, and use deterministic kernels."
     )
 
+    ROUNDING_DEPENDS_ON_OTHER_ROWS = (
+        "Nothing to change if outputs need not be equal bit for bit: kernels that split their work "
+        "by the rows of the batch, such as grouped matrix products, round differently. Use a "
+        "batch-invariant kernel if they must."
+    )
+
+    @property
+    def severity(self) -> str:
+        """``error``, or ``note`` for a difference within the rounding of the dtype."""
+        return "note" if self is Bug.ROUNDING_DEPENDS_ON_OTHER_ROWS else "error"
+
     @property
     def kind(self) -> str:
         """Name of the class as text, such as ``leaking pad row``."""
@@ -66,10 +77,12 @@ def report_wrong_replays(check: Check, replays: Sequence[WrongReplay]) -> None:
     for replay in replays:
         name = replay.error.name if isinstance(replay.error, Write) else ""
         groups.setdefault((replay.bug, name), []).append(replay)
-    for (bug, _), (first, *others) in groups.items():
+    for (bug, name), (first, *others) in groups.items():
         text, facts = _text_and_facts(first)
         more = f" {count_of(len(others), 'more replay')} went wrong like this." if others else ""
-        check.report(bug.kind, f"{text}{first.consequence}{more}", advice=bug.value, **facts)
+        text = f"{text}{first.consequence}{more}"
+        facts |= {"severity": bug.severity, "cause": name or "output"}
+        check.report(bug.kind, text, advice=bug.value, **facts)
 
 
 def _text_and_facts(replay: WrongReplay) -> tuple[str, dict[str, Any]]:

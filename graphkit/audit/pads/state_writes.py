@@ -7,7 +7,7 @@ reading, such as a counter, is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +42,23 @@ class WatchedState:
         start: The snapshot. A tensor that is part of another one is judged as part of that.
         page_size: Slots of a page; the first page is reserved.
         full_batch: The largest batch. Its slots and requests bound the length of a dimension.
+        declared: Names of the tensors to judge; ``None`` judges all.
     """
 
-    def __init__(self, start: StateSnapshot, page_size: int, full_batch: Any) -> None:
+    def __init__(
+        self,
+        start: StateSnapshot,
+        page_size: int,
+        full_batch: Any,
+        declared: Collection[str] | None = None,
+    ) -> None:
         self._page_size = page_size
         rows = rows_of_batch(full_batch, page_size)
         self._last_request = max(rows["requests"])
         self._watched = [
             _WatchedTensor(name, tensor, start.saved[name], row_axes(tensor, page_size, rows))
             for name, tensor in _without_parts(start.tensors)
+            if declared is None or name in declared
         ]
         self._pools: list[tuple[_WatchedTensor, RowAxis]] = []
         self._tables: list[_WatchedTensor] = []

@@ -12,6 +12,7 @@ from graphkit.audit.pads.state_writes import WatchedState
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
+from graphkit.verify.comparison import restorable_state
 
 Tensors = dict[str, torch.Tensor]
 _SEED = 40
@@ -20,7 +21,7 @@ _SEED = 40
 class Trials:
     """Replays of one captured runner, each from the same state and random numbers.
 
-    A context manager, which restores both when it ends. Holds a copy of the declared state.
+    A context manager, which restores both when it ends. Holds a copy of the state.
 
     Args:
         target: Makes the batches, and declares the state.
@@ -39,9 +40,16 @@ class Trials:
     def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
         self.runner, self.count, self.draws = runner, 0, False
         self._target = target
-        self._start = StateSnapshot(target.mutable_state or {}, runner.device)
+        full_batch = self.batch(runner.table.largest)
+        # Plans of the attention backend stay: every replay must write those again.
+        state = {
+            name: tensor
+            for name, tensor in restorable_state(runner).items()
+            if name in (target.mutable_state or {}) or name.startswith("attention.kv_pool.")
+        }
+        self._start = StateSnapshot(state, runner.device)
         self.state = WatchedState(
-            self._start, target.sizes.page_size, self.batch(runner.table.largest)
+            self._start, target.sizes.page_size, full_batch, target.mutable_state or {}
         )
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
+from graphkit.verify.comparison import restorable_state
 
 _SEED = 50
 
@@ -23,9 +24,15 @@ def audit_shadow(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
     """
     for size in runner.table:
         with log.check("shadow", runner.mode.name, size) as check:
-            watch = ShadowWatch(runner, every=1, weights=target.weights, bisect=True)
+            watch = ShadowWatch(
+                runner,
+                every=1,
+                weights=target.weights,
+                bisect=True,
+                tolerance=log.tolerance,
+            )
             live_sizes = _live_sizes(min(size, runner.table.max_batch_size))
-            with StateSnapshot(target.mutable_state or {}, runner.device), watch:
+            with StateSnapshot(restorable_state(runner), runner.device), watch:
                 for live in live_sizes:
                     batch = target.batch(runner.mode, live, _SEED + live)
                     runner.replay(batch, padded_batch_size=size)

@@ -20,7 +20,8 @@ from graphkit.records import Finding, Mismatch, count_of, distinct_text
 from graphkit.runners import Runner
 from graphkit.runners.launch import Launch
 from graphkit.verify import StepRuns
-from graphkit.verify.differences import Tensors, tolerance
+from graphkit.verify.differences import Tensors, roundings
+from graphkit.verify.differences import tolerance as expected_rounding
 
 _REPEATS = 3
 """Repeated padded runs that decide whether a step is nondeterministic."""
@@ -76,6 +77,7 @@ class ShadowWatch:
         runner: Captured. ``replay``, ``run`` and staged batches are watched.
         every: Compare every so many replays.
         weights: The model, or its weights by name, to name graph nodes by.
+        tolerance: Multiple of the expected rounding by which padded and unpadded runs may differ.
         bisect: Whether to capture the size of a wrong graph again, next to it, and find the first
             node that differs. Takes as long as a capture, and runs the forward.
 
@@ -94,9 +96,10 @@ class ShadowWatch:
         every: int = 100,
         weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
         bisect: bool = False,
+        tolerance: float = 1.0,
     ) -> None:
         require_int("ShadowWatch", "every", every)
-        self.compared = 0
+        self.compared, self._allowed = 0, None if tolerance == 1.0 else roundings(tolerance)
         self._runner, self._every, self._weights, self._bisect = runner, every, weights, bisect
         self._check = Check("shadow", runner.mode.name, 0)
         self._reported: set[tuple[str, int, str]] = set()
@@ -148,7 +151,7 @@ class ShadowWatch:
         graph = replay.runs.graph_difference(padded, replay.output)
         if (graph is not None or state) and self._judge_graph(replay, padded, graph, state):
             return  # the unpadded run would differ as well
-        padding = replay.runs.padding_difference(padded)
+        padding = replay.runs.padding_difference(padded, self._allowed)
         if padding is not None:
             runs = "with pads", "without them"
             self._report_row("padding bug", replay, padding, runs, _PADDING)
@@ -173,7 +176,7 @@ class ShadowWatch:
 
         nondeterministic, unusable = first_repeated_difference(), False
         if nondeterministic is not None:
-            allowed = tolerance(padded)
+            allowed = expected_rounding(padded)
             unusable = first_repeated_difference(allowed) is not None
             graph = None if unusable else runs.graph_difference(padded, replay.output, allowed)
         if graph is not None:
@@ -218,7 +221,8 @@ class ShadowWatch:
         if kind == "graph bug" and self._bisect:
             found = self._bisected(replay)
             text, facts["node"] = f"{text} {found.text}", found.node
-        self._check.report(kind, text, batch_size=replay.size, field=field, advice=advice, **facts)
+        facts |= {"batch_size": replay.size, "field": field, "cause": field.partition(" of ")[0]}
+        self._check.report(kind, text, advice=advice, **facts)
 
     def _bisected(self, replay: _Replay) -> Divergence:
         try:

@@ -164,8 +164,7 @@ def test_nodes_after_one_that_only_one_capture_has_are_not_reported(model, setti
 
 @pytest.mark.parametrize("values", [[], [0.5]])
 def test_a_host_value_without_a_second_value_is_refused(model, settings, values):
-    count = "1 value," if values else "0 values,"
-    with pytest.raises(gk.TargetError, match=f"host value 'heat' has {count}"):
+    with pytest.raises(gk.TargetError, match=r"host_values\['heat'\] is .* Pass two or more"):
         audited(lambda i: model(i.input_ids), model, heat=(setter(settings, "temperature"), values))
 
 

@@ -361,3 +361,29 @@ def test_a_runner_that_is_not_captured_is_refused():
 )
 def test_large_sizes_are_tried_with_few_and_many_requests(size, smaller, lives):
     assert live_sizes(size, smaller) == lives
+
+
+@pytest.mark.parametrize(
+    ("scale", "multiple", "severity"),
+    [(1e-7, 1.0, "note"), (1e-3, 1.0, "error"), (1e-3, 1e4, "note")],
+)
+def test_a_difference_within_rounding_is_a_note_and_the_tolerance_widens_it(
+    scale, multiple, severity
+):
+    """As of a grouped matrix product, which splits its work by the rows of the batch."""
+    log = AuditLog(multiple)
+    target = gk.CaptureTarget(
+        name="tiny",
+        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
+        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32),
+        forwards={VERIFY: Tiny(lambda rows, _i: rows + scale * rows.abs().clamp(max=9).amax())},
+        sample_batch=sample_batch,
+        batch_sizes=[4],
+    )
+    with target.runner(VERIFY, device="cpu") as runner:
+        runner.capture()
+        audit_pads(target, runner, log)
+    assert {each.severity for each in log.findings} == {severity}
+    if severity == "note":
+        assert {each.kind for each in log.findings} == {"rounding depends on other rows"}
+        assert all(each.before != each.after for each in log.findings)

@@ -15,6 +15,7 @@ from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.reference import reference_target
 
 MODE = gk.ForwardMode.TARGET_VERIFY
+GLOBAL = torch.ones(32)
 HERE = Environment(device="cpu", torch="2", triton="", cuda="", driver="", graphkit="0")
 
 
@@ -72,17 +73,42 @@ def test_a_python_number_needs_no_declaration(model, value, kinds):
     assert [finding.kind for finding in audited(forward, weights=model)] == kinds
 
 
-def test_undeclared_memory_is_reported_with_its_node(model):
+def test_undeclared_memory_of_live_objects_is_a_note_that_says_where_it_is_found(model):
     mask = torch.ones(32)
     (finding,) = audited(lambda i: model(i.input_ids) * mask + reads_all(i), weights=model)
-    assert (finding.kind, finding.severity) == ("undeclared memory", "error")
+    assert (finding.kind, finding.severity) == ("undeclared memory", "note")
+    assert finding.names == ("<lambda>.forward.mask",)
     assert finding.kernel == "mul"
     assert finding.text == (
         f"argument 1 of `mul` (node {finding.node}) points to memory that the target does not "
-        "declare (external memory)."
+        "declare. Live Python objects hold it."
     )
     assert "test_pointers.py" in finding.source
     assert "Declare it" in finding.advice
+
+
+def test_a_graph_has_one_note_for_all_its_undeclared_memory(model):
+    mask = torch.ones(32)
+    (finding,) = audited(lambda i: model(i.input_ids) * mask * GLOBAL + reads_all(i))
+    assert finding.names == (
+        "<lambda>.forward.model.weight", "<lambda>.forward.mask", "test_pointers.GLOBAL",
+    )  # fmt: skip
+
+
+def test_memory_that_only_the_recorded_graph_holds_was_freed(model):
+    held = [torch.ones(32)]
+
+    def forward(i):
+        return model(i.input_ids) * held[0] + reads_all(i)
+
+    def replaced(i):
+        logits = forward(i)
+        held[0] = torch.ones(32)
+        return logits
+
+    (finding,) = audited(replaced, weights=model)
+    assert (finding.kind, finding.severity) == ("freed memory", "error")
+    assert "only the recorded graph still holds it" in finding.text
 
 
 @pytest.mark.parametrize("name", ["mutable_state", "weights"])

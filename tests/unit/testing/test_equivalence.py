@@ -97,9 +97,9 @@ def test_a_baked_value_is_a_fault_of_the_graph(capture):
 
 
 def test_a_forward_that_differs_at_every_run_is_nondeterministic(capture):
-    """Its generator is its own: the default ones are restored before each run."""
-    generator = torch.Generator()
-    runner, batches = capture(lambda rows: rows + torch.rand((), generator=generator))
+    """Its counter is undeclared, so that no run restores it."""
+    counter = torch.zeros(())
+    runner, batches = capture(lambda rows: rows + counter.add_(0.5))
     assert failure_of(runner, batches)["probable bug"].startswith(
         "nondeterministic step. Replays of"
     )

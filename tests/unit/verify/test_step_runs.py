@@ -8,7 +8,7 @@ import torch
 
 import graphkit as gk
 from graphkit.graphs import StateSnapshot
-from graphkit.verify import GRAPH_DIFFERS, PADDING_LEAKS, StepRuns, compare_runs
+from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, PADDING_LEAKS, StepRuns, compare_runs
 
 CPU = torch.device("cpu")
 VOCAB, SIZE = 16, 4
@@ -49,6 +49,21 @@ def batch_of(live):
 
 def kinds(runner, live=3):
     return [each.kind for each in compare_runs(runner, batch_of(live), SIZE).mismatches]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_reported"), [(float("nan"), True), (float("inf"), True), (-float("inf"), False)]
+)
+def test_output_that_is_not_finite_is_a_mismatch_although_all_runs_agree(
+    capture, value, is_reported
+):
+    mask = torch.arange(VOCAB) == 3
+    runner = capture(lambda rows: rows.masked_fill(mask, value))
+    assert kinds(runner) == ([NOT_FINITE] if is_reported else [])
+
+
+def test_a_row_of_nothing_but_minus_infinity_is_not_finite(capture):
+    assert kinds(capture(lambda rows: rows - float("inf"))) == [NOT_FINITE]
 
 
 def test_a_snapshot_restores_state_random_numbers_and_the_host():

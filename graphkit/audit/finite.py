@@ -1,0 +1,99 @@
+"""Search for outputs that are not finite.
+
+A replay of NaN equals the same NaN without a graph, so no comparison of runs finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from graphkit.audit.audit_log import AuditLog
+from graphkit.graphs import StateSnapshot
+from graphkit.records import count_of
+from graphkit.runners import Runner
+from graphkit.targets import CaptureTarget
+from graphkit.verify.comparison import restorable_state
+from graphkit.verify.differences import even_owner, first_not_finite, not_finite_rows
+
+_SEED = 60
+_ADVICE = (
+    "Check the weights and the sample batches, then the module. A mask may leave -inf in a part of "
+    "a row only: every row needs a finite number, and softmax over a row of -inf is NaN."
+)
+
+
+def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
+    """Report live rows of sample batches with NaN, infinity, or nothing but -infinity.
+
+    Restores declared state and random numbers.
+
+    Args:
+        target: Draws the batches.
+        runner: A runner of the target, captured.
+        log: Collects the findings.
+    """
+    for size in runner.table:
+        with (
+            log.check("finite", runner.mode.name, size) as check,
+            StateSnapshot(restorable_state(runner), runner.device) as start,
+        ):
+            live = min(size, runner.table.max_batch_size)
+            batch = target.batch(runner.mode, live, _SEED)
+            output = runner.replay(batch, padded_batch_size=size, clone=True).tensors()
+            check.text = f"output of {count_of(live, 'request')}"
+            found = first_not_finite(output, even_owner(live))
+            if found is None:
+                continue
+            start.restore()
+            with _first_modules(target.weights, runner.step.forward) as modules:
+                runner.fall_back(batch)
+            where = f", first in the output of module `{modules[0]}`" if modules else ""
+            check.report(
+                "not finite output",
+                f"row {found.row} of {found.field} (request {found.request} of {live}) has "
+                f"{found.got} instead of a finite number{where}.",
+                advice=_ADVICE,
+                cause=found.field,
+                field=found.field,
+                row=found.row,
+                request=found.request,
+                module=modules[0] if modules else "",
+                after=str(found.got),
+            )
+
+
+@contextmanager
+def _first_modules(*roots: Any) -> Iterator[list[str]]:
+    """Yield a list that receives the first module whose output is not finite in the block."""
+    found: list[str] = []
+
+    def hook(name: str) -> Any:
+        def check(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            tensors = (each for each in tree_leaves(output) if isinstance(each, torch.Tensor))
+            if not found and any(len(not_finite_rows(each)) for each in tensors if each.dim()):
+                found.append(name)
+
+        return check
+
+    seen: set[int] = set()
+    with ExitStack() as stack:
+        for root in _modules_of(roots):
+            for name, module in root.named_modules():
+                if id(module) not in seen:
+                    seen.add(id(module))
+                    handle = module.register_forward_hook(hook(name or type(root).__name__))
+                    stack.callback(handle.remove)
+        yield found
+
+
+def _modules_of(roots: Any) -> Iterator[nn.Module]:
+    for root in roots:
+        for each in root if isinstance(root, (list, tuple)) else (root,):
+            if isinstance(each, nn.Module):
+                yield each

@@ -1,0 +1,55 @@
+"""Tests of the merge of findings that share a cause."""
+
+from __future__ import annotations
+
+from graphkit.audit.causes import merged_by_cause
+from graphkit.records import Finding
+
+
+def finding(**facts):
+    defaults = {
+        "audit": "pads",
+        "kind": "leak",
+        "mode": "DECODE",
+        "batch_size": 2,
+        "text": "row 0.",
+    }
+    return Finding(**defaults | facts)
+
+
+def test_findings_that_differ_in_numbers_are_one_with_all_modes_and_sizes():
+    found = [
+        finding(batch_size=8, text="row 3 of 8."),
+        finding(batch_size=2, text="row 0 of 1."),
+        finding(mode="DRAFT", batch_size=4, text="row 1 of 4."),
+    ]
+    (merged,) = merged_by_cause(found)
+    assert (merged.mode, merged.batch_size, merged.text) == ("DECODE", 8, "row 3 of 8.")
+    assert (merged.modes, merged.batch_sizes) == (("DECODE", "DRAFT"), (2, 4, 8))
+
+
+def test_causes_of_an_audit_stay_apart():
+    found = [finding(), finding(text="column."), finding(source="a.py:3"), finding(cause="c")]
+    assert len(merged_by_cause(found)) == 4
+
+
+def test_a_given_cause_merges_different_texts_and_unites_names():
+    found = [finding(text="a.", cause="c", names=("x", "y")), finding(cause="c", names=("y", "z"))]
+    (merged,) = merged_by_cause(found)
+    assert (merged.text, merged.names) == ("a.", ("x", "y", "z"))
+
+
+def test_errors_come_first_and_notes_last():
+    found = [
+        finding(text=text, severity=severity)
+        for text, severity in [("a", "note"), ("b", "warning"), ("c", "error"), ("d", "error")]
+    ]
+    assert [each.text for each in merged_by_cause(found)] == ["c", "d", "b", "a"]
+
+
+def test_a_padding_bug_that_the_pads_explain_is_one_finding():
+    shadow = finding(audit="shadow", kind="padding bug", text="row 1 differs.")
+    assert merged_by_cause([shadow]) != ()
+    assert [each.audit for each in merged_by_cause([finding(), shadow])] == ["pads"]
+    assert len(merged_by_cause([finding(mode="DRAFT"), shadow])) == 2
+    assert len(merged_by_cause([finding(severity="note"), shadow])) == 2
