@@ -245,10 +245,10 @@ class CudaBackend:
         halfway: its pool keeps recording, and its random generator stays in capture mode. Ending
         an empty capture on the same stream resets both.
         """
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            begin_empty_capture(self.stream)
-            with warnings.catch_warnings(action="ignore"):  # "The CUDA Graph is empty"
+        with warnings.catch_warnings(action="ignore"):  # "The CUDA Graph is empty"
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                begin_empty_capture(self.stream)
                 graph.capture_end()
         graph.reset()
