@@ -50,6 +50,7 @@ unread = target(lambda i: model(i.input_ids))
 def changes(i):
     return score(i).relu() if settings["scale"] == 2.0 else score(i).sigmoid()
 changing = target(changes)
+nan = target(lambda i: score(i) * float("nan"))
 """
 QUICK = "--only", "baked,pointers"
 names = (f"graphkit_tests_cli_audit_{number}" for number in itertools.count())
@@ -154,6 +155,24 @@ def test_an_unknown_audit_is_refused_with_the_known_ones(run, small):
     ended = run("audit", f"{small}:sound", "--only", "backed")
     assert ended.code == 2
     assert "unknown audit 'backed'; audits are warmup, baked, pointers" in ended.error
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan"])
+def test_a_tolerance_that_is_not_above_0_is_refused(run, small, value):
+    ended = run("audit", f"{small}:sound", "--only", "pointers", "--tolerance", value)
+    assert ended.code == 2
+    assert "tolerance must be a number above 0" in ended.error
+
+
+def test_output_that_is_not_finite_fails_audit_and_capture(run, small):
+    ended = run("audit", f"{small}:nan", "--only", "finite")
+    assert ended.code == 1
+    assert "error: not finite output: TARGET_VERIFY 1, 2: row 0" in " ".join(ended.out.split())
+    ended = run("capture", f"{small}:nan")
+    assert ended.code == 1
+    text = " ".join(ended.out.split())
+    assert "the output is not finite, with and without the graph: next_token_logits row 0" in text
+    assert "nan instead of nan" not in text
 
 
 def test_a_file_that_is_no_lock_is_refused(run, small, here):
