@@ -111,8 +111,10 @@ class ValueChecks:
         """
         for rule in self._rules:
             value = getattr(batch, rule.field, None)
-            is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-            rows = value if is_float and value.is_cpu else host_rows(value)
+            if isinstance(value, torch.Tensor) and value.is_cpu and value.is_floating_point():
+                self._raise_first(rule, value, "this batch")
+                continue
+            rows = host_rows(value)
             if rows is not None:
                 self._raise_first(rule, torch.as_tensor(rows), "this batch")
 

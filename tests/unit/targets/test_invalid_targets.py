@@ -106,7 +106,9 @@ def test_a_batch_of_a_different_mode_is_refused(make_target):
 
 
 @pytest.mark.parametrize("field", ["req_pool_indices", "seq_lens", "input_ids", "out_cache_loc"])
-@pytest.mark.parametrize("value", [None, 5, "text", {}, object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [None, 5, "text", {}, object()], ids=lambda value: type(value).__name__
+)
 def test_a_field_of_a_wrong_type_is_refused(make_target, field, value):
     valid = make_target().sample_batch
 
