@@ -88,7 +88,7 @@ def test_a_scalar_in_a_struct_argument_is_reported(model, values):
     assert report.findings
     assert {finding.kind for finding in report.findings} == {"baked value"}
     assert all("follows `temperature` (" in finding.text for finding in report.findings)
-    assert {finding.batch_size for finding in report.findings} == {1, 4}
+    assert {size for finding in report.findings for size in finding.batch_sizes} == {1, 4}
     first = report.findings[0]
     assert (float(first.before), float(first.after)) == pytest.approx(
         (1 / values[0], 1 / values[1])
