@@ -26,7 +26,7 @@ COMMANDS = {
     },
     "audit": {
         "TARGET", "--mode", "--batch-sizes", "--device", "--only", "--lock", "--check", "--out",
-        "--json",
+        "--json", "--tolerance",
     },
     "diff": {"A", "B", "--json"},
     "export": {"RECORD", "--out", "--mode", "--batch-size"},

@@ -150,7 +150,7 @@ def engine_with_heads(device: torch.device) -> gk.SpeculativeEngine:
     attention = reference.PoolFactory(requests, kind, 1, torch.float32).attention(model.config)
     return gk.SpeculativeEngine(
         gk.EngineModel(reference.VerifyForward(model, attention), attention),
-        MedusaDrafter(MedusaHeads(model, inspect.getsource(argparse)[:40_000])),
+        MedusaDrafter(MedusaHeads(model, inspect.getsource(argparse)[:12_000])),
         spec=gk.SpecConfig("MEDUSA", HEADS, 1, HEADS + 1),
         sizes=gk.BufferSizes(
             len(PROMPTS), CONTEXT, model.config.hidden_size, model.config.vocab_size, torch.float32
