@@ -11,6 +11,7 @@ import torch
 from graphkit.attention import PagedAttention
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
+from graphkit.kv import RecurrentStatePool
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
 
 
@@ -24,10 +25,40 @@ class EngineModel:
             ``DraftExtendInputs``. For ``MultiLayerDrafter``, a sequence of one per layer.
         attention: The backend that the forward attends with, over a KV pool that belongs to this
             model. All models of an engine share one ``ReqToTokenPool``.
+        recurrent_state: States of the target's linear-attention or Mamba layers, which its forward
+            reads and writes. The engine resets a row when a request joins and commits the state of
+            the last accepted node after each step. ``None`` for a model without such layers.
     """
 
     forward: Any
     attention: PagedAttention
+    recurrent_state: RecurrentStatePool | None = None
+
+    def check_recurrent_state(self, spec: SpecConfig) -> None:
+        """Check that a target's recurrent state can follow the steps of ``spec``.
+
+        Raises:
+            ConfigError: ``spec.linear_attention`` is set without ``recurrent_state``, or the pool
+                has too few rows or nodes, or is on another device.
+        """
+        pool, requests = self.recurrent_state, self.attention.req_to_token_pool
+        if pool is None:
+            if spec.linear_attention:
+                raise ConfigError(
+                    "SpecConfig.linear_attention is set, but the target has no commit of its "
+                    "recurrent state: rejected drafts would stay in it, in v1 and in v2. Pass a "
+                    "RecurrentStatePool as EngineModel.recurrent_state.",
+                    field="linear_attention",
+                )
+            return
+        width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
+        if pool.size < requests.size or pool.width < width or pool.device != requests.device:
+            raise ConfigError(
+                f"RecurrentStatePool has {pool.size} rows of {pool.width} nodes on {pool.device}, "
+                f"but the target needs {requests.size} rows of {width} nodes on "
+                f"{requests.device}. Create the pool with these sizes.",
+                field="recurrent_state",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,8 @@ class SpeculativeEngine:
 
     Raises:
         ConfigError: Settings or pools contradict each other, the drafter or the algorithm does not
-            implement its interface, or ``spec.linear_attention`` is set: rejected drafts would
-            stay in the recurrent state.
+            implement its interface, or ``spec.linear_attention`` is set for a target without
+            ``recurrent_state``: rejected drafts would stay in its state.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class SpeculativeEngine:
     ) -> None:
         self.spec, self.sizes = spec, sizes
         self.generation = select_generation(spec, generation)
+        target.check_recurrent_state(spec)
         backend = backend_for(device, backend)
         self.device = backend.device
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool

@@ -142,17 +142,10 @@ def select_generation(spec: SpecConfig, requested: Literal["v1", "v2"] | None) -
     """Return the generation to run: the requested one, or the one that ``spec.plan()`` selects.
 
     Raises:
-        ConfigError: ``requested`` is no generation, or no generation can run the settings.
+        ConfigError: ``requested`` is no generation.
     """
     if requested not in ("v1", "v2", None):
         raise ConfigError(
             f"generation must be 'v1', 'v2' or None, got {requested!r}.", field="generation"
-        )
-    if spec.linear_attention:
-        raise ConfigError(
-            "SpecConfig.linear_attention is set, but the target has no commit of its recurrent "
-            "state: rejected drafts would stay in it, in v1 and in v2. Use a target without "
-            "linear-attention or mamba layers.",
-            field="linear_attention",
         )
     return requested or spec.plan().generation

@@ -98,6 +98,8 @@ class Verified:
         predict: [B * W] int64, the target's token after each accepted row; undefined in rows behind
             the accepted path.
         hidden_states: [B * W, H], the target's; ``None`` if its forward returns none.
+        accept_index: [B, longest path] int32, flat row ``b * W + i`` that each accepted node had in
+            the forward, before the path was moved to the front; padded with -1.
         counts: Accepted drafts and tokens, [B] int32 each.
     """
 
@@ -106,6 +108,7 @@ class Verified:
     out_cache_loc: torch.Tensor
     predict: torch.Tensor
     hidden_states: torch.Tensor | None
+    accept_index: torch.Tensor
     counts: AcceptedCounts
 
     @property
@@ -132,12 +135,17 @@ class Verified:
         def rows_of(rows: torch.Tensor) -> torch.Tensor:
             return rows.view(batch_size, -1, *rows.shape[1:])[requests].flatten(0, 1)
 
+        # Flat rows count from the first request of the selection.
+        width = len(self.predict) // batch_size
+        index = self.accept_index[requests]
+        moved = width * (torch.arange(len(requests), device=requests.device) - requests)
         return Verified(
             req_pool_indices=self.req_pool_indices[requests],
             seq_lens=self.seq_lens[requests],
             out_cache_loc=rows_of(self.out_cache_loc),
             predict=rows_of(self.predict),
             hidden_states=None if self.hidden_states is None else rows_of(self.hidden_states),
+            accept_index=torch.where(index < 0, index, index + moved[:, None]).int(),
             counts=AcceptedCounts.from_tokens(self.counts.num_accepted_tokens[requests]),
         )
 

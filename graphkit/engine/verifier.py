@@ -94,7 +94,10 @@ class Verifier:
             out_cache_loc: Their KV slots, [C] int64.
         """
         length, device = len(input_ids), input_ids.device
-        return self.runner.fall_back(
+        states = self._model.recurrent_state
+        if states is not None and start == 0:
+            states.reset(req_pool_indices)
+        output = self.runner.fall_back(
             TargetVerifyInputs(
                 req_pool_indices=req_pool_indices,
                 seq_lens=torch.full_like(req_pool_indices, start, dtype=torch.int32),
@@ -104,6 +107,11 @@ class Verifier:
             ),
             without=("custom_mask",),
         )
+        if states is not None:
+            # Every token of a prompt is accepted; the pool has the states after the last W.
+            last = min(length, states.width) - 1
+            states.commit(req_pool_indices, torch.full_like(req_pool_indices, last))
+        return output
 
     def verify(
         self, batch: RunningBatch, seq_lens: torch.Tensor, bonus: torch.Tensor, tree: DraftTree
@@ -132,6 +140,9 @@ class Verifier:
             )
         )
         predict, accept_index, drafts = self._accept(batch, tokens, tree, output.next_token_logits)
+        if self._model.recurrent_state is not None:
+            last = accept_index.gather(1, drafts.long()[:, None])[:, 0]
+            self._model.recurrent_state.commit(batch.req_pool_indices, last % width)
         hidden_states = output.hidden_states
         if self._is_tree:
             predict, hidden_states = finalize_accepted_tree_path(
@@ -143,6 +154,7 @@ class Verifier:
             out_cache_loc=slots,
             predict=predict.long(),
             hidden_states=hidden_states,
+            accept_index=accept_index,
             counts=AcceptedCounts.from_drafts(drafts),
         )
 

@@ -1,9 +1,10 @@
-"""Paged KV pools, and the allocation of their slots to requests."""
+"""Paged KV pools, recurrent states, and the allocation of KV slots to requests."""
 
 from graphkit.kv.dsa import DSATokenToKVPool
 from graphkit.kv.mha import MHATokenToKVPool
 from graphkit.kv.mla import MLATokenToKVPool
 from graphkit.kv.pool import TokenToKVPool
+from graphkit.kv.recurrent import RecurrentStatePool, StateSlots
 from graphkit.kv.requests import ReqToTokenPool
 from graphkit.kv.slots import TokenSlotAllocator
 
@@ -11,7 +12,9 @@ __all__ = [
     "DSATokenToKVPool",
     "MHATokenToKVPool",
     "MLATokenToKVPool",
+    "RecurrentStatePool",
     "ReqToTokenPool",
+    "StateSlots",
     "TokenSlotAllocator",
     "TokenToKVPool",
 ]

@@ -1,0 +1,258 @@
+"""Recurrent state of linear-attention and Mamba layers, with a commit of the accepted node.
+
+Suffixes: B requests, N nodes of each request in one batch, T = B * N rows.
+"""
+
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from graphkit.config import require_int
+from graphkit.errors import AttentionError, ConfigError
+from graphkit.ops.move_kv import buffer_table, move_kv
+
+States = Mapping[str, torch.Tensor]
+"""One tensor per kind of state, [B, *shape]."""
+
+
+class RecurrentInputs(Protocol):
+    """Fields of a mode's inputs that ``RecurrentStatePool.slots`` reads."""
+
+    req_pool_indices: torch.Tensor
+
+    @property
+    def batch_size(self) -> int:
+        """Requests, pads included (B)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows, pads included (T)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Slots of the states that one batch reads and writes.
+
+    Attributes:
+        before: [B, N] int64, slot of the state before each node: that of its parent, or the
+            committed state for a root.
+        after: [B, N] int64, slot of the state after each node. Nodes before the last W have none:
+            there it is the committed state's and must not be written.
+        is_tree: Whether a node may follow another node than the one before it.
+    """
+
+    before: torch.Tensor
+    after: torch.Tensor
+    is_tree: bool
+
+
+class RecurrentStatePool:
+    """Recurrent states by request row: the committed one, and one after each node of a step.
+
+    A verify step reads the committed state and stores the state after every node, rejected ones
+    included. ``commit`` then copies the accepted node's state over the committed one, so that
+    rejected tokens leave no trace. Give the pool to ``EngineModel(recurrent_state=...)``, which
+    resets, commits and checks it.
+
+    Each buffer has W + 1 slots per request row: slot ``row * (W + 1)`` holds the committed state,
+    the W slots behind it those after nodes 0 to W - 1. The row of pad rows, row 0, always starts
+    from the initial state, zeros. Buffers keep their addresses for the life of the pool, so
+    captured graphs may hold them.
+
+    Args:
+        size: Request rows, as in ``ReqToTokenPool``.
+        width: Most nodes per request in one step (W), the width of TARGET_VERIFY.
+        layer_num: Recurrent layers.
+        device: Device of the buffers.
+        shapes: Shape of one state of one layer by kind, such as
+            ``{"conv": (dim, kernel - 1), "ssm": (heads, head_dim, state_size)}``.
+        dtypes: Dtype of every kind, or one by kind.
+
+    Raises:
+        ConfigError: An argument is out of range, or ``dtypes`` lacks a kind.
+
+    Examples:
+        >>> pool = RecurrentStatePool(8, 4, 2, "cpu", shapes={"sum": (16,)})
+        >>> pool.state(0, "sum").shape
+        torch.Size([45, 16])
+    """
+
+    def __init__(
+        self,
+        size: int,
+        width: int,
+        layer_num: int,
+        device: torch.device | str,
+        *,
+        shapes: Mapping[str, Sequence[int]],
+        dtypes: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
+    ) -> None:
+        for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
+            require_int("RecurrentStatePool", field, value)
+        _check_shapes(shapes)
+        if isinstance(dtypes, torch.dtype):
+            dtypes = dict.fromkeys(shapes, dtypes)
+        if not isinstance(dtypes, Mapping) or set(dtypes) != set(shapes):
+            raise ConfigError(
+                f"RecurrentStatePool.dtypes is {dtypes!r}, but shapes has {sorted(shapes)}. Pass "
+                "one torch.dtype, or one per kind of state.",
+                field="dtypes",
+            )
+        self.size, self.width, self.layer_num = size, width, layer_num
+        self.device = torch.device(device)
+        slots = (size + 1) * (width + 1)
+        self._layers = [
+            {
+                kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=self.device)
+                for kind, shape in shapes.items()
+            }
+            for _ in range(layer_num)
+        ]
+        self._buffers = list(self.tensors().values())
+        self._table = buffer_table(self._buffers)
+        self._node = torch.arange(width, device=self.device)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every buffer by kind and layer, such as ``ssm.0``: the mutable state of a step."""
+        return {
+            f"{kind}.{layer}": buffer
+            for layer, buffers in enumerate(self._layers)
+            for kind, buffer in buffers.items()
+        }
+
+    def state(self, layer: int, kind: str) -> torch.Tensor:
+        """Return the buffer of one kind of state of one layer, [(size + 1) * (W + 1), *shape].
+
+        Raises:
+            AttentionError: There is no such layer or kind.
+        """
+        if not 0 <= layer < self.layer_num or kind not in self._layers[layer]:
+            raise AttentionError(
+                f"RecurrentStatePool has no state {kind!r} in layer {layer}: it has "
+                f"{sorted(self._layers[0])} in layers 0 to {self.layer_num - 1}."
+            )
+        return self._layers[layer][kind]
+
+    def slots(self, inputs: RecurrentInputs) -> StateSlots:
+        """Return the slots that a batch reads and writes. Enqueues only; may be captured.
+
+        ``inputs.custom_mask``, bool [B, N, N], gives the parents of a tree; without it each node
+        follows the one before. A chain may have more than W nodes, as in a prefill: then only the
+        states after its last W nodes have slots.
+
+        Raises:
+            AttentionError: Requests have different numbers of rows, or a tree has more than W
+                nodes.
+        """
+        mask: torch.Tensor | None = getattr(inputs, "custom_mask", None)
+        requests, rows = inputs.batch_size, inputs.num_tokens
+        nodes = rows // requests if requests else 0
+        if nodes * requests != rows or (mask is not None and nodes > self.width):
+            limit = "" if mask is None else f" of at most {self.width} nodes, the pool's width"
+            raise AttentionError(
+                f"a batch of {requests} requests has {rows} rows: expected the same number of rows "
+                f"per request{limit}."
+            )
+        committed = inputs.req_pool_indices[:, None] * (self.width + 1)
+        if mask is None:
+            node = torch.arange(nodes, device=committed.device) - max(0, nodes - self.width)
+            before, after = node.clamp(min=0), (node + 1).clamp(min=0)
+            return StateSlots(committed + before, committed + after, is_tree=False)
+        node = self._node[:nodes]
+        # Ancestors precede their descendants, so the last one is the parent. -1 is no ancestor.
+        parents = torch.where(mask[:, :, :nodes].tril(-1), node, -1).amax(2)
+        return StateSlots(committed + 1 + parents, committed + 1 + node, is_tree=True)
+
+    def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a copy of the states in ``slots``, int64 [B], by kind, each [B, *shape]."""
+        return {kind: buffer[slots] for kind, buffer in self._layers[layer].items()}
+
+    def store(self, layer: int, slots: torch.Tensor, states: States) -> None:
+        """Write states, each [B, *shape], into ``slots``, int64 [B]."""
+        for kind, buffer in self._layers[layer].items():
+            buffer[slots] = states[kind].to(buffer.dtype)
+
+    def scan(
+        self,
+        layer: int,
+        slots: StateSlots,
+        update: Callable[..., tuple[States, torch.Tensor]],
+        *rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run a recurrence over the nodes of each request, in the order of the batch.
+
+        ``update(states, *node_rows)`` receives the states before one node of each request and that
+        node's rows, [B, ...] each. It returns the states after it and the node's output. The
+        states after the last W nodes are stored for ``commit``.
+
+        A layer with a kernel for whole chunks may replace ``scan``: it loads ``slots.before`` and
+        stores ``slots.after`` of the last W nodes itself.
+
+        Args:
+            layer: The recurrent layer, counted from 0.
+            slots: ``slots`` of the batch.
+            update: The recurrence. Must only enqueue work, since it is captured.
+            *rows: Inputs of all rows, [T, ...] each.
+
+        Returns:
+            The outputs of all rows, [T, ...].
+        """
+        nodes = slots.after.shape[1]
+        by_node = [each.unflatten(0, slots.after.shape) for each in rows]
+        outputs = []
+        states: States = {}
+        for node in range(nodes):
+            if node == 0 or slots.is_tree:
+                states = self.load(layer, slots.before[:, node])
+            states, output = update(states, *(each[:, node] for each in by_node))
+            if node >= nodes - self.width:
+                self.store(layer, slots.after[:, node], states)
+            outputs.append(output)
+        return torch.stack(outputs, 1).flatten(0, 1)
+
+    def reset(self, req_pool_indices: torch.Tensor) -> None:
+        """Set the committed states of rows, int64 [B], to the initial state, zeros."""
+        # Slot 0 is the committed state of the pad rows, which nothing writes.
+        self._copy(req_pool_indices, torch.zeros_like(req_pool_indices))
+
+    def commit(self, req_pool_indices: torch.Tensor, nodes: torch.Tensor) -> None:
+        """Copy the states after ``nodes`` over the committed ones, in every layer.
+
+        Two launches on the current stream for any number of layers. Never synchronises; may be
+        captured. Pad rows, row 0, keep the initial state.
+
+        Args:
+            req_pool_indices: [B] int64, request rows; each at most once, except row 0.
+            nodes: [B] int64, the last accepted node of each request, 0 to W - 1.
+
+        Raises:
+            AttentionError: A tensor has the wrong shape, dtype or device, or, on the CPU, a row or
+                node is out of range. On CUDA such a pair copies nothing, or another node's state.
+        """
+        source = req_pool_indices * (self.width + 1) + 1 + nodes
+        self._copy(req_pool_indices, torch.where(req_pool_indices == 0, 0, source))
+
+    def _copy(self, req_pool_indices: torch.Tensor, source: torch.Tensor) -> None:
+        move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
+
+
+def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
+    if not isinstance(shapes, Mapping) or not shapes:
+        raise ConfigError(
+            f"RecurrentStatePool.shapes must name at least one kind of state, got {shapes!r}. Pass "
+            "a mapping such as {'ssm': (heads, head_dim, state_size)}.",
+            field="shapes",
+        )
+    for kind, shape in shapes.items():
+        if not isinstance(shape, Sequence):
+            raise ConfigError(
+                f"RecurrentStatePool.shapes[{kind!r}] must be a sequence of ints, got {shape!r}.",
+                field="shapes",
+            )
+        for extent in shape:
+            require_int("RecurrentStatePool", f"shapes[{kind!r}]", extent)
