@@ -1,0 +1,256 @@
+"""Random replays of all modes, each compared bit by bit with its padded step without a graph.
+
+The reference models run as chains and as trees, with a step of declared inputs beside them. For
+each mode and live size some batches run once through ``run_padded``, and the outputs stay on the
+device. Then random batches are replayed by ``replay``, ``run`` and ``stage``, and each comparison
+is enqueued behind its replay. A staged batch waits until its runner has its next turn.
+
+Outputs do not depend on earlier replays: a step reads committed KV, which no replay writes, and
+the slots that it has just written.
+
+    python tools/bench/random_replays.py --out tools/bench/results/random_replays.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from declared_step import with_declared_step
+from rich.console import Console
+
+from graphkit.graphs import environment, resolve_device
+from graphkit.records import BenchReport, Measure
+from graphkit.reference import reference_target
+from graphkit.runners import Output, Runner, StagedBatch
+from graphkit.targets import CaptureTarget
+from graphkit.views import bench_view
+
+WAYS = ("replay", "run", "stage")
+SOURCES = ("numpy arrays", "CPU tensors", "device tensors")
+READ_EVERY = 4096
+"""Replays between two reads of their comparisons."""
+NOTE_EVERY = 100_000
+NAMED = 20
+"""Most mismatches that a report names."""
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A batch, and the output that each of its replays must have.
+
+    Attributes:
+        runner: Captured.
+        name: Describes the batch.
+        batch: Live rows.
+        expected: Bits of each field of the padded step's output.
+    """
+
+    runner: Runner[Any, Any]
+    name: str
+    batch: Any
+    expected: dict[str, torch.Tensor]
+
+    def stage(self) -> StagedBatch[Any]:
+        """Claim an entry and write the batch into it."""
+        staged = self.runner.stage(self.batch.batch_size, self.batch.num_tokens)
+        for name, rows in vars(self.batch).items():
+            if isinstance(rows, np.ndarray):
+                getattr(staged, name)[:] = rows
+            elif rows is not None:
+                setattr(staged, name, rows)
+        return staged
+
+
+def case_of(target: CaptureTarget, runner: Runner[Any, Any], live: int, seed: int) -> Case:
+    """Draw a batch of a live size and run it without a graph."""
+    batch, source = target.batch(runner.mode, live, seed), SOURCES[seed % len(SOURCES)]
+    if source != "numpy arrays":
+        device = runner.device if source == "device tensors" else "cpu"
+        for name, rows in vars(batch).items():
+            if rows is not None:
+                setattr(batch, name, torch.as_tensor(rows).to(device))
+    padded = runner.run_padded(batch).clone().tensors()
+    return Case(
+        runner,
+        f"{mode_name(target, runner)}, {live} live at {runner.table.fit(live)}, seed {seed} "
+        f"({source})",
+        batch,
+        {name: bits(rows) for name, rows in padded.items()},
+    )
+
+
+def mode_name(target: CaptureTarget, runner: Runner[Any, Any]) -> str:
+    """Return the mode and the shape of the drafts."""
+    return f"{runner.mode.name} {'chain' if target.spec.topk == 1 else 'tree'}"
+
+
+def bits(rows: torch.Tensor) -> torch.Tensor:
+    """View numbers as integers, so that a NaN equals itself and 0 differs from -0."""
+    return rows.view(INTEGERS[rows.element_size()])
+
+
+class Comparisons:
+    """Compares outputs on the device, and waits for the results of many at once.
+
+    Attributes:
+        ways: Outputs compared, by the way of the replay.
+        sizes: Outputs compared, by live size.
+        mismatches: The replay and field of each difference.
+    """
+
+    def __init__(self, device: torch.device, fields: int) -> None:
+        self.ways, self.sizes = Counter[str](), Counter[int]()
+        self.mismatches: list[str] = []
+        self._differs = torch.zeros(READ_EVERY, fields, dtype=torch.bool, device=device)
+        self._unread: list[tuple[Case, str]] = []
+
+    def compare(self, case: Case, output: Output, way: str) -> None:
+        """Enqueue the comparison of a replay's output."""
+        differs, tensors = self._differs[len(self._unread)], output.tensors()
+        assert tensors.keys() == case.expected.keys(), f"{case.name}: got {list(tensors)}"
+        for index, (name, rows) in enumerate(tensors.items()):
+            torch.any(bits(rows) != case.expected[name], out=differs[index])
+        self._unread.append((case, way))
+        self.ways[way] += 1
+        self.sizes[case.batch.batch_size] += 1
+        if len(self._unread) == READ_EVERY:
+            self.read()
+
+    def read(self) -> None:
+        """Wait for the device, and note the differences."""
+        first = self.ways.total() - len(self._unread)
+        for index, field in self._differs.nonzero().tolist():
+            case, way = self._unread[index]
+            name = list(case.expected)[field]
+            self.mismatches.append(f"replay {first + index}, {way}: {case.name}: {name}")
+        self._differs.zero_()
+        self._unread.clear()
+
+
+def replay_randomly(cases: Sequence[Case], replays: int, seed: int) -> Comparisons:
+    """Replay random cases in random ways, and compare each output."""
+    device, fields = cases[0].runner.device, max(len(case.expected) for case in cases)
+    comparisons = Comparisons(device, fields)
+    waiting: dict[Runner[Any, Any], tuple[Case, StagedBatch[Any]]] = {}
+
+    def replay_staged(runner: Runner[Any, Any]) -> None:
+        case, staged = waiting.pop(runner)
+        comparisons.compare(case, staged.replay(), "stage")
+
+    for turn, (case, way) in enumerate(turns(cases, replays, seed)):
+        if turn % NOTE_EVERY == 0:
+            note(f"{turn:,} replays")
+        if case.runner in waiting:
+            replay_staged(case.runner)
+        if way == "stage":
+            waiting[case.runner] = case, case.stage()
+        else:
+            comparisons.compare(case, getattr(case.runner, way)(case.batch), way)
+    for runner in list(waiting):
+        replay_staged(runner)
+    comparisons.read()
+    return comparisons
+
+
+def turns(cases: Sequence[Case], count: int, seed: int) -> Iterator[tuple[Case, str]]:
+    """Yield random cases, each with a random way to replay it."""
+    random = np.random.default_rng(seed)
+    for first in range(0, count, READ_EVERY):
+        size = min(READ_EVERY, count - first)
+        drawn = random.integers([[len(cases)], [len(WAYS)]], size=(2, size))
+        for case, way in drawn.T.tolist():
+            yield cases[case], WAYS[way]
+
+
+def note(text: str) -> None:
+    """Print progress with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr)
+
+
+def report_of(
+    targets: Sequence[CaptureTarget], device: torch.device, replays: int, seed: int, batches: int
+) -> BenchReport:
+    """Run the benchmark and return its report.
+
+    Args:
+        targets: All their modes are captured.
+        device: Device of the targets.
+        replays: Number of replays.
+        seed: Determines the order of the replays.
+        batches: Number of batches per mode and live size.
+    """
+    return BenchReport(
+        name="random replays: each compared bit by bit with its padded step",
+        environment=environment(device),
+        settings={"replays": replays, "seed": seed, "batches per mode and live size": batches},
+        measures=tuple(measures(targets, device, replays, seed, batches)),
+    )
+
+
+def measures(
+    targets: Sequence[CaptureTarget], device: torch.device, replays: int, seed: int, batches: int
+) -> Iterator[Measure]:
+    """Capture every mode, make the cases, replay them, and yield counts and times."""
+    with ExitStack() as stack:
+        runners: dict[str, Runner[Any, Any]] = {}
+        cases: list[Case] = []
+        began = time.perf_counter()
+        for target in targets:
+            for mode in target.forwards:
+                runner = stack.enter_context(target.runner(mode, device=device))
+                runner.capture()
+                runners[mode_name(target, runner)] = runner
+                for live in range(1, runner.table.max_batch_size + 1):
+                    cases += (case_of(target, runner, live, each) for each in range(batches))
+                note(f"captured {mode_name(target, runner)}")
+        prepared = time.perf_counter()
+        found = replay_randomly(cases, replays, seed)
+        ended = time.perf_counter()
+    stats = {name: runner.stats for name, runner in runners.items()}
+    yield Measure(name="mismatches", value=len(found.mismatches), unit="", bar=0)
+    for name in found.mismatches[:NAMED]:
+        yield Measure(name=name, value=1, unit="", bar=0)
+    fallbacks = sum(sum(each.fallbacks.values()) for each in stats.values())
+    yield Measure(name="fallbacks", value=fallbacks, unit="", bar=0)
+    yield Measure(name="captures and padded runs", value=prepared - began, unit="s")
+    yield Measure(name="replays and comparisons", value=ended - prepared, unit="s")
+    for name, each in stats.items():
+        yield Measure(name=f"replays: {name}", value=each.replays, unit="")
+    for way, count in sorted(found.ways.items()):
+        yield Measure(name=f"replays: {way}", value=count, unit="")
+    for live, count in sorted(found.sizes.items()):
+        yield Measure(name=f"replays: {live} live", value=count, unit="")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command. The exit code is 1 if a replay differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--replays", type=int, default=1_000_000, help="replays (1,000,000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of replays (0)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
+    parser.add_argument("--batches", type=int, default=8, help="batches per mode and live size (8)")
+    options = parser.parse_args(argv)
+    device = resolve_device(options.device)
+    targets = [with_declared_step(reference_target(str(device), topk=topk)) for topk in (1, 2)]
+    with torch.no_grad():
+        report = report_of(targets, device, options.replays, options.seed, options.batches)
+    Console(width=140).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return int(any(each.bar is not None and each.value > each.bar for each in report.measures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
