@@ -178,10 +178,10 @@ def note(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr)
 
 
-def report_of(
+def measures(
     targets: Sequence[CaptureTarget], device: torch.device, replays: int, seed: int, batches: int
-) -> BenchReport:
-    """Run the benchmark and return its report.
+) -> Iterator[Measure]:
+    """Capture every mode, make the cases, replay them, and yield counts and times.
 
     Args:
         targets: All their modes are captured.
@@ -190,18 +190,6 @@ def report_of(
         seed: Determines the order of the replays.
         batches: Number of batches per mode and live size.
     """
-    return BenchReport(
-        name="random replays: each compared bit by bit with its padded step",
-        environment=environment(device),
-        settings={"replays": replays, "seed": seed, "batches per mode and live size": batches},
-        measures=tuple(measures(targets, device, replays, seed, batches)),
-    )
-
-
-def measures(
-    targets: Sequence[CaptureTarget], device: torch.device, replays: int, seed: int, batches: int
-) -> Iterator[Measure]:
-    """Capture every mode, make the cases, replay them, and yield counts and times."""
     with ExitStack() as stack:
         runners: dict[str, Runner[Any, Any]] = {}
         cases: list[Case] = []
@@ -244,8 +232,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     device = resolve_device(options.device)
     targets = [with_declared_step(reference_target(str(device), topk=topk)) for topk in (1, 2)]
+    settings = {name: getattr(options, name) for name in ("replays", "seed", "batches")}
     with torch.no_grad():
-        report = report_of(targets, device, options.replays, options.seed, options.batches)
+        report = BenchReport(
+            name="random replays: each compared bit by bit with its padded step",
+            environment=environment(device),
+            settings=settings,
+            measures=tuple(measures(targets, device, **settings)),
+        )
     Console(width=140).print(bench_view(report))
     if options.out:
         options.out.write_text(report.to_json())
