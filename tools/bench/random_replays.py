@@ -16,132 +16,36 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from compared_replays import Case, Comparisons, case_of, mode_name
 from declared_step import with_declared_step
 from rich.console import Console
 
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import BenchReport, Measure
 from graphkit.reference import reference_target
-from graphkit.runners import Output, Runner, StagedBatch
+from graphkit.runners import Runner, StagedBatch
 from graphkit.targets import CaptureTarget
 from graphkit.views import bench_view
 
 WAYS = ("replay", "run", "stage")
-SOURCES = ("numpy arrays", "CPU tensors", "device tensors")
 READ_EVERY = 4096
 """Replays between two reads of their comparisons."""
 NOTE_EVERY = 100_000
 NAMED = 20
 """Most mismatches that a report names."""
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A batch, and the output that each of its replays must have.
-
-    Attributes:
-        runner: Captured.
-        name: Describes the batch.
-        batch: Live rows.
-        expected: Bits of each field of the padded step's output.
-    """
-
-    runner: Runner[Any, Any]
-    name: str
-    batch: Any
-    expected: dict[str, torch.Tensor]
-
-    def stage(self) -> StagedBatch[Any]:
-        """Claim an entry and write the batch into it."""
-        staged = self.runner.stage(self.batch.batch_size, self.batch.num_tokens)
-        for name, rows in vars(self.batch).items():
-            if isinstance(rows, np.ndarray):
-                getattr(staged, name)[:] = rows
-            elif rows is not None:
-                setattr(staged, name, rows)
-        return staged
-
-
-def case_of(target: CaptureTarget, runner: Runner[Any, Any], live: int, seed: int) -> Case:
-    """Draw a batch of a live size and run it without a graph."""
-    batch, source = target.batch(runner.mode, live, seed), SOURCES[seed % len(SOURCES)]
-    if source != "numpy arrays":
-        device = runner.device if source == "device tensors" else "cpu"
-        for name, rows in vars(batch).items():
-            if rows is not None:
-                setattr(batch, name, torch.as_tensor(rows).to(device))
-    padded = runner.run_padded(batch).clone().tensors()
-    return Case(
-        runner,
-        f"{mode_name(target, runner)}, {live} live at {runner.table.fit(live)}, seed {seed} "
-        f"({source})",
-        batch,
-        {name: bits(rows) for name, rows in padded.items()},
-    )
-
-
-def mode_name(target: CaptureTarget, runner: Runner[Any, Any]) -> str:
-    """Return the mode and the shape of the drafts."""
-    return f"{runner.mode.name} {'chain' if target.spec.topk == 1 else 'tree'}"
-
-
-def bits(rows: torch.Tensor) -> torch.Tensor:
-    """View numbers as integers, so that a NaN equals itself and 0 differs from -0."""
-    return rows.view(INTEGERS[rows.element_size()])
-
-
-class Comparisons:
-    """Compares outputs on the device, and waits for the results of many at once.
-
-    Attributes:
-        ways: Outputs compared, by the way of the replay.
-        sizes: Outputs compared, by live size.
-        mismatches: The replay and field of each difference.
-    """
-
-    def __init__(self, device: torch.device, fields: int) -> None:
-        self.ways, self.sizes = Counter[str](), Counter[int]()
-        self.mismatches: list[str] = []
-        self._differs = torch.zeros(READ_EVERY, fields, dtype=torch.bool, device=device)
-        self._unread: list[tuple[Case, str]] = []
-
-    def compare(self, case: Case, output: Output, way: str) -> None:
-        """Enqueue the comparison of a replay's output."""
-        differs, tensors = self._differs[len(self._unread)], output.tensors()
-        assert tensors.keys() == case.expected.keys(), f"{case.name}: got {list(tensors)}"
-        for index, (name, rows) in enumerate(tensors.items()):
-            torch.any(bits(rows) != case.expected[name], out=differs[index])
-        self._unread.append((case, way))
-        self.ways[way] += 1
-        self.sizes[case.batch.batch_size] += 1
-        if len(self._unread) == READ_EVERY:
-            self.read()
-
-    def read(self) -> None:
-        """Wait for the device, and note the differences."""
-        first = self.ways.total() - len(self._unread)
-        for index, field in self._differs.nonzero().tolist():
-            case, way = self._unread[index]
-            name = list(case.expected)[field]
-            self.mismatches.append(f"replay {first + index}, {way}: {case.name}: {name}")
-        self._differs.zero_()
-        self._unread.clear()
 
 
 def replay_randomly(cases: Sequence[Case], replays: int, seed: int) -> Comparisons:
     """Replay random cases in random ways, and compare each output."""
     device, fields = cases[0].runner.device, max(len(case.expected) for case in cases)
-    comparisons = Comparisons(device, fields)
+    comparisons = Comparisons(device, READ_EVERY, fields)
     waiting: dict[Runner[Any, Any], tuple[Case, StagedBatch[Any]]] = {}
 
     def replay_staged(runner: Runner[Any, Any]) -> None:

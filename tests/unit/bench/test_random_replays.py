@@ -90,6 +90,8 @@ def test_the_replays_of_a_seed_are_the_same(bench, cases):
 
 
 def test_numbers_are_compared_by_their_bits(bench):
+    from compared_replays import bits
+
     rows = torch.tensor([torch.nan, 0.0])
-    assert torch.equal(bench.bits(rows), bench.bits(rows.clone()))
-    assert not torch.equal(bench.bits(rows), bench.bits(torch.tensor([torch.nan, -0.0])))
+    assert torch.equal(bits(rows), bits(rows.clone()))
+    assert not torch.equal(bits(rows), bits(torch.tensor([torch.nan, -0.0])))
