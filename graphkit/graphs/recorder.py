@@ -18,6 +18,12 @@ from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 
+_aten = torch.ops.aten
+UNINITIALISED = frozenset(
+    {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
+)
+"""Operations that allocate and write nothing: a CUDA graph has no node for them."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
@@ -40,7 +46,12 @@ class RecordedOp:
     with_grad: bool
 
     def run(self) -> None:
-        """Run the operation again into the same storages; see ``replay_context``."""
+        """Run the operation again into the same storages; see ``replay_context``.
+
+        Does nothing for an operation that leaves its results uninitialised.
+        """
+        if self.op.overloadpacket in UNINITIALISED:
+            return
         # Aliases, because an operation may transpose or squeeze its argument in place.
         args = [_aliased(value) for value in self.args]
         kwargs = {name: _aliased(value) for name, value in self.kwargs.items()}

@@ -8,11 +8,8 @@ from typing import Any
 import torch
 
 from graphkit.audit.object_snapshot import checksum
-from graphkit.graphs.recorder import RecordedGraph, RecordedOp, replay_context
+from graphkit.graphs.recorder import UNINITIALISED, RecordedGraph, RecordedOp, replay_context
 from graphkit.graphs.walk.recorder_walk import tensors_in
-
-_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-"""Operations whose results are arbitrary."""
 
 
 def first_result_difference(graph: Any, new: Any, replay: Callable[[Any], object]) -> int | None:
@@ -52,7 +49,7 @@ class _CheckedReplay:
 
 def written_tensors(op: RecordedOp) -> Iterator[torch.Tensor]:
     """Yield the results of an operation and the arguments that it writes."""
-    if op.op.overloadpacket.__name__ not in _UNINITIALISED:
+    if op.op.overloadpacket not in UNINITIALISED:
         yield from op.results
     declared = op.op._schema.arguments
     given = {**dict(zip((each.name for each in declared), op.args, strict=False)), **op.kwargs}

@@ -183,6 +183,22 @@ def test_a_replay_changes_outside_state_once():
     assert cache.tolist() == [0, 4, 0, 4], "the capture itself runs once"
 
 
+def test_a_replay_leaves_uninitialised_memory_as_it_is():
+    """A CUDA graph has no node for it, so kept memory keeps what the host or a replay wrote."""
+    x, kept = torch.ones(3), {}
+
+    def step():
+        kept["memory"] = torch.empty(3)
+        return x + kept["memory"]
+
+    graph = capture(step)
+    for number in (1.0, 2.0):
+        kept["memory"].fill_(number)
+        graph.replay()
+        assert graph.output.tolist() == [1 + number] * 3
+    assert graph.num_nodes == 2
+
+
 @pytest.mark.parametrize(
     "draw",
     [
