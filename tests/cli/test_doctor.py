@@ -50,7 +50,16 @@ def test_with_cuda_the_device_is_named(run, with_cuda):
     assert "Imaginary [H200]" in run("doctor").out, "brackets must not be parsed as markup"
 
 
-def test_each_fact_is_one_line_in_a_pipe(run):
+def test_with_cuda_the_cost_of_a_third_stream_is_named(run, with_cuda):
+    streams = facts_of(run)["streams"]
+    assert streams["works"]
+    assert "in use; a third makes every replay of the process slower" in streams["found"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_fact_is_one_line_in_a_pipe(run, request, device):
+    if device == "cuda":
+        request.getfixturevalue("with_cuda")
     lines = run("doctor").out.splitlines()
     marks = [line.split()[0] for line in lines[: len(facts_of(run))]]
     assert set(marks) == {"ok", "--"}
