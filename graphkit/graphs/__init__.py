@@ -8,6 +8,7 @@ from graphkit.graphs.cuda import CudaBackend, CudaGraph
 from graphkit.graphs.environment import environment
 from graphkit.graphs.garbage_collection import gc_paused
 from graphkit.graphs.host_memory import UNSET_MARKER
+from graphkit.graphs.pool_memory import Allocation, PoolBlock
 from graphkit.graphs.recorder import RecordedGraph, RecorderBackend
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
 from graphkit.graphs.snapshot import StateSnapshot
@@ -16,6 +17,7 @@ from graphkit.graphs.walk import NamedTensors, inspect_graph, tensors_of
 
 __all__ = [
     "UNSET_MARKER",
+    "Allocation",
     "Attribution",
     "Backend",
     "CaptureFailure",
@@ -25,6 +27,7 @@ __all__ = [
     "GraphSequence",
     "NamedTensors",
     "NodeOrigin",
+    "PoolBlock",
     "RecordedGraph",
     "RecorderBackend",
     "SizeTable",

@@ -27,6 +27,7 @@ from graphkit.graphs.dispatch_modes import DISPATCH_MODES
 from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.module_names import ModuleNames
+from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, allocated_tensors
 from graphkit.graphs.source_lines import caller_line
 
 
@@ -83,6 +84,8 @@ class Attribution:
 
     Attributes:
         origins: Origin of each node of the last capture, in order of creation.
+        allocations: Memory that operations of the last capture allocated, in order. Memory that
+            kernels and compiled functions allocate without an operation is missing.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Attribution:
         stack_fill: int = 0,
     ) -> None:
         self.origins: list[NodeOrigin] = []
+        self.allocations: list[Allocation] = []
         self._stack_fill = stack_fill
         self._names = ModuleNames(modules)
         self._modules: list[str] = []
@@ -159,6 +163,20 @@ class Attribution:
             line = "" if is_graphkit else caller_line()
             self.origins += [NodeOrigin(module, op, line, "/".join(self._scopes))] * new
 
+    def add_allocations(self, func: torch._ops.OpOverload, out: Any) -> None:
+        """Record the memory that an operation allocated."""
+        is_initialised = func.overloadpacket not in UNINITIALISED
+        for tensor in allocated_tensors(func, out):
+            storage = tensor.untyped_storage()
+            if is_initialised:  # by the nodes that were added last
+                source = self.origins[-1].source if self.origins else ""
+            else:
+                source = caller_line()
+            begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+            self.allocations.append(
+                Allocation(begin, end, tensor.dtype, func.name(), source, is_initialised)
+            )
+
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:
         """Record a scope for a block, or a runner's stage; see ``scope``."""
@@ -174,7 +192,7 @@ class Attribution:
     def _reset(self, count: Callable[[], int]) -> None:
         """Forget the previous capture, which may have failed inside of modules."""
         self._count, self._thread = count, get_ident()
-        self.origins, self._modules, self._scopes = [], [], []
+        self.origins, self.allocations, self._modules, self._scopes = [], [], [], []
         self._names.reset()
 
     def _enter(self, module: nn.Module) -> None:
@@ -244,4 +262,5 @@ class _OperationMode(TorchDispatchMode):
         fill_stack(self._attribution._stack_fill)
         out = func(*args, **(kwargs or {}))
         self._attribution.add_new_nodes(func.name())
+        self._attribution.add_allocations(func, out)
         return out

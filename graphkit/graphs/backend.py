@@ -14,6 +14,7 @@ import torch
 
 from graphkit.graphs.attribution import Attribution, NodeOrigin
 from graphkit.graphs.capture_failure import CaptureFailure
+from graphkit.graphs.pool_memory import Allocation, PoolBlock
 
 
 class CapturedGraph(Protocol):
@@ -25,12 +26,14 @@ class CapturedGraph(Protocol):
         num_nodes: Number of nodes (CUDA; 0 without cuda-bindings) or of operations (recorder).
         pool_bytes: Bytes that the capture added to the backend's pool.
         origins: Origin of each node, in order of creation; empty without attribution.
+        allocations: Memory that its operations allocated, in order; empty without attribution.
     """
 
     output: Any
     num_nodes: int
     pool_bytes: int
     origins: tuple[NodeOrigin, ...]
+    allocations: tuple[Allocation, ...]
 
     def replay(self) -> None:
         """Run the step again on the memory that its capture used.
@@ -40,6 +43,13 @@ class CapturedGraph(Protocol):
 
         Raises:
             ReplayError: CUDA refused the launch.
+        """
+        ...
+
+    def pool_memory(self) -> list[PoolBlock]:
+        """Return the blocks of memory that captures allocated and replays use.
+
+        On CUDA all graphs of a backend share them. Valid until the next capture or ``close``.
         """
         ...
 
@@ -124,11 +134,17 @@ class GraphSequence:
         self.num_nodes = sum(graph.num_nodes for graph in graphs)
         self.pool_bytes = sum(graph.pool_bytes for graph in graphs)
         self.origins = tuple(origin for graph in graphs for origin in graph.origins)
+        self.allocations = tuple(each for graph in graphs for each in graph.allocations)
 
     def replay(self) -> None:
         """Replay every graph, in order."""
         for graph in self.graphs:
             graph.replay()
+
+    def pool_memory(self) -> list[PoolBlock]:
+        """Return the blocks of all graphs, each once."""
+        blocks = {block.begin: block for graph in self.graphs for block in graph.pool_memory()}
+        return list(blocks.values())
 
     def close(self) -> None:
         """Close every graph."""

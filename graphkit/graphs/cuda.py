@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from graphkit.graphs.driver import (
 )
 from graphkit.graphs.garbage_collection import gc_paused
 from graphkit.graphs.output_aliases import non_owning_aliases
+from graphkit.graphs.pool_memory import Allocation, PoolBlock, blocks_of_segments
 
 
 class CudaGraph:
@@ -43,10 +44,13 @@ class CudaGraph:
         graph: torch.cuda.CUDAGraph,
         output: Any,
         pool_bytes: int,
-        origins: Sequence[NodeOrigin],
+        attribution: Attribution | None,
     ) -> None:
         self.graph = graph
-        self.origins = tuple(origins)
+        self.origins: tuple[NodeOrigin, ...] = tuple(attribution.origins) if attribution else ()
+        self.allocations: tuple[Allocation, ...] = (
+            tuple(attribution.allocations) if attribution else ()
+        )
         self.output = output
         self.num_nodes = count_nodes(graph)
         self.pool_bytes = pool_bytes
@@ -75,6 +79,10 @@ class CudaGraph:
         else:
             self._launch(backend.last_stream)
         return None
+
+    def pool_memory(self) -> list[PoolBlock]:
+        """Return the blocks of the pool, also those that other graphs of the backend use."""
+        return blocks_of_segments(self._backend.pool_segments(), self._backend.device)
 
     def close(self) -> None:
         """Destroy the graph and free its share of the pool."""
@@ -200,8 +208,7 @@ class CudaBackend:
         graph.instantiate()
         upload(graph, self.stream)
         grown = self.pool_bytes() - before
-        origins = attribution.origins if attribution else ()
-        captured = CudaGraph(self, graph, non_owning_aliases(output), grown, origins)
+        captured = CudaGraph(self, graph, non_owning_aliases(output), grown, attribution)
         self.graphs.add(captured)
         return captured
 
@@ -232,11 +239,15 @@ class CudaBackend:
 
     def pool_bytes(self) -> int:
         """Return the bytes of all segments of the pool."""
-        return sum(
-            segment["total_size"]
+        return sum(segment["total_size"] for segment in self.pool_segments())
+
+    def pool_segments(self) -> list[dict[str, Any]]:
+        """Return the segments of the pool, as in ``torch.cuda.memory_snapshot``."""
+        return [
+            segment
             for segment in torch.cuda.memory_snapshot()
             if tuple(segment["segment_pool_id"]) == tuple(self.pool)
-        )
+        ]
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a failed capture, so that the next one starts clean.

@@ -12,18 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-
-class _DeviceMemory:
-    """Device memory as ``torch.as_tensor`` reads it (``__cuda_array_interface__``, version 3)."""
-
-    def __init__(self, tensor: torch.Tensor, nbytes: int) -> None:
-        storage = tensor.untyped_storage()
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (storage.data_ptr(), False),
-            "version": 3,
-        }
+from graphkit.graphs.pool_memory import device_bytes
 
 
 def non_owning_aliases(tree: Any) -> Any:
@@ -34,6 +23,6 @@ def non_owning_aliases(tree: Any) -> Any:
 def _alias(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor) or not leaf.is_cuda or not leaf.numel():
         return leaf
-    memory = _DeviceMemory(leaf, leaf.untyped_storage().nbytes())
-    alias = torch.as_tensor(memory, device=leaf.device).view(leaf.dtype)
-    return alias.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+    storage = leaf.untyped_storage()
+    memory = device_bytes(storage.data_ptr(), storage.nbytes(), leaf.device)
+    return memory.view(leaf.dtype).as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +17,7 @@ from graphkit.graphs.capture_failure import failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
-
-_aten = torch.ops.aten
-UNINITIALISED = frozenset(
-    {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
-)
-"""Operations that allocate and write nothing: a CUDA graph has no node for them."""
+from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, PoolBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +77,17 @@ class RecordedGraph:
             last one, in nanoseconds; normally ``None``.
     """
 
-    def __init__(self, output: Any, ops: list[RecordedOp], origins: Sequence[NodeOrigin]) -> None:
+    def __init__(
+        self, output: Any, ops: list[RecordedOp], attribution: Attribution | None = None
+    ) -> None:
         self.output = output
         self.ops = tuple(ops)
         self.num_nodes = len(ops)
         self.pool_bytes = _storage_bytes(ops)
-        self.origins = tuple(origins)
+        self.origins: tuple[NodeOrigin, ...] = tuple(attribution.origins) if attribution else ()
+        self.allocations: tuple[Allocation, ...] = (
+            tuple(attribution.allocations) if attribution else ()
+        )
         self.timestamps: list[int] | None = None
 
     def replay(self) -> None:
@@ -104,6 +104,15 @@ class RecordedGraph:
             timestamps.append(time.perf_counter_ns())
             op.run()
         timestamps.append(time.perf_counter_ns())
+
+    def pool_memory(self) -> list[PoolBlock]:
+        """Return the storages that the operations allocated. All are live: none is reused."""
+        storages = {_storage(t): t.untyped_storage() for op in self.ops for t in op.results}
+        return [
+            PoolBlock(torch.empty(0, dtype=torch.uint8).set_(storage), is_live=True)
+            for storage in storages.values()
+            if storage.nbytes()
+        ]
 
     def close(self) -> None:
         """Free the operations and their storages."""
@@ -189,7 +198,7 @@ class RecorderBackend:
                 output = function()
         except Exception as error:
             raise failure_of(error) from error
-        return RecordedGraph(output, recorder.ops, attribution.origins if attribution else ())
+        return RecordedGraph(output, recorder.ops, attribution)
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: ``capture`` names the operation itself."""

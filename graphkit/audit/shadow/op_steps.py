@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from graphkit.audit.object_snapshot import checksum
-from graphkit.graphs.recorder import UNINITIALISED, RecordedGraph, RecordedOp, replay_context
+from graphkit.graphs.pool_memory import UNINITIALISED
+from graphkit.graphs.recorder import RecordedGraph, RecordedOp, replay_context
 from graphkit.graphs.walk.recorder_walk import tensors_in
 
 

@@ -17,6 +17,7 @@ from graphkit.audit.shadow.rounding import is_beyond_rounding
 from graphkit.graphs import Stage
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import checked, runtime
+from graphkit.graphs.pool_memory import device_bytes
 from graphkit.records import Argument, Node
 
 _SWITCHABLE = ("kernel", "memcpy", "memset")
@@ -152,7 +153,9 @@ class _Pools:
         if not pairs:
             raise Incomparable("no argument points to the graph's own memory")
         self._device = device
-        self._pairs = [(_bytes(*one, device), _bytes(*two, device)) for one, two in pairs.items()]
+        self._pairs = [
+            (device_bytes(*one, device), device_bytes(*two, device)) for one, two in pairs.items()
+        ]
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -199,16 +202,3 @@ def _segment_of(address: int, segments: Sequence[Segment]) -> Segment:
     if segment is None:
         raise Incomparable("the allocator does not know the graph's memory")
     return segment
-
-
-class _Memory:
-    """Device memory in CUDA's array interface, for ``torch.as_tensor``."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3,
-        }  # fmt: skip
-
-
-def _bytes(address: int, size: int, device: torch.device) -> torch.Tensor:
-    return torch.as_tensor(_Memory(address, size), device=device)

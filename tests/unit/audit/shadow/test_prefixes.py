@@ -76,7 +76,7 @@ def device(monkeypatch):
     )
     monkeypatch.setattr(
         prefixes,
-        "_bytes",
+        "device_bytes",
         lambda address, size, device: next(p for p in pools if p.data_ptr() == address),
     )
     return lambda *graphs: pools.extend(graph.pool for graph in graphs)
