@@ -43,7 +43,7 @@ class AuditLog:
     """Checks and findings of a target's audits, in the order in which the audits ran.
 
     Args:
-        tolerance: Multiple of the expected rounding within which two results are alike.
+        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
 
     Attributes:
         tolerance: As given.

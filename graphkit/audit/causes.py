@@ -41,15 +41,16 @@ def _merged(findings: Sequence[Finding]) -> Finding:
 
 
 def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
-    """Drop padding bugs that ``shadow`` sees in modes where ``pads`` has found the cause."""
+    """Drop what ``shadow`` sees in modes where ``pads`` has found the cause."""
     explained = {
-        mode
+        (kind, mode)
         for each in findings
-        if each.audit == "pads" and each.severity == "error"
+        if each.audit == "pads"
+        for kind in (each.kind, *(["padding bug"] if each.severity == "error" else []))
         for mode in each.modes
     }
     return [
         each
         for each in findings
-        if (each.audit, each.kind) != ("shadow", "padding bug") or not {*each.modes} <= explained
+        if each.audit != "shadow" or not {(each.kind, mode) for mode in each.modes} <= explained
     ]

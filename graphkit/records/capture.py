@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import ClassVar
 
 from graphkit.records.environment import Environment
@@ -120,6 +121,8 @@ class Mismatch:
         request: Index of the request that the row belongs to.
         expected: Value without a graph.
         got: Value of the replay.
+        ulps: Their distance in units in the last place of ``dtype``; ``None`` for integers.
+        dtype: Dtype of these units, which the step computes in; empty for integers.
         kind: Class of the fault.
         mode: Name of the forward mode.
         batch_size: Number of live requests.
@@ -131,10 +134,19 @@ class Mismatch:
     request: Count
     expected: float
     got: float
+    ulps: float | None = None
+    dtype: str = ""
     kind: str = ""
     mode: str = ""
     batch_size: Count = 0
     padded_batch_size: Count = 0
+
+    @property
+    def distance(self) -> str:
+        """The distance as text, such as ``3 ulp of bfloat16``; empty if there is none."""
+        if self.ulps is None or not isfinite(self.ulps):
+            return ""
+        return f"{self.ulps:.3g} ulp of {self.dtype}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from graphkit.graphs import SizeTable, resolve_device
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget, locate
 from graphkit.testing.properties import PROPERTIES, CapturedMode
+from graphkit.verify import check_tolerance
 
 
 class TargetCollector(pytest.Collector):
@@ -24,6 +25,7 @@ class TargetCollector(pytest.Collector):
     def collect(self) -> Iterator[pytest.Collector]:
         """Yield the modes."""
         try:
+            check_tolerance(self.config.option.graphkit_tolerance)
             device = str(resolve_device(self.config.option.graphkit_device))
             target = locate(self.name, device)
         except GraphkitError as error:
@@ -59,7 +61,8 @@ class ModeCollector(pytest.Collector):
     def setup(self) -> None:
         """Capture the mode."""
         wanted = {item.of for item in self._items() if item.parent is self}
-        self.captured = CapturedMode(self._target, self._mode, self._device, wanted)
+        tolerance = self.config.option.graphkit_tolerance
+        self.captured = CapturedMode(self._target, self._mode, self._device, tolerance, wanted)
         if self.captured.eager_reason:
             pytest.skip(self.captured.eager_reason)
 

@@ -9,9 +9,9 @@ from graphkit.audit.pads.batch_variants import Fill, Requests, largest_number, w
 from graphkit.audit.pads.bugs import Bug
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
-from graphkit.verify import StepRuns
+from graphkit.verify import Rounding, StepRuns
 from graphkit.verify.comparison import restorable_state
-from graphkit.verify.differences import Tensors, even_owner, first_difference, tolerance
+from graphkit.verify.differences import Tensors, even_owner, first_difference
 
 _NONDETERMINISTIC = (
     "nondeterministic step. Replays of the batch differ, or runs of it without a graph. Declare "
@@ -27,8 +27,8 @@ _ROUNDING_IN_GRAPH = (
 )
 _NUMBER_OF_PADS = (
     "dependence on the batch size. The number of pad rows matters, not their contents: look for a "
-    "mean or a count over all rows. If kernels of another size round more than expected, pass rtol "
-    "or atol."
+    "mean or a count over all rows. If kernels of another size round more than expected, pass "
+    "tolerance."
 )
 
 
@@ -43,14 +43,18 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
         size: The captured size.
         is_padding: Whether padding changed live rows; if not, the graph differs.
     """
-    live = batch.batch_size
+    live, rounding = batch.batch_size, Rounding(runner.sizes.dtype)
+
+    def differ(one: Tensors, other: Tensors, allowed: float = 0.0) -> bool:
+        return first_difference(one, other, even_owner(1), rounding, allowed) is not None
+
     with StateSnapshot(restorable_state(runner), runner.device) as start:
         runs = StepRuns(runner, batch, size, start)
         padded, replayed = runs.padded(), runs.replay()
-        if _differ(padded, runs.padded()) or _differ(replayed, runs.replay()):
+        if differ(padded, runs.padded()) or differ(replayed, runs.replay()):
             return _NONDETERMINISTIC
         if not is_padding:
-            is_large = _differ(padded, replayed, tolerance(padded))
+            is_large = differ(padded, replayed, rounding.most)
             return _BAKED if is_large else _ROUNDING_IN_GRAPH
         requests = Requests.of(batch, runner.buffers.layouts, runner.buffers.capacity)
         fills: tuple[Fill, ...] = (
@@ -59,10 +63,7 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
         )
         for fill in fills:
             filled = StepRuns(runner, requests.padded(size, fill), size, start).padded()
-            if _differ(padded, {name: r[: len(r) * live // size] for name, r in filled.items()}):
+            rows = {name: each[: len(each) * live // size] for name, each in filled.items()}
+            if differ(padded, rows, rounding.beside(0.0)):
                 return f"{Bug.LEAKING_PAD_ROW.kind}. {Bug.LEAKING_PAD_ROW.value}"
     return _NUMBER_OF_PADS
-
-
-def _differ(one: Tensors, other: Tensors, allowed: float = 0.0) -> bool:
-    return first_difference(one, other, allowed, even_owner(1)) is not None

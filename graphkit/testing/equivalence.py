@@ -13,7 +13,13 @@ from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 from graphkit.testing.diagnosis import probable_bug
-from graphkit.verify import NOT_FINITE, PADDING_LEAKS, Comparison, compare_runs
+from graphkit.verify import (
+    NOT_FINITE,
+    PADDING_LEAKS,
+    Comparison,
+    check_tolerance,
+    compare_runs,
+)
 from graphkit.verify.differences import Allowed, allowed_by
 
 
@@ -21,6 +27,7 @@ def assert_replay_equivalent(
     runner: Runner[Any, Any],
     batches: Iterable[Any],
     *,
+    tolerance: float = 1.0,
     rtol: float | None = None,
     atol: float | None = None,
     padded_batch_size: int | None = None,
@@ -28,28 +35,32 @@ def assert_replay_equivalent(
     """Fail unless replays of the batches are right.
 
     Each batch runs three times from the same state: as a replay, as the same padded step without a
-    graph, and unpadded. The first two must agree bit for bit. The unpadded step may run other
-    kernels, so it gets a tolerance. Where a step chooses tokens, it follows the choices of the
-    padded step, so that near ties are no difference. The runner's ``mutable_state``, tensors of its
-    attention backend, and random numbers are restored after each run.
+    graph, and unpadded. The first two must agree bit for bit, unless repeated runs of the padded
+    step differ by rounding, too. The unpadded step may run other kernels, so it may differ by 64
+    units in the last place (ulp) of the dtype that the step computes in. Where a step chooses
+    tokens, it follows the choices of the padded step, so that near ties are no difference. The
+    runner's ``mutable_state``, tensors of its attention backend, and random numbers are restored
+    after each run.
 
     Args:
         runner: Captured.
         batches: The mode's inputs with live rows; at least one batch.
-        rtol: Allowed difference between padded and unpadded numbers, relative to the unpadded one.
-            The graph gets no tolerance.
-        atol: Allowed absolute difference, in addition. If neither is given, some roundings of the
-            largest number are allowed.
+        tolerance: Multiple of the usual rounding that is allowed, as ``graphkit audit --tolerance``
+            takes it.
+        rtol: Allowed difference between padded and unpadded numbers, relative to the unpadded one,
+            instead of the 64 ulp.
+        atol: Allowed absolute difference, in addition to ``rtol``.
         padded_batch_size: Captured size to run at, instead of the smallest that fits.
 
     Raises:
         AssertionError: A replay is wrong, or a batch has no graph. The text says where and by how
             much, whether the graph or padding is at fault, and which bug is probable.
-        ConfigError: A tolerance is negative or not a number.
+        ConfigError: A tolerance is negative or not a number, or ``tolerance`` contradicts ``rtol``
+            or ``atol``.
         ReplayError: The runner is not captured.
         TargetError: ``batches`` is empty.
     """
-    allowed = _allowed(rtol, atol)
+    allowed = _allowed(tolerance, rtol, atol)
     if runner.status != "captured":
         why = runner.eager_reason or f"runner is {runner.status}"
         raise ReplayError(f"{why}: there is no replay to compare. Capture the runner first.")
@@ -60,7 +71,7 @@ def assert_replay_equivalent(
     for batch in chain([first], given):
         size = _size_of(runner, batch, padded_batch_size)
         if batch.batch_size:  # an idle batch launches nothing
-            comparison = compare_runs(runner, batch, size, allowed)
+            comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
             if comparison.mismatches:
                 raise AssertionError(_text(runner, batch, comparison))
 
@@ -71,6 +82,7 @@ def assert_target_equivalent(
     modes: Sequence[ForwardMode] | None = None,
     batch_sizes: Sequence[int] | None = None,
     device: str = "auto",
+    tolerance: float = 1.0,
     rtol: float | None = None,
     atol: float | None = None,
 ) -> None:
@@ -81,13 +93,14 @@ def assert_target_equivalent(
         modes: Modes to capture; ``None`` takes all that the target has.
         batch_sizes: Sizes to capture; ``None`` takes the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
+        tolerance: As for ``assert_replay_equivalent``.
         rtol: As for ``assert_replay_equivalent``.
         atol: As for ``assert_replay_equivalent``.
 
     Raises:
         AssertionError: A replay is wrong.
         CaptureError: A forward cannot be captured.
-        ConfigError: A tolerance is negative or not a number.
+        ConfigError: A tolerance is invalid, see ``assert_replay_equivalent``.
         TargetError: The target lacks a mode.
     """
     for mode in modes or target.forwards:
@@ -96,7 +109,12 @@ def assert_target_equivalent(
             for size in () if runner.eager_reason else runner.table:
                 batches = sample_batches(target, runner, size)
                 assert_replay_equivalent(
-                    runner, batches, rtol=rtol, atol=atol, padded_batch_size=size
+                    runner,
+                    batches,
+                    tolerance=tolerance,
+                    rtol=rtol,
+                    atol=atol,
+                    padded_batch_size=size,
                 )
 
 
@@ -106,11 +124,19 @@ def sample_batches(target: CaptureTarget, runner: Runner[Any, Any], size: int) -
     return (target.batch(runner.mode, live, live) for live in live_sizes(size, smaller))
 
 
-def _allowed(rtol: float | None, atol: float | None) -> Allowed | None:
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not value >= 0:
+def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowed | None:
+    check_tolerance(tolerance)
+    given = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
+    for name, value in given.items():
+        if not isinstance(value, (int, float)) or not value >= 0:
             raise ConfigError(f"{name} must be a number of at least 0, got {value!r}.", field=name)
-    return None if rtol is None and atol is None else allowed_by(rtol or 0.0, atol or 0.0)
+        if tolerance != 1.0:
+            raise ConfigError(
+                f"tolerance is a multiple of the usual limit, which {name} replaces. Pass one of "
+                "them.",
+                field="tolerance",
+            )
+    return allowed_by(**{"rtol": 0.0, "atol": 0.0} | given) if given else None
 
 
 def _size_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> int:
@@ -133,13 +159,14 @@ def _text(runner: Runner[Any, Any], batch: Any, comparison: Comparison) -> str:
             f"{size}. `graphkit audit --only finite` names the module."
         )
     expected, got = distinct_text(mismatch.expected, mismatch.got)
+    distance = f"  distance: {mismatch.distance}\n" if mismatch.distance else ""
     return (
         f"{mismatch.mode}: the replay of {count_of(mismatch.batch_size, 'live request')} at "
         f"captured size {size} is wrong: {mismatch.kind}.\n"
         f"  at fault: {'padding' if is_padding else 'graph'}\n"
         f"  where: {mismatch.field}, row {mismatch.row}, request {mismatch.request}\n"
         f"  expected: {expected}\n"
-        f"  got: {got}\n"
+        f"  got: {got}\n{distance}"
         f"  largest difference: {comparison.largest_difference:.3g}\n"
         f"  probable bug: {probable_bug(runner, batch, size, is_padding=is_padding)}"
     )

@@ -33,6 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="device of --graphkit",
     )
+    group.addoption(
+        "--graphkit-tolerance",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="multiple of the usual rounding of the dtype that --graphkit allows, as graphkit "
+        "audit --tolerance; default: 1",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

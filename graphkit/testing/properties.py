@@ -26,6 +26,7 @@ class CapturedMode:
         target: The target.
         mode: One of its modes.
         device: ``auto``, ``cpu`` or ``cuda``.
+        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
         wanted: Properties that will be checked; some audits run before the capture.
 
     Attributes:
@@ -36,9 +37,14 @@ class CapturedMode:
     """
 
     def __init__(
-        self, target: CaptureTarget, mode: ForwardMode, device: str, wanted: Collection[str]
+        self,
+        target: CaptureTarget,
+        mode: ForwardMode,
+        device: str,
+        tolerance: float,
+        wanted: Collection[str],
     ) -> None:
-        self._target = target
+        self._target, self._tolerance = target, tolerance
         self._runner = target.runner(mode, device=device)
         self._audited: dict[str, Callable[[], Collection[Finding]]] = {}
         self.eager_reason = self._runner.eager_reason
@@ -60,7 +66,9 @@ class CapturedMode:
         """
         if name == "equivalence":
             batches = sample_batches(self._target, self._runner, size)
-            assert_replay_equivalent(self._runner, batches, padded_batch_size=size)
+            assert_replay_equivalent(
+                self._runner, batches, tolerance=self._tolerance, padded_batch_size=size
+            )
             return
         if name not in self._audited:
             self._audit(name)
@@ -70,7 +78,7 @@ class CapturedMode:
 
     def _audit(self, name: str) -> None:
         """Run an audit of all sizes once. Its error is raised by the checks of its property."""
-        log = AuditLog()
+        log = AuditLog(self._tolerance)
         try:
             _AUDITS[name](self._target, self._runner, log)
         except GraphkitError as error:

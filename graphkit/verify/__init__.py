@@ -1,8 +1,8 @@
 """Runs of one step with and without its graph, and their comparison.
 
 A replay is right if it agrees with the same padded step without a graph, bit for bit, and if that
-agrees with the step on the live rows alone, up to rounding. Captures, audits and the kit for tests
-all check this here.
+agrees with the step on the live rows alone, up to rounding. Captures, audits, the shadow watch and
+the kit for tests all check this here.
 """
 
 from graphkit.verify.capture import capture_target
@@ -13,7 +13,8 @@ from graphkit.verify.comparison import (
     Comparison,
     compare_runs,
 )
-from graphkit.verify.differences import first_difference, tolerance
+from graphkit.verify.differences import first_difference
+from graphkit.verify.rounding import Rounding, check_tolerance
 from graphkit.verify.step_runs import StepRuns
 
 __all__ = [
@@ -21,9 +22,10 @@ __all__ = [
     "NOT_FINITE",
     "PADDING_LEAKS",
     "Comparison",
+    "Rounding",
     "StepRuns",
     "capture_target",
+    "check_tolerance",
     "compare_runs",
     "first_difference",
-    "tolerance",
 ]

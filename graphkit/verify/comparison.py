@@ -42,12 +42,17 @@ class Comparison:
 
 
 def compare_runs(
-    runner: Runner[Any, Any], batch: Any, padded_batch_size: int, allowed: Allowed | None = None
+    runner: Runner[Any, Any],
+    batch: Any,
+    padded_batch_size: int,
+    allowed: Allowed | None = None,
+    *,
+    tolerance: float = 1.0,
 ) -> Comparison:
     """Replay a batch, run it padded and unpadded, each time from the same state, and compare.
 
     The replay comes first, on buffers and graph memory as they are. It must agree with the padded
-    run bit for bit, and the padded run with the unpadded one up to a tolerance; see ``StepRuns``.
+    run bit for bit, and the padded run with the unpadded one within rounding; see ``StepRuns``.
     Restores state and random numbers.
 
     Args:
@@ -55,13 +60,16 @@ def compare_runs(
         batch: The mode's inputs, with at least one live request.
         padded_batch_size: The captured size to run at.
         allowed: Largest difference between padded and unpadded numbers, see ``first_difference``;
-            ``None`` allows some roundings of the largest number.
+            ``None`` allows rounding.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
     """
     with StateSnapshot(restorable_state(runner), runner.device) as start:
-        runs = StepRuns(runner, batch, padded_batch_size, start)
+        runs = StepRuns(runner, batch, padded_batch_size, start, tolerance)
         replayed, padded = runs.replay(), runs.padded()
+        padding = runs.padding_difference(allowed)
         graph = runs.graph_difference(padded, replayed)
-        padding = runs.padding_difference(padded, allowed)
+        if graph is not None:
+            graph = runs.judge_graph(padded, replayed).wrong
         finite = None
         if graph is None and padding is None:
             finite = first_not_finite(replayed, even_owner(batch.batch_size))

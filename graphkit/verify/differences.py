@@ -7,23 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from graphkit.records import Mismatch
+from graphkit.verify.rounding import Rounding
 
 Tensors = Mapping[str, torch.Tensor]
-Allowed = float | Callable[[torch.Tensor], torch.Tensor | float]
-"""Largest difference of floating-point fields: a number, or a function of the expected tensor."""
+Allowed = float | Callable[[torch.Tensor], torch.Tensor]
+"""Largest difference of floating-point fields: ulp, or a function of the expected tensor."""
 RowOwner = Callable[[int, int], int]
 """``owner(row, num_rows)`` is the request that a row belongs to."""
-
-_ROUNDINGS = 64
-"""Rounding errors that two kernels may accumulate when they add in a different order."""
-
-
-def tolerance(expected: Tensors) -> float:
-    """Return the largest difference to expect between kernels: some roundings of the largest value.
-
-    Infinities and NaN do not count as values.
-    """
-    return max((_rounding(tensor) for tensor in expected.values()), default=0.0)
 
 
 def even_owner(num_requests: int) -> RowOwner:
@@ -46,32 +36,52 @@ def largest_difference(expected: Tensors, got: Tensors) -> float:
     )
 
 
+def largest_ulps(expected: Tensors, got: Tensors, rounding: Rounding) -> float:
+    """Return the largest difference in ulp, as ``largest_difference`` compares."""
+    return max(
+        (
+            float(_difference(one, other).max()) / rounding.ulp(one)
+            for _, one, other in _fields(expected, got)
+            if one.is_floating_point()
+        ),
+        default=0.0,
+    )
+
+
 def first_difference(
-    expected: Tensors, got: Tensors, allowed: Allowed, owner: RowOwner
+    expected: Tensors,
+    got: Tensors,
+    owner: RowOwner,
+    rounding: Rounding,
+    allowed: Allowed = 0.0,
 ) -> Mismatch | None:
     """Return the largest difference of the first row that differs by more than is allowed.
 
     Args:
         expected: The reference output.
         got: The other output. A field that only one of them has differs in every row.
-        allowed: Largest difference of floating-point fields; integers must be equal.
         owner: Names the request of a row.
+        rounding: Measures differences.
+        allowed: Largest difference of floating-point fields; integers must be equal.
     """
     for name, one, other in _fields(expected, got):
-        difference = _difference(one, other)
-        if one.is_floating_point():
-            limit = allowed(one) if callable(allowed) else allowed
-            difference = difference - (_rows(limit) if isinstance(limit, torch.Tensor) else limit)
-        rows = (difference > 0).any(1).nonzero()
+        difference, ulp = _difference(one, other), rounding.ulp(one)
+        is_float, limit = one.is_floating_point(), torch.zeros(())
+        if is_float:
+            limit = _rows(allowed(one)) if callable(allowed) else torch.tensor(allowed * ulp)
+        excess = difference - limit.to(difference)
+        rows = (excess > 0).any(1).nonzero()
         if rows.numel():
             row = int(rows[0])
-            column = int(difference[row].argmax())
+            column = int(excess[row].argmax())
             return Mismatch(
                 field=name,
                 row=row,
                 request=owner(row, len(difference)),
                 expected=float(_rows(one)[row, column]),
                 got=float(_rows(other)[row, column]),
+                ulps=float(difference[row, column]) / ulp if is_float else None,
+                dtype=str(rounding.dtype_of(one)).removeprefix("torch.") if is_float else "",
             )
     return None
 
@@ -100,11 +110,6 @@ def not_finite_rows(tensor: torch.Tensor) -> torch.Tensor:
     rows = _rows(tensor)
     is_wrong = rows.isnan() | rows.isposinf()
     return (is_wrong.any(1) | rows.isneginf().all(1)).nonzero()[:, 0]
-
-
-def roundings(multiple: float) -> Allowed:
-    """Return a multiple of the rounding to expect of each field; see ``tolerance``."""
-    return lambda expected: multiple * _rounding(expected)
 
 
 def allowed_by(rtol: float, atol: float) -> Allowed:
@@ -140,11 +145,3 @@ def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(tensor.shape[0], -1)
-
-
-def _rounding(tensor: torch.Tensor) -> float:
-    if not tensor.is_floating_point():
-        return 0.0
-    values = tensor.float()
-    largest = float(torch.where(values.isfinite(), values.abs(), 0.0).max())
-    return _ROUNDINGS * torch.finfo(tensor.dtype).eps * max(1.0, largest)

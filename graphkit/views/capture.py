@@ -90,6 +90,8 @@ def _sentence(m: Mismatch) -> str:
     expected, got = distinct_text(m.expected, m.got)
     is_equal = m.expected == m.got or (m.expected != m.expected and m.got != m.got)  # NaN
     value = got if is_equal else f"{got} instead of {expected}"
+    if m.distance:
+        value += f" ({m.distance})"
     return (
         f"{m.mode}, {count_of(m.batch_size, 'request')} at size {m.padded_batch_size}: {m.kind}: "
         f"{m.field} row {m.row} (request {m.request}) is {value}"

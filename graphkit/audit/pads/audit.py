@@ -2,7 +2,7 @@
 
 The audit replays each live batch many times at one captured size, always from the same state, with
 different contents of its pad rows, after different batches, and in different orders. Live rows must
-be equal; a difference within the rounding of their dtype is a note. Each replay may write only the
+be equal; a difference within the rounding of the step is a note. Each replay may write only the
 state rows of its batch and the reserved ones.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,11 +21,12 @@ from graphkit.audit.pads.batch_variants import Fill, largest_number, worst_of
 from graphkit.audit.pads.bugs import Bug, WrongReplay, report_wrong_replays
 from graphkit.audit.pads.greedy_acceptance import accepted_drafts
 from graphkit.audit.pads.trials import Tensors, Trials
-from graphkit.records import count_of
+from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
-from graphkit.verify.differences import even_owner, first_difference, tolerance
+from graphkit.verify import Rounding, first_difference
+from graphkit.verify.differences import even_owner
 
 _TRY_ALL_UP_TO = 8
 """Captured sizes up to which every number of live requests is tried."""
@@ -79,16 +80,17 @@ def live_sizes(size: int, smaller: int) -> list[int]:
 class _LiveBatch:
     """A live batch, replayed with variations at one captured size."""
 
-    def __init__(self, trials: Trials, size: int, live: int, tolerance_multiple: float) -> None:
+    def __init__(self, trials: Trials, size: int, live: int, tolerance: float) -> None:
         self._trials, self._size, self._live = trials, size, live
-        self._tolerance = tolerance_multiple
+        self._rounding = Rounding(trials.runner.sizes.dtype, tolerance)
         self._requests = trials.requests(live)
         self._batch = self._requests.batch()
         self._expected: Tensors = {}
         self._stray_writes: list[WrongReplay] = []
+        self._is_unstable = False
 
     def audit(self) -> Iterator[WrongReplay]:
-        """Yield all wrong replays. A nondeterministic batch is not varied further."""
+        """Yield all wrong replays. A batch that differs beyond rounding is not varied further."""
         padded = self._requests.padded(self._size)
         self._trials.leave(padded, self._size)  # all replays then follow one of this size
         self._expected = self._trials.run(padded, self._size, self._live)
@@ -97,8 +99,16 @@ class _LiveBatch:
                 Bug.NONDETERMINISTIC_REPLAY, "in a second replay of the same batch", padded
             )
         )
-        yield from found or [*self._vary_pads(), *self._vary_previous(), *self._vary_order()]
+        self._is_unstable = bool(found)
+        yield from found
+        if all(each.bug is Bug.NONDETERMINISTIC_ROUNDING for each in found):
+            yield from [*self._vary_pads(), *self._vary_previous(), *self._vary_order()]
         yield from self._stray_writes
+
+    @cached_property
+    def _natural(self) -> float:
+        """Ulp by which the padded and the unpadded step differ without any graph."""
+        return self._trials.natural_rounding(self._batch, self._size)
 
     def _vary_pads(self) -> Iterator[WrongReplay]:
         """Vary the contents of pad rows, and of the memory that pad rows read."""
@@ -180,7 +190,7 @@ class _LiveBatch:
             variation: What differs from the replay that gave the expected output.
             batch: The batch.
             previous: A batch to replay before it, and the captured size of that.
-            reordered: Output to expect within tolerance, instead of the first one in every bit.
+            reordered: Output to expect within rounding, instead of the first one in every bit.
             prepare: Called before the replay, when state is restored.
             judge_state: Whether to look for stray writes.
         """
@@ -194,19 +204,26 @@ class _LiveBatch:
                 WrongReplay(Bug.WRITE_OUTSIDE_LIVE_SLOTS, variation, live, write)
             )
         expected = self._expected if reordered is None else reordered
-        rounding = self._tolerance * tolerance(expected)
-        wrong = first_difference(expected, got, rounding, even_owner(live))
-        consequence = ""
-        if wrong is None and reordered is None:
-            bug = Bug.ROUNDING_DEPENDS_ON_OTHER_ROWS
-            wrong = first_difference(expected, got, 0.0, even_owner(live))
-            if wrong is not None:
-                share = abs(wrong.got - wrong.expected) / rounding
-                consequence = f" That is {share:.2g} of the rounding that the dtype allows."
+        differing = partial(first_difference, expected, got, even_owner(live), self._rounding)
+        wrong = differing(self._rounding.beside(0.0))
+        if wrong is not None:  # only then are the padded and the unpadded step worth running
+            wrong = differing(self._rounding.beside(self._natural))
+        if wrong is None and reordered is None and not self._is_unstable:
+            bug, wrong = bug.within_rounding, differing()
         if wrong is not None:
+            consequence = self._distance(wrong)
             if wrong.field == "next_token_logits":
                 consequence += self._acceptance(batch, expected, got)
             yield WrongReplay(bug, variation, live, wrong, consequence)
+
+    def _distance(self, wrong: Mismatch) -> str:
+        """Return a sentence on how far numbers differ, beside what the step itself rounds."""
+        if not wrong.distance:
+            return ""
+        return (
+            f" The distance is {wrong.distance}; the padded and the unpadded step differ by "
+            f"{self._natural:.3g} ulp."
+        )
 
     def _acceptance(self, batch: Any, expected: Tensors, got: Tensors) -> str:
         """Return a sentence if wrong logits of a verify change how many drafts are accepted."""

@@ -34,7 +34,10 @@ class Bug(Enum):
     NONDETERMINISTIC_REPLAY = (
         "Declare everything that a step changes as mutable_state, and use deterministic kernels."
     )
-
+    NONDETERMINISTIC_ROUNDING = (
+        "Nothing to change if outputs need not be equal bit for bit: the step adds in changing "
+        "order, as atomic additions do. Use deterministic kernels if they must."
+    )
     ROUNDING_DEPENDS_ON_OTHER_ROWS = (
         "Nothing to change if outputs need not be equal bit for bit: kernels that split their work "
         "by the rows of the batch, such as grouped matrix products, round differently. Use a "
@@ -43,8 +46,16 @@ class Bug(Enum):
 
     @property
     def severity(self) -> str:
-        """``error``, or ``note`` for a difference within the rounding of the dtype."""
-        return "note" if self is Bug.ROUNDING_DEPENDS_ON_OTHER_ROWS else "error"
+        """``error``, or ``note`` for a difference within the rounding of the step."""
+        notes = Bug.NONDETERMINISTIC_ROUNDING, Bug.ROUNDING_DEPENDS_ON_OTHER_ROWS
+        return "note" if self in notes else "error"
+
+    @property
+    def within_rounding(self) -> Bug:
+        """The class of a difference that rounding explains."""
+        if self is Bug.NONDETERMINISTIC_REPLAY:
+            return Bug.NONDETERMINISTIC_ROUNDING
+        return Bug.ROUNDING_DEPENDS_ON_OTHER_ROWS
 
     @property
     def kind(self) -> str:

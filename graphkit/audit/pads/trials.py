@@ -12,6 +12,7 @@ from graphkit.audit.pads.state_writes import WatchedState
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
+from graphkit.verify import StepRuns
 from graphkit.verify.comparison import restorable_state
 
 Tensors = dict[str, torch.Tensor]
@@ -100,3 +101,10 @@ class Trials:
         output = self.runner.replay(batch, padded_batch_size=size, clone=True).tensors()
         self.count += 1
         return {name: rows[: len(rows) * live // batch.batch_size] for name, rows in output.items()}
+
+    def natural_rounding(self, batch: Any, size: int) -> float:
+        """Return the ulp by which the padded and the unpadded step differ without a graph."""
+        runs = StepRuns(self.runner, batch, size, self._start)
+        runs.padded()
+        runs.padding_difference()
+        return runs.natural

@@ -31,8 +31,8 @@ from graphkit.graphs.walk.capture_differences import (
 )
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
-from graphkit.verify import StepRuns
-from graphkit.verify.differences import Tensors, first_difference, tolerance
+from graphkit.verify import Rounding, StepRuns
+from graphkit.verify.differences import Tensors, even_owner, first_difference
 
 _EQUAL = "A new capture replays alike: the step itself behaves differently while it is captured."
 CanonicalNodes = Sequence[CanonicalNode]
@@ -106,8 +106,9 @@ def _first_memory_difference(
 ) -> int | None:
     """Return the first node that leaves different memory, beyond rounding if the outputs do."""
     got, expected = (replay(graph) for graph in graphs)
-    beyond = first_difference(expected, got, tolerance(expected), lambda row, _rows: row)
     found, dtype = None, runner.sizes.dtype
+    rounding = Rounding(dtype)
+    beyond = first_difference(expected, got, even_owner(1), rounding, rounding.most)
     if beyond is not None and dtype.itemsize <= 4:
         found = first_memory_difference(graphs, nodes, replay, runner.device, dtype)
     return (

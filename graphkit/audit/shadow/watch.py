@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from graphkit.audit.audit_log import Check
+from graphkit.audit.pads.bugs import Bug
 from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.audit.shadow.changed_state import changed_state
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
@@ -19,12 +20,9 @@ from graphkit.graphs import StateSnapshot
 from graphkit.records import Finding, Mismatch, count_of, distinct_text
 from graphkit.runners import Runner
 from graphkit.runners.launch import Launch
-from graphkit.verify import StepRuns
-from graphkit.verify.differences import Tensors, roundings
-from graphkit.verify.differences import tolerance as expected_rounding
+from graphkit.verify import StepRuns, check_tolerance
+from graphkit.verify.differences import Tensors
 
-_REPEATS = 3
-"""Repeated padded runs that decide whether a step is nondeterministic."""
 _GRAPH = "The graph kept a value or an address that has changed since. Run the other audits."
 _PADDING = (
     "Find the operation that mixes rows, such as a mean over the batch. Run the audit of pads."
@@ -77,7 +75,7 @@ class ShadowWatch:
         runner: Captured. ``replay``, ``run`` and staged batches are watched.
         every: Compare every so many replays.
         weights: The model, or its weights by name, to name graph nodes by.
-        tolerance: Multiple of the expected rounding by which padded and unpadded runs may differ.
+        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
         bisect: Whether to capture the size of a wrong graph again, next to it, and find the first
             node that differs. Takes as long as a capture, and runs the forward.
 
@@ -85,7 +83,7 @@ class ShadowWatch:
         compared: Number of replays compared so far.
 
     Raises:
-        ConfigError: ``every`` is no int of at least 1.
+        ConfigError: ``every`` is no int of at least 1, or the tolerance no number above 0.
         ReplayError: When the block begins: the runner is not ``captured``.
     """
 
@@ -99,7 +97,8 @@ class ShadowWatch:
         tolerance: float = 1.0,
     ) -> None:
         require_int("ShadowWatch", "every", every)
-        self.compared, self._allowed = 0, None if tolerance == 1.0 else roundings(tolerance)
+        check_tolerance(tolerance)
+        self.compared, self._tolerance = 0, tolerance
         self._runner, self._every, self._weights, self._bisect = runner, every, weights, bisect
         self._check = Check("shadow", runner.mode.name, 0)
         self._reported: set[tuple[str, int, str]] = set()
@@ -125,7 +124,7 @@ class ShadowWatch:
         objects = ReachableObjects({self._runner.step.name: self._runner.step.forward})
         before = self._snapshot(objects)
         output = launch()
-        runs = StepRuns(self._runner, batch, launch.padded_batch_size, before)
+        runs = StepRuns(self._runner, batch, launch.padded_batch_size, before, self._tolerance)
         replay = _Replay(runs, output.clone().tensors(), self._snapshot(objects))
         try:
             self._compare(replay)
@@ -149,43 +148,31 @@ class ShadowWatch:
         padded = replay.runs.padded()
         state = self._changed_state(replay.after, replay)
         graph = replay.runs.graph_difference(padded, replay.output)
-        if (graph is not None or state) and self._judge_graph(replay, padded, graph, state):
+        if (graph is not None or state) and not self._judge_graph(replay, padded, state):
             return  # the unpadded run would differ as well
-        padding = replay.runs.padding_difference(padded, self._allowed)
+        padding = replay.runs.padding_difference()
         if padding is not None:
             runs = "with pads", "without them"
             self._report_row("padding bug", replay, padding, runs, _PADDING)
 
-    def _judge_graph(
-        self, replay: _Replay, padded: Tensors, graph: Mismatch | None, state: list[str]
-    ) -> bool:
+    def _judge_graph(self, replay: _Replay, padded: Tensors, state: list[str]) -> bool:
         """Report why a replay differs from its padded run.
 
-        The graph is wrong unless repeated padded runs differ, too, as sums in changing order do.
-        Then it is wrong only if the replay differs beyond rounding and the padded runs do not.
-
         Returns:
-            Whether the padded runs differ beyond rounding, so that no comparison is possible.
+            Whether the step can be compared, see ``StepRuns.judge_graph``.
         """
-        runs, left = replay.runs, self._snapshot()
-        repeated = [runs.padded() for _ in range(_REPEATS)]
-
-        def first_repeated_difference(allowed: float = 0.0) -> Mismatch | None:
-            found = (runs.graph_difference(padded, each, allowed) for each in repeated)
-            return next((each for each in found if each is not None), None)
-
-        nondeterministic, unusable = first_repeated_difference(), False
-        if nondeterministic is not None:
-            allowed = expected_rounding(padded)
-            unusable = first_repeated_difference(allowed) is not None
-            graph = None if unusable else runs.graph_difference(padded, replay.output, allowed)
-        if graph is not None:
-            names = "from the graph", "without it"
-            self._report_row("graph bug", replay, graph, names, _GRAPH)
-        elif nondeterministic is not None:
-            names = "in a repeated run without a graph", "in the first one"
+        left = self._snapshot()
+        verdict = replay.runs.judge_graph(padded, replay.output)
+        repeated = "in a repeated run without a graph", "in the first one"
+        if not verdict.is_comparable and verdict.unstable is not None:
             kind = "nondeterministic step"
-            self._report_row(kind, replay, nondeterministic, names, _NONDETERMINISTIC)
+            self._report_row(kind, replay, verdict.unstable, repeated, _NONDETERMINISTIC)
+        elif verdict.wrong is not None:
+            names = "from the graph", "without it"
+            self._report_row("graph bug", replay, verdict.wrong, names, _GRAPH)
+        elif verdict.unstable is not None:
+            wrong, bug = verdict.unstable, Bug.NONDETERMINISTIC_ROUNDING
+            self._report_row(bug.kind, replay, wrong, repeated, bug.value, severity=bug.severity)
         else:
             unstable = self._changed_state(left, replay)
             changed = [name for name in state if name not in unstable]
@@ -195,20 +182,27 @@ class ShadowWatch:
                     f"without a graph ({count_of(replay.live, 'live request')})."
                 )
                 self._report("graph bug", replay, changed[0], text, _GRAPH)
-        return unusable
+        return verdict.is_comparable
 
     def _changed_state(self, snapshot: StateSnapshot, replay: _Replay) -> list[str]:
         return changed_state(snapshot, replay.runs.batch, self._runner.sizes.page_size)
 
     def _report_row(
-        self, kind: str, replay: _Replay, wrong: Mismatch, runs: tuple[str, str], advice: str
+        self,
+        kind: str,
+        replay: _Replay,
+        wrong: Mismatch,
+        runs: tuple[str, str],
+        advice: str,
+        **facts: Any,
     ) -> None:
         before, after = distinct_text(wrong.expected, wrong.got)
+        distance = f" ({wrong.distance})" if wrong.distance else ""
         text = (
             f"row {wrong.row} of {wrong.field} (request {wrong.request} of {replay.live}) is "
-            f"{after} {runs[0]} and {before} {runs[1]}."
+            f"{after} {runs[0]} and {before} {runs[1]}{distance}."
         )
-        facts = {"row": wrong.row, "request": wrong.request, "before": before, "after": after}
+        facts |= {"row": wrong.row, "request": wrong.request, "before": before, "after": after}
         self._report(kind, replay, wrong.field, text, advice, **facts)
 
     def _report(

@@ -39,6 +39,15 @@ def test_a_given_cause_merges_different_texts_and_unites_names():
     assert (merged.text, merged.names) == ("a.", ("x", "y", "z"))
 
 
+def test_rounding_that_pads_and_shadow_see_is_one_note():
+    both = [
+        finding(audit=audit, kind="nondeterministic rounding", severity="note")
+        for audit in ("pads", "shadow")
+    ]
+    assert [each.audit for each in merged_by_cause(both)] == ["pads"]
+    assert len(merged_by_cause([finding(kind="other", severity="note"), both[1]])) == 2
+
+
 def test_errors_come_first_and_notes_last():
     found = [
         finding(text=text, severity=severity)

@@ -387,3 +387,30 @@ def test_a_difference_within_rounding_is_a_note_and_the_tolerance_widens_it(
     if severity == "note":
         assert {each.kind for each in log.findings} == {"rounding depends on other rows"}
         assert all(each.before != each.after for each in log.findings)
+        assert all(" ulp of float32; the padded and the" in each.text for each in log.findings)
+
+
+def test_a_leak_below_the_largest_rounding_is_found_in_a_step_that_rounds_less():
+    """The leak changes logits by some 20 ulp of bfloat16, in which the model computes."""
+
+    def mix(hidden, inputs):
+        return hidden + 0.5 * (inputs.input_ids == VOCAB - 1).any()
+
+    found, log = audited(mix, sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.bfloat16))
+    assert found == {(LEAK, 4)}
+    assert " ulp of bfloat16; the padded and the unpadded step differ by 0 ulp." in (
+        log.findings[0].text
+    )
+
+
+def test_a_step_that_rounds_in_changing_order_is_still_searched_for_leaks():
+    counter = torch.zeros(())
+
+    def rounding(hidden):
+        return hidden * (1 + 1e-7 * (counter.add_(1) % 3))
+
+    found, log = audited(lambda hidden, inputs: rounding(hidden), batch_sizes=(4,))
+    assert found == {("nondeterministic rounding", 4)}
+    assert log.findings[0].severity == "note"
+    found, _ = audited(lambda hidden, inputs: rounding(hidden + hidden.mean(0)), batch_sizes=(4,))
+    assert found == {("nondeterministic rounding", 4), (LEAK, 4)}

@@ -128,6 +128,35 @@ def test_tolerance_is_for_padding_alone(capture):
     assert failure_of(runner, batches, rtol=1.0, atol=1.0)["at fault"] == "graph"
 
 
+def test_the_tolerance_multiplies_the_usual_rounding(capture):
+    """The step differs by some 200 ulp between 2 and 3 requests; 64 are allowed."""
+    runner, batches = capture(lambda rows: rows * (1 + 1e-5 * len(rows)))
+    said = failure_of(runner, batches)
+    assert said["at fault"] == "padding"
+    assert said["expected"] != said["got"]
+    assert said["distance"].endswith(" ulp of float32")
+    distance = float(said["distance"].split()[0])
+    assert 64 < distance < 512
+    assert_replay_equivalent(runner, batches, tolerance=8)
+    assert failure_of(runner, batches, tolerance=distance / 65)["at fault"] == "padding"
+
+
+def test_the_tolerance_is_not_for_a_graph_of_a_deterministic_step(capture):
+    scale = [1.0]
+    runner, batches = capture(lambda rows: rows * scale[0])
+    scale[0] = 1.0 + 1e-6
+    assert failure_of(runner, batches, tolerance=1e6)["at fault"] == "graph"
+
+
+def test_a_graph_may_round_like_repeated_runs_of_its_step(capture):
+    """As a sum with atomic additions does; its last bits depend on an undeclared counter."""
+    counter = torch.zeros(())
+    runner, batches = capture(lambda rows: rows * (1 + 1e-7 * (counter.add_(1) % 3)))
+    assert_replay_equivalent(runner, batches)
+    failed = failure_of(runner, batches, tolerance=1e-3)
+    assert failed["probable bug"].startswith("nondeterministic step. ")
+
+
 def test_every_batch_of_a_generator_is_compared(capture):
     runner, batches = capture(leak_mean)
     assert_replay_equivalent(runner, [batches[2]])
@@ -189,10 +218,17 @@ def test_nothing_to_compare_is_an_error(capture):
 
 
 @pytest.mark.parametrize("name", ["rtol", "atol"])
-@pytest.mark.parametrize("value", [-1e-3, float("nan")])
+@pytest.mark.parametrize("value", [-1e-3, float("nan"), "x"])
 def test_an_invalid_tolerance_is_refused(target_of, name, value):
-    with pytest.raises(gk.ConfigError, match=f"{name} must be a number of at least 0, got {value}"):
-        assert_target_equivalent(target_of(lambda rows: rows), device="cpu", **{name: value})
+    with pytest.raises(gk.ConfigError, match=f"{name} must be a number of at least 0, got "):
+        assert_target_equivalent(target_of(right), device="cpu", **{name: value})
+
+
+def test_a_tolerance_contradicts_a_limit_that_replaces_it(target_of):
+    with pytest.raises(gk.ConfigError, match="which atol replaces. Pass one of them"):
+        assert_target_equivalent(target_of(right), device="cpu", tolerance=2, atol=1e-3)
+    with pytest.raises(gk.ConfigError, match="tolerance must be a number above 0"):
+        assert_target_equivalent(target_of(right), device="cpu", tolerance=0)
 
 
 def test_a_planned_runner_is_refused(target_of):
@@ -254,6 +290,7 @@ def test_the_text_of_a_failure(capture):
         "  where: next_token_logits, row 0, request 0\n"
         "  expected: N\n"
         "  got: N\n"
+        "  distance: Ne+06 ulp of float32\n"
         "  largest difference: N\n"
         f"  probable bug: leaking pad row. {Bug.LEAKING_PAD_ROW.value}"
     )

@@ -69,6 +69,24 @@ def test_a_planted_pad_leak_fails_with_its_cause(run_target):
     assert "properties.py" not in result.stdout.str()
 
 
+UNEVEN = "lambda rows: rows * (1 + 1e-5 * len(rows))"
+"""Rounds by 200 ulp, of which 64 are allowed."""
+
+
+@pytest.mark.parametrize(("tolerance", "failed"), [("1", 2), ("8", 0)])
+def test_the_tolerance_is_that_of_the_audit(run_target, tolerance, failed):
+    options = "-k", "(equivalence or shadow) and [3]", "--graphkit-tolerance", tolerance
+    result = run_target(UNEVEN, *options)
+    assert result.parseoutcomes().get("failed", 0) == failed
+    assert result.parseoutcomes().get("passed", 0) == 2 - failed
+
+
+def test_an_invalid_tolerance_is_an_error_of_collection(run_target):
+    result = run_target(RIGHT, "--graphkit-tolerance", "0")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["tolerance must be a number above 0, and finite, got 0.0."])
+
+
 def test_a_run_can_end_at_the_first_failure(run_target):
     result = run_target(LEAK, "-x", "-k", "[3] and (equivalence or pads)")
     assert result.parseoutcomes()["failed"] == 1

@@ -29,8 +29,9 @@ def test_a_frozen_number_is_a_graph_bug(capture, batch_of, watched, scaled):
     assert (finding.field, finding.row, finding.request) == ("next_token_logits", 0, 0)
     assert finding.text.startswith(
         f"row 0 of next_token_logits (request 0 of 3) is {finding.after} from the graph and "
-        f"{finding.before} without it. A new capture differs first in node "
+        f"{finding.before} without it ("
     )
+    assert " ulp of float32). A new capture differs first in node " in finding.text
     assert finding.text.endswith(
         f"{finding.node} (mul): argument 1 other is 0.5; in the graph it is 1.0."
     )
@@ -43,7 +44,7 @@ def test_without_bisection_no_node_is_named(capture, batch_of, watched, scaled):
     runner, model = capture(scaled)
     model.scale = 0.5
     (finding,) = watched(runner, [batch_of(3)]).findings
-    assert finding.text.endswith("without it.")
+    assert finding.text.endswith(" ulp of float32).")
     assert finding.node is None
 
 
@@ -145,7 +146,7 @@ def test_a_bisection_that_fails_still_reports_the_bug(capture, batch_of, watched
     model.scale = 0.5
     (finding,) = watched(runner, [batch_of(3), batch_of(3)], bisect=True).findings
     assert finding.kind == GRAPH
-    assert "without it. A new capture fails: CaptureError: cannot capture" in finding.text
+    assert "ulp of float32). A new capture fails: CaptureError: cannot capture" in finding.text
 
 
 def test_a_chain_of_graphs_is_bisected_as_one(models, capture):

@@ -166,6 +166,8 @@ def test_misuse_is_refused(capture, target_of, tiny):
     runner, _ = capture()
     with pytest.raises(gk.ConfigError, match=r"ShadowWatch\.every must be an int >= 1, got 0"):
         ShadowWatch(runner, every=0)
+    with pytest.raises(gk.ConfigError, match="tolerance must be a number above 0"):
+        ShadowWatch(runner, tolerance=-1)
     planned = target_of(tiny()).runner(VERIFY, device="cpu")
     with pytest.raises(gk.ReplayError, match="observe needs a captured runner"):
         ShadowWatch(planned).__enter__()

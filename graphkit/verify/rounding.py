@@ -1,0 +1,83 @@
+"""Differences that are rounding, in units in the last place (ulp) of the dtype of a step.
+
+Kernels of different shapes add in different orders, so the same row may differ in its last bits
+between a padded and an unpadded batch. How much depends on the dtype, on the depth of the model and
+on its kernels, so one step is its own measure: where it rounds little, a small difference counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from graphkit.errors import ConfigError
+
+_LEAST_ULPS = 8
+_MOST_ULPS = 64
+"""Rounding that some kernel may leave in any step, and in no correct one of moderate depth."""
+_FLUCTUATION = 4
+"""How many times as large as in one run of a step the largest rounding may be in another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Limits of the rounding of a step.
+
+    One ulp of an output field is the spacing of the dtype relative to the field's largest number,
+    or to 1 if that is larger, since the layers of a model compute with numbers of that size. The
+    coarser of the step's and the field's dtype counts: bfloat16 layers may return float32 logits.
+
+    Attributes:
+        dtype: Dtype that the step computes in.
+        tolerance: Multiple of the usual limits that is allowed.
+
+    Raises:
+        ConfigError: The tolerance is no finite number above 0.
+    """
+
+    dtype: torch.dtype
+    tolerance: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
+
+    @property
+    def most(self) -> float:
+        """Largest rounding between a padded and an unpadded run, in ulp."""
+        return self.tolerance * _MOST_ULPS
+
+    def beside(self, natural: float) -> float:
+        """Return the largest rounding between two runs of a step, in ulp.
+
+        Args:
+            natural: Ulp by which two correct runs of the step have been seen to differ. Between 8
+                and 64 ulp are allowed.
+        """
+        return self.tolerance * min(max(_FLUCTUATION * natural, _LEAST_ULPS), _MOST_ULPS)
+
+    def ulp(self, field: torch.Tensor) -> float:
+        """Return one ulp of an output field; 0 for integers, and ignoring NaN and infinities."""
+        if not field.is_floating_point():
+            return 0.0
+        values = field.float().abs()
+        largest = float(values[values.isfinite()].amax()) if values.isfinite().any() else 0.0
+        return float(torch.finfo(self.dtype_of(field)).eps * max(1.0, largest))
+
+    def dtype_of(self, field: torch.Tensor) -> torch.dtype:
+        """Return the dtype whose ulp a floating-point field is measured in."""
+        return max(self.dtype, field.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def check_tolerance(tolerance: object) -> None:
+    """Check a multiple of the usual rounding.
+
+    Raises:
+        ConfigError: It is no finite number above 0.
+    """
+    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if not is_number or not 0 < tolerance < math.inf:  # type: ignore[operator]
+        raise ConfigError(
+            f"tolerance must be a number above 0, and finite, got {tolerance!r}.", field="tolerance"
+        )
