@@ -12,6 +12,7 @@ from graphkit.runners.draft import DraftRunner
 from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
 from graphkit.runners.launch import Launch
 from graphkit.runners.multi_layer import MultiLayerEagleRunner
+from graphkit.runners.options import RunnerOptions
 from graphkit.runners.output_fields import declare_output
 from graphkit.runners.outputs import (
     DraftExtendOutput,
@@ -48,6 +49,7 @@ __all__ = [
     "Reason",
     "Replayer",
     "Runner",
+    "RunnerOptions",
     "SampleRows",
     "StagedBatch",
     "Step",

@@ -8,10 +8,10 @@ predicted is inserted at the request's ``select_index``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -20,8 +20,8 @@ from graphkit.attention import AttentionBackend
 from graphkit.buffers import MultiLayerDraftExtendInputBuffers, MultiLayerDraftExtendInputs
 from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError, OutputError
-from graphkit.graphs import Backend
 from graphkit.ops import rotate_input_ids
+from graphkit.runners.options import RunnerOptions, show_options
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.step import Step, rows_of
@@ -149,24 +149,18 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
     takes_layers = True
     may_stay_eager = True
 
+    @show_options(Runner.__init__)
     def __init__(
         self,
         forward: Sequence[Any] | nn.ModuleList,
         *,
         spec: SpecConfig,
         sizes: BufferSizes,
+        attention: AttentionBackend | None = None,
+        inputs_type: type[MultiLayerDraftExtendInputs] | None = None,
         one_graph: bool = True,
         num_front_tokens: int = 0,
-        batch_sizes: Iterable[int] | None = None,
-        device: torch.device | str = "auto",
-        backend: Backend | None = None,
-        attention: AttentionBackend | None = None,
-        multiple_of: int = 1,
-        optional_fields: Collection[str] | None = None,
-        inputs_type: type[MultiLayerDraftExtendInputs] | None = None,
-        bound_fields: Mapping[str, torch.Tensor] | None = None,
-        mutable_state: Mapping[str, torch.Tensor] | None = None,
-        check: bool | None = None,
+        **options: Unpack[RunnerOptions],
     ) -> None:
         require_int("MultiLayerEagleRunner", "num_front_tokens", num_front_tokens, least=0)
         self.num_front_tokens = num_front_tokens
@@ -179,18 +173,6 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
                 field="forward",
             )
         super().__init__(
-            layers,
-            spec=spec,
-            sizes=sizes,
-            batch_sizes=batch_sizes,
-            device=device,
-            backend=backend,
-            attention=attention,
-            multiple_of=multiple_of,
-            optional_fields=optional_fields,
-            inputs_type=inputs_type,
-            bound_fields=bound_fields,
-            mutable_state=mutable_state,
-            check=check,
+            layers, spec=spec, sizes=sizes, attention=attention, inputs_type=inputs_type, **options
         )
         self.step.one_graph = one_graph  # type: ignore[attr-defined]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
-
-import torch
+from collections.abc import Callable
+from typing import Any, Unpack
 
 from graphkit.buffers import Axis, InputBuffers, StepInputs, fields_of
 from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError
-from graphkit.graphs import Backend
+from graphkit.runners.options import RunnerOptions, show_options
 from graphkit.runners.outputs import Output
 from graphkit.runners.runner import InputsT, OutputT, Runner
 from graphkit.spec import ForwardMode, SpecConfig
@@ -34,6 +32,8 @@ class StepRunner(Runner[InputsT, OutputT]):
 
         runner = gk.StepRunner(head, inputs=HeadInputs, output=HeadOutput, sizes=sizes)
 
+    Arguments not listed are those of ``Runner``.
+
     Args:
         forward: Takes ``inputs``, padded to a captured size, and returns ``output``.
         inputs: Subclass of ``StepInputs`` that declares the fields, at least one of them per
@@ -42,14 +42,6 @@ class StepRunner(Runner[InputsT, OutputT]):
         sizes: Sizes of the buffers.
         spec: Gives the letters K and S a value, and W unless ``tokens_per_request`` is given.
         tokens_per_request: Rows per request of fields per token (W); 1 without ``spec``.
-        batch_sizes: As for ``Runner``.
-        device: As for ``Runner``.
-        backend: As for ``Runner``.
-        multiple_of: As for ``Runner``.
-        optional_fields: As for ``Runner``.
-        bound_fields: As for ``Runner``.
-        mutable_state: As for ``Runner``.
-        check: As for ``Runner``.
 
     Raises:
         ConfigError: ``inputs`` or ``output`` is not such a class, or a setting contradicts another.
@@ -60,6 +52,7 @@ class StepRunner(Runner[InputsT, OutputT]):
     buffers_type = InputBuffers
     output_type = Output
 
+    @show_options(Runner.__init__)
     def __init__(
         self,
         forward: Callable[[InputsT], OutputT],
@@ -69,14 +62,7 @@ class StepRunner(Runner[InputsT, OutputT]):
         sizes: BufferSizes,
         spec: SpecConfig | None = None,
         tokens_per_request: int | None = None,
-        batch_sizes: Iterable[int] | None = None,
-        device: torch.device | str = "auto",
-        backend: Backend | None = None,
-        multiple_of: int = 1,
-        optional_fields: Collection[str] | None = None,
-        bound_fields: Mapping[str, torch.Tensor] | None = None,
-        mutable_state: Mapping[str, torch.Tensor] | None = None,
-        check: bool | None = None,
+        **options: Unpack[RunnerOptions],
     ) -> None:
         _check_subclass("inputs", inputs, StepInputs)
         _check_subclass("output", output, Output)
@@ -94,15 +80,8 @@ class StepRunner(Runner[InputsT, OutputT]):
             forward,
             spec=spec or SpecConfig("NONE", num_steps=0, topk=1, num_draft_tokens=1),
             sizes=sizes,
-            batch_sizes=batch_sizes,
-            device=device,
-            backend=backend,
-            multiple_of=multiple_of,
-            optional_fields=optional_fields,
             inputs_type=inputs,
-            bound_fields=bound_fields,
-            mutable_state=mutable_state,
-            check=check,
+            **options,
         )
 
     @classmethod

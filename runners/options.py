@@ -1,0 +1,45 @@
+"""Options of every runner. Constructors that pass them on declare and show them without a list."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypedDict, TypeVar
+
+import torch
+
+from graphkit.graphs import Backend
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class RunnerOptions(TypedDict, total=False):
+    """Optional arguments of every runner. ``Runner`` documents them and has their defaults."""
+
+    batch_sizes: Iterable[int] | None
+    device: torch.device | str
+    backend: Backend | None
+    multiple_of: int
+    optional_fields: Collection[str] | None
+    bound_fields: Mapping[str, torch.Tensor] | None
+    mutable_state: Mapping[str, torch.Tensor] | None
+    check: bool | None
+
+
+def show_options(base: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
+    """Return a decorator for a constructor that passes ``**options`` on to ``base``.
+
+    ``help`` and ``inspect.signature`` then list the ``RunnerOptions``, with the defaults of
+    ``base``.
+    """
+    known = inspect.signature(base).parameters
+    options = [known[name] for name in RunnerOptions.__annotations__]
+
+    def decorate(constructor: FunctionT) -> FunctionT:
+        signature = inspect.signature(constructor)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        shown = signature.replace(parameters=[*own, *options])
+        constructor.__signature__ = shown  # type: ignore[attr-defined]  # inspect reads it
+        return constructor
+
+    return decorate
