@@ -43,7 +43,8 @@ def audit_misses(
     Args:
         target: Its sample batches represent what the scheduler forms.
         log: Collects the findings.
-        modes: Modes to check; ``None`` checks all of the target, and reports those it lacks.
+        modes: Modes to check; ``None`` checks all of the target, and reports those without a
+            forward that it serves, or that its algorithm runs.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
@@ -68,12 +69,18 @@ def _check_batches(target: CaptureTarget, runner: Runner[Any, Any], check: Check
         except TargetError:  # the scheduler forms no batch of this size
             continue
         decisions[batch_size] = dispatch.decide(batch, "captured")
-    _report_misses(decisions, check)
+    _report_misses(decisions, check, _severity(target, runner.mode))
     replayed = sum(map(bool, decisions.values()))
     check.text = f"{replayed} of {count_of(len(decisions), 'batch size')} with a graph"
     if decisions and not runner.eager_reason:
         _report_unused_sizes(runner.table, list(decisions), check)
         _report_pads(runner.table, list(decisions), check)
+
+
+def _severity(target: CaptureTarget, mode: ForwardMode) -> str:
+    """Return how severe a batch without a graph is."""
+    is_served = target.served_modes is None or mode in target.served_modes
+    return "warning" if is_served else "note"
 
 
 def _max_running(runner: Runner[Any, Any]) -> int:
@@ -82,7 +89,7 @@ def _max_running(runner: Runner[Any, Any]) -> int:
     return min(runner.table.max_batch_size, getattr(pool, "size", runner.table.max_batch_size))
 
 
-def _report_misses(decisions: dict[int, Decision], check: Check) -> None:
+def _report_misses(decisions: dict[int, Decision], check: Check, severity: str) -> None:
     groups: dict[tuple[Reason | None, str], list[int]] = {}
     for batch_size, decision in decisions.items():
         if not decision:
@@ -94,7 +101,7 @@ def _report_misses(decisions: dict[int, Decision], check: Check) -> None:
             "batch falls back" if kind.has_eager_way else "batch is refused",
             f"batches of {requests_text(batch_sizes)} have no graph: "
             f"{decisions[batch_sizes[0]].reason.rstrip('.')}.",
-            severity="warning" if kind is Reason.UNSUPPORTED_ATTENTION else "error",
+            severity=severity if kind.has_eager_way else "error",
             advice=_ADVICE.get(kind, ""),
         )
 
@@ -138,18 +145,29 @@ def _pad_share(table: SizeTable, batch_sizes: Sequence[int], extra: int = 0) -> 
 
 
 def _check_modes(target: CaptureTarget, check: Check) -> None:
-    """Report modes that the algorithm runs and for which the target has no forward."""
-    algorithm = _name_of(target.spec)
-    for modes in _modes_of(target.spec):
-        if not any(mode in target.forwards for mode in modes):
-            check.report(
-                "mode without a graph",
-                f"{algorithm} runs {' or '.join(mode.name for mode in modes)}, but the target has "
-                "no forward for it: the mode runs without a graph.",
-                severity="note",
-                advice="Add the forward to the target, unless another target has it.",
-            )
-    check.text = f"modes that {algorithm} runs"
+    """Report modes that run without a graph because the target has no forward for them."""
+    algorithm, served = _name_of(target.spec), target.served_modes
+    check.text = "modes that the target serves" if served else f"modes that {algorithm} runs"
+    wanted = _modes_of(target.spec) if served is None else ((mode,) for mode in served)
+    missing = [
+        " or ".join(mode.name for mode in modes)
+        for modes in wanted
+        if not any(mode in target.forwards for mode in modes)
+    ]
+    if missing and served is None:
+        check.report(
+            "mode without a graph",
+            f"{algorithm} also runs {' and '.join(missing)}, and the target has no forward for it.",
+            severity="note",
+            advice="Add the forward, or list the modes that the target serves in served_modes.",
+        )
+    elif missing:
+        check.report(
+            "mode without a graph",
+            f"the target serves {' and '.join(missing)}, but has no forward for it.",
+            severity="warning",
+            advice="Add the forward, or remove the mode from served_modes.",
+        )
 
 
 def _modes_of(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
     "weights": ((NoneType, nn.Module, Mapping), "a module, tensors by name, or None"),
     "mutable_state": ((NoneType, Mapping), "tensors by name, or None"),
     "host_values": (Mapping, "a mapping from a name to a setter and its values"),
+    "served_modes": ((NoneType, Collection), "the graphkit.ForwardMode members, or None"),
 }
 """Types of each argument, and what to pass."""
 _TYPES_BY_MODE: Mapping[str, tuple[_Types, str]] = {
@@ -68,12 +69,10 @@ def _check_type(
 
 
 def _check_forwards(target: CaptureTarget) -> None:
+    for mode in target.served_modes or ():
+        _check_mode(target, mode, "serves")
     for mode, forward in target.forwards.items():
-        if mode not in RUNNERS:
-            raise TargetError(
-                f"target {target.name!r} has a forward for {mode!r}, which has no runner. Use "
-                f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
-            )
+        _check_mode(target, mode, "has a forward for")
         is_chain = mode is ForwardMode.MULTI_LAYER_EAGLE and isinstance(forward, Sequence)
         forwards: Sequence[Any] = forward if is_chain else [forward]  # type: ignore[assignment]
         for each in forwards:
@@ -82,6 +81,14 @@ def _check_forwards(target: CaptureTarget) -> None:
                     f"target {target.name!r}: the forward of {mode.name} is {each!r}. Pass a "
                     "function or a module that takes the inputs of the mode."
                 )
+
+
+def _check_mode(target: CaptureTarget, mode: object, verb: str) -> None:
+    if not isinstance(mode, ForwardMode) or mode not in RUNNERS:
+        raise TargetError(
+            f"target {target.name!r} {verb} {mode!r}, which has no runner. Use "
+            f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
+        )
 
 
 def _check_by_mode(target: CaptureTarget, name: str, types: _Types, expected: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -54,6 +54,9 @@ class CaptureTarget:
             such as ``custom_mask`` for trees.
         inputs_type: Subclass of the mode's inputs that declares further fields.
         output_type: Class of the output of STEP, which has no fixed one.
+        served_modes: Modes that this target serves; an audit warns of each that has no graph, and
+            of no other. ``None`` stands for the modes of ``forwards``; an audit then notes which
+            further modes the algorithm runs.
 
     Raises:
         TargetError: An argument has a wrong type, a forward cannot be called, or ``forwards`` has a
@@ -75,6 +78,7 @@ class CaptureTarget:
     optional_fields: Sequence[str] | Mapping[ForwardMode, Sequence[str]] | None = None
     inputs_type: type[StepInputs] | Mapping[ForwardMode, type[StepInputs]] | None = None
     output_type: type[Output] | Mapping[ForwardMode, type[Output]] | None = None
+    served_modes: Collection[ForwardMode] | None = None
 
     def __post_init__(self) -> None:
         check_arguments(self)

@@ -98,7 +98,7 @@ def test_a_field_that_was_not_captured():
 
     (finding,) = audited(sample_batch).batches
     assert (finding.audit, finding.kind, finding.mode, finding.severity) == (
-        "misses", "batch falls back", "TARGET_VERIFY", "error",
+        "misses", "batch falls back", "TARGET_VERIFY", "warning",
     )  # fmt: skip
     assert finding.text == (
         "batches of 2 to 3, 7 requests have no graph: field 'custom_mask' was not captured. Pass "
@@ -122,7 +122,7 @@ def test_a_field_that_cannot_be_converted():
         return replace(batch_of(batch_size), positions=np.zeros(batch_size * WIDTH) + 0.5)
 
     (finding,) = audited(sample_batch).batches
-    assert finding.kind == "batch is refused"
+    assert (finding.kind, finding.severity) == ("batch is refused", "error")
     assert "'positions'" in finding.text
 
 
@@ -235,8 +235,28 @@ def test_modes_that_the_algorithm_runs(spec, forwards, missing):
     with warnings.catch_warnings(action="error"):
         audit_misses(target, log, device="cpu")
     found = [f for f in log.findings if not f.mode]
-    assert [f.text.split(" runs ")[1].split(", but")[0] for f in found] == missing
+    assert [f.text.split(" runs ")[1].split(", and")[0] for f in found] == (
+        [" and ".join(missing)] if missing else []
+    )
     assert {(f.kind, f.severity) for f in found} <= {("mode without a graph", "note")}
+
+
+def test_a_target_that_says_what_it_serves_gets_a_warning_for_that_alone():
+    """An EAGLE target runs three modes; the drafter belongs to another target."""
+    assert audited(spec=EAGLE, served_modes=[VERIFY]).modes == []
+    (finding,) = audited(spec=EAGLE, served_modes={VERIFY, DRAFT}).modes
+    assert (finding.kind, finding.severity) == ("mode without a graph", "warning")
+    assert finding.text == "the target serves DRAFT, but has no forward for it."
+
+
+@pytest.mark.parametrize(
+    ("served", "severity"), [(None, "warning"), ([VERIFY], "warning"), ([DRAFT], "note")]
+)
+def test_a_batch_without_a_graph_matters_in_a_mode_that_is_served(served, severity):
+    found = audited(
+        lambda mode, batch_size, seed: batch_of(batch_size, width=3), served_modes=served
+    )
+    assert [(f.kind, f.severity) for f in found.batches] == [("batch falls back", severity)]
 
 
 def test_spans():

@@ -84,6 +84,13 @@ def test_an_invalid_setting_of_a_mode_is_refused(make_target, field):
     assert text.startswith(f"target 'tiny': {field}[TARGET_VERIFY] is 5. Pass ")
 
 
+@pytest.mark.parametrize("modes", ["DRAFT", [[]], [gk.ForwardMode.IDLE], [None]], ids=repr)
+def test_a_served_mode_without_a_runner_is_refused(make_target, modes):
+    assert "which has no runner. Use graphkit.ForwardMode, one of " in refusal(
+        make_target, served_modes=modes
+    )
+
+
 @pytest.mark.parametrize("weights", [{"head": None}, {5: 5}], ids=repr)
 def test_weights_that_are_no_tensors_are_refused(make_target, weights):
     assert "weights has no tensor for " in refusal(make_target, weights=weights)
