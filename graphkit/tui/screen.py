@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer, Header, Input, Static
 
 from graphkit.tui.export import listing_text, unused_name, write_new
-from graphkit.tui.keys import BINDINGS, help_page
+from graphkit.tui.keys import KEYS, help_page
 from graphkit.tui.listing import Listing
 from graphkit.tui.row_list import RowList
 from graphkit.tui.wrapping import SEPARATOR, fold, pack
@@ -29,7 +30,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
     """Shows pages of any kind with the same widgets and keys."""
 
     AUTO_FOCUS = ""
-    BINDINGS: ClassVar = BINDINGS
+    BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
     DEFAULT_CSS = """
     PageScreen {
         HeaderIcon, HeaderClockSpace { display: none; }

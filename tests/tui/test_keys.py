@@ -77,11 +77,11 @@ DOES = {
 
 
 def test_every_key_of_the_table_is_tested_here():
-    assert {one for key in KEYS for one in key.keys.split(",")} == set(DOES)
+    assert {one for key in KEYS for one in key.key.split(",")} == set(DOES)
 
 
 def test_no_key_is_bound_twice():
-    every = [one for key in KEYS for one in key.keys.split(",")]
+    every = [one for key in KEYS for one in key.key.split(",")]
     assert len(every) == len(set(every))
 
 
@@ -137,7 +137,7 @@ def test_the_help_lists_the_table(capture, drive):
         await on.press("?")
         return [on.listing.cells(line.row) for line in on.listing.lines]
 
-    assert drive(capture, script) == [(key.display, key.meaning) for key in KEYS]
+    assert drive(capture, script) == [(key.key_display, key.tooltip) for key in KEYS]
 
 
 def test_keys_are_text_while_the_prompt_is_open(capture, drive):
@@ -157,7 +157,7 @@ def test_the_footer_shows_the_keys_of_the_table_in_order_and_help_first(capture,
         return on.lines[-1]
 
     footer = drive(capture, script, size=(width, 24))
-    every = " ".join(f"{key.display} {key.label}" for key in KEYS if key.is_shown)
+    every = " ".join(f"{key.key_display} {key.description}" for key in KEYS if key.show)
     assert footer == every[:width].rstrip()
     assert footer.startswith("enter open ? help q quit")
 
