@@ -1,4 +1,4 @@
-"""Runner of a forward mode: declaration of the mode, capture, replay and inspection."""
+"""Runner of a forward mode: settings, capture, replay and inspection."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, StepInputs, capacity_of
+from graphkit.buffers import StepInputs, capacity_of
 from graphkit.config import BufferSizes
 from graphkit.errors import ReplayError, SizeError
 from graphkit.graphs import (
@@ -31,9 +31,9 @@ from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch
 from graphkit.runners.known_memory import memory_names
 from graphkit.runners.launch import Launch
+from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.outputs import Output
 from graphkit.runners.replayer import Replayer
-from graphkit.runners.sample_rows import SampleRows, sample_fields
 from graphkit.runners.settings import (
     check_forward,
     check_inputs_type,
@@ -43,13 +43,13 @@ from graphkit.runners.settings import (
 )
 from graphkit.runners.staged import StagedBatch
 from graphkit.runners.step import Step
-from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.spec import SpecConfig
 
 InputsT = TypeVar("InputsT", bound=StepInputs)
 OutputT = TypeVar("OutputT", bound=Output)
 
 
-class Runner(Generic[InputsT, OutputT]):
+class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     """Captures a forward once per batch size and replays it for live batches.
 
     A replay writes one mailbox entry and launches one graph. The first nodes of the graph copy the
@@ -86,30 +86,8 @@ class Runner(Generic[InputsT, OutputT]):
         DeviceError: The device does not exist.
     """
 
-    # A subclass declares what its mode is. Commands, audits and strategies read nothing else.
-    mode: ClassVar[ForwardMode]
-    """The forward mode."""
-    buffers_type: ClassVar[type[InputBuffers]]
-    """Buffers of the mode; ``buffers_type.inputs_type`` is the class of its inputs."""
-    output_type: ClassVar[type[Any]]
-    """Class of the output."""
-    step_type: ClassVar[type[Step[Any]]] = Step
-    """Operations around the forward."""
-    attention_mode: ClassVar[ForwardMode | None] = None
-    """Mode under which attention backends know this step; ``mode`` if ``None``."""
-    appends_rows: ClassVar[bool] = True
-    """Whether ``seq_lens`` leaves out the rows of this step."""
-    ragged: ClassVar[bool] = False
-    """Whether a request may have fewer rows than ``tokens_per_request``."""
-    takes_layers: ClassVar[bool] = False
-    """Whether ``forward`` is a sequence with one forward per draft step."""
-    may_stay_eager: ClassVar[bool] = False
-    """Whether an attention backend without support makes batches fall back instead of an error."""
-
     status: Literal["planned", "captured", "closed"] = "planned"
     """State of the life cycle."""
-    num_front_tokens: int = 0
-    """Rows before the drafts of each request that run again."""
 
     def __init__(
         self,
@@ -179,55 +157,6 @@ class Runner(Generic[InputsT, OutputT]):
         """Decides which batches have a graph."""
         self._replayer: Replayer[OutputT] | None = None
         self._captured_at = ""
-
-    # What a mode may override.
-
-    @classmethod
-    def width(cls, spec: SpecConfig) -> int:
-        """Return the rows per request."""
-        return spec.tokens_per_request(cls.mode)
-
-    @classmethod
-    def slots_ahead(cls, spec: SpecConfig) -> int:
-        """Return the KV slots that a step needs behind the committed tokens of a request."""
-        return cls.width(spec)
-
-    @classmethod
-    def sample_fields(cls, spec: SpecConfig, rows: SampleRows) -> dict[str, Any]:
-        """Return the fields of a sample batch that say where its rows are, as numpy arrays.
-
-        Args:
-            spec: How the algorithm drafts and verifies.
-            rows: The requests of the batch.
-        """
-        return sample_fields(rows, cls.width(spec), ragged=cls.ragged, appends=cls.appends_rows)
-
-    @classmethod
-    def declared(cls, inputs: type | None, output: type | None) -> dict[str, Any]:  # noqa: ARG003
-        """Return the arguments that pass a target's inputs and output classes to the runner."""
-        return {"inputs_type": inputs}
-
-    def implied_fields(self) -> tuple[str, ...]:
-        """Return the optional fields that the settings imply."""
-        return ()
-
-    def unused_fields(self) -> tuple[str, ...]:
-        """Return the fields that the settings make meaningless. They get no memory."""
-        return ()
-
-    def steps_ahead(self) -> int:
-        """Return how many positions beyond those of its batch a step reaches at most."""
-        return 0
-
-    def _rows_per_request(self, spec: SpecConfig) -> int:
-        return self.width(spec) + self.num_front_tokens
-
-    def _check_spec(self, spec: SpecConfig) -> None:
-        """Refuse settings that the mode cannot run.
-
-        Raises:
-            ConfigError: The mode cannot run with ``spec``.
-        """
 
     # Life.
 

@@ -1,0 +1,89 @@
+"""What the runner of a forward mode declares about the mode."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from graphkit.buffers import InputBuffers
+from graphkit.runners.sample_rows import SampleRows, sample_fields
+from graphkit.runners.step import Step
+from graphkit.spec import ForwardMode, SpecConfig
+
+
+class ModeDeclaration:
+    """Base of ``Runner``: attributes and methods that the runner of a mode overrides.
+
+    Commands, audits and strategies read nothing else about a mode. ``mode``, ``buffers_type`` and
+    ``output_type`` have no default.
+    """
+
+    mode: ClassVar[ForwardMode]
+    """The forward mode."""
+    buffers_type: ClassVar[type[InputBuffers]]
+    """Buffers of the mode; ``buffers_type.inputs_type`` is the class of its inputs."""
+    output_type: ClassVar[type[Any]]
+    """Class of the output."""
+    step_type: ClassVar[type[Step[Any]]] = Step
+    """Operations around the forward."""
+    attention_mode: ClassVar[ForwardMode | None] = None
+    """Mode under which attention backends know this step; ``mode`` if ``None``."""
+    appends_rows: ClassVar[bool] = True
+    """Whether ``seq_lens`` leaves out the rows of this step."""
+    ragged: ClassVar[bool] = False
+    """Whether a request may have fewer rows than ``tokens_per_request``."""
+    takes_layers: ClassVar[bool] = False
+    """Whether ``forward`` is a sequence with one forward per draft step."""
+    may_stay_eager: ClassVar[bool] = False
+    """Whether an attention backend without support makes batches fall back instead of an error."""
+
+    spec: SpecConfig
+    """How the algorithm drafts and verifies."""
+    num_front_tokens: int = 0
+    """Rows before the drafts of each request that run again."""
+
+    @classmethod
+    def width(cls, spec: SpecConfig) -> int:
+        """Return the rows per request."""
+        return spec.tokens_per_request(cls.mode)
+
+    @classmethod
+    def slots_ahead(cls, spec: SpecConfig) -> int:
+        """Return the KV slots that a step needs behind the committed tokens of a request."""
+        return cls.width(spec)
+
+    @classmethod
+    def sample_fields(cls, spec: SpecConfig, rows: SampleRows) -> dict[str, Any]:
+        """Return the fields of a sample batch that say where its rows are, as numpy arrays.
+
+        Args:
+            spec: How the algorithm drafts and verifies.
+            rows: The requests of the batch.
+        """
+        return sample_fields(rows, cls.width(spec), ragged=cls.ragged, appends=cls.appends_rows)
+
+    @classmethod
+    def declared(cls, inputs: type | None, output: type | None) -> dict[str, Any]:  # noqa: ARG003
+        """Return the arguments that pass a target's inputs and output classes to the runner."""
+        return {"inputs_type": inputs}
+
+    def implied_fields(self) -> tuple[str, ...]:
+        """Return the optional fields that the settings imply."""
+        return ()
+
+    def unused_fields(self) -> tuple[str, ...]:
+        """Return the fields that the settings make meaningless. They get no memory."""
+        return ()
+
+    def steps_ahead(self) -> int:
+        """Return how many positions beyond those of its batch a step reaches at most."""
+        return 0
+
+    def _rows_per_request(self, spec: SpecConfig) -> int:
+        return self.width(spec) + self.num_front_tokens
+
+    def _check_spec(self, spec: SpecConfig) -> None:
+        """Refuse settings that the mode cannot run.
+
+        Raises:
+            ConfigError: The mode cannot run with ``spec``.
+        """
