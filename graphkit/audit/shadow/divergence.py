@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphkit.audit.node_switches import Incomparable
 from graphkit.audit.shadow.op_steps import first_result_difference
-from graphkit.audit.shadow.prefixes import Incomparable, first_memory_difference
+from graphkit.audit.shadow.prefixes import first_memory_difference
 from graphkit.graphs import (
     UNSET_MARKER,
     Attribution,

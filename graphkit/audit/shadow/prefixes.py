@@ -1,34 +1,25 @@
 """Replay of the first nodes of two CUDA graphs, to find the first that leaves different memory.
 
-Kernels, copies and fills of an executable graph can be switched off. The later nodes, which may
-reuse memory, are off; the first nodes of both graphs run, and the pools that they leave are
-compared. Bisection finds the node in log2(nodes) steps.
+The later nodes, which may reuse memory, are off; the first nodes of both graphs run, and the pools
+that they leave are compared. Bisection finds the node in log2(nodes) steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from graphkit.audit.node_switches import Incomparable, Nodes, bisected, switches
 from graphkit.audit.shadow.rounding import is_beyond_rounding
 from graphkit.graphs import Stage
-from graphkit.graphs.cuda import CudaGraph
-from graphkit.graphs.driver import checked, runtime
 from graphkit.graphs.pool_memory import device_bytes
-from graphkit.records import Argument, Node
+from graphkit.records import Argument
 
-_SWITCHABLE = ("kernel", "memcpy", "memset")
-_WITHOUT_EFFECT = ("empty", "event record", "event wait")
-Nodes = Sequence[Node]
 Segment = tuple[int, int]
 """Address and size of a memory segment, in bytes."""
-
-
-class Incomparable(Exception):  # noqa: N818 - its text becomes part of a finding
-    """Two graphs cannot be compared this way. The text says why."""
 
 
 def first_memory_difference(
@@ -58,78 +49,21 @@ def first_memory_difference(
     always_on = {node.index for node in nodes[1] if node.module == Stage.REFRESH}
     pools = _Pools(*nodes, device)
     with pools.preserved(), ExitStack() as stack:
-        switches = [
-            stack.enter_context(_switches(*each)) for each in zip(graphs, nodes, strict=True)
+        switched = [
+            stack.enter_context(switches(*each)) for each in zip(graphs, nodes, strict=True)
         ]
 
         def differ(count: int) -> bool:
             pools.clear()
-            for graph, switch in zip(graphs, switches, strict=True):
+            for switch in switched:
                 switch.keep_first(count, always_on)
-                replay(graph)
+                replay(switch.graph)
                 # A graph whose last nodes are off lets the stream go on before its last node that
                 # is on has ended (driver 580, seen on a busy device).
                 torch.cuda.synchronize(device)
             return pools.differ(dtype)
 
         return bisected(differ, len(nodes[1]))
-
-
-def bisected(differ: Callable[[int], bool], count: int) -> int | None:
-    """Return the index of a step after which results differ, and before which they are equal.
-
-    Args:
-        differ: Returns whether results differ after the first so many steps; after 0 they do not.
-        count: Number of steps. The result is ``None`` if nothing differs after all of them.
-    """
-    equal, different = 0, count
-    if not differ(different):
-        return None
-    while different - equal > 1:
-        middle = (equal + different) // 2
-        equal, different = (equal, middle) if differ(middle) else (middle, different)
-    return equal
-
-
-class _Switches:
-    """Switches the nodes of an executable graph off and on."""
-
-    def __init__(self, graph: Any, nodes: Nodes) -> None:
-        for node in nodes:
-            if node.kind not in (*_SWITCHABLE, *_WITHOUT_EFFECT):
-                raise Incomparable(f"node {node.index}, a {node.kind}, cannot be switched off")
-        self._bindings = runtime()
-        graphs: Sequence[CudaGraph] = getattr(graph, "graphs", (graph,))
-        handles = [handle for each in graphs for handle in self._handles(each)]
-        self._nodes = list(zip(nodes, handles, strict=True))
-
-    def keep_first(self, count: int, always_on: Collection[int] = ()) -> None:
-        """Switch off all nodes except the first ``count`` and those that must always run."""
-        assert self._bindings is not None, "an inspected graph has bindings"
-        for node, (executable, handle) in self._nodes:
-            if node.kind in _SWITCHABLE:
-                is_on = node.index < count or node.index in always_on
-                checked(self._bindings.cudaGraphNodeSetEnabled(executable, handle, int(is_on)))
-
-    def _handles(self, graph: CudaGraph) -> list[tuple[Any, Any]]:
-        """Return the executable graph and the template's node, for each node."""
-        bindings = self._bindings
-        assert bindings is not None, "an inspected graph has bindings"
-        executable = bindings.cudaGraphExec_t(graph.graph.raw_cuda_graph_exec())
-        template = bindings.cudaGraph_t(graph.graph.raw_cuda_graph())
-        count = int(checked(bindings.cudaGraphGetNodes(template))[-1])
-        handles = checked(bindings.cudaGraphGetNodes(template, count))[0][:count]
-        return [(executable, handle) for handle in handles]
-
-
-@contextmanager
-def _switches(graph: Any, nodes: Nodes) -> Iterator[_Switches]:
-    """Yield the switches of a graph, and switch all nodes on afterwards."""
-    switches = _Switches(graph, nodes)
-    try:
-        yield switches
-    finally:
-        switches.keep_first(len(nodes))
 
 
 class _Pools:

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from graphkit.audit import node_switches
+from graphkit.audit.node_switches import Incomparable, bisected
 from graphkit.audit.shadow import prefixes
-from graphkit.audit.shadow.prefixes import Incomparable, bisected, first_memory_difference
+from graphkit.audit.shadow.prefixes import first_memory_difference
 from graphkit.graphs import Stage
 from graphkit.records import Argument, Node, Pointer
 
@@ -64,7 +66,7 @@ class Bindings:
 def device(monkeypatch):
     """Return ``device(*graphs)``, which adds their pools to the allocator."""
     pools = []
-    monkeypatch.setattr(prefixes, "runtime", Bindings)
+    monkeypatch.setattr(node_switches, "runtime", Bindings)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(
         torch.cuda,
