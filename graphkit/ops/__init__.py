@@ -17,6 +17,7 @@ from graphkit.ops.cache_locs import (
     get_target_cache_loc,
 )
 from graphkit.ops.draft_cache_locs import assign_draft_cache_locs
+from graphkit.ops.philox import philox_uniform
 from graphkit.ops.slot_assignment import (
     assign_draft_cache_locs_contiguous,
     assign_extend_cache_locs,
@@ -39,6 +40,7 @@ __all__ = [
     "filter_finished_cache_loc",
     "get_src_tgt_cache_loc",
     "get_target_cache_loc",
+    "philox_uniform",
     "rotate_input_ids",
     "tree_speculative_sampling_target_only",
     "verify_tree_greedy",

@@ -1,4 +1,4 @@
-"""CUDA kernels of trees, slots and the refresh without a GPU: Triton's interpreter runs them.
+"""CUDA kernels without a GPU: Triton's interpreter runs those of trees, slots, samples, refresh.
 
 TRITON_INTERPRET must be set before triton is imported, so another process runs the tests. It runs
 all files, since its start takes seconds. Attention has a process of its own, for another worker.
@@ -15,6 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = (
+    HERE / "interpreted_philox.py",
     HERE / "interpreted_slots.py",
     HERE / "interpreted_tree.py",
     HERE.parent / "buffers" / "interpreted_refresh.py",

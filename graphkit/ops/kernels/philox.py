@@ -1,0 +1,41 @@
+"""Random numbers by seed, position and draw for CUDA. Contract: ``graphkit.ops.philox``."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from graphkit.ops.kernels.launch import launch
+
+BLOCK = 128
+
+
+@triton.jit(do_not_specialize=["requests", "draws"])
+def philox_uniform_kernel(samples, seeds, positions, requests, draws, BLOCK: tl.constexpr):
+    """Four draws of one request per thread, BLOCK threads per program."""
+    counters = (draws + 3) // 4
+    thread = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    request = thread // counters
+    counter = (thread % counters).to(tl.int32)
+    is_request = request < requests
+    seed = tl.load(seeds + request, mask=is_request, other=0)
+    position = tl.load(positions + request, mask=is_request, other=0)
+    zero = tl.zeros_like(counter)
+    words = tl.philox(seed, position, counter, zero, zero)
+    for lane in tl.static_range(4):
+        draw = counter * 4 + lane
+        sample = (words[lane] >> 8).to(tl.float32) * 2**-24
+        tl.store(samples + request * draws + draw, sample, mask=is_request & (draw < draws))
+
+
+def launch_philox_uniform(given: Any) -> torch.Tensor:
+    """Launch ``philox_uniform``."""
+    requests = given.seeds.numel()
+    samples = given.seeds.new_empty((requests, given.draws), dtype=torch.float32)
+    threads = requests * triton.cdiv(given.draws, 4)
+    launch(
+        philox_uniform_kernel, (triton.cdiv(threads, BLOCK),), given, samples=samples,
+        requests=requests, BLOCK=BLOCK,
+    )  # fmt: skip
+    return samples
