@@ -48,9 +48,8 @@ def philox4x32(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -> 
 
 def _empty_samples(given: Any) -> torch.Tensor:
     """Allocate the result of ``philox_uniform``."""
-    shape = given.seeds.numel(), given.draws
-    samples: torch.Tensor = given.seeds.new_empty(shape, dtype=torch.float32)
-    return samples
+    seeds = given.seeds
+    return torch.empty(len(seeds), given.draws, dtype=torch.float32, device=seeds.device)
 
 
 @register_op(fake=_empty_samples)

@@ -32,7 +32,7 @@ def philox_uniform_kernel(samples, seeds, positions, requests, draws, BLOCK: tl.
 def launch_philox_uniform(given: Any) -> torch.Tensor:
     """Launch ``philox_uniform``."""
     requests = given.seeds.numel()
-    samples = given.seeds.new_empty((requests, given.draws), dtype=torch.float32)
+    samples = torch.empty(requests, given.draws, dtype=torch.float32, device=given.seeds.device)
     threads = requests * triton.cdiv(given.draws, 4)
     launch(
         philox_uniform_kernel, (triton.cdiv(threads, BLOCK),), given, samples=samples,
