@@ -1,0 +1,149 @@
+"""GPU time of replays after work on further streams, to find what makes later replays slower.
+
+Every condition runs in a process of its own, because the effect lasts for the rest of a process. It
+replays three graphs, see ``decode_graphs.py``, before and after something else happens; see
+``stream_conditions.py``. The report is written after every condition.
+
+    python tools/bench/streams.py --out tools/bench/results/streams.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from decode_graphs import LAYERS, ROWS
+from stream_conditions import CONDITIONS, measure
+
+from graphkit.graphs import environment
+from graphkit.graphs.driver import driver_version
+from graphkit.records import BenchReport, Measure
+
+_LIMIT_S = 60
+"""Time limit of one process."""
+MsByState = Mapping[str, Mapping[str, float]]
+"""Milliseconds per replay by state and graph."""
+
+
+@dataclass
+class Results:
+    """What was measured so far.
+
+    Attributes:
+        replays: Replays of each graph in each state.
+        device: Name of the GPU; empty before the first result.
+        nodes: Number of nodes of each graph.
+        ms: Times of the conditions that ran, by name.
+        failed: Errors of the conditions that did not, by name.
+    """
+
+    replays: int
+    device: str = ""
+    nodes: dict[str, int] = field(default_factory=dict)
+    ms: dict[str, MsByState] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def report(self, chosen: Sequence[str]) -> BenchReport:
+        """Return the report. This process makes no CUDA context, which could change the times."""
+        missing = [name for name in chosen if name not in self.ms and name not in self.failed]
+        settings: dict[str, int | str] = {
+            "layers": LAYERS,
+            "rows": ROWS,
+            "replays": self.replays,
+            **{f"nodes of {name}": count for name, count in self.nodes.items()},
+            **{f"failed: {name}": error for name, error in self.failed.items()},
+        }
+        if missing:
+            settings["not measured"] = ", ".join(missing)
+        versions = environment(torch.device("cpu"))
+        return BenchReport(
+            name="streams: replays of a decode step after work on further streams",
+            environment=replace(versions, device=self.device, driver=driver_version()),
+            settings=settings,
+            measures=tuple(self._measures()),
+        )
+
+    def _measures(self) -> Iterator[Measure]:
+        for name, states in self.ms.items():
+            for state, times in states.items():
+                for graph, ms in times.items():
+                    yield Measure(name=f"{name}: {state}: {graph}", value=ms, unit="ms")
+
+
+def run_condition(name: str, replays: int, results: Results) -> None:
+    """Measure a condition in a new process, and add its times or its error to the results."""
+    command = [sys.executable, __file__, "--condition", name, "--replays", str(replays)]
+    variables = {**os.environ, **CONDITIONS[name].environment}
+    try:
+        ended = subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        results.failed[name] = f"took more than {_LIMIT_S} s"
+        return
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        results.failed[name] = lines[-1]
+        return
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    results.device, results.nodes = found["device"], found["nodes"]
+    results.ms[name] = found["ms"]
+
+
+def print_condition(name: str, results: Results) -> None:
+    """Print a line per state: milliseconds of each graph, and over those of the first state."""
+    if name in results.failed:
+        print(f"{name}: failed: {results.failed[name]}", flush=True)
+        return
+    states = results.ms[name]
+    first = next(iter(states.values()))
+    for state, times in states.items():
+        cells = (f"{graph} {ms:.3f} ({ms / first[graph]:.3f}x)" for graph, ms in times.items())
+        print(f"{name:31}{state:21}{'  '.join(cells)}", flush=True)
+
+
+def run_conditions(chosen: Sequence[str], replays: int, seconds: float, out: Path | None) -> int:
+    """Measure conditions until the time is over, and return the exit code."""
+    results, end = Results(replays), time.monotonic() + seconds
+    for name in chosen:
+        if time.monotonic() > end:
+            print(f"stopped after {seconds:.0f} s", flush=True)
+            break
+        run_condition(name, replays, results)
+        print_condition(name, results)
+        if out is not None:
+            out.write_text(results.report(chosen).to_json())
+    return 1 if results.failed else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--replays", type=int, default=40, help="replays per measurement (40)")
+    parser.add_argument(
+        "--seconds", type=float, default=225, help="start no condition after this time (225)"
+    )
+    parser.add_argument("--only", nargs="+", choices=CONDITIONS, metavar="NAME", help="conditions")
+    parser.add_argument("--condition", choices=CONDITIONS, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.condition is not None:
+        with torch.no_grad():
+            print(json.dumps(measure(options.condition, options.replays)))
+        return 0
+    return run_conditions(
+        options.only or list(CONDITIONS), options.replays, options.seconds, options.out
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
