@@ -169,7 +169,7 @@ def _launch_times(
 ) -> LaunchTimes:
     """Measure the launches of a captured size on a batch of pads."""
     graph = runner.graphs[size]
-    graphs = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
+    graphs: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
     linear = trivial.chain(-(-shape.num_nodes // len(graphs)))
     variants = {
         "own": [executable_of(each) for each in graphs],

@@ -10,6 +10,7 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.baked import audit_baked
 from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.finite import audit_finite
+from graphkit.audit.launch import audit_launch, audit_streams
 from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
 from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
@@ -22,6 +23,7 @@ from graphkit.records import AuditReport, GraphRecord, LockRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
+from graphkit.verify import check_tolerance
 
 RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
 
@@ -32,6 +34,7 @@ AFTER_CAPTURE: dict[str, RunnerAudit] = {
     "finite": audit_finite,
     "pads": audit_pads,
     "shadow": audit_shadow,
+    "launch": audit_launch,
 }
 """Audits of a captured runner, by name."""
 AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "misses")
@@ -57,7 +60,7 @@ def audit_target(
         modes: Modes to audit; ``None`` audits all modes of the target.
         batch_sizes: Sizes to capture; ``None`` captures the smallest, a middle one and the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
-        tolerance: Multiple of the expected rounding within which two results are alike.
+        tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
         lock: Lock to compare the graphs with, from ``lock_target``.
         progress: Called with the number of finished steps, of all steps, and the current task.
 
@@ -70,10 +73,7 @@ def audit_target(
         TargetError: The target lacks a mode.
     """
     chosen = _names(only)
-    if not tolerance > 0:
-        raise ConfigError(
-            f"tolerance must be a number above 0, got {tolerance!r}.", field="tolerance"
-        )
+    check_tolerance(tolerance)
     log = AuditLog(tolerance)
     all_modes = list(dict.fromkeys(modes or target.forwards))
     if not all_modes:
@@ -89,6 +89,8 @@ def audit_target(
             graphs += graphs_to_lock(target, runner) if lock is not None else []
     if "misses" in chosen:
         audit_misses(target, log, modes=modes, device=device)
+    if "launch" in chosen:
+        audit_streams(backend.device, log)
     progress(len(all_modes), len(all_modes), "audited")
     if lock is not None:
         names = {mode.name for mode in modes or ()}

@@ -42,13 +42,12 @@ Examples:
     add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
     parser.add_argument(
         "--only", type=_parse_names, metavar="baked,pads",
-        help="audits to run, of warmup, baked, pointers, finite, pads, shadow, misses; default: "
-        "all, none with --check",
+        help="audits to run, of warmup, baked, pointers, finite, pads, shadow, launch, misses; "
+        "default: all, none with --check",
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=float, default=1.0, metavar="X",
-        help="multiple of the expected rounding of the dtype within which results are alike; "
-        "default: 1",
+        help="multiple of the usual rounding of the dtype that is no error; default: 1",
     )  # fmt: skip
     lock = parser.add_mutually_exclusive_group()
     lock.add_argument(

@@ -1,0 +1,131 @@
+"""Launch times of graphs, and streams in use. No test asserts on a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import graphkit as gk
+from graphkit.audit import AuditLog
+from graphkit.audit.launch import audit_launch, audit_streams
+from graphkit.graphs.driver import checked, runtime
+from graphkit.graphs.launch_cost import TrivialGraphs, launch_us
+from graphkit.graphs.streams import FREE_STREAMS, streams_in_use, third_stream_warning
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(runtime() is None, reason="needs cuda-bindings"),
+]
+
+
+@pytest.fixture
+def device():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture
+def new_stream():
+    """Creates streams that torch does not know yet, and destroys them."""
+    bindings, made = runtime(), []
+
+    def create():
+        made.append(checked(bindings.cudaStreamCreateWithFlags(bindings.cudaStreamNonBlocking))[0])
+        return torch.cuda.ExternalStream(int(made[-1]))
+
+    yield create
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    for each in made:
+        checked(bindings.cudaStreamDestroy(each))
+
+
+def test_every_node_of_a_trivial_graph_runs_in_every_launch():
+    turns = []
+    with TrivialGraphs(gk.CudaBackend()) as trivial:
+        before = trivial.word.item()
+        diamond = trivial.build({0: [], 1: [0], 2: [0], 3: [1, 2]})
+        launch_us({"lines": [trivial.chain(100), trivial.chain(1)]}, turns.append)
+        assert trivial.word.item() - before == 101 * len(turns)
+        before = trivial.word.item()
+        launch_us({"diamond": [diamond]}, turns.append)
+        assert trivial.word.item() > before
+
+
+def audit(runner):
+    log = AuditLog()
+    audit_launch(None, runner, log)
+    assert {each.severity for each in log.findings} <= {"note"}
+    return log
+
+
+def test_every_size_of_a_line_is_measured(make_runner):
+    runner = make_runner()
+    runner.capture()
+    log = audit(runner)
+    assert [check.batch_size for check in log.checks] == list(runner.table)
+    for check in log.checks:
+        nodes = len(runner.inspect(check.batch_size).nodes)
+        assert check.text.startswith(f"{nodes} nodes launch in ")
+        assert "fork" not in check.text
+
+
+def test_forks_are_counted(make_runner):
+    side = torch.cuda.Stream()
+
+    def forked(inputs):
+        main = torch.cuda.current_stream()
+        hidden = inputs.input_embeds + 1
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            other = hidden.sin()
+        hidden = hidden.cos()
+        main.wait_stream(side)
+        return gk.ForwardOutput(next_token_logits=(hidden + other)[:, :32], hidden_states=hidden)
+
+    runner = make_runner(forked, batch_sizes=[16])
+    runner.capture()
+    (check,) = audit(runner).checks
+    assert check.text.endswith("; 1 fork and 1 join")
+
+
+def test_the_runner_replays_as_before(make_runner, make_batch, expected, forward):
+    count = torch.zeros(1, device="cuda")
+
+    def counting(inputs):
+        count.add_(1)
+        return forward(inputs)
+
+    runner = make_runner(counting, mutable_state={"count": count})
+    runner.capture()
+    runner.replay(make_batch(3, 1))
+    audit(runner)
+    assert count.item() == 1
+    for mark in range(1, 7):  # more than the mailbox has entries
+        got = runner.replay(make_batch(3, mark)).hidden_states
+        assert torch.equal(got, expected(3, mark))
+
+
+def test_a_stream_is_in_use_while_it_holds_memory(device, new_stream):
+    stream = new_stream()
+    assert stream.cuda_stream not in streams_in_use(device)
+    with torch.cuda.stream(stream):
+        held = torch.zeros(1000, device=device)
+        assert stream.cuda_stream in streams_in_use(device)
+    stream.synchronize()
+    assert stream.cuda_stream in streams_in_use(device)
+    del held
+    torch.cuda.empty_cache()
+    assert stream.cuda_stream not in streams_in_use(device)
+
+
+def test_more_streams_than_replays_take_are_a_note(device, new_stream):
+    held = []
+    for _ in range(FREE_STREAMS + 1):
+        with torch.cuda.stream(new_stream()):
+            held.append(torch.zeros(1000, device=device))
+    assert third_stream_warning(device)
+    log = AuditLog()
+    audit_streams(device, log)
+    (finding,) = log.findings
+    assert (finding.severity, finding.kind) == ("note", "third stream")
+    del held
