@@ -8,21 +8,28 @@ from typing import Literal, Self
 import torch
 
 from graphkit.config import BufferSizes
-from graphkit.engine.context import EngineContext, EngineModel
-from graphkit.engine.device_step import DeviceStep
-from graphkit.engine.drafter import Drafter
-from graphkit.engine.generations import HostInLoop, Overlapped, select_generation
-from graphkit.engine.null_drafter import NullDrafter
-from graphkit.engine.prompts import PromptPrefill
+from graphkit.engine.generations import (
+    HostInLoop,
+    Overlapped,
+    RunningBatch,
+    select_generation,
+)
 from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request import Request, SamplingParams
-from graphkit.engine.request_memory import RequestMemory, check_pools
+from graphkit.engine.request import Request
+from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.transfers import NewTokens
-from graphkit.engine.verifier import RunningBatch
 from graphkit.errors import ConfigError, ReplayError
 from graphkit.graphs import Backend, backend_for
-from graphkit.spec import FutureMap, SpecConfig
+from graphkit.spec import SpecConfig
+from graphkit.step import (
+    DeviceStep,
+    Drafter,
+    EngineContext,
+    EngineModel,
+    Prefill,
+    SamplingParams,
+)
 
 
 class SpeculativeEngine:
@@ -86,51 +93,34 @@ class SpeculativeEngine:
     ) -> None:
         self.spec, self.sizes = spec, sizes
         self.generation = select_generation(spec, generation)
-        target.check_recurrent_state(spec)
-        backend = backend_for(device, backend)
-        self.device = backend.device
-        pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
-        check_pools(pool, spec, sizes)
-        future_map = spec.resolved.create_future_map(
-            pool.size, chunked_prefill_size, sizes.max_context_len, self.device
-        )
-        if not isinstance(future_map, FutureMap):
-            raise ConfigError(
-                f"{spec.resolved!r}.create_future_map() returned {type(future_map).__name__}, "
-                "expected a FutureMap. Return a FutureMap or a subclass of it.",
-                field="algorithm",
-            )
-        future_map.debug = debug
-        context = EngineContext(
-            spec=spec,
-            sizes=sizes,
+        context = EngineContext.create(
+            target,
+            spec,
+            sizes,
             generation=self.generation,
-            future_map=future_map,
-            req_to_token=pool.req_to_token,
-            kv_slots=kv_pool.size,
-            device=self.device,
-            runner_options={
-                "batch_sizes": None if batch_sizes is None else tuple(batch_sizes),
-                "device": self.device,
-                "backend": backend,
-            },
+            backend=backend_for(device, backend),
+            batch_sizes=batch_sizes,
+            chunked_prefill_size=chunked_prefill_size,
+            debug=debug,
         )
-        generator = torch.Generator(self.device).manual_seed(seed)
-        device_step = DeviceStep(
-            target, NullDrafter() if drafter is None else drafter, context, generator
-        )
+        self.device = context.device
+        device_step = DeviceStep(target, drafter, context)
         self.runners = device_step.runners
         # v2 launches one more step after the one that finishes a request.
         slots_ahead = device_step.max_path + device_step.slots_ahead
         self.context_limit = _context_limit(sizes, slots_ahead)
-        self.memory = RequestMemory(pool, kv_pool.size, kv_pool.page_size)
+        attention = target.attention
+        self.memory = RequestMemory(
+            attention.req_to_token_pool, attention.kv_pool.size, attention.kv_pool.page_size
+        )
         overlaps = self.generation == "v2"
         self._steps = Overlapped(device_step) if overlaps else HostInLoop(device_step, self.memory)
         self._queue = RequestQueue(
-            PromptPrefill(
-                device_step, pool.req_to_token, chunked_prefill_size, bos_token_id, generator
-            ),
+            Prefill(device_step, chunked_prefill_size),
             self.memory,
+            vocab_size=sizes.vocab_size,
+            bos_token_id=bos_token_id,
+            seed=seed,
             context_limit=self.context_limit,
             slots_ahead=slots_ahead,
             max_running=sizes.max_batch_size,

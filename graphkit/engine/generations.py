@@ -13,17 +13,40 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from graphkit.engine.device_step import DeviceStep
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
-from graphkit.engine.transfers import NewTokens, PendingTokens
-from graphkit.engine.verifier import RunningBatch
+from graphkit.engine.transfers import NewTokens, PendingReport
 from graphkit.errors import ConfigError
+from graphkit.ops.loop_layout import Report
 from graphkit.spec import SpecConfig
+from graphkit.step import DeviceStep
+from graphkit.step.transfers import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBatch:
+    """The running requests, on the device.
+
+    Attributes:
+        rows: Request rows, [B] int64.
+        is_greedy: Whether every temperature is 0.
+    """
+
+    rows: torch.Tensor
+    is_greedy: bool
+
+    @classmethod
+    def from_requests(cls, requests: Sequence[Request], device: torch.device) -> RunningBatch:
+        """Copy the rows to the device without waiting for it."""
+        return cls(
+            rows=to_device([request.row for request in requests], device),
+            is_greedy=not any(request.sampling.temperature for request in requests),
+        )
 
 
 class Generation(ABC):
@@ -38,8 +61,8 @@ class Generation(ABC):
         self._new_tokens: NewTokens = []
 
     @abstractmethod
-    def begin(self, request: Request, first_token: torch.Tensor) -> None:
-        """Add a prefilled request; ``first_token`` is [1] int64 on the device."""
+    def begin(self, request: Request, report: torch.Tensor) -> None:
+        """Add a prefilled request; ``report`` is that of its first token."""
 
     @abstractmethod
     def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
@@ -67,25 +90,24 @@ class HostInLoop(Generation):
         super().__init__(device_step)
         self._memory = memory
 
-    def begin(self, request: Request, first_token: torch.Tensor) -> None:
+    def begin(self, request: Request, report: torch.Tensor) -> None:
         """See ``Generation.begin``. Waits for the token."""
-        self._new_tokens += _send_first_token(request, first_token).deliver()
+        self._new_tokens += PendingReport.send([request], report, is_verify=False).deliver()
 
     def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
         """See ``Generation.advance``. Waits for verify, before the draft model catches up."""
         # The newest token of a request is its bonus token, which has no KV slot yet.
         ahead = self._device_step.slots_ahead - 1
         self._memory.reserve((r.row, r.num_tokens + ahead) for r in requests)
-        verified = self._device_step.draft_and_verify(batch)
-        counts = verified.counts.num_accepted_tokens
-        tokens = self._device_step.accepted_tokens(verified)
-        pending = PendingTokens.send(requests, tokens, counts, is_verify=True)
+        result = self._device_step.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
+        pending = PendingReport.send(requests, result.report, is_verify=True)
         self._new_tokens += pending.deliver()
+        accepted = pending.report[:, Report.ACCEPTED].tolist()
         catch_up = [
             0 if request.is_finished else count
-            for request, count in zip(requests, pending.counts.tolist(), strict=True)
+            for request, count in zip(requests, accepted, strict=True)
         ]
-        self._device_step.drafter.extend_accepted(verified, catch_up)
+        self._device_step.drafter.extend_accepted(result.verified, catch_up)
         for request in requests:
             if not request.is_finished:
                 self._memory.shrink(request.row, request.num_tokens - 1)
@@ -103,11 +125,11 @@ class Overlapped(Generation):
 
     def __init__(self, device_step: DeviceStep) -> None:
         super().__init__(device_step)
-        self._pending: deque[PendingTokens] = deque()
+        self._pending: deque[PendingReport] = deque()
 
-    def begin(self, request: Request, first_token: torch.Tensor) -> None:
+    def begin(self, request: Request, report: torch.Tensor) -> None:
         """See ``Generation.begin``. Does not wait; the next step delivers the token."""
-        self._pending.append(_send_first_token(request, first_token))
+        self._pending.append(PendingReport.send([request], report, is_verify=False))
 
     def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
         """See ``Generation.advance``. Waits for earlier steps only, after launching this one."""
@@ -121,21 +143,14 @@ class Overlapped(Generation):
 
     def _launch(self, requests: Sequence[Request], batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""
-        verified = self._device_step.draft_and_verify(batch)
-        counts = verified.counts.num_accepted_tokens
-        tokens = self._device_step.accepted_tokens(verified)
-        # Appended before the drafter can fail: the lengths of this step are stored already.
-        self._pending.append(PendingTokens.send(requests, tokens, counts, is_verify=True))
-        self._device_step.drafter.extend(verified)
+        result = self._device_step.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
+        # Appended before the drafter can fail: the state of this step is stored already.
+        self._pending.append(PendingReport.send(requests, result.report, is_verify=True))
+        self._device_step.drafter.extend(result.verified)
 
     def _deliver(self, count: int) -> None:
         for _ in range(count):
             self._new_tokens += self._pending.popleft().deliver()
-
-
-def _send_first_token(request: Request, token: torch.Tensor) -> PendingTokens:
-    count = torch.ones_like(token, dtype=torch.int32)
-    return PendingTokens.send([request], token[:, None], count, is_verify=False)
 
 
 def select_generation(spec: SpecConfig, requested: Literal["v1", "v2"] | None) -> str:

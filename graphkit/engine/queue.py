@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-from graphkit.engine.prompts import PromptPrefill
-from graphkit.engine.request import Request, SamplingParams
+from graphkit.engine.prompts import validate_prompt
+from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.errors import InputError
+from graphkit.step import MAX_STOP_IDS, Prefill, SamplingParams
 
 
 class RequestQueue:
     """Admits requests in order of submission, each as soon as it can be promised all its KV slots.
 
     Args:
-        prompts: Prefills the prompt of an admitted request.
+        prefill: Prefills the prompt of an admitted request.
         memory: Provides rows and slots.
+        vocab_size: Upper bound of the token ids.
+        bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
+        seed: Gives a seed to requests that have none.
         context_limit: Most tokens of a request's prompt and output together.
         slots_ahead: KV slots that steps may write behind a request's tokens.
         max_running: Most requests that run at the same time.
@@ -30,15 +35,20 @@ class RequestQueue:
 
     def __init__(
         self,
-        prompts: PromptPrefill,
+        prefill: Prefill,
         memory: RequestMemory,
         *,
+        vocab_size: int,
+        bos_token_id: int | None,
+        seed: int,
         context_limit: int,
         slots_ahead: int,
         max_running: int,
         reserve_all: bool,
     ) -> None:
-        self._prompts, self._memory, self._context_limit = prompts, memory, context_limit
+        self._prefill, self._memory, self._context_limit = prefill, memory, context_limit
+        self._vocab_size, self._bos, self._seed = vocab_size, bos_token_id, seed
+        self._created = 0
         self._slots_ahead, self._max_running = slots_ahead, max_running
         self._reserve_all = reserve_all
         self._waiting: deque[Request] = deque()
@@ -53,11 +63,23 @@ class RequestQueue:
         Raises:
             InputError: The prompt is invalid, or the request needs more slots than the pool has.
         """
-        request = Request(
-            prompt_ids=self._prompts.validate(prompt_ids, self._context_limit),
-            sampling=sampling or SamplingParams(),
+        sampling = sampling or SamplingParams()
+        if len(sampling.stop_token_ids) > MAX_STOP_IDS:
+            raise InputError(
+                f"a request has {len(sampling.stop_token_ids)} stop tokens: the device keeps "
+                f"{MAX_STOP_IDS}. Pass fewer stop_token_ids.",
+                field="stop_token_ids",
+            )
+        ids = validate_prompt(
+            prompt_ids,
+            vocab_size=self._vocab_size,
+            bos_token_id=self._bos,
             context_limit=self._context_limit,
         )
+        self._created += 1
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=_seed_of(self._seed, self._created))
+        request = Request(prompt_ids=ids, sampling=sampling, context_limit=self._context_limit)
         slots = self._memory.whole_pages(self._max_slots(request))
         if slots > self._memory.total_slots:
             raise InputError(
@@ -75,13 +97,13 @@ class RequestQueue:
         """Prefill waiting requests in order while there is room.
 
         Args:
-            begin: Called with each admitted request and its first new token.
+            begin: Called with each admitted request and the report of its first new token.
         """
         while self._waiting and self._has_room_for(self._waiting[0]):
-            first_token = self._prefill(self._waiting[0])
+            report = self._start(self._waiting[0])
             request = self._waiting.popleft()
             self.running.append(request)
-            begin(request, first_token)
+            begin(request, report)
 
     def remove(self, requests: Sequence[Request]) -> None:
         """Remove running requests and free their rows and slots.
@@ -97,14 +119,19 @@ class RequestQueue:
         """Drop all waiting requests."""
         self._waiting.clear()
 
-    def _prefill(self, request: Request) -> torch.Tensor:
+    def _start(self, request: Request) -> torch.Tensor:
         """Allocate memory and prefill. On an error, free the memory; the request stays queued."""
         max_slots = self._max_slots(request)
         request.row = self._memory.allocate_row(max_slots)
         length = max_slots if self._reserve_all else len(request.prompt_ids)
         self._memory.reserve([(request.row, length)])
         try:
-            return self._prompts.prefill(request)
+            return self._prefill.run(
+                request.row,
+                request.prompt_ids,
+                request.sampling,
+                request.max_tokens - len(request.prompt_ids),
+            )
         except BaseException:
             self._free(request)
             raise
@@ -120,3 +147,8 @@ class RequestQueue:
     def _max_slots(self, request: Request) -> int:
         """Return the slots of the longest possible text and of what steps write ahead."""
         return request.max_tokens + self._slots_ahead
+
+
+def _seed_of(engine_seed: int, number: int) -> int:
+    """Return the seed of a request by its number, 0 to 2**63 - 1."""
+    return (engine_seed * 0x9E3779B97F4A7C15 + number) % 2**63

@@ -1,15 +1,12 @@
-"""Requests, their sampling parameters and their output."""
+"""Requests and their output."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from numbers import Real
 
-from graphkit.config import require_int
-from graphkit.errors import ConfigError
+from graphkit.step import SamplingParams
 
 
 class FinishReason(Enum):
@@ -18,44 +15,6 @@ class FinishReason(Enum):
     STOP = "stop token"
     LENGTH = "max_new_tokens"
     CONTEXT = "context limit"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Sampling and stopping parameters of a request.
-
-    Attributes:
-        max_new_tokens: Most tokens to generate, at least 1.
-        temperature: 0 selects the most probable token. Above 0, tokens follow the target's
-            distribution with its logits divided by the temperature.
-        stop_token_ids: Tokens that finish the request; stored as a frozenset. The stop token is
-            part of the output.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
-
-    max_new_tokens: int = 64
-    temperature: float = 0.0
-    stop_token_ids: Collection[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        require_int("SamplingParams", "max_new_tokens", self.max_new_tokens)
-        if not _is_temperature(self.temperature):
-            raise ConfigError(
-                "SamplingParams.temperature must be a finite number >= 0, got "
-                f"{self.temperature!r}. Use 0 for greedy decoding.",
-                field="temperature",
-            )
-        try:
-            tokens = frozenset(operator.index(token) for token in self.stop_token_ids)
-        except TypeError as error:
-            raise ConfigError(
-                "SamplingParams.stop_token_ids must be a collection of token ids, got "
-                f"{self.stop_token_ids!r}. Pass a collection of ints.",
-                field="stop_token_ids",
-            ) from error
-        object.__setattr__(self, "stop_token_ids", tokens)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -122,7 +81,3 @@ class Request:
         if len(self.output_ids) >= self.sampling.max_new_tokens:
             return FinishReason.LENGTH
         return FinishReason.CONTEXT if self.num_tokens >= self.context_limit else None
-
-
-def _is_temperature(value: object) -> bool:
-    return isinstance(value, Real) and 0 <= float(value) < float("inf")

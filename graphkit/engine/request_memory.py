@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from graphkit.config import BufferSizes
-from graphkit.engine.transfers import to_device
-from graphkit.errors import ConfigError
 from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
-from graphkit.spec import SpecConfig
+from graphkit.step.transfers import to_device
 
 
 class RequestMemory:
@@ -102,24 +99,3 @@ class RequestMemory:
         self.shrink(row, 0)
         del self._slots[row], self._promised[row]
         self.pool.free([row])
-
-
-def check_pools(pool: ReqToTokenPool, spec: SpecConfig, sizes: BufferSizes) -> None:
-    """Check that the request pool, the spec and the sizes agree.
-
-    Raises:
-        ConfigError: The request pool is too small, or two page sizes differ.
-    """
-    if pool.max_context_len < sizes.max_context_len or pool.size < sizes.max_batch_size:
-        raise ConfigError(
-            f"req_to_token_pool holds {pool.size} requests of {pool.max_context_len} tokens, but "
-            f"BufferSizes has max_batch_size {sizes.max_batch_size} and max_context_len "
-            f"{sizes.max_context_len}. Enlarge the pool, or reduce the sizes.",
-            field="sizes",
-        )
-    if spec.page_size != sizes.page_size:
-        raise ConfigError(
-            f"SpecConfig.page_size is {spec.page_size}, but BufferSizes.page_size is "
-            f"{sizes.page_size}. Set both to the page size of the KV pools.",
-            field="page_size",
-        )

@@ -1,79 +1,68 @@
-"""Copies between host and device that do not block the host when they start."""
+"""Reports of steps on their way to the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from graphkit.engine.request import Request
+from graphkit.ops.loop_layout import Report
 
 NewTokens = list[tuple[Request, list[int]]]
 """New tokens of each request, in the order in which the host received them."""
 
 
-def to_device(
-    values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
-    """Copy host numbers to the device without waiting for it."""
-    tensor = torch.tensor(values, dtype=dtype)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingTokens:
-    """Tokens of one step on their way to the host.
+@dataclass(frozen=True, slots=True)
+class PendingReport:
+    """A report on its way to the host.
 
     Attributes:
         requests: The requests of the step, in batch order.
-        tokens: [B, longest path] on the host; valid once ``copied`` has completed.
-        counts: [B] on the host, number of valid tokens per row; valid at the same time.
-        is_verify: Whether a verify step produced the tokens, rather than a prefill.
-        copied: Recorded behind the copies; ``None`` on the CPU, where copies complete at once.
+        report: [B, 4 + longest path] int32 on the host; valid once ``copied`` has completed.
+        is_verify: Whether a verify step produced it, rather than a prefill.
+        copied: Recorded behind the copy; ``None`` on the CPU, where copies complete at once.
     """
 
     requests: tuple[Request, ...]
-    tokens: torch.Tensor
-    counts: torch.Tensor
+    report: torch.Tensor
     is_verify: bool
     copied: torch.cuda.Event | None
 
     @classmethod
     def send(
-        cls,
-        requests: Sequence[Request],
-        tokens: torch.Tensor,
-        counts: torch.Tensor,
-        is_verify: bool,
-    ) -> PendingTokens:
-        """Start the copies to the host on the current stream."""
-        copied = torch.cuda.Event() if tokens.is_cuda else None
-        on_host = [rows.to("cpu", non_blocking=True) for rows in (tokens, counts)]
+        cls, requests: Sequence[Request], report: torch.Tensor, *, is_verify: bool
+    ) -> PendingReport:
+        """Start the copy to the host on the current stream."""
+        copied = torch.cuda.Event() if report.is_cuda else None
+        on_host = report.to("cpu", non_blocking=True)
         if copied is not None:
-            copied.record(torch.cuda.current_stream(tokens.device))
-        return cls(
-            requests=tuple(requests),
-            tokens=on_host[0],
-            counts=on_host[1],
-            is_verify=is_verify,
-            copied=copied,
-        )
+            copied.record(torch.cuda.current_stream(report.device))
+        return cls(tuple(requests), on_host, is_verify, copied)
 
     def deliver(self) -> NewTokens:
-        """Wait for the copies, then append the tokens to every request that has not finished."""
+        """Wait for the copy, then append the tokens to every request that has not finished."""
         if self.copied is not None:
             self.copied.synchronize()
-        new_tokens: NewTokens = []
-        rows = zip(self.requests, self.tokens.tolist(), self.counts.tolist(), strict=True)
-        for request, tokens, count in rows:
-            if request.is_finished:  # an earlier step, delivered after this one was launched
-                continue
-            if self.is_verify:
-                request.num_verifies += 1
-                request.num_accepted_tokens += count
-            new_tokens.append((request, request.append(tokens[:count])))
-        return new_tokens
+        rows = zip(self.requests, self.report.tolist(), strict=True)
+        return deliver(((request, row) for request, row in rows), self.is_verify)
+
+
+def deliver(rows: Iterable[tuple[Request, Sequence[int]]], is_verify: bool) -> NewTokens:
+    """Append the tokens of report rows to their requests, those that have finished left out.
+
+    Args:
+        rows: Requests and their rows of a report.
+        is_verify: Whether a verify step produced the report, rather than a prefill.
+    """
+    new_tokens: NewTokens = []
+    for request, row in rows:
+        if request.is_finished:  # an earlier step, delivered after this one was launched
+            continue
+        if is_verify:
+            request.num_verifies += 1
+            request.num_accepted_tokens += row[Report.ACCEPTED]
+        tokens = row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]
+        new_tokens.append((request, request.append(tokens)))
+    return new_tokens

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.engine.generations import HostInLoop, Overlapped
-from graphkit.engine.transfers import PendingTokens
+from graphkit.engine.transfers import PendingReport
 from graphkit.errors import ReplayError
 from graphkit.graphs.capture_rules import HOST_READS, CaptureRulesMode
 
@@ -22,10 +22,10 @@ DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "NONE"]
 def log(monkeypatch):
     """Events in order: ``sent`` and ``delivered`` of each verify, and each ``extended``."""
     happened = []
-    send, book, extend = PendingTokens.send.__func__, PendingTokens.deliver, EagleDrafter.extend
+    send, book, extend = PendingReport.send.__func__, PendingReport.deliver, EagleDrafter.extend
 
-    def sending(cls, requests, tokens, counts, is_verify):
-        results = send(cls, requests, tokens, counts, is_verify)
+    def sending(cls, requests, report, *, is_verify):
+        results = send(cls, requests, report, is_verify=is_verify)
         happened.append(("sent", id(results)))
         kept.append(results)
         return results
@@ -39,8 +39,8 @@ def log(monkeypatch):
         extend(drafter, verified)
 
     kept = []
-    monkeypatch.setattr(PendingTokens, "send", classmethod(sending))
-    monkeypatch.setattr(PendingTokens, "deliver", delivering)
+    monkeypatch.setattr(PendingReport, "send", classmethod(sending))
+    monkeypatch.setattr(PendingReport, "deliver", delivering)
     monkeypatch.setattr(EagleDrafter, "extend", extending)
     return happened
 
@@ -124,7 +124,7 @@ def test_no_line_of_a_launch_reads_the_device(
     # Buffers and the checks of a draft tree read CPU tensors as host data. They do not read
     # tensors of a CUDA device.
     ours = [line for line in reads.lines if "/buffers/" not in line]
-    assert [line for line in ours if "/engine/drafter_checks.py" not in line] == []
+    assert [line for line in ours if "/step/drafter_checks.py" not in line] == []
 
 
 @pytest.mark.usefixtures("only_cpu")

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.engine.sampling import sample_tokens, target_distribution
 from graphkit.errors import ConfigError
 from graphkit.reference import LlamaConfig, LlamaModel
+from graphkit.step.acceptance import sample_tokens, target_distribution
 
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
@@ -105,10 +105,20 @@ def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, ge
     assert 1.2 < engine.stats.accept_length < 3.8, "some drafts are accepted, some refused"
 
 
+def drawn_from(logits, temperature):
+    """Draw a token from each row, with the row's number as the seed."""
+    rows = len(logits)
+    return sample_tokens(
+        logits,
+        temperatures=torch.full((rows,), temperature, device=logits.device),
+        seeds=torch.arange(rows, device=logits.device),
+        positions=torch.ones(rows, dtype=torch.int32, device=logits.device),
+    )
+
+
 def test_first_tokens_follow_the_target(logits, device):
-    generator = torch.Generator(device).manual_seed(0)
     for temperature in TEMPERATURES:
-        drawn = sample_tokens(logits[:1].to(device).expand(5000, -1), temperature, generator)
+        drawn = drawn_from(logits[:1].to(device).expand(5000, -1), temperature)
         counts = torch.bincount(drawn.cpu(), minlength=VOCAB)[None].float()
         assert_follow(counts, (logits[:1] / temperature).softmax(-1))
 
@@ -154,8 +164,7 @@ def test_a_cold_temperature_is_greedy(make_engine, task, generation):
 def test_no_temperature_is_too_cold(temperature, device):
     """Logits divided by it leave float32, and below 1e-45 it is 0 there."""
     logits = torch.tensor([[1.0, 30.0, 20.0], [50.0, 4.0, -float("inf")]], device=device)
-    generator = torch.Generator(device).manual_seed(0)
-    assert sample_tokens(logits, temperature, generator).tolist() == [1, 0]
+    assert drawn_from(logits, temperature).tolist() == [1, 0]
     probs = target_distribution(logits, torch.full((2,), temperature, device=device))
     assert probs.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
@@ -164,3 +173,27 @@ def test_no_temperature_is_too_cold(temperature, device):
 def test_what_is_no_temperature_is_refused(temperature):
     with pytest.raises(ConfigError, match="temperature must be a finite number >= 0"):
         SamplingParams(temperature=temperature)
+
+
+@chain_and_tree
+def test_equal_seeds_draw_equal_tokens_in_any_batch_and_generation(make_engine, task, topk):
+    params = [SamplingParams(max_new_tokens=8, temperature=0.9, seed=100 + i) for i in range(5)]
+    texts = []
+    for generation, batch in (("v1", 5), ("v2", 5), ("v2", 2), ("v1", 1)):
+        engine = make_engine(topk=topk, generation=generation, max_batch_size=batch)
+        requests = [
+            engine.submit(prompt, param)
+            for prompt, param in zip(task.prompts[:5], params, strict=True)
+        ]
+        while engine.has_work:
+            engine.step()
+        texts.append([request.output_ids for request in requests])
+    assert all(text == texts[0] for text in texts)
+    assert len({tuple(text) for text in texts[0]}) == 5
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1"])
+def test_an_invalid_seed_is_refused(seed):
+    with pytest.raises(ConfigError, match="seed must be an int from 0") as caught:
+        SamplingParams(seed=seed)
+    assert caught.value.field == "seed"

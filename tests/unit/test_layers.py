@@ -20,6 +20,7 @@ LEVELS = (
     ("testing", "audit"),
     ("verify",),
     ("engine", "targets", "recording"),
+    ("step",),
     ("runners",),
     ("buffers", "attention", "kv"),
     ("graphs",),

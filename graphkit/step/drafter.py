@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphkit.engine.context import EngineContext
-from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.context import EngineContext
+from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,9 @@ class Drafter(ABC):
     see ``DraftTree``. An invalid result of ``draft`` raises an ``InputError`` that names it.
 
     State that a later step needs must stay on the device. Store it per request row with
-    ``context.future_map.stash`` and read it with ``resolve``, under names other than ``seq_lens``
-    and ``bonus_tokens``.
+    ``context.future_map.stash`` and read it with ``resolve``.
+
+    Requests that have ended run as pads: their row is 0 in ``draft`` and ``extend``.
     """
 
     runners: tuple[Runner[Any, Any], ...] = ()

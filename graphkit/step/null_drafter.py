@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from graphkit.engine.context import EngineContext
-from graphkit.engine.drafter import Drafter
-from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
 from graphkit.errors import ConfigError
+from graphkit.step.context import EngineContext
+from graphkit.step.drafter import Drafter
+from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
 
 
 class NullDrafter(Drafter):

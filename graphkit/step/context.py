@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from graphkit.attention import PagedAttention
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
-from graphkit.kv import RecurrentStatePool
+from graphkit.graphs import Backend
+from graphkit.kv import RecurrentStatePool, ReqToTokenPool
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
 
 
@@ -70,7 +71,7 @@ class EngineContext:
     Attributes:
         spec: The drafting and verification settings.
         sizes: Limits on batch and context.
-        generation: ``"v1"`` (host in the loop) or ``"v2"`` (overlapped).
+        generation: ``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device).
         future_map: Holds per-request results on the device until the next step reads them.
         req_to_token: KV slot of each token, int32 [rows, context]; the request pool's own table.
         kv_slots: Slots that every KV pool must have.
@@ -87,6 +88,63 @@ class EngineContext:
     kv_slots: int
     device: torch.device
     runner_options: Mapping[str, Any]
+
+    @classmethod
+    def create(
+        cls,
+        target: EngineModel,
+        spec: SpecConfig,
+        sizes: BufferSizes,
+        *,
+        generation: str,
+        backend: Backend,
+        batch_sizes: Iterable[int] | None,
+        chunked_prefill_size: int,
+        debug: bool = False,
+    ) -> EngineContext:
+        """Create the context of a target, whose pools all models share.
+
+        Args:
+            target: The model whose output the requests receive.
+            spec: The drafting and verification settings.
+            sizes: Limits on batch and context.
+            generation: ``"v1"``, ``"v2"`` or ``"v3"``.
+            backend: Backend of all runners.
+            batch_sizes: Sizes to capture.
+            chunked_prefill_size: Most prompt tokens per forward.
+            debug: See ``FutureMap``.
+
+        Raises:
+            ConfigError: Settings and pools contradict each other, or the algorithm's future map is
+                none.
+        """
+        target.check_recurrent_state(spec)
+        pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
+        _check_pools(pool, spec, sizes)
+        future_map = spec.resolved.create_future_map(
+            pool.size, chunked_prefill_size, sizes.max_context_len, backend.device
+        )
+        if not isinstance(future_map, FutureMap):
+            raise ConfigError(
+                f"{spec.resolved!r}.create_future_map() returned {type(future_map).__name__}, "
+                "expected a FutureMap. Return a FutureMap or a subclass of it.",
+                field="algorithm",
+            )
+        future_map.debug = debug
+        return cls(
+            spec=spec,
+            sizes=sizes,
+            generation=generation,
+            future_map=future_map,
+            req_to_token=pool.req_to_token,
+            kv_slots=kv_pool.size,
+            device=backend.device,
+            runner_options={
+                "batch_sizes": None if batch_sizes is None else tuple(batch_sizes),
+                "device": backend.device,
+                "backend": backend,
+            },
+        )
 
     def check(self, model: EngineModel) -> None:
         """Check that a draft model's pools match the target's.
@@ -112,3 +170,24 @@ class EngineContext:
     def verify_width(self) -> int:
         """Nodes per request in TARGET_VERIFY (W), the bonus token included."""
         return self.spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
+
+
+def _check_pools(pool: ReqToTokenPool, spec: SpecConfig, sizes: BufferSizes) -> None:
+    """Check that the request pool, the spec and the sizes agree.
+
+    Raises:
+        ConfigError: The request pool is too small, or two page sizes differ.
+    """
+    if pool.max_context_len < sizes.max_context_len or pool.size < sizes.max_batch_size:
+        raise ConfigError(
+            f"req_to_token_pool holds {pool.size} requests of {pool.max_context_len} tokens, but "
+            f"BufferSizes has max_batch_size {sizes.max_batch_size} and max_context_len "
+            f"{sizes.max_context_len}. Enlarge the pool, or reduce the sizes.",
+            field="sizes",
+        )
+    if spec.page_size != sizes.page_size:
+        raise ConfigError(
+            f"SpecConfig.page_size is {spec.page_size}, but BufferSizes.page_size is "
+            f"{sizes.page_size}. Set both to the page size of the KV pools.",
+            field="page_size",
+        )

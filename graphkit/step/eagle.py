@@ -13,10 +13,6 @@ from dataclasses import replace
 import torch
 
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
-from graphkit.engine.context import EngineContext, EngineModel
-from graphkit.engine.drafter import Drafter
-from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
-from graphkit.engine.transfers import to_device
 from graphkit.errors import ConfigError
 from graphkit.ops import (
     assign_draft_cache_locs_contiguous,
@@ -29,6 +25,10 @@ from graphkit.runners import (
     DraftRunner,
 )
 from graphkit.spec.tree import top_candidates
+from graphkit.step.context import EngineContext, EngineModel
+from graphkit.step.drafter import Drafter
+from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.transfers import to_device
 
 
 class EagleDrafter(Drafter):

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
-from graphkit.engine.context import EngineContext, EngineModel
-from graphkit.engine.drafter import Drafter
-from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
-from graphkit.engine.transfers import to_device
 from graphkit.errors import ConfigError
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.spec.tree import TreeGrowth
+from graphkit.step.context import EngineContext, EngineModel
+from graphkit.step.drafter import Drafter
+from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.transfers import to_device
 
 
 class MultiLayerDrafter(Drafter):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from graphkit.config import require_int
-from graphkit.engine.context import EngineContext
-from graphkit.engine.drafter import Drafter
-from graphkit.engine.step_tensors import DraftTree
 from graphkit.errors import ConfigError, InputError
 from graphkit.ops.argument_rules import describe
 from graphkit.runners import Runner
 from graphkit.spec.signatures import signature_mismatch
+from graphkit.step.context import EngineContext
+from graphkit.step.drafter import Drafter
+from graphkit.step.step_tensors import DraftTree
 
 _METHODS = ("prepare", "prefill", "draft", "extend", "extend_accepted")
 _TREE_TENSORS = {
@@ -68,7 +68,12 @@ def check_prepared(drafter: Drafter) -> None:
 
 
 def check_tree(
-    drafter: Drafter, tree: object, seq_lens: torch.Tensor, context: EngineContext
+    drafter: Drafter,
+    tree: object,
+    seq_lens: torch.Tensor,
+    context: EngineContext,
+    *,
+    reads_values: bool = True,
 ) -> None:
     """Check the result of ``draft``.
 
@@ -77,6 +82,7 @@ def check_tree(
         tree: What it returned.
         seq_lens: Committed tokens, [B]; gives the batch size and the device.
         context: The engine's.
+        reads_values: Whether to check the values of tensors on the CPU. A capture cannot.
 
     Raises:
         InputError: It is no ``DraftTree``; a tensor has the wrong type, shape, dtype or device; or
@@ -102,7 +108,7 @@ def check_tree(
                 f"{batch_size} requests and context.verify_width = {width} nodes per request.",
                 field=name,
             )
-    if device.type == "cpu":
+    if reads_values and device.type == "cpu":
         _check_vocabulary(method, tree.draft_tokens.view(batch_size, width)[:, 1:], context)
 
 

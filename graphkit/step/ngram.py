@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from graphkit.engine.context import EngineContext
-from graphkit.engine.drafter import Drafter
-from graphkit.engine.step_tensors import DraftTree, Prefilled, Verified
-from graphkit.engine.transfers import to_device
+from graphkit.step.context import EngineContext
+from graphkit.step.drafter import Drafter
+from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.transfers import to_device
 
 MAX_MATCH = 4
 """Most tokens that a lookup compares. Longer matches rarely change the choice."""

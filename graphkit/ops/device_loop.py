@@ -1,0 +1,122 @@
+"""Control of a device loop: which requests run in the next step, and whether there is one.
+
+Layouts: ``graphkit.ops.loop_layout``. Suffixes: M requests of the largest size, B of the size that
+ran, C columns of a report.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+
+from graphkit.ops.loop_layout import (
+    ENTRY_WORDS,
+    RING_WORDS,
+    Control,
+    EntryWord,
+    LoopEnd,
+    Report,
+    RequestEnd,
+    RingWord,
+)
+from graphkit.ops.registration import register_op
+
+
+@register_op(mutates_args=("loop_rows", "loop_watched", "control"))
+def begin_loop(
+    req_pool_indices: Annotated[torch.Tensor, "[M] int64"],
+    is_watched: Annotated[torch.Tensor, "[M] bool"],
+    max_steps: Annotated[torch.Tensor, "[1] int32"],
+    loop_rows: Annotated[torch.Tensor, "[M] int64, contiguous"],
+    loop_watched: Annotated[torch.Tensor, "[M] bool, contiguous"],
+    control: Annotated[torch.Tensor, "[5] int32, contiguous"],
+    batch_sizes: Annotated[torch.Tensor, "[bodies] int32"],
+) -> None:
+    """Set up a loop over a batch, whose first step always runs.
+
+    One launch on the current stream. Never synchronises; may be captured.
+
+    Args:
+        req_pool_indices: Rows of the batch, then 0.
+        is_watched: Whether the loop ends when the request ends.
+        max_steps: Most steps of the loop.
+        loop_rows: Receives the rows of the first step.
+        loop_watched: Receives ``is_watched`` in the order of ``loop_rows``.
+        control: The control words, see ``Control``.
+        batch_sizes: Captured sizes in ascending order.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype, device or layout.
+    """
+    loop_rows.copy_(req_pool_indices)
+    loop_watched.copy_(is_watched)
+    control[Control.AGAIN] = 1
+    control[Control.BODY] = _body(batch_sizes, (req_pool_indices > 0).sum())
+    control[Control.STEPS_LEFT] = max_steps[0]
+    control[Control.LAUNCH] += 1
+
+
+@register_op(mutates_args=("loop_rows", "loop_watched", "control", "ring"))
+def advance_loop(
+    report: Annotated[torch.Tensor, "[B, C] int32"],
+    loop_rows: Annotated[torch.Tensor, "[M] int64, contiguous"],
+    loop_watched: Annotated[torch.Tensor, "[M] bool, contiguous"],
+    control: Annotated[torch.Tensor, "[5] int32, contiguous"],
+    batch_sizes: Annotated[torch.Tensor, "[bodies] int32"],
+    ring: torch.Tensor,
+    entries: Annotated[int, "entries >= 1"],
+) -> None:
+    """Publish a step's report, remove ended requests, and decide whether another step runs.
+
+    The remaining requests move to the front of ``loop_rows`` in their order, so that the next step
+    runs at the smallest size that holds them. One launch on the current stream. Never synchronises;
+    may be captured.
+
+    Args:
+        report: The step's report.
+        loop_rows: Rows of the step, then 0; receives those of the next step.
+        loop_watched: Whether the loop ends when the request ends, in the same order.
+        control: The control words, see ``Control``.
+        batch_sizes: Captured sizes in ascending order.
+        ring: The output ring, [16 + entries * (16 + M * C)] int32; pinned if the device is CUDA.
+        entries: Entries of the ring.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype, device or layout.
+    """
+    size, written = len(report), int(control[Control.WRITTEN])
+    entry = ring[RING_WORDS:].view(entries, -1)[written % entries]
+    entry[ENTRY_WORDS : ENTRY_WORDS + report.numel()] = report.flatten()
+    runs = (report[:, Report.ROW] > 0) & (report[:, Report.END] == RequestEnd.RUNNING)
+    ended = report[:, Report.END] != RequestEnd.RUNNING
+    live, steps_left = int(runs.sum()), int(control[Control.STEPS_LEFT]) - 1
+    launch = int(control[Control.LAUNCH])
+    end = LoopEnd.RUNNING
+    if not live:
+        end = LoopEnd.IDLE
+    elif bool((ended & loop_watched[:size]).any()):
+        end = LoopEnd.REQUEST
+    elif int(ring[RingWord.STOP]) >= launch:
+        end = LoopEnd.STOPPED
+    elif steps_left <= 0:
+        end = LoopEnd.STEPS
+    elif written + 1 - int(ring[RingWord.READ]) >= entries:
+        end = LoopEnd.RING_FULL
+    for kept in (loop_rows, loop_watched):
+        moved = kept[:size][runs]
+        kept.zero_()
+        kept[:live] = moved
+    control[Control.AGAIN] = int(end is LoopEnd.RUNNING)
+    control[Control.BODY] = _body(batch_sizes, torch.tensor(live))
+    control[Control.STEPS_LEFT] = steps_left
+    control[Control.WRITTEN] = written + 1
+    entry[EntryWord.BATCH_SIZE] = size
+    entry[EntryWord.LOOP_END] = end
+    entry[EntryWord.LAUNCH] = launch
+    entry[EntryWord.SEQUENCE] = written + 1
+
+
+def _body(batch_sizes: torch.Tensor, live: torch.Tensor) -> int:
+    """Return the index of the smallest size that holds so many requests."""
+    return int((batch_sizes < live).sum().clamp(max=len(batch_sizes) - 1))

@@ -1,0 +1,84 @@
+"""End of a step: the accepted tokens of each request become its new tokens and its new state.
+
+Suffixes: B requests, W nodes of each, P tokens of the longest path, R request rows, X stop tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+
+from graphkit.ops.loop_layout import Report, RequestEnd
+from graphkit.ops.registration import register_op
+
+
+@register_op(
+    mutates_args=("seq_lens", "bonus_tokens", "remaining"),
+    fake=lambda given: given.seq_lens.new_empty(
+        (given.req_pool_indices.shape[0], Report.TOKENS + given.longest_path)
+    ),
+)
+def finish_step(
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    predict: Annotated[torch.Tensor, "[T] int32 or int64"],
+    num_accepted_tokens: Annotated[torch.Tensor, "[B] int32"],
+    stop_ids: Annotated[torch.Tensor, "[R, X] int64"],
+    seq_lens: Annotated[torch.Tensor, "[R] int32, contiguous"],
+    bonus_tokens: Annotated[torch.Tensor, "[R] int64, contiguous"],
+    remaining: Annotated[torch.Tensor, "[R] int32, contiguous"],
+    longest_path: Annotated[int, "P >= 1"],
+) -> torch.Tensor:
+    """Advance the requests by their accepted tokens and report what is new.
+
+    A request ends at its first stop token, which is its last new token, or when ``remaining``
+    tokens are new. ``remaining`` of an ended request becomes 0. Rows of pads, row 0, are not
+    advanced. One launch on the current stream. Never synchronises; may be captured.
+
+    Args:
+        req_pool_indices: Request rows, 0 for pads.
+        predict: The target's tokens; those of a request's path are the first of its W.
+        num_accepted_tokens: Tokens on each path, bonus token included.
+        stop_ids: Stop tokens by request row, padded with -1.
+        seq_lens: Committed tokens by request row; accepted tokens are added.
+        bonus_tokens: Last token of each path, by request row.
+        remaining: Tokens that may still be new, by request row; new tokens are subtracted.
+        longest_path: Most tokens of a path (P), at most W.
+
+    Returns:
+        The report, see ``graphkit.ops.loop_layout``. Tokens behind the new ones are -1.
+
+    Shapes:
+        req_pool_indices: [B] int64. predict: [B * W]. num_accepted_tokens: [B] int32.
+        stop_ids: [R, X] int64. seq_lens, remaining: [R] int32. bonus_tokens: [R] int64.
+        Returns [B, 4 + P] int32.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype, device or layout.
+    """
+    requests = len(req_pool_indices)
+    report = seq_lens.new_empty((requests, Report.TOKENS + longest_path))
+    if not requests:
+        return report
+    rows, accepted = req_pool_indices, num_accepted_tokens.long()
+    tokens = predict.view(requests, -1)[:, :longest_path].long()
+    column = torch.arange(longest_path, device=rows.device)
+    left = remaining[rows].long()
+    most = torch.minimum(accepted, left)
+    is_stop = (tokens[:, :, None] == stop_ids[rows][:, None]).any(2) & (column < most[:, None])
+    first_stop = torch.where(is_stop, column, longest_path).amin(1)
+    stops, is_live = first_stop < longest_path, (rows > 0) & (left > 0)
+    new = torch.where(is_live, torch.minimum(most, first_stop + 1), 0)
+    ended = torch.where(stops, RequestEnd.STOP, RequestEnd.LENGTH)
+    ended = torch.where(is_live & (stops | (new == left)), ended, RequestEnd.RUNNING)
+    report[:, Report.ROW] = torch.where(is_live, rows, 0).int()
+    report[:, Report.ACCEPTED] = torch.where(is_live, accepted, 0).int()
+    report[:, Report.NEW] = new.int()
+    report[:, Report.END] = ended.int()
+    report[:, Report.TOKENS :] = torch.where(column < new[:, None], tokens, -1).int()
+    # Pads share row 0: they write what is there.
+    last = tokens.gather(1, (accepted - 1).clamp(0, longest_path - 1)[:, None])[:, 0]
+    seq_lens[rows] = torch.where(is_live, seq_lens[rows] + accepted, seq_lens[rows]).int()
+    bonus_tokens[rows] = torch.where(is_live, last, bonus_tokens[rows])
+    remaining[rows] = torch.where(is_live & (ended == RequestEnd.RUNNING), left - new, 0).int()
+    return report

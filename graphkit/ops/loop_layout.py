@@ -1,0 +1,96 @@
+"""Layout of what a device loop keeps: reports, its control words and its output ring.
+
+A *report* has one int32 row per request of a step: ``Report``, then the new tokens.
+
+The ring is one int32 tensor in memory that host and device both access. The host writes the words
+of ``RingWord``; the device writes the entries::
+
+    [ stop, read, 14 unused | entry 0 | entry 1 | ... ]
+    entry = [ EntryWord, 12 unused | one report row per request of the largest size ]
+
+The entry of step n, counted from 0 over all launches, is ``n % entries``. Its ``SEQUENCE`` is n + 1
+and is written last.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+RING_WORDS = 16
+"""Words before entry 0: one cache line."""
+ENTRY_WORDS = 16
+"""Words before an entry's report."""
+
+
+class Report(IntEnum):
+    """First columns of a report's row. The new tokens follow."""
+
+    ROW = 0
+    """Row of the request in the request pool; 0 if the request had ended before the step."""
+    ACCEPTED = 1
+    """Tokens that the step accepted, those behind the request's end included."""
+    NEW = 2
+    """New tokens of the request."""
+    END = 3
+    """A ``RequestEnd``."""
+    TOKENS = 4
+
+
+class RequestEnd(IntEnum):
+    """Why a request ended in a step."""
+
+    RUNNING = 0
+    STOP = 1
+    """A stop token."""
+    LENGTH = 2
+    """No tokens remain."""
+
+
+class RingWord(IntEnum):
+    """Words that the host writes."""
+
+    STOP = 0
+    """Number of the last launch that shall end."""
+    READ = 1
+    """Entries that the host has read."""
+
+
+class EntryWord(IntEnum):
+    """Words before an entry's report."""
+
+    SEQUENCE = 0
+    BATCH_SIZE = 1
+    """Size at which the step ran: rows of the report."""
+    LOOP_END = 2
+    """A ``LoopEnd``."""
+    LAUNCH = 3
+    """Number of the launch, from 1."""
+
+
+class LoopEnd(IntEnum):
+    """Why a loop ended after a step."""
+
+    RUNNING = 0
+    STEPS = 1
+    """The launch's number of steps is done."""
+    REQUEST = 2
+    """A watched request ended."""
+    IDLE = 3
+    """All requests have ended."""
+    STOPPED = 4
+    """The host stopped the launch."""
+    RING_FULL = 5
+    """The host has not read the oldest entry yet."""
+
+
+class Control(IntEnum):
+    """Words of a loop's control on the device, int32."""
+
+    AGAIN = 0
+    """1 while another step shall run."""
+    BODY = 1
+    """Index of the captured size of the next step."""
+    STEPS_LEFT = 2
+    WRITTEN = 3
+    """Entries written, over all launches."""
+    LAUNCH = 4

@@ -1,0 +1,40 @@
+"""One speculative step: draft, verify, accept, catch up; captured whole, and looped on the device.
+
+A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``, ``ngram``,
+``null_drafter``) proposes tokens, the ``verifier`` runs the target over them and accepts, and
+``device_step`` joins both.
+"""
+
+from graphkit.step.context import EngineContext, EngineModel
+from graphkit.step.device_step import DeviceStep, StepResult
+from graphkit.step.drafter import Drafter
+from graphkit.step.eagle import EagleDrafter
+from graphkit.step.multi_layer import MultiLayerDrafter
+from graphkit.step.ngram import NgramDrafter
+from graphkit.step.null_drafter import NullDrafter
+from graphkit.step.prefill import Prefill
+from graphkit.step.request_state import MAX_STOP_IDS, RequestState
+from graphkit.step.sampling_params import SamplingParams
+from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.tree_path import MovableKVPool, finalize_accepted_tree_path
+
+__all__ = [
+    "MAX_STOP_IDS",
+    "DeviceStep",
+    "DraftTree",
+    "Drafter",
+    "EagleDrafter",
+    "EngineContext",
+    "EngineModel",
+    "MovableKVPool",
+    "MultiLayerDrafter",
+    "NgramDrafter",
+    "NullDrafter",
+    "Prefill",
+    "Prefilled",
+    "RequestState",
+    "SamplingParams",
+    "StepResult",
+    "Verified",
+    "finalize_accepted_tree_path",
+]

@@ -1,0 +1,106 @@
+"""A whole speculative step on the device: draft, verify, accept, and the state of the next step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphkit.graphs import scope
+from graphkit.runners import Runner
+from graphkit.step.context import EngineContext, EngineModel
+from graphkit.step.drafter import Drafter
+from graphkit.step.drafter_checks import check_methods, check_prepared, check_tree
+from graphkit.step.null_drafter import NullDrafter
+from graphkit.step.request_state import RequestState
+from graphkit.step.step_tensors import Verified
+from graphkit.step.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step returns.
+
+    Attributes:
+        verified: Accepted paths, for the drafter to catch up on.
+        report: [B, 4 + longest path] int32, new tokens and ends of the requests, for the host; see
+            ``graphkit.ops.loop_layout.Report``.
+    """
+
+    verified: Verified
+    report: torch.Tensor
+
+
+class DeviceStep:
+    """Drafts, verifies and accepts. Every method only enqueues work; none waits for the device.
+
+    Args:
+        target: The model whose output the requests receive.
+        drafter: Prepared here; ``None`` decodes one token per step.
+        context: Settings and shared state.
+
+    Attributes:
+        state: State of the requests.
+        runners: The runner of each mode, the target's first.
+        slots_ahead: KV slots that one step writes behind the committed tokens of a request.
+        max_path: Most tokens that one step can accept, bonus included.
+
+    Raises:
+        ConfigError: The drafter does not implement ``Drafter``, or its settings are invalid.
+    """
+
+    def __init__(
+        self, target: EngineModel, drafter: Drafter | None, context: EngineContext
+    ) -> None:
+        self.drafter = NullDrafter() if drafter is None else drafter
+        check_methods(self.drafter)
+        self.drafter.prepare(context)
+        check_prepared(self.drafter)
+        self.context = context
+        self.max_path = min(self.drafter.max_path, context.verify_width)
+        self.state = RequestState(target.attention.req_to_token_pool.size, context.device)
+        self.verifier = verifier = Verifier(target, context, self.state, self.max_path)
+        self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *self.drafter.runners)
+        self.slots_ahead = max(context.verify_width, self.drafter.slots_needed)
+
+    def draft_and_verify(
+        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, is_captured: bool = False
+    ) -> StepResult:
+        """Draft, verify, and commit the accepted tokens.
+
+        Requests that have ended run as pads.
+
+        Args:
+            req_pool_indices: Request rows, [B] int64.
+            is_greedy: Whether every temperature is 0.
+            is_captured: Whether a graph is being captured, in which no value can be checked.
+
+        Raises:
+            InputError: The drafter returned an invalid tree.
+        """
+        state = self.state
+        rows = state.running(req_pool_indices)
+        seq_lens, bonus = state.seq_lens[rows], state.bonus_tokens[rows]
+        with scope("draft"):
+            tree = self.drafter.draft(rows, seq_lens, bonus)
+        check_tree(self.drafter, tree, seq_lens, self.context, reads_values=not is_captured)
+        verified = self.verifier.verify(rows, seq_lens, bonus, tree, is_greedy=is_greedy)
+        with scope("accept"):
+            counts = verified.counts.num_accepted_tokens
+            report = state.advance(rows, verified.predict, counts, self.max_path)
+        return StepResult(verified, report)
+
+    def run(
+        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, is_captured: bool = False
+    ) -> torch.Tensor:
+        """Run a whole step, the catch-up of the drafter included, and return its report.
+
+        Arguments and errors are those of ``draft_and_verify``.
+        """
+        result = self.draft_and_verify(
+            req_pool_indices, is_greedy=is_greedy, is_captured=is_captured
+        )
+        with scope("extend"):
+            self.drafter.extend(result.verified)
+        return result.report

@@ -1,0 +1,72 @@
+"""Chunked prefill of prompts with target and drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from graphkit.config import require_int
+from graphkit.step.device_step import DeviceStep
+from graphkit.step.sampling_params import SamplingParams
+from graphkit.step.step_tensors import Prefilled
+from graphkit.step.transfers import to_device
+
+
+class Prefill:
+    """Prefills prompts chunk by chunk. Chunks run eagerly: their length is no captured width.
+
+    Args:
+        device_step: The step that continues the requests.
+        chunk_size: Most prompt tokens per forward.
+
+    Raises:
+        ConfigError: ``chunk_size`` is below 1.
+    """
+
+    def __init__(self, device_step: DeviceStep, chunk_size: int) -> None:
+        require_int("Prefill", "chunked_prefill_size", chunk_size)
+        self._device_step, self._chunk_size = device_step, chunk_size
+
+    def run(
+        self, row: int, prompt_ids: Sequence[int], sampling: SamplingParams, max_new_tokens: int
+    ) -> torch.Tensor:
+        """Prefill a prompt, so that the request takes part in the next step. Does not wait.
+
+        Args:
+            row: Row of the request; its KV slots of the prompt are in ``req_to_token``.
+            prompt_ids: Token ids of the prompt, at least one.
+            sampling: Parameters of the request.
+            max_new_tokens: Most tokens to generate, the context limit included.
+
+        Returns:
+            The report of the first new token, [1, 5] int32, on the device.
+        """
+        step, context = self._device_step, self._device_step.context
+        length, device = len(prompt_ids), context.device
+        rows = to_device([row], device)
+        step.state.admit(rows, length, sampling, max_new_tokens)
+        # The last element receives the first new token.
+        ids = to_device([*prompt_ids, 0], device)
+        slots = context.req_to_token[row, :length].long()
+        for start in range(0, length, self._chunk_size):
+            end = min(start + self._chunk_size, length)
+            output = step.verifier.prefill(rows, start, ids[start:end], slots[start:end])
+            if end == length:
+                logits = output.next_token_logits[-1:]
+                ids[length:] = step.verifier.first_token(
+                    rows, logits, is_greedy=sampling.temperature == 0
+                )
+            step.drafter.prefill(
+                Prefilled(
+                    req_pool_indices=rows,
+                    start=start,
+                    input_ids=ids[start:end],
+                    next_ids=ids[start + 1 : end + 1],
+                    out_cache_loc=slots[start:end],
+                    hidden_states=output.hidden_states,
+                    is_last=end == length,
+                )
+            )
+        one = torch.ones_like(rows, dtype=torch.int32)
+        return step.state.advance(rows, ids[length:], one, 1)

@@ -1,0 +1,99 @@
+"""State of every request on the device, by request row."""
+
+from __future__ import annotations
+
+import torch
+
+from graphkit.errors import InputError
+from graphkit.ops.finish_step import finish_step
+from graphkit.step.sampling_params import SamplingParams
+from graphkit.step.transfers import to_device
+
+MAX_STOP_IDS = 16
+"""Stop tokens of one request."""
+
+
+class RequestState:
+    """What a step reads and writes of each request, on the device.
+
+    Row 0 belongs to pads. It never changes: one committed token and no tokens remaining, so that a
+    pad reads KV slot 0 and ends at once. Tensors keep their addresses, so captured graphs may hold
+    them. A row is admitted before its first step and released after its last one.
+
+    Args:
+        rows: Request rows, row 0 excluded.
+        device: Device of the tensors.
+
+    Attributes:
+        seq_lens: [rows + 1] int32, committed tokens: those with a KV slot.
+        bonus_tokens: [rows + 1] int64, newest token, which has no KV slot yet.
+        remaining: [rows + 1] int32, tokens that the request may still generate; 0 once it has
+            ended. A row without remaining tokens runs as a pad.
+        stop_ids: [rows + 1, 16] int64, stop tokens, padded with -1.
+        temperatures: [rows + 1] float32; 0 is greedy.
+        seeds: [rows + 1] int64, keys of the random numbers.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        size = rows + 1
+        self.seq_lens = torch.ones(size, dtype=torch.int32, device=device)
+        self.bonus_tokens = torch.zeros(size, dtype=torch.int64, device=device)
+        self.remaining = torch.zeros(size, dtype=torch.int32, device=device)
+        self.stop_ids = torch.full((size, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
+        self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
+        self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
+        self._device = device
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every tensor by name."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def admit(
+        self, row: torch.Tensor, length: int, sampling: SamplingParams, max_new_tokens: int
+    ) -> None:
+        """Set the state of a request whose prompt is being prefilled; enqueues only.
+
+        Args:
+            row: The request row, [1] int64.
+            length: Tokens of the prompt.
+            sampling: Its parameters; ``seed`` must be set if the temperature is not 0.
+            max_new_tokens: Most tokens to generate, the context limit included.
+
+        Raises:
+            InputError: The request has more than 16 stop tokens.
+        """
+        stops = sorted(sampling.stop_token_ids)
+        if len(stops) > MAX_STOP_IDS:
+            raise InputError(
+                f"a request has {len(stops)} stop tokens: the device keeps {MAX_STOP_IDS}. Pass "
+                "fewer stop_token_ids.",
+                field="stop_token_ids",
+            )
+        stops += [-1] * (MAX_STOP_IDS - len(stops))
+        values = to_device([length - 1, max_new_tokens, sampling.seed or 0, *stops], self._device)
+        self.seq_lens[row] = values[:1].int()
+        self.remaining[row] = values[1:2].int()
+        self.seeds[row] = values[2:3]
+        self.stop_ids[row] = values[None, 3:]
+        self.temperatures[row] = sampling.temperature
+
+    def release(self, rows: torch.Tensor) -> None:
+        """Make rows, int64 [B], pads from the next step on; enqueues only."""
+        self.remaining[rows] = 0
+
+    def running(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows, int64 [B], with 0 in the place of those that have ended."""
+        return torch.where(self.remaining[rows] > 0, rows, 0)
+
+    def advance(
+        self,
+        rows: torch.Tensor,
+        predict: torch.Tensor,
+        num_accepted_tokens: torch.Tensor,
+        longest_path: int,
+    ) -> torch.Tensor:
+        """Commit the accepted tokens of a step and return its report; see ``ops.finish_step``."""
+        return finish_step(
+            rows, predict, num_accepted_tokens, self.stop_ids, self.seq_lens, self.bonus_tokens,
+            self.remaining, longest_path,
+        )  # fmt: skip

@@ -1,0 +1,18 @@
+"""Copies of host numbers to the device that do not block the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def to_device(
+    values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Copy host numbers to the device without waiting for it."""
+    tensor = torch.tensor(values, dtype=dtype)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
