@@ -36,11 +36,11 @@ def assert_replay_equivalent(
 
     Each batch runs three times from the same state: as a replay, as the same padded step without a
     graph, and unpadded. The first two must agree bit for bit, unless repeated runs of the padded
-    step differ by rounding, too. The unpadded step may run other kernels, so it may differ by 64
-    units in the last place (ulp) of the dtype that the step computes in. Where a step chooses
-    tokens, it follows the choices of the padded step, so that near ties are no difference. The
-    runner's ``mutable_state``, tensors of its attention backend, and random numbers are restored
-    after each run.
+    step differ by rounding, too. The unpadded step may run other kernels, so it may differ by 256
+    units in the last place (ulp) of float32, or 16 of bfloat16, whichever the step computes in.
+    Where a step chooses tokens, it follows the choices of the padded step, so that near ties are no
+    difference. The runner's ``mutable_state``, tensors of its attention backend, and random numbers
+    are restored after each run.
 
     Args:
         runner: Captured.
@@ -48,7 +48,7 @@ def assert_replay_equivalent(
         tolerance: Multiple of the usual rounding that is allowed, as ``graphkit audit --tolerance``
             takes it.
         rtol: Allowed difference between padded and unpadded numbers, relative to the unpadded one,
-            instead of the 64 ulp.
+            instead of the limit in ulp.
         atol: Allowed absolute difference, in addition to ``rtol``.
         padded_batch_size: Captured size to run at, instead of the smallest that fits.
 

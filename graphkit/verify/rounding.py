@@ -15,8 +15,12 @@ import torch
 from graphkit.errors import ConfigError
 
 _LEAST_ULPS = 8
-_MOST_ULPS = 64
-"""Rounding that some kernel may leave in any step, and in no correct one of moderate depth."""
+"""Rounding that is allowed in every step."""
+_MOST_ULPS, _MOST_ULPS_OF_HALF = 256, 16
+"""Rounding that no step of usual depth reaches.
+
+Kernels for dtypes of two bytes add in float32, so that their results differ in few last bits.
+"""
 _FLUCTUATION = 4
 """How many times as large as in one run of a step the largest rounding may be in another one."""
 
@@ -45,17 +49,18 @@ class Rounding:
 
     @property
     def most(self) -> float:
-        """Largest rounding between a padded and an unpadded run, in ulp."""
-        return self.tolerance * _MOST_ULPS
+        """Largest rounding between a padded and an unpadded run, in ulp: 256, or 16 in bfloat16."""
+        is_half = self.dtype.itemsize <= 2
+        return self.tolerance * (_MOST_ULPS_OF_HALF if is_half else _MOST_ULPS)
 
     def beside(self, natural: float) -> float:
         """Return the largest rounding between two runs of a step, in ulp.
 
         Args:
-            natural: Ulp by which two correct runs of the step have been seen to differ. Between 8
-                and 64 ulp are allowed.
+            natural: Ulp by which two runs of the step without a graph differ. Four times as many
+                are allowed, but at least 8, and at most ``most``.
         """
-        return self.tolerance * min(max(_FLUCTUATION * natural, _LEAST_ULPS), _MOST_ULPS)
+        return min(self.tolerance * max(_FLUCTUATION * natural, _LEAST_ULPS), self.most)
 
     def ulp(self, field: torch.Tensor) -> float:
         """Return one ulp of an output field; 0 for integers, and ignoring NaN and infinities."""

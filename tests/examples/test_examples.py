@@ -130,3 +130,24 @@ def test_a_transformers_model_has_no_finding(factory, monkeypatch):
     target = runpy.run_path(str(path))[factory]()
     assert_target_equivalent(target, batch_sizes=[2, 8], device="cpu")
     assert not audit_target(target, batch_sizes=[2, 8], device="cpu").findings
+
+
+@pytest.mark.parametrize("factory", ["dense", "moe"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_model_that_declares_nothing_has_no_error_and_few_findings(factory, device):
+    from graphkit.audit import audit_target
+
+    path = ROOT / "tools" / "examples" / "minimal_target.py"
+    target = runpy.run_path(str(path))[factory](device)
+    report = audit_target(target, batch_sizes=[4], device=device)
+    findings = [each for each in report.findings if each.audit != "launch"]  # of other tests, too
+    assert "error" not in {each.severity for each in findings}
+    assert {each.kind for each in findings} <= {
+        "undeclared state",
+        "dead input",
+        "undeclared memory",
+        "rounding depends on other rows",
+        "nondeterministic rounding",
+    }
+    (memory,) = (each for each in findings if each.kind == "undeclared memory")
+    assert "forward.model.model.embed_tokens.weight" in memory.names

@@ -52,8 +52,15 @@ def test_integers_have_no_ulp():
 def test_the_limit_follows_what_the_step_itself_rounds(tolerance):
     rounding = Rounding(torch.float32, tolerance)
     limits = [rounding.beside(natural) / tolerance for natural in (0.0, 1.0, 5.0, 10.0, 1e9, INF)]
-    assert limits == [8, 8, 20, 40, 64, 64]
-    assert rounding.most == 64 * tolerance
+    assert limits == [8, 8, 20, 40, 256, 256]
+    assert rounding.most == 256 * tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_kernels_that_add_in_a_wider_dtype_round_little(dtype):
+    """64 ulp of bfloat16 are half of a number."""
+    assert Rounding(dtype).most == Rounding(dtype).beside(INF) == 16
+    assert Rounding(dtype).beside(3.0) == 12
 
 
 @pytest.mark.parametrize("tolerance", [0, -1, NAN, INF, True, None, "2"])

@@ -36,8 +36,8 @@ def test_a_leak_is_a_padding_bug(capture, batch_of, watched):
 def test_the_tolerance_multiplies_the_usual_rounding(
     capture, batch_of, watched, tolerance, is_found
 ):
-    """The step rounds by some 200 ulp between 16 and 12 rows; 64 are allowed."""
-    runner, _ = capture(lambda model, hidden, inputs: hidden * (1 + 1e-5 * len(hidden)))
+    """The step rounds by some 1000 ulp between 16 and 12 rows; 256 are allowed."""
+    runner, _ = capture(lambda model, hidden, inputs: hidden * (1 + 5e-5 * len(hidden)))
     found = watched(runner, [batch_of(3)], tolerance=tolerance).findings
     assert [each.kind for each in found] == ([PADDING] if is_found else [])
 
