@@ -31,7 +31,7 @@ _NODE_ADVICE = "Move this work out of the captured forward, or into kernels."
 _KERNEL_ADVICE = "graphkit inspect lists the launch attributes and arguments of the kernels."
 _STREAM_ADVICE = (
     "Run copies and kernels on the stream that replays, and share one CudaBackend among runners: "
-    f"graphkit itself needs {FREE_STREAMS} streams. Closing a stream does not help later."
+    f"graphkit itself uses {FREE_STREAMS} streams."
 )
 
 
