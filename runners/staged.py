@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from graphkit.errors import InputError, ReplayError
 from graphkit.runners.outputs import Output
 
@@ -24,8 +26,9 @@ class StagedBatch(Generic[OutputT]):
     """
 
     def __init__(self, attributes: Mapping[str, Any], claim: int) -> None:
-        # One update: an assignment passes through __setattr__, which costs as much as all of them.
-        vars(self).update(attributes, _claim=claim, _in_flight=[])
+        own = vars(self)  # an assignment would pass through __setattr__
+        own.update(attributes)
+        own["_claim"], own["_in_flight"] = claim, []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -39,20 +42,29 @@ class StagedBatch(Generic[OutputT]):
         raise self._unknown(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        attributes = vars(self)
-        field = self._writer.fields.get(name)
+        own = vars(self)
+        writer = own["_writer"]
+        field = writer.fields.get(name)
         if field is None:
             raise self._unknown(name)
-        if self._claim != self._writer.mailbox.claims:
+        if own["_claim"] != writer.mailbox.claims:
             raise _invalid()
+        rows = own.get(name)
+        if (
+            rows is not None
+            and type(value) is np.ndarray
+            and value.dtype is rows.dtype
+            and value.shape == rows.shape
+        ):
+            rows[...] = value
+            return
         kept = field.write(value)
         if kept is not None:  # the graph reads the tensor, not the view
-            self._in_flight.append(kept)
-            attributes.pop(name, None)
+            own["_in_flight"].append(kept)
+            own["_unassigned"] -= {name}
+            own.pop(name, None)
         elif field.rows is not None:
-            attributes[name] = field.rows
-        if name in self._unassigned:
-            attributes["_unassigned"] = self._unassigned - {name}
+            own[name] = field.rows
 
     def replay(self, *, clone: bool = False) -> OutputT:
         """Replay the batch. The output and its lifetime are those of ``Runner.replay``.

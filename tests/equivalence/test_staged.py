@@ -22,6 +22,19 @@ def test_staged_equals_replay(capture, assert_same):
         assert_same(wanted, staged.replay().tensors())
 
 
+def test_the_last_assignment_of_a_field_counts(capture, device, assert_same):
+    """An array after a device tensor: the graph reads the entry again, not the address."""
+    captured = capture(8)
+    batch = captured.batch(5, 1)
+    wanted = captured.replay(batch)
+    staged = captured.runner.stage(5, batch.num_tokens)
+    for name, rows in fields(batch).items():
+        setattr(staged, name, torch.zeros_like(torch.as_tensor(rows)).to(device))
+    for name, rows in fields(batch).items():
+        setattr(staged, name, rows)
+    assert_same(wanted, staged.replay().tensors())
+
+
 def test_numpy_cpu_and_device_tensors_give_the_same_rows(capture, device, assert_same):
     captured = capture(8)
     batch = captured.batch(5, 0)

@@ -82,6 +82,20 @@ def test_assigning_copies_and_casts(runner, make_batch, expect, assert_same, kin
     assert_same(staged.replay(), expected)
 
 
+def test_arrays_of_the_captured_dtype_are_copied_without_a_cast(
+    runner, make_batch, expect, assert_same, monkeypatch
+):
+    monkeypatch.setattr("graphkit.buffers.writers.admit", None)
+    batch, staged = make_batch(2), runner.stage(2)
+    views = {name: getattr(staged, name) for name in NAMES}
+    for name in NAMES:
+        setattr(staged, name, getattr(batch, name))
+    assert all(getattr(staged, name) is view for name, view in views.items())
+    staged.positions += 1
+    batch.positions = batch.positions + 1
+    assert_same(staged.replay(), expect(batch))
+
+
 def test_a_field_by_address_must_be_assigned(make_runner, make_batch, expect, assert_same, stage):
     runner = make_runner(optional_fields=["input_embeds"])
     runner.capture()
