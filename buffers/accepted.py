@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from graphkit.buffers.fields import Rows
 from graphkit.errors import InputError
+from graphkit.graphs import is_recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +81,7 @@ def host_rows(value: Any) -> NDArray[np.int64] | None:
     Values of a wrong type also give ``None``: the writer of the field refuses them by name.
     """
     if isinstance(value, torch.Tensor):
-        if not value.is_cpu or value.layout is not torch.strided:
+        if not value.is_cpu or value.layout is not torch.strided or is_recording():
             return None
         value = value.detach()
         value = (value.double() if value.is_floating_point() else value).numpy()

@@ -83,7 +83,7 @@ class Step(Generic[OutputT]):
                 self.buffers.refresh(size)
             return first()
 
-        return tuple(partial(_tensors_of, stage) for stage in (refreshed, *others))
+        return tuple(partial(tensors_of, stage) for stage in (refreshed, *others))
 
     def unpadded(self, batch: Any, without: Collection[str] = ()) -> OutputT:
         """Run the step on the live rows, without padding.
@@ -221,6 +221,7 @@ def _scoped(forward: Any) -> Any:
     return in_scope
 
 
-def _tensors_of(stage: Callable[[], Output]) -> dict[str, torch.Tensor]:
+def tensors_of(stage: Callable[[], Output]) -> dict[str, torch.Tensor]:
+    """Run a stage and return its output's tensors by name."""
     with scope(Stage.STEP):
         return stage().tensors()

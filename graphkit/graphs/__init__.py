@@ -1,7 +1,7 @@
 """Capture of functions as graphs, on CUDA or on the CPU, and inspection of graphs."""
 
 from graphkit.graphs.attribution import Attribution, NodeOrigin, Stage, scope
-from graphkit.graphs.backend import Backend, CapturedGraph, GraphSequence
+from graphkit.graphs.backend import Backend, CapturedGraph, GraphSequence, LoopGraph
 from graphkit.graphs.backend_selection import backend_for, resolve_device
 from graphkit.graphs.capture_failure import CaptureFailure
 from graphkit.graphs.cuda import CudaBackend, CudaGraph
@@ -9,7 +9,7 @@ from graphkit.graphs.environment import environment
 from graphkit.graphs.garbage_collection import gc_paused
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
-from graphkit.graphs.recorder import RecordedGraph, RecorderBackend
+from graphkit.graphs.recorder import RecordedGraph, RecorderBackend, is_recording
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
 from graphkit.graphs.snapshot import StateSnapshot
 from graphkit.graphs.source_lines import caller_line
@@ -25,6 +25,7 @@ __all__ = [
     "CudaBackend",
     "CudaGraph",
     "GraphSequence",
+    "LoopGraph",
     "NamedTensors",
     "NodeOrigin",
     "PoolBlock",
@@ -39,6 +40,7 @@ __all__ = [
     "environment",
     "gc_paused",
     "inspect_graph",
+    "is_recording",
     "resolve_device",
     "scope",
     "tensors_of",

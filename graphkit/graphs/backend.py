@@ -58,6 +58,30 @@ class CapturedGraph(Protocol):
         ...
 
 
+class LoopGraph(CapturedGraph, Protocol):
+    """A graph that runs a prologue, and then one of several bodies until the device ends it."""
+
+    def replay(self) -> None:
+        """Launch the loop behind earlier replays. Does not wait for its end.
+
+        Raises:
+            ReplayError: CUDA refused the launch.
+        """
+        ...
+
+    def poll(self) -> None:
+        """Let the loop advance, where it runs on the host; call it while waiting for a result."""
+        ...
+
+    def join(self) -> None:
+        """Make later work of the current stream run after the loop."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all launches have ended."""
+        ...
+
+
 class Backend(Protocol):
     """Captures functions and replays them.
 
@@ -68,10 +92,12 @@ class Backend(Protocol):
     Attributes:
         name: ``cuda`` or ``recorder``.
         device: The device of the captured functions' tensors.
+        loop_refusal: Why ``loop`` is not available, as a sentence; empty if it is.
     """
 
     name: str
     device: torch.device
+    loop_refusal: str
 
     def session(self) -> AbstractContextManager[None]:
         """Prepare the process for captures, and restore it when the block ends."""
@@ -96,6 +122,29 @@ class Backend(Protocol):
 
         Raises:
             CaptureFailure: The function cannot be captured. Nothing of the attempt remains.
+        """
+        ...
+
+    def loop(
+        self,
+        prologue: Any,
+        bodies: Sequence[Any],
+        again: torch.Tensor,
+        body: torch.Tensor,
+    ) -> LoopGraph:
+        """Compose captured graphs into a loop that needs no host.
+
+        A launch runs the prologue and one body, and another body while ``again`` is not 0 then.
+        Prologue and bodies write the two tensors on the device.
+
+        Args:
+            prologue: A graph of this backend.
+            bodies: Graphs of this backend. Prologue and bodies must stay open.
+            again: Whether another body runs, int32 [1].
+            body: Index of the next body, int32 [1].
+
+        Raises:
+            DeviceError: CUDA refused the graph.
         """
         ...
 

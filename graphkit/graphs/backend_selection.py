@@ -65,6 +65,10 @@ def backend_for(device: torch.device | str = "auto", backend: Backend | None = N
         if wanted not in _shared:
             _shared[wanted] = CudaBackend(wanted)
         return _shared[wanted]
+    if not all(hasattr(backend, name) for name in ("name", "device", "session", "capture")):
+        raise ConfigError(
+            f"backend must be a graphkit.Backend or None, got {backend!r}.", field="backend"
+        )
     if device != "auto" and resolve_device(device) != backend.device:
         raise ConfigError(
             f"device={str(device)!r} contradicts backend={backend.name}, which uses "

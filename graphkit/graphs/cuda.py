@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,14 @@ from graphkit.errors import DeviceError
 from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
 from graphkit.graphs.capture_failure import CaptureFailure, failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode
+from graphkit.graphs.cuda_loop import CudaLoop
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.driver import (
     begin_empty_capture,
     captured_node_counter,
     count_nodes,
     launch_function,
+    runtime,
     runtime_stream,
     upload,
 )
@@ -211,6 +213,24 @@ class CudaBackend:
         captured = CudaGraph(self, graph, non_owning_aliases(output), grown, attribution)
         self.graphs.add(captured)
         return captured
+
+    @property
+    def loop_refusal(self) -> str:
+        """See ``Backend.loop_refusal``."""
+        if runtime() is None:
+            return "cuda-bindings are not installed: install graphkit[cuda]"
+        return ""
+
+    def loop(
+        self,
+        prologue: CudaGraph,
+        bodies: Sequence[CudaGraph],
+        again: torch.Tensor,
+        body: torch.Tensor,
+    ) -> CudaLoop:
+        """See ``Backend.loop``. Needs an empty ``loop_refusal``."""
+        with torch.cuda.device(self.device):
+            return CudaLoop(self, prologue, bodies, again, body)
 
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function without a graph until it reaches an operation that captures refuse."""

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from graphkit.config import require_type
+
 _COMPILED = "_orig_mod"
 """The attribute in which torch.compile keeps the module that it wraps."""
 
@@ -33,6 +35,7 @@ class ModuleNames:
         if isinstance(declared, nn.Module):
             self._add(_unwrapped(declared), "")
         elif declared is not None:
+            require_type("Attribution", "modules", declared, Mapping, "a module or weights by name")
             self._weights = {weight.data_ptr(): name for name, weight in declared.items()}
             self._weights.pop(0, None)  # tensors without memory, such as those on meta
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, PoolBlock
+from graphkit.graphs.recorded_loop import RecordedLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ class RecordedOp:
         tensors = (out,) if isinstance(out, torch.Tensor) else _tensors(out)
         for index, result in zip(self.fresh, self.results, strict=True):
             _write(result, tensors[index])
+
+
+_is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
+
+
+def is_recording() -> bool:
+    """Return whether a recorder captures now: tensors on the CPU then stand for the device's."""
+    return _is_recording.get()
 
 
 @contextmanager
@@ -155,6 +165,7 @@ class RecorderBackend:
     """
 
     name = "recorder"
+    loop_refusal = ""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -188,6 +199,7 @@ class RecorderBackend:
             CaptureFailure: An operation was refused, or the function raised an exception.
         """
         recorder = _Recorder()
+        token = _is_recording.set(True)
         try:
             with (
                 compilation_disabled(),
@@ -198,7 +210,19 @@ class RecorderBackend:
                 output = function()
         except Exception as error:
             raise failure_of(error) from error
+        finally:
+            _is_recording.reset(token)
         return RecordedGraph(output, recorder.ops, attribution)
+
+    def loop(
+        self,
+        prologue: RecordedGraph,
+        bodies: Sequence[RecordedGraph],
+        again: torch.Tensor,
+        body: torch.Tensor,
+    ) -> RecordedLoop:
+        """See ``Backend.loop``. The host reads the conditions."""
+        return RecordedLoop(prologue, bodies, again, body)
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: ``capture`` names the operation itself."""

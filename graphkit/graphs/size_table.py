@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from graphkit.config import require_int
 from graphkit.errors import ConfigError, SizeError
 
@@ -94,7 +96,13 @@ class SizeTable:
         return self.sizes[-1]
 
     def fits(self, batch_size: int) -> bool:
-        """Return whether a captured size holds ``batch_size`` requests."""
+        """Return whether a captured size holds ``batch_size`` requests.
+
+        Raises:
+            ConfigError: ``batch_size`` is no int.
+        """
+        if not isinstance(batch_size, (int, np.integer)):
+            raise ConfigError(f"batch_size must be an int, got {batch_size!r}.", field="batch_size")
         return batch_size <= self.largest
 
     def fit(self, batch_size: int) -> int:
@@ -104,6 +112,7 @@ class SizeTable:
             batch_size: Live requests.
 
         Raises:
+            ConfigError: ``batch_size`` is no int.
             SizeError: The batch is larger than the largest size.
         """
         if not self.fits(batch_size):

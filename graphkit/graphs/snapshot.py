@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 
+from graphkit.config import require_type
 from graphkit.errors import ConfigError
 
 
@@ -64,8 +65,10 @@ def check_restorable(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     """Return the state as a dict if a snapshot can restore every tensor.
 
     Raises:
-        ConfigError: A value is no tensor, an inference tensor, or expanded.
+        ConfigError: The state is no mapping, or a value is no tensor, an inference tensor, or
+            expanded.
     """
+    require_type("Runner", "mutable_state", state, Mapping, "tensors by name, or None")
     for name, tensor in state.items():
         problem = restore_problem(tensor)
         if problem:

@@ -64,9 +64,19 @@ class DeviceStep:
         self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *self.drafter.runners)
         self.slots_ahead = max(context.verify_width, self.drafter.slots_needed)
 
-    def draft_and_verify(
-        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, is_captured: bool = False
-    ) -> StepResult:
+    @property
+    def host_reason(self) -> str:
+        """Why the step needs the host, as a phrase; empty if it only enqueues work."""
+        if self.drafter.host_reason:
+            return self.drafter.host_reason
+        if self.context.future_map.debug:
+            return "the future map's debug mode reads the device"
+        for runner in self.runners:
+            if runner.step.plans_on_host:
+                return f"the attention backend of {runner.mode.name} plans each batch on the host"
+        return ""
+
+    def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
         """Draft, verify, and commit the accepted tokens.
 
         Requests that have ended run as pads.
@@ -74,7 +84,6 @@ class DeviceStep:
         Args:
             req_pool_indices: Request rows, [B] int64.
             is_greedy: Whether every temperature is 0.
-            is_captured: Whether a graph is being captured, in which no value can be checked.
 
         Raises:
             InputError: The drafter returned an invalid tree.
@@ -84,23 +93,19 @@ class DeviceStep:
         seq_lens, bonus = state.seq_lens[rows], state.bonus_tokens[rows]
         with scope("draft"):
             tree = self.drafter.draft(rows, seq_lens, bonus)
-        check_tree(self.drafter, tree, seq_lens, self.context, reads_values=not is_captured)
+        check_tree(self.drafter, tree, seq_lens, self.context)
         verified = self.verifier.verify(rows, seq_lens, bonus, tree, is_greedy=is_greedy)
         with scope("accept"):
             counts = verified.counts.num_accepted_tokens
             report = state.advance(rows, verified.predict, counts, self.max_path)
         return StepResult(verified, report)
 
-    def run(
-        self, req_pool_indices: torch.Tensor, *, is_greedy: bool, is_captured: bool = False
-    ) -> torch.Tensor:
+    def run(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> torch.Tensor:
         """Run a whole step, the catch-up of the drafter included, and return its report.
 
         Arguments and errors are those of ``draft_and_verify``.
         """
-        result = self.draft_and_verify(
-            req_pool_indices, is_greedy=is_greedy, is_captured=is_captured
-        )
+        result = self.draft_and_verify(req_pool_indices, is_greedy=is_greedy)
         with scope("extend"):
             self.drafter.extend(result.verified)
         return result.report

@@ -37,6 +37,10 @@ class Drafter(ABC):
     runners: tuple[Runner[Any, Any], ...] = ()
     """The drafter's runners, set by ``prepare``. The engine captures and closes them."""
 
+    host_reason: str = ""
+    """Why ``draft`` or ``extend`` needs the host between steps, as a phrase; empty if they only
+    enqueue work. Generation v3 is refused with this reason. Read after ``prepare``."""
+
     @abstractmethod
     def prepare(self, context: EngineContext) -> None:
         """Create the runners and buffers. May wait for the device.

@@ -12,6 +12,7 @@ import torch
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError, InputError
+from graphkit.graphs import is_recording
 from graphkit.ops.argument_rules import describe
 from graphkit.runners import Runner
 from graphkit.spec.signatures import signature_mismatch
@@ -72,8 +73,6 @@ def check_tree(
     tree: object,
     seq_lens: torch.Tensor,
     context: EngineContext,
-    *,
-    reads_values: bool = True,
 ) -> None:
     """Check the result of ``draft``.
 
@@ -82,7 +81,6 @@ def check_tree(
         tree: What it returned.
         seq_lens: Committed tokens, [B]; gives the batch size and the device.
         context: The engine's.
-        reads_values: Whether to check the values of tensors on the CPU. A capture cannot.
 
     Raises:
         InputError: It is no ``DraftTree``; a tensor has the wrong type, shape, dtype or device; or
@@ -108,7 +106,7 @@ def check_tree(
                 f"{batch_size} requests and context.verify_width = {width} nodes per request.",
                 field=name,
             )
-    if reads_values and device.type == "cpu":
+    if device.type == "cpu" and not is_recording():
         _check_vocabulary(method, tree.draft_tokens.view(batch_size, width)[:, 1:], context)
 
 

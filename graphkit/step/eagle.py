@@ -53,7 +53,7 @@ class EagleDrafter(Drafter):
             )
         context.check(self._model)
         self._context, self._spec = context, replace(context.spec, is_draft_worker=True)
-        self._is_v2 = context.generation == "v2"
+        self._is_v2 = context.generation != "v1"
         options = {**context.runner_options, "attention": self._model.attention}
         options |= {"spec": self._spec, "sizes": context.sizes}
         extend = DraftExtendV2Runner if self._is_v2 else DraftExtendRunner

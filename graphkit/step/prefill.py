@@ -28,6 +28,23 @@ class Prefill:
         require_int("Prefill", "chunked_prefill_size", chunk_size)
         self._device_step, self._chunk_size = device_step, chunk_size
 
+    def warm_up(self) -> None:
+        """Prefill a token of row 0, so that all state exists and all kernels are compiled."""
+        step, context = self._device_step, self._device_step.context
+        none = torch.zeros(1, dtype=torch.int64, device=context.device)
+        output = step.verifier.prefill(none, 0, none, none)
+        step.drafter.prefill(
+            Prefilled(
+                req_pool_indices=none,
+                start=0,
+                input_ids=none,
+                next_ids=none,
+                out_cache_loc=none,
+                hidden_states=output.hidden_states,
+                is_last=True,
+            )
+        )
+
     def run(
         self, row: int, prompt_ids: Sequence[int], sampling: SamplingParams, max_new_tokens: int
     ) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphkit.errors import InspectError
 from graphkit.graphs.attribution import Attribution
 from graphkit.graphs.backend import GraphSequence
 from graphkit.graphs.environment import environment
@@ -52,8 +53,9 @@ def inspect_graph(
 
     Raises:
         InspectError: The graph's template was not kept, nothing was captured, the graph was closed,
-            or cuda-bindings are not installed.
+            or cuda-bindings are not installed; or an argument has a wrong type.
     """
+    _check_arguments(names, attribution, replay)
     graphs: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
     origins = attribution.origins if attribution is not None else getattr(graph, "origins", ())
     names = {"weight": tensors_of(names)} if isinstance(names, nn.Module) else names or {}
@@ -79,7 +81,21 @@ def tensors_of(
     """Return a model's parameters and buffers by path.
 
     A mapping is returned as a dict, ``None`` as an empty one.
+
+    Raises:
+        InspectError: It is something else.
     """
+    if weights is not None and not isinstance(weights, (nn.Module, Mapping)):
+        raise InspectError(f"weights must be a module or tensors by name, got {weights!r}.")
     if isinstance(weights, nn.Module):
         return dict([*weights.named_parameters(), *weights.named_buffers()])
     return dict(weights or {})
+
+
+def _check_arguments(names: object, attribution: object, replay: object) -> None:
+    if names is not None and not isinstance(names, (nn.Module, Mapping)):
+        raise InspectError(f"names must be a module or tensors by kind and name, got {names!r}.")
+    if attribution is not None and not isinstance(attribution, Attribution):
+        raise InspectError(f"attribution must be the capture's Attribution, got {attribution!r}.")
+    if replay is not None and not callable(replay):
+        raise InspectError(f"replay must be a function that replays the graph, got {replay!r}.")

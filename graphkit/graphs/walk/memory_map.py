@@ -155,10 +155,10 @@ def _tensor_ranges(names: NamedTensors) -> Iterable[AddressRange]:
         for name, tensor in tensors.items():
             begin = tensor.data_ptr()
             if begin:
-                yield AddressRange(begin, begin + max(_extent(tensor), 1), memory, name)
+                yield AddressRange(begin, begin + max(extent_bytes(tensor), 1), memory, name)
 
 
-def _extent(tensor: torch.Tensor) -> int:
+def extent_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes from a tensor's first element to the end of its last."""
     if not tensor.numel():
         return 0

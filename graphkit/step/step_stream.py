@@ -1,0 +1,130 @@
+"""Steps of device loops, as the host reads them while the loops run."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from graphkit.errors import ReplayError
+from graphkit.graphs import LoopGraph
+from graphkit.ops.loop_layout import LoopEnd
+from graphkit.step.output_ring import OutputRing, StepReport
+
+_SPINS = 200
+"""Polls without a pause."""
+_PAUSE_S = 2e-5
+_CHECK_EVERY_S = 1.0
+_GIVE_UP_S = 60.0
+
+
+class LoopReader:
+    """Reads the ring for the streams of all launches.
+
+    Args:
+        ring: The ring.
+        loop: The loop that writes it.
+        check_device: Raises the device's pending error.
+    """
+
+    def __init__(self, ring: OutputRing, loop: LoopGraph, check_device: Callable[[], None]) -> None:
+        self.ring, self._loop, self._check_device = ring, loop, check_device
+        self._unread: defaultdict[int, deque[StepReport]] = defaultdict(deque)
+        self.last_ended = 0
+        """Number of the last launch whose last step has been read from the ring."""
+
+    def poll(self, launch: int) -> StepReport | None:
+        """Return the next step of a launch if it is there, else ``None``."""
+        self.collect()
+        if not self._unread[launch]:
+            self._loop.poll()
+            self.collect()
+        return self._unread[launch].popleft() if self._unread[launch] else None
+
+    def collect(self) -> None:
+        """Move all steps out of the ring, which makes room for further ones."""
+        while (report := self.ring.read()) is not None:
+            self._unread[report.launch].append(report)
+            if report.loop_end is not LoopEnd.RUNNING:
+                self.last_ended = report.launch
+
+    def wait(self, launch: int) -> StepReport:
+        """Return the next step of a launch as soon as it is there.
+
+        Raises:
+            ReplayError: The device wrote no step for a minute.
+        """
+        began = checked = time.monotonic()
+        for _ in range(_SPINS):
+            if (report := self.poll(launch)) is not None:
+                return report
+        while (report := self.poll(launch)) is None:
+            time.sleep(_PAUSE_S)
+            now = time.monotonic()
+            if now - checked > _CHECK_EVERY_S:
+                checked = now
+                self._check_device()
+            if now - began > _GIVE_UP_S:
+                raise ReplayError(
+                    f"the device wrote no step for {_GIVE_UP_S:.0f} s. Look for a kernel that does "
+                    "not end."
+                )
+        return report
+
+
+class StepStream:
+    """The steps of one launch. Iterate over it to read them while the loop runs.
+
+    Each ``next`` waits for the next step in plain memory, without a CUDA call. The iteration ends
+    after the step that ended the loop. As a context manager, the stream stops the loop at the end
+    of the block, also after an exception. Steps that were not read remain readable then.
+
+    Made by ``SpecStepRunner.launch``. Several streams of one runner may be read in any order.
+
+    Attributes:
+        end: Why the loop ended; ``None`` until its last step has been read.
+    """
+
+    def __init__(self, launch: int, reader: LoopReader) -> None:
+        self._launch, self._reader = launch, reader
+        self.end: LoopEnd | None = None
+
+    def __iter__(self) -> Iterator[StepReport]:
+        return self
+
+    def __next__(self) -> StepReport:
+        if self.end is not None:
+            raise StopIteration
+        try:
+            report = self._reader.wait(self._launch)
+        except BaseException:  # such as ^C: the loop shall not run on without a reader
+            self.stop()
+            raise
+        return self._noted(report)
+
+    def poll(self) -> StepReport | None:
+        """Return the next step if it is there, else ``None``. Does not wait."""
+        report = None if self.end is not None else self._reader.poll(self._launch)
+        return None if report is None else self._noted(report)
+
+    def stop(self) -> None:
+        """End the loop after the step that runs. Does not wait; may be called at any time."""
+        self._reader.ring.stop(self._launch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _noted(self, report: StepReport) -> StepReport:
+        if report.loop_end is not LoopEnd.RUNNING:
+            self.end = report.loop_end
+        return report
