@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.capture_failure import CaptureFailure
@@ -75,8 +74,7 @@ class CaptureRulesMode(TorchDispatchMode):
 
     def _is_elsewhere(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether an operation has tensors, none of them on the capture's device."""
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        devices = {tensor.device.type for tensor in tensors}
+        devices = {tensor.device.type for tensor in tensors_in((args, kwargs))}
         if devices and kwargs.get("device") is not None:  # a copy to the capture's device
             devices.add(torch.device(kwargs["device"]).type)
         return bool(devices) and self._device_type not in devices
@@ -109,6 +107,18 @@ def refusal_of(
     if torch.Tag.dynamic_output_shape in op.tags or name == "_to_sparse":
         return CaptureCause.DATA_DEPENDENT_SHAPE
     return None
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors among the arguments or results of an operation.
+
+    These nest in lists, tuples and dicts alone: a search of pytrees takes several times as long.
+    """
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return [value] if isinstance(value, torch.Tensor) else []
+    return [tensor for each in value for tensor in tensors_in(each)]
 
 
 def _address(generator: torch.Generator) -> int:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
 from graphkit.graphs.capture_failure import failure_of
-from graphkit.graphs.capture_rules import CaptureRulesMode
+from graphkit.graphs.capture_rules import CaptureRulesMode, tensors_in
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, PoolBlock
@@ -54,7 +53,7 @@ class RecordedOp:
         kwargs = {name: _aliased(value) for name, value in self.kwargs.items()}
         with torch.set_grad_enabled(self.with_grad):
             out = self.op(*args, **kwargs)
-        tensors = (out,) if isinstance(out, torch.Tensor) else _tensors(out)
+        tensors = tensors_in(out)
         for index, result in zip(self.fresh, self.results, strict=True):
             _write(result, tensors[index])
 
@@ -256,17 +255,18 @@ class _Recorder(CaptureRulesMode):
         """Run an operation and record it."""
         if torch.Tag.inplace_view in func.tags:  # changes a tensor's shape, no memory
             return func(*args, **kwargs)
-        kept_args, kept_kwargs = tree_map(_alias, (args, kwargs))
+        kept_args = tuple(_aliased(value) for value in args)
+        kept_kwargs = {name: _aliased(value) for name, value in kwargs.items()}
         with torch._C.DisableTorchFunction():  # host reads inside an operation are its own matter
             out = func(*args, **kwargs)
         # Python and NumPy data becomes a tensor through this operation.
         if func is torch.ops.aten.lift_fresh.default or self.host.hold_all((args, kwargs)):
             self.host.add(out)
-        given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
-        tensors = _tensors(out)
+        given = {_storage(tensor) for tensor in tensors_in((args, kwargs))}
+        tensors = tensors_in(out)
         fresh = tuple(i for i, tensor in enumerate(tensors) if _storage(tensor) not in given)
         if fresh or func._schema.is_mutable:  # a view of an argument writes nothing
-            results = tuple(_alias(tensors[i]) for i in fresh)
+            results = tuple(tensors[i].detach() for i in fresh)
             with_grad = torch.is_grad_enabled()
             self.ops.append(RecordedOp(func, kept_args, kept_kwargs, results, fresh, with_grad))
         return out
@@ -280,17 +280,8 @@ def _write(result: torch.Tensor, value: torch.Tensor) -> None:
     result.copy_(value)
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _alias(leaf: Any) -> Any:
-    """Return a tensor over the same memory whose shape may change independently."""
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _aliased(value: Any) -> Any:
-    """Alias every tensor of an argument; faster than ``tree_map``."""
+    """Alias every tensor of an argument."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     return [_aliased(each) for each in value] if type(value) in (list, tuple) else value
