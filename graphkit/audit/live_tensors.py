@@ -28,10 +28,13 @@ class LiveTensors:
 
     Args:
         roots: Forwards by name; tensors that they reach are named after them.
+        ignored: Tensors that do not count, such as views that an audit makes.
     """
 
-    def __init__(self, roots: Mapping[str, Any] | None = None) -> None:
-        self._roots = roots or {}
+    def __init__(
+        self, roots: Mapping[str, Any] | None = None, ignored: Iterable[torch.Tensor] = ()
+    ) -> None:
+        self._roots, self._ignored = roots or {}, list(ignored)
 
     def contain(self, address: int) -> bool:
         """Return whether an address is in the storage of a tensor.
@@ -84,7 +87,7 @@ class LiveTensors:
     @cached_property
     def _unrecorded_tensors(self) -> list[torch.Tensor]:
         objects = gc.get_objects()
-        recorded = {
+        without = {id(each) for each in self._ignored} | {
             id(leaf)
             for op in objects
             if type(op) is RecordedOp
@@ -93,7 +96,7 @@ class LiveTensors:
         return [
             each
             for each in objects
-            if issubclass(type(each), torch.Tensor) and id(each) not in recorded
+            if issubclass(type(each), torch.Tensor) and id(each) not in without
         ]
 
 

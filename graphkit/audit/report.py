@@ -15,6 +15,7 @@ from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
 from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
+from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.warmup import audit_warmup
 from graphkit.errors import ConfigError, TargetError
@@ -31,6 +32,7 @@ BEFORE_CAPTURE: dict[str, RunnerAudit] = {"warmup": audit_warmup, "baked": audit
 """Audits of a planned runner, by name. ``warmup`` must see the first capture of a forward."""
 AFTER_CAPTURE: dict[str, RunnerAudit] = {
     "pointers": audit_pointers,
+    "pool-poison": audit_pool_poison,
     "finite": audit_finite,
     "pads": audit_pads,
     "shadow": audit_shadow,

@@ -42,8 +42,8 @@ Examples:
     add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
     parser.add_argument(
         "--only", type=_parse_names, metavar="baked,pads",
-        help="audits to run, of warmup, baked, pointers, finite, pads, shadow, launch, misses; "
-        "default: all, none with --check",
+        help="audits to run, of warmup, baked, pointers, pool-poison, finite, pads, shadow, "
+        "launch, misses; default: all, none with --check",
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=float, default=1.0, metavar="X",

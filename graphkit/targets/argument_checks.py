@@ -27,6 +27,10 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
     "sample_batch": (Callable, "a function of mode, batch size and seed"),  # type: ignore[dict-item]
     "weights": ((NoneType, nn.Module, Mapping), "a module, tensors by name, or None"),
     "mutable_state": ((NoneType, Mapping), "tensors by name, or None"),
+    "kept_memory": (
+        (NoneType, Mapping, Callable),  # type: ignore[dict-item]
+        "tensors by name, a function that returns them, or None",
+    ),
     "host_values": (Mapping, "a mapping from a name to a setter and its values"),
     "served_modes": ((NoneType, Collection), "the graphkit.ForwardMode members, or None"),
 }

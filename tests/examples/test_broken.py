@@ -33,10 +33,17 @@ FOUND = [
     ("lazy_mask", "pointers", "undeclared memory", "the target does not declare"),
     ("leaking_pad_row", "pads", "leaking pad row", "of next_token_logits (request 0 of"),
     ("leaking_pad_row", "shadow", "padding bug", "of next_token_logits (request 0 of"),
+    (
+        "unwritten_row",
+        "pool-poison",
+        "stale pool memory",
+        "memory allocated by `new_empty` at broken/",
+    ),
     ("stale_positions", "pointers", "dead input", "no node reads the input field `positions`"),
 ]
 """Example, audit, kind of the finding, and a part of its text."""
 LINES = {
+    "unwritten_row": ("pool-poison", "broken/unwritten_row.py", "in position_term"),
     "baked_temperature": ("baked", "broken/baked_temperature.py", "in scores"),
     "lazy_mask": ("pointers", "broken/lazy_mask.py", "in forward"),
 }
@@ -80,6 +87,7 @@ FIRST = {
     "grown_workspace": ("error", "replaced buffer"),
     "lazy_mask": ("error", "lazy cache"),
     "leaking_pad_row": ("error", "leaking pad row"),
+    "unwritten_row": ("error", "stale pool memory"),
     "stale_positions": ("warning", "dead input"),
 }
 """Severity and kind of the first finding of all audits."""

@@ -10,7 +10,7 @@ from graphkit.errors import InputError, TargetError
 VERIFY, DRAFT = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT
 LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
 ODD = [None, 5, "text", [5], object]
-NULLABLE = ("weights", "mutable_state", "attention", "inputs_type", "output_type")
+NULLABLE = ("weights", "mutable_state", "kept_memory", "attention", "inputs_type", "output_type")
 
 
 def refusal(make_target, **facts):
@@ -23,12 +23,12 @@ def refusal(make_target, **facts):
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "field",
-    ["spec", "sizes", "forwards", "sample_batch", "weights", "mutable_state", "host_values",
-     "attention", "inputs_type", "output_type"],
+    ["spec", "sizes", "forwards", "sample_batch", "weights", "mutable_state", "kept_memory",
+     "host_values", "attention", "inputs_type", "output_type"],
 )  # fmt: skip
 def test_an_argument_of_a_wrong_type_is_refused(make_target, field, value):
     is_valid = (value is None and field in NULLABLE) or (
-        value is object and field in ("sample_batch", "inputs_type", "output_type")
+        value is object and field in ("sample_batch", "kept_memory", "inputs_type", "output_type")
     )
     if is_valid:
         make_target(**{field: value})

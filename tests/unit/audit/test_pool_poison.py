@@ -1,0 +1,386 @@
+"""Tests of the search for pool memory that a replay reads before it writes it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import graphkit as gk
+from graphkit.audit import AuditLog, audit_target
+from graphkit.audit.pool_poison import audit_pool_poison
+from graphkit.audit.pool_poison.trials import PoisonTrials
+from graphkit.errors import TargetError
+from graphkit.reference.target import model_target
+from graphkit.runners import RUNNERS
+
+MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
+VERIFY = gk.ForwardMode.TARGET_VERIFY
+VOCAB, HIDDEN, WIDTH, REQUESTS, SLOTS = 32, 8, 4, 4, 64
+KIND = "stale pool memory"
+
+
+class Tiny(nn.Module):
+    """Calls ``mix(model, hidden, inputs)`` between its two layers, and keeps tensors in ``kept``.
+
+    Attributes:
+        kept: Tensors by name, for mixes that keep what they allocate.
+        calls: Number of forwards since the model was made. The first size that is captured runs
+            twice to warm up, and is then captured.
+    """
+
+    def __init__(self, mix):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        self.register_buffer("cache", torch.zeros(SLOTS, HIDDEN))
+        self.requires_grad_(False)
+        self.mix, self.kept, self.calls = mix, {}, 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        hidden = self.mix(self, self.embedding(inputs.input_ids), inputs)
+        return gk.ForwardOutput(next_token_logits=self.head(hidden))
+
+
+def sample_batch(_mode, batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = batch_size * WIDTH
+    return gk.TargetVerifyInputs(
+        req_pool_indices=1 + torch.arange(batch_size),
+        seq_lens=torch.full((batch_size,), 5, dtype=torch.int32),
+        input_ids=torch.randint(1, VOCAB, (tokens,), generator=generator),
+        positions=torch.arange(tokens),
+        out_cache_loc=1 + torch.arange(tokens),
+    )
+
+
+def target_of(model, **facts):
+    return gk.CaptureTarget(
+        name="tiny",
+        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
+        sizes=gk.BufferSizes(REQUESTS, 64, HIDDEN, VOCAB, torch.float32),
+        sample_batch=sample_batch,
+        **{
+            "forwards": {VERIFY: model},
+            "weights": dict(model.named_parameters()),
+            "mutable_state": {"cache": model.cache},
+            "batch_sizes": [REQUESTS],
+            **facts,
+        },
+    )
+
+
+@pytest.fixture
+def captured():
+    """Return ``captured(mix, prepare, **facts)``: target, model and captured runner.
+
+    ``prepare(model)`` runs after the capture, as the host does between replays.
+    """
+    runners = []
+
+    def make(mix, prepare=lambda _model: None, **facts):
+        model = Tiny(mix)
+        target = target_of(model, **facts)
+        runner = target.runner(VERIFY, device="cpu")
+        runners.append(runner)
+        runner.capture(attribution=gk.Attribution(model))
+        prepare(model)
+        return target, model, runner
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+@pytest.fixture
+def audited(captured):
+    """Return ``audited(mix, ...)``: the log of an audit; arguments as for ``captured``."""
+
+    def audit(*args, **facts):
+        target, _, runner = captured(*args, **facts)
+        log = AuditLog()
+        audit_pool_poison(target, runner, log)
+        return log
+
+    return audit
+
+
+def kept(model, name, shape, **facts):
+    """Allocate a tensor that the model keeps, as a forward does that leaves filling to the host."""
+    model.kept[name] = torch.empty(shape, **facts)
+    return model.kept[name]
+
+
+def with_bias(model, hidden, _inputs):
+    return hidden + kept(model, "bias", HIDDEN)
+
+
+def masked(_model, hidden, _inputs):
+    return hidden + torch.empty(HIDDEN) * torch.zeros(HIDDEN)
+
+
+def in_a_large_tensor(model, hidden, _inputs):
+    table = kept(model, "table", (1000, HIDDEN))
+    table[:700] = 0
+    return hidden + table[700]
+
+
+def with_a_partial_write(model, hidden, _inputs):
+    rows = kept(model, "rows", (2, HIDDEN))
+    rows.index_fill_(0, torch.ones(1, dtype=torch.int64), 5.0)  # writes row 1, reads none
+    return hidden * rows[0]
+
+
+def fill(value):
+    def prepare(model):
+        for tensor in model.kept.values():
+            tensor.fill_(value)
+
+    return prepare
+
+
+FOUND = {
+    "a bias": (with_bias, fill(0.5), "add", "zeros"),
+    "a bias of zeros": (with_bias, fill(0), "add", "other numbers"),
+    "numbers behind a mask": (masked, fill(0), "mul", "NaN"),
+    "a row of a large tensor": (in_a_large_tensor, fill(0.5), "add", "zeros"),
+    "a tensor that is written in part": (with_a_partial_write, fill(2.0), "mul", "zeros"),
+}
+"""Mix, what the host writes, the operation that reads, and the content that shows it."""
+
+
+@pytest.mark.parametrize(("mix", "prepare", "op", "content"), FOUND.values(), ids=FOUND)
+def test_a_planted_read_is_found_with_its_operation_and_line(audited, mix, prepare, op, content):
+    (finding,) = audited(mix, prepare).findings
+    assert (finding.audit, finding.kind, finding.severity) == ("pool-poison", KIND, "error")
+    assert (finding.kernel, finding.module) == (op, "Tiny")
+    assert finding.source.startswith("audit/test_pool_poison.py:")
+    assert finding.source.endswith(f"in {mix.__name__}")
+    assert f"of `{op}` (node {finding.node}) reads memory of the graph pool before" in finding.text
+    assert f"With {content} there, row 0 of next_token_logits (request 0 of 4) is" in finding.text
+    assert "allocated by `empty` at audit/test_pool_poison.py:" in finding.text
+    assert (finding.field, finding.row, finding.request) == ("next_token_logits", 0, 0)
+    assert finding.before != finding.after
+
+
+def test_a_finding_names_the_live_object_that_holds_the_memory(audited):
+    (finding,) = audited(with_bias, fill(0.5)).findings
+    assert finding.names == ("Tiny.kept['bias']",)
+    assert "any node writes it: `Tiny.kept['bias']`, allocated by `empty`" in finding.text
+    (finding,) = audited(masked).findings
+    assert finding.names == ()
+
+
+def test_the_sizes_that_share_a_cause_share_a_finding():
+    target = target_of(Tiny(masked), batch_sizes=[2, REQUESTS])
+    (finding,) = audit_target(target, device="cpu", only=["pool-poison"]).findings
+    assert (finding.kind, finding.batch_sizes) == (KIND, (2, REQUESTS))
+
+
+TABLES = {
+    "numbers": (lambda: torch.arange(HIDDEN) + 0.5, lambda x, table: x + table, "add", "row 0 of"),
+    "indices": (lambda: torch.arange(HIDDEN), lambda x, table: x[:, table], "index", "row 0 of"),
+    "counts": (
+        lambda: torch.ones(HIDDEN, dtype=torch.int64),
+        lambda x, table: x.repeat_interleave(table, 1, output_size=HIDDEN),
+        "repeat_interleave",
+        "the replay fails: ",
+    ),
+}
+"""What makes a table and what uses it, the operation that reads it first, and the effect."""
+
+
+@pytest.mark.parametrize(("make", "use", "op", "effect"), TABLES.values(), ids=TABLES)
+def test_a_table_that_the_graph_of_another_size_computes_is_found(audited, make, use, op, effect):
+    def mix(model, hidden, _inputs):
+        if model.calls == 3:  # the first capture
+            model.kept["table"] = make()
+        return use(hidden, model.kept["table"]) if model.kept else hidden
+
+    (finding,) = audited(mix, batch_sizes=[2, REQUESTS]).findings
+    assert (finding.batch_size, finding.kernel) == (2, op)
+    assert "any node writes it: `Tiny.kept['table']`, allocated by `" in finding.text
+    assert f"With zeros there, {effect}" in finding.text
+
+
+def test_two_causes_are_two_findings(audited):
+    def mix(model, hidden, inputs):
+        return with_bias(model, hidden, inputs) * kept(model, "scale", HIDDEN)
+
+    findings = audited(mix, fill(0.5)).findings
+    assert {(each.kernel, each.names) for each in findings} == {
+        ("add", ("Tiny.kept['bias']",)),
+        ("mul", ("Tiny.kept['scale']",)),
+    }
+    assert len({each.cause for each in findings}) == 2
+
+
+def test_memory_that_only_state_depends_on_is_found(audited):
+    def mix(model, hidden, inputs):
+        model.cache.index_copy_(0, inputs.out_cache_loc, hidden + kept(model, "bias", HIDDEN))
+        return hidden
+
+    (finding,) = audited(mix, fill(0.5)).findings
+    assert (finding.kernel, finding.field) == ("add", "cache")
+    assert finding.text.endswith("With zeros there, the state `cache` differs.")
+
+
+def test_reserved_rows_of_state_are_not_compared(audited):
+    def mix(model, hidden, _inputs):
+        model.cache[0] = kept(model, "bias", HIDDEN)
+        return hidden
+
+    assert audited(mix, fill(0.5)).findings == []
+
+
+# What is no finding.
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
+    target = model_target(*models, name="tiny", topk=topk, max_batch_size=3)
+    log = AuditLog()
+    with target.runner(mode, batch_sizes=[1, 3], device="cpu") as runner:
+        runner.capture(attribution=gk.Attribution())
+        audit_pool_poison(target, runner, log)
+        replays = runner.stats.replays
+    assert log.findings == []
+    assert [(check.audit, check.batch_size) for check in log.checks] == [
+        ("pool-poison", 1), ("pool-poison", 3),
+    ]  # fmt: skip
+    assert all(check.text.startswith("overwrote ") for check in log.checks)
+    assert replays == 2 * 4, "one replay as it is, and one per content"
+
+
+@pytest.mark.parametrize("declared", ["mapping", "function"])
+def test_kept_memory_that_is_declared_is_no_finding(captured, declared):
+    def prepare(model):
+        model.kept["bias"].fill_(0.5)
+
+    kept_memory = {}
+    _, model, runner = captured(with_bias, prepare)
+    kept_memory.update(model.kept)
+    facts = {"mapping": kept_memory, "function": lambda: model.kept}
+    log = AuditLog()
+    audit_pool_poison(target_of(model, kept_memory=facts[declared]), runner, log)
+    assert log.findings == []
+
+
+def test_a_mapping_of_kept_memory_may_be_filled_later():
+    model = Tiny(with_bias)
+    target = target_of(model, kept_memory=model.kept)
+    assert target.kept_tensors() == {}
+    assert not audit_target(target, device="cpu", only=["pool-poison"]).findings
+    assert [*target.kept_tensors()] == ["bias"]
+
+
+@pytest.mark.parametrize("value", [5, {"bias": 0.5}, ["bias"]], ids=repr)
+def test_kept_memory_that_is_no_tensor_is_refused(value):
+    target = target_of(Tiny(with_bias), kept_memory=lambda: value)
+    with pytest.raises(TargetError, match=r"kept_memory is .* Pass tensors by name, or a function"):
+        audit_target(target, device="cpu", only=["pool-poison"])
+
+
+def test_declared_weights_and_state_are_no_finding(captured):
+    _, model, runner = captured(with_bias, fill(0.5))
+    log = AuditLog()
+    audit_pool_poison(target_of(model, weights=model.kept), runner, log)
+    assert log.findings == []
+
+
+def test_outputs_are_not_overwritten():
+    def forward(inputs):
+        hidden = torch.empty(inputs.num_tokens, HIDDEN)  # the host writes it
+        return gk.ForwardOutput(next_token_logits=hidden @ torch.ones(HIDDEN, VOCAB),
+                                hidden_states=hidden)  # fmt: skip
+
+    target = target_of(Tiny(masked), forwards={VERIFY: forward})
+    log = AuditLog()
+    with target.runner(VERIFY, device="cpu") as runner:
+        runner.capture(attribution=gk.Attribution())
+        runner.replay(sample_batch(VERIFY, REQUESTS, 0)).hidden_states.fill_(3.0)
+        audit_pool_poison(target, runner, log)
+        hidden = runner.replay(sample_batch(VERIFY, REQUESTS, 0)).hidden_states
+        assert (hidden == 3.0).all()
+    assert log.findings == []
+
+
+def test_without_attribution_memory_is_overwritten_with_zeros_alone():
+    model = Tiny(with_bias)
+    target = target_of(model)
+    for value, count in ((0.5, 1), (0.0, 0)):
+        log = AuditLog()
+        with target.runner(VERIFY, device="cpu") as runner:
+            runner.capture()
+            fill(value)(model)
+            audit_pool_poison(target, runner, log)
+        assert len(log.findings) == count
+        assert all("allocated by" not in each.text for each in log.findings)
+
+
+@torch.library.custom_op("pool_poison_test::noise", mutates_args=())
+def noise(rows: torch.Tensor) -> torch.Tensor:
+    """Return other numbers at each call."""
+    return rows + torch.rand(len(rows), 1, generator=_noise)
+
+
+_noise = torch.Generator().manual_seed(0)
+
+
+def test_a_nondeterministic_step_is_not_judged(audited):
+    log = audited(lambda _model, hidden, _inputs: noise(hidden))
+    assert log.findings == []
+    assert [check.text for check in log.checks] == [
+        "not judged: replays of the same batch differ, although memory is equal"
+    ]
+
+
+def test_a_graph_without_memory_of_its_own():
+    def forward(inputs):
+        return gk.ForwardOutput(next_token_logits=logits[: inputs.num_tokens])
+
+    logits = torch.zeros(REQUESTS * WIDTH, VOCAB)
+    target = target_of(Tiny(masked), forwards={VERIFY: forward}, weights={"logits": logits})
+    (check,) = audit_target(target, device="cpu", only=["pool-poison"]).checks
+    assert check.text == "the graph pool has no memory besides outputs and declared tensors"
+
+
+# Memory, state and the runner after an audit.
+
+
+def bytes_of(runner):
+    blocks = [block for graph in runner.graphs.values() for block in graph.pool_memory()]
+    return torch.cat([block.data for block in blocks]).clone()
+
+
+@pytest.mark.parametrize("mix", [with_bias, masked, lambda _model, hidden, _inputs: hidden + 1])
+def test_memory_state_and_random_numbers_are_restored(captured, mix):
+    target, model, runner = captured(mix, fill(0.5), batch_sizes=[2, REQUESTS])
+    output = runner.replay(sample_batch(VERIFY, REQUESTS, 0)).next_token_logits
+    before = bytes_of(runner), model.cache.clone(), torch.get_rng_state(), output.clone()
+    audit_pool_poison(target, runner, AuditLog())
+    after = bytes_of(runner), model.cache, torch.get_rng_state(), output
+    assert all(map(torch.equal, before, after))
+
+
+def test_a_failed_audit_restores_memory_and_leaves_the_runner_usable(captured, monkeypatch):
+    target, _, runner = captured(with_bias, fill(0.5))
+    batch = sample_batch(VERIFY, REQUESTS, 0)
+    expected, before = runner.replay(batch, clone=True), bytes_of(runner)
+    calls = []
+
+    def fail(self, *args):
+        calls.append(args)
+        self.memory.overwrite(args[0])
+        raise RuntimeError("the search failed")
+
+    for method in ("effect", "image"):
+        with monkeypatch.context() as patched:
+            patched.setattr(PoisonTrials, method, fail)
+            with pytest.raises(RuntimeError, match="the search failed"):
+                audit_pool_poison(target, runner, AuditLog())
+        assert torch.equal(bytes_of(runner), before)
+        assert torch.equal(runner.replay(batch).next_token_logits, expected.next_token_logits)
+    assert len(calls) == 2
