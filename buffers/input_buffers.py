@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
 from graphkit.buffers.value_checks import Limits, ValueChecks
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
+from graphkit.config import require_type
 from graphkit.errors import ConfigError, InputError
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, Header
 from graphkit.ops.refresh import refresh
@@ -40,8 +42,8 @@ class InputBuffers:
         limits: Bounds of values, for the checking mode; ``None`` checks no values.
 
     Raises:
-        ConfigError: ``optional_fields`` or ``bound_fields`` names an unknown field, or a bound
-            tensor does not fit.
+        ConfigError: An argument has a wrong type or names an unknown field, or a bound tensor does
+            not fit.
     """
 
     inputs_type: ClassVar[type[StepInputs]] = StepInputs
@@ -58,8 +60,17 @@ class InputBuffers:
         check_device: Callable[[], None] = lambda: None,
         limits: Limits | None = None,
     ) -> None:
+        name = type(self).__name__
+        require_type(name, "capacity", capacity, Capacity, "a graphkit.Capacity")
+        require_type(name, "device", device, torch.device, "a torch.device")
         self.capacity, self.device = capacity, device
-        self.inputs = inputs_type or type(self).inputs_type
+        self.inputs = type(self).inputs_type if inputs_type is None else inputs_type
+        if not (isinstance(self.inputs, type) and is_dataclass(self.inputs)):
+            raise ConfigError(
+                f"inputs_type must be a subclass of graphkit.StepInputs, got {inputs_type!r}.",
+                field="inputs_type",
+            )
+        _check_names("without", without, [f.name for f in fields_of(self.inputs)])
         declared = [f for f in fields_of(self.inputs) if f.name not in without]
         _check_names("optional_fields", optional_fields, [f.name for f in declared if f.optional])
         _check_names(

@@ -35,6 +35,25 @@ def require_int(owner: str, field: str, value: object, least: int = 1) -> None:
         )
 
 
+def require_type(
+    owner: str, field: str, value: object, types: type | tuple[type, ...], expected: str
+) -> None:
+    """Check the type of an argument.
+
+    Args:
+        owner: Name of the class or function that the argument belongs to.
+        field: Name of the argument.
+        value: Its value.
+        types: Allowed types.
+        expected: Description of them, such as ``a graphkit.SpecConfig``.
+
+    Raises:
+        ConfigError: It has another type.
+    """
+    if not isinstance(value, types):
+        raise ConfigError(f"{owner}.{field} must be {expected}, got {value!r}.", field=field)
+
+
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
     """Sizes of a runner's input buffers, fixed for its lifetime.

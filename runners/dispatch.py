@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from graphkit.buffers import InputBuffers, StepInputs, admit
 from graphkit.errors import InputError
 from graphkit.graphs import SizeTable
@@ -47,6 +49,16 @@ class Decision:
 
     def __bool__(self) -> bool:
         return self.ok
+
+
+def require_count(field: str, value: object) -> None:
+    """Refuse a number of requests or rows that is no int.
+
+    Raises:
+        InputError: It is not; ``field`` names it.
+    """
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise InputError(f"{field} must be an int, got {value!r}.", field=field)
 
 
 class Dispatch:

@@ -24,6 +24,7 @@ from graphkit.ops import rotate_input_ids
 from graphkit.runners.options import RunnerOptions, show_options
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
+from graphkit.runners.settings import check_types
 from graphkit.runners.step import Step, rows_of
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.spec.tree import top_candidates
@@ -162,6 +163,7 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
         num_front_tokens: int = 0,
         **options: Unpack[RunnerOptions],
     ) -> None:
+        check_types(type(self), spec, sizes, attention)
         require_int("MultiLayerEagleRunner", "num_front_tokens", num_front_tokens, least=0)
         self.num_front_tokens = num_front_tokens
         is_chain = isinstance(forward, Sequence | nn.ModuleList)

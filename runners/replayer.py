@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from graphkit.buffers import Axis, BatchWriter
 from graphkit.errors import InputError, ReplayError, SizeError
 from graphkit.graphs import Backend, CapturedGraph, SizeTable
-from graphkit.runners.dispatch import Dispatch
+from graphkit.runners.dispatch import Dispatch, require_count
 from graphkit.runners.fit import Fit
 from graphkit.runners.launch import Launch
 from graphkit.runners.outputs import Output
@@ -61,6 +61,7 @@ class Replayer(Generic[OutputT]):
             self._value_checks.check(batch)
         fit = self._fits.get((batch.batch_size, padded_batch_size))
         if fit is None:
+            self._dispatch.require_inputs(batch)
             if batch.batch_size == 0:
                 self._dispatch.check_idle(batch)
                 return self.idle() if padded_batch_size is None else self._pads(padded_batch_size)
@@ -207,6 +208,7 @@ class Replayer(Generic[OutputT]):
             )
 
     def _make_fit(self, requests: int, size: int | None) -> Fit:
+        require_count("batch_size", requests)
         padded = self._table.fit(requests) if size is None else size
         least = 1 if size is None else 0  # an idle batch replays pads at the size that it names
         if padded not in self.graphs or not least <= requests <= padded:

@@ -14,7 +14,7 @@ from torch import nn
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import StepInputs, capacity_of
 from graphkit.config import BufferSizes
-from graphkit.errors import ReplayError, SizeError
+from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
 from graphkit.graphs import (
     Attribution,
     Backend,
@@ -28,7 +28,7 @@ from graphkit.graphs import (
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
-from graphkit.runners.dispatch import Decision, Dispatch
+from graphkit.runners.dispatch import Decision, Dispatch, require_count
 from graphkit.runners.known_memory import memory_names
 from graphkit.runners.launch import Launch
 from graphkit.runners.mode_declaration import ModeDeclaration
@@ -37,6 +37,7 @@ from graphkit.runners.replayer import Replayer
 from graphkit.runners.settings import (
     check_forward,
     check_inputs_type,
+    check_types,
     is_checking,
     prepare_attention,
     value_limits,
@@ -106,6 +107,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         mutable_state: Mapping[str, torch.Tensor] | None = None,
         check: bool | None = None,
     ) -> None:
+        check_types(type(self), spec, sizes, attention, check)
         check_forward(forward)
         self._check_spec(spec)
         if inputs_type is not None:
@@ -141,7 +143,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             check_device=self.backend.check_device,
             limits=value_limits(sizes, attention) if is_checking(check) else None,
         )
-        self.mutable_state = check_restorable(mutable_state or {})
+        self.mutable_state = check_restorable({} if mutable_state is None else mutable_state)
         """Tensors that a step changes, by name."""
         self.step: Step[OutputT] = self.step_type(
             forward,
@@ -179,6 +181,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         Raises:
             CaptureError: A size cannot be captured. The attempt is undone: the runner is still
                 ``planned`` and may capture again.
+            ConfigError: ``progress`` cannot be called.
             ReplayError: The runner is not ``planned``.
         """
         if self.status != "planned":
@@ -186,6 +189,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 f"capture() needs a planned runner, but this one is {self.status}. "
                 "Create a new runner."
             )
+        _check_callable("progress", progress)
         self._captured_at = caller_line()
         sizes: tuple[SizeRecord, ...] = ()
         if not self.eager_reason:
@@ -223,13 +227,22 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
         Raises:
             CaptureError: A size cannot be captured.
+            ConfigError: A size is none of the runner's, or an argument has a wrong type.
         """
-        table = self.table
+        _check_callable("batch_of", batch_of)
+        table, chosen_backend = self.table, self.backend
+        if backend is not None:
+            chosen_backend = backend_for("auto", backend)
         if batch_sizes is not None:
-            chosen = list(batch_sizes)
+            chosen = list(batch_sizes) if isinstance(batch_sizes, Iterable) else []
+            if not chosen or any(size not in table.sizes for size in chosen):
+                raise ConfigError(
+                    f"batch_sizes must be some of {list(table)}, got {batch_sizes!r}.",
+                    field="batch_sizes",
+                )
             table = SizeTable(max(chosen), chosen)
         return SizeCapture(
-            self.step, table, backend or self.backend, self.mutable_state, attribution, batch_of
+            self.step, table, chosen_backend, self.mutable_state, attribution, batch_of
         ).captured()
 
     def close(self) -> None:
@@ -274,8 +287,10 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self._require_captured("replay")
         try:
             output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
-        except AttributeError:
+        except (AttributeError, TypeError):
             self.dispatch.require_inputs(batch)
+            if padded_batch_size is not None:
+                require_count("padded_batch_size", padded_batch_size)
             raise
         return output.clone() if clone else output
 
@@ -288,13 +303,19 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 request.
 
         Raises:
-            InputError: The mode does not have ``num_tokens`` rows.
+            InputError: An argument is no int, or the mode does not have ``num_tokens`` rows.
             SizeError: The batch is larger than the largest size, or empty.
             ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """
         if self._replayer is None or self.status != "captured":
             self._require_captured("stage")
-        return self._replayer.stage(batch_size, num_tokens)  # type: ignore[union-attr]
+        try:
+            return self._replayer.stage(batch_size, num_tokens)  # type: ignore[union-attr]
+        except TypeError:
+            require_count("batch_size", batch_size)
+            if num_tokens is not None:
+                require_count("num_tokens", num_tokens)
+            raise
 
     def run(
         self, batch: InputsT, *, padded_batch_size: int | None = None, clone: bool = False
@@ -334,6 +355,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             OutputError: The forward returned something other than its mode's output.
         """
         self.dispatch.require_inputs(batch)
+        if not isinstance(without, Collection):
+            raise InputError(f"without must be names of fields, got {without!r}.", field="without")
         if batch.batch_size:
             return self.step.unpadded(batch, without)
         self.dispatch.check_idle(batch)
@@ -366,6 +389,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         requests, tokens = batch.batch_size, self.buffers.tokens_of(batch)
         if not requests:
             return self.fall_back(batch)
+        if padded_batch_size is not None:
+            require_count("padded_batch_size", padded_batch_size)
         size = self.table.fit(requests) if padded_batch_size is None else padded_batch_size
         if not 0 < requests <= size <= self.table.largest:
             raise SizeError(
@@ -431,7 +456,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             SizeError: The size was not captured.
         """
         graphs = self._require_captured("inspect").graphs
-        if batch_size not in graphs:
+        if batch_size not in list(graphs):  # a list takes unhashable values
             raise SizeError(
                 f"batch size {batch_size} was not captured: captured are {list(self.table)}.",
                 batch_size=batch_size,
@@ -504,3 +529,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             )
         assert self._replayer is not None, "a captured runner has a replayer"
         return self._replayer
+
+
+def _check_callable(argument: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise ConfigError(f"{argument} must be a function, got {value!r}.", field=argument)

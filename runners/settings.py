@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import os
+from types import NoneType
 from typing import Any
 
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import Limits, StepInputs
-from graphkit.config import BufferSizes
+from graphkit.config import BufferSizes, require_type
 from graphkit.errors import ConfigError
-from graphkit.spec import ForwardMode
+from graphkit.spec import ForwardMode, SpecConfig
+
+
+def check_types(
+    runner: type, spec: object, sizes: object, attention: object, check: object = None
+) -> None:
+    """Check the types of a runner's settings, before anything reads them.
+
+    Raises:
+        ConfigError: A setting has another type, or the class declares no mode.
+    """
+    name = runner.__name__
+    if not hasattr(runner, "mode"):
+        raise ConfigError(f"{name} declares no mode. Use a subclass such as TargetVerifyRunner.")
+    require_type(name, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
+    require_type(name, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
+    backends = (AttentionBackend, NoneType)
+    require_type(name, "attention", attention, backends, "a graphkit.AttentionBackend or None")
+    require_type(name, "check", check, (bool, NoneType), "True, False or None")
 
 
 def check_forward(forward: Any) -> None:

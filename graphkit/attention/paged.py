@@ -7,19 +7,21 @@ Suffixes: T rows, N query heads, M key-value heads, D head size.
 from __future__ import annotations
 
 from abc import abstractmethod
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from graphkit.attention.backend import AttentionBackend, AttentionInputs
 from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.query_rows import APPENDING, EXTENDING, query_rows
+from graphkit.config import require_type
 from graphkit.errors import ConfigError
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.ops.paged_metadata import paged_metadata
 
 if TYPE_CHECKING:
     import torch
 
     from graphkit.config import BufferSizes
-    from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
     from graphkit.spec.modes import ForwardMode
 
 
@@ -32,7 +34,7 @@ class PagedAttention(AttentionBackend):
         scale: Factor on the scores; by default ``head_dim ** -0.5``.
 
     Raises:
-        ConfigError: The pools are on different devices.
+        ConfigError: An argument has a wrong type, or the pools are on different devices.
     """
 
     def __init__(
@@ -42,6 +44,11 @@ class PagedAttention(AttentionBackend):
         *,
         scale: float | None = None,
     ) -> None:
+        name = type(self).__name__
+        rows, pool = ReqToTokenPool, MHATokenToKVPool
+        require_type(name, "req_to_token_pool", req_to_token_pool, rows, "a ReqToTokenPool")
+        require_type(name, "kv_pool", kv_pool, pool, "an MHATokenToKVPool")
+        require_type(name, "scale", scale, (int, float, NoneType), "a number or None")
         if req_to_token_pool.device != kv_pool.device:
             raise ConfigError(
                 f"req_to_token_pool is on {req_to_token_pool.device} and kv_pool on "

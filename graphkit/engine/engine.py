@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import NoneType
 from typing import Literal, Self
 
 import torch
 
-from graphkit.config import BufferSizes
+from graphkit.config import BufferSizes, require_type
 from graphkit.engine.generations import (
     HostInLoop,
     Overlapped,
@@ -70,9 +71,10 @@ class SpeculativeEngine:
         memory: Rows and KV slots of the running requests.
 
     Raises:
-        ConfigError: Settings or pools contradict each other, the drafter or the algorithm does not
-            implement its interface, or ``spec.linear_attention`` is set for a target without
-            ``recurrent_state``: rejected drafts would stay in its state.
+        ConfigError: An argument has a wrong type, settings or pools contradict each other, the
+            drafter or the algorithm does not implement its interface, or ``spec.linear_attention``
+            is set for a target without ``recurrent_state``: rejected drafts would stay in its
+            state.
     """
 
     def __init__(
@@ -91,6 +93,11 @@ class SpeculativeEngine:
         seed: int = 0,
         debug: bool = False,
     ) -> None:
+        name = "SpeculativeEngine"
+        require_type(name, "target", target, EngineModel, "a graphkit.EngineModel")
+        require_type(name, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
+        require_type(name, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
+        require_type(name, "batch_sizes", batch_sizes, (Iterable, NoneType), "ints, or None")
         self.spec, self.sizes = spec, sizes
         self.generation = select_generation(spec, generation)
         context = EngineContext.create(

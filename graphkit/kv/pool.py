@@ -6,6 +6,7 @@ import torch
 
 from graphkit.config import require_int
 from graphkit.errors import AttentionError, ConfigError
+from graphkit.kv.devices import device_of
 from graphkit.ops.move_kv import buffer_table, move_kv
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -48,7 +49,7 @@ class TokenToKVPool:
                 f"{name}.dtype must be float16, bfloat16 or float32, got {dtype!r}.", field="dtype"
             )
         self.size, self.page_size, self.dtype, self.layer_num = size, page_size, dtype, layer_num
-        self.device = torch.device(device)
+        self.device = device_of(type(self).__name__, device)
         self._tensors: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> dict[str, torch.Tensor]:

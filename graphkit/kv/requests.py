@@ -8,6 +8,7 @@ import torch
 
 from graphkit.config import require_int
 from graphkit.errors import AttentionError
+from graphkit.kv.devices import device_of
 
 
 class ReqToTokenPool:
@@ -33,7 +34,7 @@ class ReqToTokenPool:
         require_int("ReqToTokenPool", "max_context_len", max_context_len)
         self.size = size
         self.max_context_len = max_context_len
-        self.device = torch.device(device)
+        self.device = device_of(type(self).__name__, device)
         shape = (size + 1, max_context_len)
         self.req_to_token = torch.zeros(shape, dtype=torch.int32, device=self.device)
         self._free = list(range(size, 0, -1))
@@ -47,9 +48,10 @@ class ReqToTokenPool:
         """Allocate ``n`` rows, lowest numbers first in a new pool.
 
         Raises:
-            AttentionError: ``n`` is negative or more than ``available``; no row was allocated.
+            AttentionError: ``n`` is no int, negative or more than ``available``; no row was
+                allocated.
         """
-        if not 0 <= n <= len(self._free):
+        if not isinstance(n, int) or not 0 <= n <= len(self._free):
             raise AttentionError(
                 f"ReqToTokenPool cannot allocate {n} rows: {len(self._free)} of {self.size} are "
                 "free. Free the rows of finished requests or use a larger pool."
@@ -63,9 +65,11 @@ class ReqToTokenPool:
             AttentionError: A row is row 0, is not in the table, or is already free; no row was
                 freed.
         """
+        if not isinstance(rows, Iterable):
+            raise AttentionError(f"ReqToTokenPool cannot free {rows!r}. Pass a list of rows.")
         rows, free = list(rows), set(self._free)
         for row in rows:
-            if not 1 <= row <= self.size:
+            if not isinstance(row, int) or not 1 <= row <= self.size:
                 raise AttentionError(
                     f"ReqToTokenPool cannot free row {row}: expected 1 to {self.size}, since "
                     "row 0 belongs to pad rows. Free only rows that alloc returned."

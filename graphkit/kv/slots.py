@@ -8,6 +8,7 @@ import torch
 
 from graphkit.config import require_int
 from graphkit.errors import AttentionError
+from graphkit.kv.devices import device_of
 
 
 class TokenSlotAllocator:
@@ -29,7 +30,7 @@ class TokenSlotAllocator:
         require_int("TokenSlotAllocator", "size", size)
         require_int("TokenSlotAllocator", "page_size", page_size)
         self.page_size = page_size
-        self.device = torch.device(device)
+        self.device = device_of(type(self).__name__, device)
         self._pages = size // page_size
         self._free = list(range(self._pages, 0, -1))
 
@@ -63,6 +64,8 @@ class TokenSlotAllocator:
             AttentionError: A slot was not allocated, is already free or occurs twice, or part of a
                 page is missing; no slot was freed.
         """
+        if not isinstance(slots, (torch.Tensor, Sequence)) or isinstance(slots, str):
+            raise AttentionError(f"TokenSlotAllocator cannot free {slots!r}. Pass slots.")
         given = slots.tolist() if isinstance(slots, torch.Tensor) else list(slots)
         count = self._whole_pages(len(given), "free")
         pages = dict.fromkeys(slot // self.page_size for slot in given)
@@ -81,8 +84,8 @@ class TokenSlotAllocator:
         self._free.extend(reversed(pages))
 
     def _whole_pages(self, n: int, verb: str) -> int:
-        pages, odd = divmod(n, self.page_size)
-        if n < 0 or odd:
+        pages, odd = divmod(n, self.page_size) if isinstance(n, int) else (0, True)
+        if odd or n < 0:
             raise AttentionError(
                 f"TokenSlotAllocator cannot {verb} {n} slots: expected whole pages of "
                 f"{self.page_size}. Pass a multiple of {self.page_size}."

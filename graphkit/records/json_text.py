@@ -79,7 +79,7 @@ def load_record(path: str | Path) -> Record:
 def _load(path: str | Path, read: Callable[[str], _R]) -> _R:
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error  # strerror does not repeat the path
         if isinstance(error, IsADirectoryError):
             reason = "it is a folder. Name the file of a saved record"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from graphkit.config import require_int
+from graphkit.config import require_int, require_type
 from graphkit.errors import ConfigError
 from graphkit.spec.algorithms import Algorithm
 from graphkit.spec.modes import ForwardMode
@@ -105,6 +105,7 @@ class SpecConfig:
         Raises:
             ConfigError: The mode has no rows, or the algorithm returns less than one row.
         """
+        require_type("tokens_per_request", "mode", mode, ForwardMode, "a graphkit.ForwardMode")
         if mode is ForwardMode.TARGET_VERIFY:
             return self._verify_width()
         widths = {

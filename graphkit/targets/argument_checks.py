@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,13 @@ def _check_forwards(target: CaptureTarget) -> None:
                 )
 
 
+def has_runner(mode: object) -> bool:
+    """Return whether a value is a forward mode with a runner; ``RUNNERS`` may gain modes."""
+    return isinstance(mode, Hashable) and mode in RUNNERS
+
+
 def _check_mode(target: CaptureTarget, mode: object, verb: str) -> None:
-    if not isinstance(mode, ForwardMode) or mode not in RUNNERS:
+    if not has_runner(mode):
         raise TargetError(
             f"target {target.name!r} {verb} {mode!r}, which has no runner. Use "
             f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."

@@ -17,7 +17,7 @@ from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.runners import RUNNERS, Output, Runner
 from graphkit.spec import ForwardMode, SpecConfig
-from graphkit.targets.argument_checks import check_arguments
+from graphkit.targets.argument_checks import check_arguments, has_runner
 
 Forward = Callable[[Any], Any]
 T = TypeVar("T")
@@ -110,9 +110,10 @@ class CaptureTarget:
         """Return a batch of ``sample_batch``, checked.
 
         Raises:
-            TargetError: ``sample_batch`` raised an error, or returned something other than inputs
-                of the mode with ``batch_size`` requests.
+            TargetError: ``mode`` is none; ``sample_batch`` raised an error, or returned something
+                other than inputs of the mode with ``batch_size`` requests.
         """
+        _check_type_of(mode)
         try:
             batch = self.sample_batch(mode, batch_size, seed)
         except Exception as error:
@@ -133,6 +134,19 @@ class CaptureTarget:
             )
         return batch
 
+    def check_mode(self, mode: ForwardMode) -> None:
+        """Check that the target has a forward for a mode.
+
+        Raises:
+            TargetError: It has none, or ``mode`` is no ``ForwardMode``.
+        """
+        _check_type_of(mode)
+        if mode not in self.forwards:
+            names = ", ".join(mode.name for mode in self.forwards) or "none"
+            raise TargetError(
+                f"target {self.name!r} has no forward for {mode.name}; it has {names}."
+            )
+
     def runner(
         self,
         mode: ForwardMode,
@@ -146,11 +160,7 @@ class CaptureTarget:
         Raises:
             TargetError: The target has no forward for the mode.
         """
-        if mode not in self.forwards:
-            names = ", ".join(mode.name for mode in self.forwards) or "none"
-            raise TargetError(
-                f"target {self.name!r} has no forward for {mode.name}; it has {names}."
-            )
+        self.check_mode(mode)
         kind, attention = RUNNERS[mode], _of_mode(self.attention, mode)
         settings = kind.declared(_of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode))
         if attention is not None:
@@ -166,6 +176,11 @@ class CaptureTarget:
             mutable_state=self.mutable_state,
             **settings,
         )
+
+
+def _check_type_of(mode: object) -> None:
+    if not has_runner(mode):
+        raise TargetError(f"a mode must be a graphkit.ForwardMode with a runner, got {mode!r}.")
 
 
 def _of_mode(value: T | Mapping[ForwardMode, T] | None, mode: ForwardMode) -> T | None:

@@ -11,7 +11,7 @@ from graphkit.errors import ConfigError, ReplayError, TargetError
 from graphkit.records import count_of, distinct_text
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
-from graphkit.targets import CaptureTarget
+from graphkit.targets import CaptureTarget, selected_modes
 from graphkit.testing.diagnosis import probable_bug
 from graphkit.verify import (
     NOT_FINITE,
@@ -103,7 +103,7 @@ def assert_target_equivalent(
         ConfigError: A tolerance is invalid, see ``assert_replay_equivalent``.
         TargetError: The target lacks a mode.
     """
-    for mode in modes or target.forwards:
+    for mode in selected_modes(target, modes):
         with target.runner(mode, batch_sizes=batch_sizes, device=device) as runner:
             runner.capture()
             for size in () if runner.eager_reason else runner.table:

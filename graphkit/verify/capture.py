@@ -7,12 +7,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from graphkit.errors import TargetError
 from graphkit.graphs import Attribution, Backend
 from graphkit.records import CaptureRecord, ModeRecord, SizeRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
-from graphkit.targets import CaptureTarget
+from graphkit.targets import CaptureTarget, selected_modes
 from graphkit.verify.size_check import SizeCheck
 
 Progress = Callable[[int, int, str], None]
@@ -45,11 +44,9 @@ def capture_target(
 
     Raises:
         CaptureError: A forward cannot be captured.
-        TargetError: The target lacks a mode.
+        TargetError: ``target`` is no target, or lacks a mode.
     """
-    chosen = dict.fromkeys(modes or target.forwards)  # a mode that was named twice runs once
-    if not chosen:
-        raise TargetError(f"target {target.name!r} has no forward. Give it one for some mode.")
+    chosen = selected_modes(target, modes)
     attribution = Attribution(target.weights) if inspect else None
     with ExitStack() as runners:
         records, checks = [], list[SizeCheck]()

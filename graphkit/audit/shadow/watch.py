@@ -15,7 +15,7 @@ from graphkit.audit.pads.bugs import Bug
 from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.audit.shadow.changed_state import changed_state
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
-from graphkit.config import require_int
+from graphkit.config import require_int, require_type
 from graphkit.graphs import StateSnapshot
 from graphkit.records import Finding, Mismatch, count_of, distinct_text
 from graphkit.runners import Runner
@@ -83,7 +83,8 @@ class ShadowWatch:
         compared: Number of replays compared so far.
 
     Raises:
-        ConfigError: ``every`` is no int of at least 1, or the tolerance no number above 0.
+        ConfigError: ``runner`` is no runner, ``every`` is no int of at least 1, or the tolerance is
+            no number above 0.
         ReplayError: When the block begins: the runner is not ``captured``.
     """
 
@@ -96,6 +97,7 @@ class ShadowWatch:
         bisect: bool = False,
         tolerance: float = 1.0,
     ) -> None:
+        require_type("ShadowWatch", "runner", runner, Runner, "a runner")
         require_int("ShadowWatch", "every", every)
         check_tolerance(tolerance)
         self.compared, self._tolerance = 0, tolerance

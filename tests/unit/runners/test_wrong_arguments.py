@@ -7,9 +7,17 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from graphkit import ConfigError, InputError, MultiLayerEagleRunner, TargetVerifyInputs
+from graphkit import (
+    ConfigError,
+    InputError,
+    MultiLayerEagleRunner,
+    Runner,
+    SizeError,
+    TargetVerifyInputs,
+    TargetVerifyRunner,
+)
 
-NO_BATCH = [None, {"input_ids": [1]}, [1, 2], torch.zeros(3), 5]
+NO_BATCH = [None, {"input_ids": [1]}, [1, 2], torch.zeros(3), 5, TargetVerifyInputs]
 
 
 @pytest.mark.parametrize("value", NO_BATCH, ids=lambda value: type(value).__name__)
@@ -26,6 +34,36 @@ def test_a_value_that_is_no_batch(runner, make_runner, value, verb, assert_in_st
     assert_in_step(runner)
 
 
+@pytest.mark.parametrize("size", ["2", [2], 1.5, {}], ids=str)
+@pytest.mark.parametrize("verb", ["replay", "run", "run_padded"])
+def test_a_padded_size_must_be_an_int(runner, make_batch, size, verb, assert_in_step):
+    with pytest.raises((InputError, SizeError)):
+        getattr(runner, verb)(make_batch(1), padded_batch_size=size)
+    assert_in_step(runner)
+
+
+@pytest.mark.parametrize("counts", [(None,), ("2",), ([2],), (1.5,), (1, "4"), (1, [4])], ids=str)
+def test_staged_counts_must_be_ints(runner, counts, assert_in_step):
+    name = ("batch_size", "num_tokens")[len(counts) - 1]
+    with pytest.raises(InputError, match=f"{name} must be an int, got ") as caught:
+        runner.stage(*counts)
+    assert caught.value.field == name
+    assert_in_step(runner)
+
+
+@pytest.mark.parametrize("name", ["spec", "sizes", "attention", "mutable_state", "check"])
+def test_a_setting_of_a_wrong_type_is_named(spec, sizes, name):
+    settings = {"spec": spec, "sizes": sizes, "device": "cpu"} | {name: 5}
+    with pytest.raises(ConfigError, match=rf"\.{name} must be .*, got 5\.") as caught:
+        TargetVerifyRunner(print, **settings)
+    assert caught.value.field == name
+
+
+def test_the_base_class_has_no_mode(spec, sizes):
+    with pytest.raises(ConfigError, match=r"Runner declares no mode\. Use a subclass such as"):
+        Runner(print, spec=spec, sizes=sizes, device="cpu")
+
+
 def test_an_attribute_error_of_the_forward_is_not_hidden(make_runner, make_batch):
     runner = make_runner(lambda inputs: inputs.no_such_field)
     with pytest.raises(AttributeError, match="no_such_field"):
@@ -34,8 +72,6 @@ def test_an_attribute_error_of_the_forward_is_not_hidden(make_runner, make_batch
 
 @pytest.mark.parametrize("forward", [0, "model", [print]], ids=str)
 def test_a_forward_must_be_callable(spec, sizes, forward):
-    from graphkit import TargetVerifyRunner
-
     with pytest.raises(ConfigError, match="forward must be callable") as caught:
         TargetVerifyRunner(forward, spec=spec, sizes=sizes, device="cpu")
     assert caught.value.field == "forward"
