@@ -51,6 +51,10 @@ _SET_CONDITION = b"""
 \0"""
 
 
+_ASSIGN_DEFAULT = 1
+"""``cudaGraphCondAssignDefault``, which the bindings do not have: set the default at each launch."""
+
+
 class CudaLoop:
     """An executable that runs a prologue once, then bodies until the device ends it.
 
@@ -75,7 +79,7 @@ class CudaLoop:
         self.allocations: tuple[Allocation, ...] = ()
         self.graph: Any = checked(bindings.cudaGraphCreate(0))[0]
         first = self._add_child(self.graph, [], prologue)
-        while_handle = self._create_handle(1, bindings.cudaGraphCondAssignDefault)
+        while_handle = self._create_handle(1, _ASSIGN_DEFAULT)
         (inside,), _ = self._add_conditional(self.graph, [first], while_handle, "While", 1)
         if len(bodies) == 1:
             last = self._add_child(inside, [], bodies[0])

@@ -3,7 +3,6 @@
 Suffixes: B requests, N nodes of each request in one batch, T = B * N rows.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -104,16 +103,16 @@ class RecurrentStatePool:
                 field="dtypes",
             )
         self.size, self.width, self.layer_num = size, width, layer_num
-        self.device = torch.device(device)
         slots = (size + 1) * (width + 1)
         self._layers = [
             {
-                kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=self.device)
+                kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=device)
                 for kind, shape in shapes.items()
             }
             for _ in range(layer_num)
         ]
         self._buffers = list(self.tensors().values())
+        self.device = self._buffers[0].device
         self._table = buffer_table(self._buffers)
         self._node = torch.arange(width, device=self.device)
 

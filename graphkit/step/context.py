@@ -53,11 +53,12 @@ class EngineModel:
                 )
             return
         width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
-        if pool.size < requests.size or pool.width < width or pool.device != requests.device:
+        device = requests.req_to_token.device
+        if pool.size < requests.size or pool.width < width or pool.device != device:
             raise ConfigError(
                 f"RecurrentStatePool has {pool.size} rows of {pool.width} nodes on {pool.device}, "
                 f"but the target needs {requests.size} rows of {width} nodes on "
-                f"{requests.device}. Create the pool with these sizes.",
+                f"{device}. Create the pool with these sizes.",
                 field="recurrent_state",
             )
 
