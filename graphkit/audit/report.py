@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
@@ -18,12 +19,13 @@ from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.warmup import audit_warmup
+from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment
 from graphkit.records import AuditReport, GraphRecord, LockRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
-from graphkit.targets import CaptureTarget
+from graphkit.targets import CaptureTarget, selected_modes
 from graphkit.verify import check_tolerance
 
 RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
@@ -71,15 +73,15 @@ def audit_target(
 
     Raises:
         CaptureError: A forward cannot be captured.
-        ConfigError: ``only`` has an unknown name, or the tolerance is not above 0.
-        TargetError: The target lacks a mode.
+        ConfigError: ``only`` has an unknown name, the tolerance is not above 0, or ``lock`` is no
+            lock.
+        TargetError: ``target`` is no target, or lacks a mode.
     """
     chosen = _names(only)
     check_tolerance(tolerance)
     log = AuditLog(tolerance)
-    all_modes = list(dict.fromkeys(modes or target.forwards))
-    if not all_modes:
-        raise TargetError(f"target {target.name!r} has no forward. Give it one for a mode.")
+    all_modes = selected_modes(target, modes)
+    require_type("audit_target", "lock", lock, (LockRecord, NoneType), "a LockRecord or None")
     backend = backend_for(device, None)
     here = environment(backend.device)
     graphs: list[GraphRecord] = []
@@ -121,7 +123,7 @@ def lock_target(
         TargetError: The target lacks a mode, or has no graph.
     """
     graphs: list[GraphRecord] = []
-    for mode in dict.fromkeys(modes or target.forwards):
+    for mode in selected_modes(target, modes):
         sizes = batch_sizes or representative_sizes(target)
         with target.runner(mode, batch_sizes=sizes, device=device) as runner:
             runner.capture(attribution=Attribution(target.weights))
@@ -138,7 +140,9 @@ def representative_sizes(target: CaptureTarget) -> list[int]:
 
 
 def _names(only: Collection[str] | None) -> Collection[str]:
-    unknown = sorted(set(only or ()) - set(AUDITS))
+    expected = "names of audits, or None"
+    require_type("audit_target", "only", only, (Collection, NoneType), expected)
+    unknown = [name for name in only or () if name not in AUDITS]
     if unknown:
         raise ConfigError(
             f"unknown audit {unknown[0]!r}; audits are {', '.join(AUDITS)}.", field="only"
