@@ -65,7 +65,7 @@ def check_inputs_type(given: Any, base: type[StepInputs]) -> None:
         )
 
 
-def is_checking(check: bool | None) -> bool:
+def is_checking(check: bool | None = None) -> bool:
     """Return whether the checking mode is on; ``None`` reads ``GRAPHKIT_CHECK``."""
     return os.environ.get("GRAPHKIT_CHECK") == "1" if check is None else check
 

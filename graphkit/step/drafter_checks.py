@@ -1,7 +1,7 @@
 """Checks of a drafter and of the trees that it returns.
 
 They read types, shapes and dtypes. Values are read only where the tensors are on the CPU, so that
-no check waits for the device.
+no check waits for the device, and in the checking mode (``GRAPHKIT_CHECK=1``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import is_recording
 from graphkit.ops.argument_rules import describe
 from graphkit.runners import Runner
+from graphkit.runners.settings import is_checking
 from graphkit.spec.signatures import signature_mismatch
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
 from graphkit.step.step_tensors import DraftTree
+from graphkit.step.tree_checks import check_links
 
 _METHODS = ("prepare", "prefill", "draft", "extend", "extend_accepted")
 _TREE_TENSORS = {
@@ -84,7 +86,9 @@ def check_tree(
 
     Raises:
         InputError: It is no ``DraftTree``; a tensor has the wrong type, shape, dtype or device; or
-            a token on the CPU is outside the vocabulary. ``field`` names the tensor.
+            a token on the CPU is outside the vocabulary. In the checking mode: any token is outside
+            the vocabulary, or the links form no tree or contradict the mask. ``field`` names the
+            tensor. Values are not checked while the step is captured.
     """
     method = f"{type(drafter).__name__}.draft"
     if not isinstance(tree, DraftTree):
@@ -106,8 +110,14 @@ def check_tree(
                 f"{batch_size} requests and context.verify_width = {width} nodes per request.",
                 field=name,
             )
-    if device.type == "cpu" and not is_recording():
-        _check_vocabulary(method, tree.draft_tokens.view(batch_size, width)[:, 1:], context)
+    is_cpu = device.type == "cpu"
+    if is_recording() if is_cpu else torch.cuda.is_current_stream_capturing():
+        return
+    if is_cpu or is_checking():
+        drafts = tree.draft_tokens.view(batch_size, width)[:, 1:]
+        _check_vocabulary(method, drafts.cpu(), context)
+    if is_checking():
+        check_links(method, tree, is_chain=context.spec.topk == 1)
 
 
 def _check_vocabulary(method: str, drafts: torch.Tensor, context: EngineContext) -> None:

@@ -1,0 +1,107 @@
+"""In the checking mode, links and mask of a draft tree must describe one tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graphkit.engine import DraftTree, EagleDrafter, SamplingParams
+from graphkit.errors import InputError
+from graphkit.step.tree_checks import check_links
+
+WIDTH = 5
+PARENTS = [-1, 0, 0, 1, 3]
+"""A root with children 1 and 2, and a path 1, 3, 4."""
+ALTERED = (
+    ("tree_mask", (1, 3, 1), False, "path [0, 1, 3], but tree_mask[1, 3] shows [0, 3]"),
+    ("tree_mask", (1, 2, 1), True, "path [0, 2], but tree_mask[1, 2] shows [0, 1, 2]"),
+    ("tree_mask", (0, 0, 0), False, "path [0], but tree_mask[0, 0] shows []"),
+    ("retrieve_next_token", (1, 2), 4, "request 1 contains node 4, which is linked twice"),
+    ("retrieve_next_token", (0, 4), 0, "request 0 contains node 0, which is linked twice"),
+    ("retrieve_next_sibling", (0, 1), 1, "request 0 contains node 1, which is linked twice"),
+    ("retrieve_next_sibling", (0, 2), WIDTH, "contains node 5, which does not exist"),
+    ("retrieve_next_token", (1, 4), -2, "contains node -2, which does not exist"),
+    ("retrieve_index", (1, 0), 0, "is not b * 5 + i for node i of request b"),
+)
+"""Tensor of the tree, index in it, another value, and part of the error."""
+
+
+def tree_of(parents, batch_size=2):
+    """Return trees of the given parents, with links and masks that agree."""
+    width = len(parents)
+    child, sibling = [-1] * width, [-1] * width
+    mask = torch.eye(width, dtype=torch.bool)
+    for node in range(1, width):
+        older = [other for other in range(1, node) if parents[other] == parents[node]]
+        (sibling if older else child)[older[-1] if older else parents[node]] = node
+        mask[node] |= mask[parents[node]]
+    repeated = torch.tensor([child, sibling]).repeat(batch_size, 1, 1).unbind(1)
+    index = torch.arange(batch_size * width)
+    return DraftTree(
+        draft_tokens=torch.zeros_like(index),
+        tree_mask=mask.repeat(batch_size, 1, 1),
+        retrieve_index=index.view(batch_size, width),
+        retrieve_next_token=repeated[0].contiguous(),
+        retrieve_next_sibling=repeated[1].contiguous(),
+    )
+
+
+@pytest.mark.parametrize("parents", [[-1], [-1, 0, 1], [-1, 0, 0, 0], PARENTS, [-1, 0, 0, 2, 1]])
+def test_links_and_a_mask_of_one_tree(parents):
+    check_links("draft", tree_of(parents), is_chain=False)
+
+
+@pytest.mark.parametrize(("field", "index", "value", "text"), ALTERED)
+def test_one_wrong_value_is_refused(field, index, value, text):
+    tree = tree_of(PARENTS)
+    getattr(tree, field)[index] = value
+    with pytest.raises(InputError) as caught:
+        check_links("draft", tree, is_chain=False)
+    assert str(caught.value).startswith("draft: ")
+    assert text in str(caught.value)
+    assert caught.value.field == field
+
+
+def test_a_node_that_the_links_do_not_reach_is_not_checked():
+    tree = tree_of(PARENTS)
+    tree.retrieve_next_token[:, 3] = -1  # node 4 is the end of no path
+    tree.tree_mask[:, 4] = False
+    check_links("draft", tree, is_chain=False)
+
+
+def test_a_chain_needs_the_links_of_one_and_no_mask():
+    chain = replace(tree_of([-1, 0, 1]), tree_mask=None)
+    check_links("draft", chain, is_chain=True)
+    with pytest.raises(InputError, match=r"path \[0, 2\], but the chain has \[0, 1, 2\]") as caught:
+        check_links("draft", tree_of([-1, 0, 0]), is_chain=True)
+    assert caught.value.field == "retrieve_next_token"
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+def test_the_trees_of_the_drafters_pass(make_engine, task, monkeypatch, algorithm, topk):
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+    engine = make_engine(algorithm, topk=topk)
+    (request,) = engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=6))
+    assert len(request.output_ids) == 6
+
+
+class SeesItsSiblings(EagleDrafter):
+    def draft(self, req_pool_indices, seq_lens, bonus_tokens):
+        tree = super().draft(req_pool_indices, seq_lens, bonus_tokens)
+        return replace(tree, tree_mask=torch.ones_like(tree.tree_mask).tril())
+
+
+@pytest.mark.parametrize("is_checking", [False, True])
+def test_a_contradiction_is_refused_in_the_checking_mode(
+    make_engine, task, monkeypatch, is_checking
+):
+    monkeypatch.setenv("GRAPHKIT_CHECK", str(int(is_checking)))
+    engine = make_engine(topk=2, drafter=SeesItsSiblings)
+    if not is_checking:
+        engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=4))
+        return
+    with pytest.raises(InputError, match=r"SeesItsSiblings\.draft: the links of request 0 put"):
+        engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=4))
