@@ -11,8 +11,8 @@ import torch
 from graphkit.audit.pool_poison.ranges import Poison, Range
 from graphkit.graphs import PoolBlock
 
-_CHUNK_WORDS = 1 << 22
-"""Words that one step of the search for addresses reads, which bounds its memory."""
+_CHUNK = 1 << 25
+"""Bytes that one step reads or writes, which bounds the memory of its temporary tensors."""
 
 
 class PoolMemory:
@@ -45,9 +45,11 @@ class PoolMemory:
     def overwrite(self, poison: Poison) -> None:
         """Write a poison's fill to its ranges, except over addresses of device memory."""
         for part in self.parts(poison.ranges):
-            first = part.data_ptr() % 8
-            words = torch.full((len(part) // 8 + 2,), poison.fill.word, device=part.device)
-            part.copy_(words.view(torch.uint8)[first : first + len(part)])
+            for begin in range(0, len(part), _CHUNK):
+                chunk = part[begin : begin + _CHUNK]
+                first = chunk.data_ptr() % 8
+                words = torch.full((len(chunk) // 8 + 2,), poison.fill.word, device=part.device)
+                chunk.copy_(words.view(torch.uint8)[first : first + len(chunk)])
         for block, saved, words in zip(self.blocks, self._saved, self._addresses, strict=True):
             if len(words):
                 block.data.view(torch.int64)[words] = saved.view(torch.int64)[words]
@@ -73,8 +75,8 @@ def _address_words(data: torch.Tensor, segments: Sequence[Range]) -> torch.Tenso
     edges = sorted(segments)
     begins, ends = (torch.tensor(each, device=data.device) for each in zip(*edges, strict=True))
     found = []
-    for index, words in enumerate(data.view(torch.int64).split(_CHUNK_WORDS)):
+    for index, words in enumerate(data.view(torch.int64).split(_CHUNK // 8)):
         at = torch.bucketize(words, begins, right=True) - 1
         is_address = (at >= 0) & (words < ends[at.clamp(min=0)])
-        found.append(is_address.nonzero()[:, 0] + index * _CHUNK_WORDS)
+        found.append(is_address.nonzero()[:, 0] + index * (_CHUNK // 8))
     return torch.cat(found)
