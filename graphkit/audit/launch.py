@@ -15,7 +15,7 @@ import torch
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.graphs import CudaBackend, GraphSequence, StateSnapshot
 from graphkit.graphs.launch_cost import TrivialGraphs, executable_of, launch_us
-from graphkit.graphs.streams import FREE_STREAMS, streams_in_use, third_stream_warning
+from graphkit.graphs.streams import FURTHER_STREAM_COST, streams_in_use
 from graphkit.records import GraphRecord, count_of
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
@@ -29,10 +29,6 @@ _FORK_ADVICE = (
 )
 _NODE_ADVICE = "Move this work out of the captured forward, or into kernels."
 _KERNEL_ADVICE = "graphkit inspect lists the launch attributes and arguments of the kernels."
-_STREAM_ADVICE = (
-    "Run copies and kernels on the stream that replays, and share one CudaBackend among runners: "
-    f"graphkit itself uses {FREE_STREAMS} streams."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +143,7 @@ def report_launch(shape: GraphShape, times: LaunchTimes, check: Check) -> None:
 
 
 def audit_streams(device: torch.device, log: AuditLog) -> None:
-    """Report if the process uses more streams than replays take without delay.
+    """Count the streams of the process in the summary, which is never a finding.
 
     Args:
         device: A CUDA device; no other has streams.
@@ -156,12 +152,8 @@ def audit_streams(device: torch.device, log: AuditLog) -> None:
     if device.type != "cuda":
         return
     with log.check("launch") as check:
-        check.text = f"{count_of(len(streams_in_use(device)), 'stream')} in use"
-        warning = third_stream_warning(device)
-        if warning:
-            check.report(
-                "third stream", warning, severity="note", cause="streams", advice=_STREAM_ADVICE
-            )
+        used = count_of(len(streams_in_use(device)), "stream")
+        check.text = f"{used} in use; {FURTHER_STREAM_COST}"
 
 
 def _launch_times(

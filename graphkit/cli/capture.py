@@ -7,7 +7,7 @@ from pathlib import Path
 
 from graphkit.cli.exit_codes import DONE, FAILED
 from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output import print_message, print_result
+from graphkit.cli.output import print_result
 from graphkit.cli.output_files import check_writable, write_output
 from graphkit.cli.target_options import (
     add_target_argument,
@@ -50,20 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     selection = select_target(arguments.target, arguments)
     record = capture_selected(selection, inspect=keeps_record)
     print_result(record.to_json() if arguments.json else capture_view(record))
-    _warn_of_streams(selection.device)
     if arguments.out is not None:
         write_output(arguments.out, record.to_json())
     return FAILED if record.mismatches else DONE
-
-
-def _warn_of_streams(device: str) -> None:
-    """Print to stderr if the target uses more streams than replays take without delay."""
-    if device == "cpu":
-        return
-    import torch
-
-    from graphkit.graphs.streams import third_stream_warning
-
-    warning = third_stream_warning(torch.device(device))
-    if warning:
-        print_message(f"note: {warning}")

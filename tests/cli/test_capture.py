@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 
 import pytest
 
 from graphkit.cli.target_options import (
     TargetSelection,
     announce,
-    capture_selected,
-    select_target,
 )
 from graphkit.errors import TargetError
 from graphkit.records import CaptureRecord
@@ -227,21 +224,3 @@ def test_an_interruption_exits_with_130_without_a_traceback(run, tiny, verbose):
 def test_verbose_raises_the_error_with_its_traceback(run):
     with pytest.raises(TargetError):
         run("-v", "capture", "no_such_module_here:x")
-
-
-@pytest.mark.parametrize("streams", [2, 3])
-def test_a_third_stream_is_noted(run, tiny, monkeypatch, streams):
-    def capture_on_cpu(selection, *, inspect):
-        return capture_selected(replace(selection, device="cpu"), inspect=inspect)
-
-    def select_cuda(*arguments):
-        return replace(select_target(*arguments), device="cuda:0")
-
-    monkeypatch.setattr("graphkit.graphs.streams.streams_in_use", lambda _device: range(streams))
-    monkeypatch.setattr("graphkit.cli.capture.capture_selected", capture_on_cpu)
-    monkeypatch.setattr("graphkit.cli.capture.select_target", select_cuda)
-    ended = run("capture", f"{tiny}:right", "--mode", "decode")
-    assert ended.code == 0
-    assert [line[:46] for line in ended.messages] == [
-        "note: this process uses at least 3 streams: a "
-    ] * (streams - 2)  # fmt: skip

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.graphs.streams import streams_in_use, third_stream_warning
+from graphkit.graphs.streams import streams_in_use
 
 DEVICE = torch.device("cuda", 1)
 
@@ -37,17 +37,7 @@ def test_streams_with_memory_and_the_current_one_are_in_use(owners):
     assert streams_in_use(torch.device("cuda")) == {0, 7}, "the current device"
 
 
-def test_the_third_stream_is_reported(owners):
-    owners += [(1, 0), (0, 9)]
-    assert third_stream_warning(DEVICE) == ""
-    owners += [(1, 5)]
-    text = third_stream_warning(DEVICE)
-    assert text.startswith("this process uses at least 3 streams: a third makes every replay")
-    assert text.endswith(".")
-
-
 def test_a_process_without_cuda_uses_no_stream():
     if torch.cuda.is_initialized():
         pytest.skip("an earlier test has initialised CUDA")
     assert streams_in_use(DEVICE) == frozenset()
-    assert third_stream_warning(DEVICE) == ""
