@@ -65,11 +65,7 @@ class InputBuffers:
         require_type(name, "device", device, torch.device, "a torch.device")
         self.capacity, self.device = capacity, device
         self.inputs = type(self).inputs_type if inputs_type is None else inputs_type
-        if not (isinstance(self.inputs, type) and is_dataclass(self.inputs)):
-            raise ConfigError(
-                f"inputs_type must be a subclass of graphkit.StepInputs, got {inputs_type!r}.",
-                field="inputs_type",
-            )
+        _check_inputs_type(self.inputs)
         _check_names("without", without, [f.name for f in fields_of(self.inputs)])
         declared = [f for f in fields_of(self.inputs) if f.name not in without]
         _check_names("optional_fields", optional_fields, [f.name for f in declared if f.optional])
@@ -274,6 +270,14 @@ class InputBuffers:
                 end = layout.payload + layout.total_bytes
                 words.view(torch.uint8)[layout.payload : end].view(layout.dtype).fill_(layout.pad)
         return words[Header.SOURCES :].numpy().copy()
+
+
+def _check_inputs_type(given: object) -> None:
+    if not (isinstance(given, type) and is_dataclass(given)):
+        raise ConfigError(
+            f"inputs_type must be a subclass of graphkit.StepInputs, got {given!r}.",
+            field="inputs_type",
+        )
 
 
 def _check_names(

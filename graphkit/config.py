@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from graphkit.errors import ConfigError
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
 _MAX_INT = 2**31 - 1
 """Kernels index with int32."""
+
+
+def is_int(value: object) -> bool:
+    """Return whether a value is an integer of Python or numpy, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def require_int(owner: str, field: str, value: object, least: int = 1) -> None:

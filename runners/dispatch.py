@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
 from graphkit.buffers import InputBuffers, StepInputs, admit
+from graphkit.config import is_int
 from graphkit.errors import InputError
 from graphkit.graphs import SizeTable
 
@@ -57,7 +56,7 @@ def require_count(field: str, value: object) -> None:
     Raises:
         InputError: It is not; ``field`` names it.
     """
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+    if not is_int(value):
         raise InputError(f"{field} must be an int, got {value!r}.", field=field)
 
 

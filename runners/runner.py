@@ -234,13 +234,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if backend is not None:
             chosen_backend = backend_for("auto", backend)
         if batch_sizes is not None:
-            chosen = list(batch_sizes) if isinstance(batch_sizes, Iterable) else []
-            if not chosen or any(size not in table.sizes for size in chosen):
-                raise ConfigError(
-                    f"batch_sizes must be some of {list(table)}, got {batch_sizes!r}.",
-                    field="batch_sizes",
-                )
-            table = SizeTable(max(chosen), chosen)
+            table = table.subset(batch_sizes)
         return SizeCapture(
             self.step, table, chosen_backend, self.mutable_state, attribution, batch_of
         ).captured()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
-from graphkit.config import require_int
+from graphkit.config import is_int, require_int
 from graphkit.errors import ConfigError, SizeError
 
 
@@ -101,7 +99,7 @@ class SizeTable:
         Raises:
             ConfigError: ``batch_size`` is no int.
         """
-        if not isinstance(batch_size, (int, np.integer)):
+        if not is_int(batch_size):
             raise ConfigError(f"batch_size must be an int, got {batch_size!r}.", field="batch_size")
         return batch_size <= self.largest
 
@@ -123,6 +121,20 @@ class SizeTable:
                 largest=self.largest,
             )
         return self._fit[batch_size]
+
+    def subset(self, batch_sizes: object) -> SizeTable:
+        """Return a table of some of the sizes.
+
+        Raises:
+            ConfigError: There is none, or one is not in this table.
+        """
+        chosen = list(batch_sizes) if isinstance(batch_sizes, Iterable) else []
+        if not chosen or any(size not in self.sizes for size in chosen):
+            raise ConfigError(
+                f"batch_sizes must be some of {list(self)}, got {batch_sizes!r}.",
+                field="batch_sizes",
+            )
+        return SizeTable(max(chosen), chosen)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.sizes)

@@ -6,7 +6,7 @@ import torch
 
 from graphkit.config import require_int
 from graphkit.errors import AttentionError, ConfigError
-from graphkit.kv.devices import device_of
+from graphkit.kv.arguments import device_of
 from graphkit.ops.move_kv import buffer_table, move_kv
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import torch
 
-from graphkit.config import require_int
+from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
-from graphkit.kv.devices import device_of
+from graphkit.kv.arguments import device_of, ints_to_free
 
 
 class ReqToTokenPool:
@@ -51,7 +51,7 @@ class ReqToTokenPool:
             AttentionError: ``n`` is no int, negative or more than ``available``; no row was
                 allocated.
         """
-        if not isinstance(n, int) or not 0 <= n <= len(self._free):
+        if not is_int(n) or not 0 <= n <= len(self._free):
             raise AttentionError(
                 f"ReqToTokenPool cannot allocate {n} rows: {len(self._free)} of {self.size} are "
                 "free. Free the rows of finished requests or use a larger pool."
@@ -65,11 +65,9 @@ class ReqToTokenPool:
             AttentionError: A row is row 0, is not in the table, or is already free; no row was
                 freed.
         """
-        if not isinstance(rows, Iterable):
-            raise AttentionError(f"ReqToTokenPool cannot free {rows!r}. Pass a list of rows.")
-        rows, free = list(rows), set(self._free)
+        rows, free = ints_to_free("ReqToTokenPool", rows), set(self._free)
         for row in rows:
-            if not isinstance(row, int) or not 1 <= row <= self.size:
+            if not 1 <= row <= self.size:
                 raise AttentionError(
                     f"ReqToTokenPool cannot free row {row}: expected 1 to {self.size}, since "
                     "row 0 belongs to pad rows. Free only rows that alloc returned."

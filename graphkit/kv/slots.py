@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from graphkit.config import require_int
+from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
-from graphkit.kv.devices import device_of
+from graphkit.kv.arguments import device_of, ints_to_free
 
 
 class TokenSlotAllocator:
@@ -64,9 +64,7 @@ class TokenSlotAllocator:
             AttentionError: A slot was not allocated, is already free or occurs twice, or part of a
                 page is missing; no slot was freed.
         """
-        if not isinstance(slots, (torch.Tensor, Sequence)) or isinstance(slots, str):
-            raise AttentionError(f"TokenSlotAllocator cannot free {slots!r}. Pass slots.")
-        given = slots.tolist() if isinstance(slots, torch.Tensor) else list(slots)
+        given = ints_to_free("TokenSlotAllocator", slots)
         count = self._whole_pages(len(given), "free")
         pages = dict.fromkeys(slot // self.page_size for slot in given)
         free = set(self._free)
@@ -84,7 +82,7 @@ class TokenSlotAllocator:
         self._free.extend(reversed(pages))
 
     def _whole_pages(self, n: int, verb: str) -> int:
-        pages, odd = divmod(n, self.page_size) if isinstance(n, int) else (0, True)
+        pages, odd = divmod(n, self.page_size) if is_int(n) else (0, True)
         if odd or n < 0:
             raise AttentionError(
                 f"TokenSlotAllocator cannot {verb} {n} slots: expected whole pages of "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ def _check_forwards(target: CaptureTarget) -> None:
 
 def has_runner(mode: object) -> bool:
     """Return whether a value is a forward mode with a runner; ``RUNNERS`` may gain modes."""
-    return isinstance(mode, Hashable) and mode in RUNNERS
+    return any(mode is each for each in RUNNERS)
 
 
 def _check_mode(target: CaptureTarget, mode: object, verb: str) -> None:

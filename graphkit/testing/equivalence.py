@@ -128,7 +128,7 @@ def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowe
     check_tolerance(tolerance)
     given = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
     for name, value in given.items():
-        if not isinstance(value, (int, float)) or not value >= 0:
+        if not _is_limit(value):
             raise ConfigError(f"{name} must be a number of at least 0, got {value!r}.", field=name)
         if tolerance != 1.0:
             raise ConfigError(
@@ -137,6 +137,10 @@ def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowe
                 field="tolerance",
             )
     return allowed_by(**{"rtol": 0.0, "atol": 0.0} | given) if given else None
+
+
+def _is_limit(value: object) -> bool:
+    return isinstance(value, (int, float)) and value >= 0
 
 
 def _size_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> int:
