@@ -96,13 +96,14 @@ class _Search:
 
     def run(self) -> None:
         """Report every read of stale memory that is found."""
-        tested = 0
+        tested, trials, runner = 0, self._trials, self._trials.runner
         for fill in FILLS:
-            blocks = self._trials.memory.blocks
+            blocks = trials.memory.blocks
             poison = Poison(fill, ranges_to_fill(fill, blocks, self._kept, self._own, self._all))
             tested = max(tested, sum(end - begin for begin, end in poison.ranges))
-            while len(self._check.findings) < _MOST and self._trials.effect(poison) is not None:
-                read = self._first_read(poison)
+            while len(self._check.findings) < _MOST and trials.effect(poison) is not None:
+                nodes = runner.inspect(trials.size, weights=self._weights).nodes
+                read = first_stale_read(trials, nodes, poison)
                 if read is None:
                     self._check.text = (
                         "not judged: replays of the same batch differ, although memory is equal"
@@ -115,13 +116,6 @@ class _Search:
             if tested
             else "the graph pool has no memory besides outputs and declared tensors"
         )
-
-    def _first_read(self, poison: Poison) -> StaleRead | None:
-        if self._trials.effect(None) is not None:
-            return None
-        runner, size = self._trials.runner, self._trials.size
-        nodes = runner.inspect(size, weights=self._weights).nodes
-        return first_stale_read(self._trials, nodes, poison)
 
     def _report(self, read: StaleRead) -> Range:
         """Report a read, and return the range of the memory that it reads from."""

@@ -62,7 +62,7 @@ class PoisonTrials:
         self._expected = self._replay(None)
         self._state = StateSnapshot(restorable_state(runner), runner.device)
 
-    def effect(self, poison: Poison | None) -> Effect | None:
+    def effect(self, poison: Poison) -> Effect | None:
         """Replay after overwriting, and return what differs from a replay without it."""
         try:
             got = self._replay(poison)

@@ -173,9 +173,18 @@ def test_a_finding_names_the_live_object_that_holds_the_memory(audited):
 
 
 def test_the_sizes_that_share_a_cause_share_a_finding():
-    target = target_of(Tiny(masked), batch_sizes=[2, REQUESTS])
-    (finding,) = audit_target(target, device="cpu", only=["pool-poison"]).findings
-    assert (finding.kind, finding.batch_sizes) == (KIND, (2, REQUESTS))
+    for mix in (masked, with_bias):  # of the latter, Python holds the tensor of one size only
+        target = target_of(Tiny(mix), batch_sizes=[2, REQUESTS])
+        (finding,) = audit_target(target, device="cpu", only=["pool-poison"]).findings
+        assert (finding.kind, finding.batch_sizes) == (KIND, (2, REQUESTS))
+    assert finding.names == ("Tiny.kept['bias']",)
+
+
+def test_a_large_tensor_is_one_finding(audited):
+    def mix(model, hidden, _inputs):
+        return hidden + kept(model, "rows", (400, *hidden.shape)).sum(0)
+
+    assert len(audited(mix, fill(0.5)).findings) == 1
 
 
 TABLES = {
@@ -252,6 +261,16 @@ def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     ]  # fmt: skip
     assert all(check.text.startswith("overwrote ") for check in log.checks)
     assert replays == 2 * 4, "one replay as it is, and one per content"
+
+
+def test_state_and_random_numbers_that_a_step_advances_are_no_finding(audited):
+    def mix(model, hidden, _inputs):
+        model.cache[5] += torch.rand(HIDDEN)
+        return hidden + model.cache[5]
+
+    log = audited(mix)
+    assert log.findings == []
+    assert log.checks[0].text.startswith("overwrote ")
 
 
 @pytest.mark.parametrize("declared", ["mapping", "function"])
