@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import accumulate
+from operator import is_
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from graphkit.audit.reachable_objects import ReachableObjects
+from graphkit.graphs.capture_rules import tensors_in
 from graphkit.graphs.recorder import RecordedOp
 
 
@@ -76,9 +77,9 @@ class LiveTensors:
     def _ranges(self) -> _Ranges | None:
         objects = gc.get_objects()
         # The collector always lists torch.Tensor, unless gc.freeze hides it and tensors with it.
-        if not any(each is torch.Tensor for each in objects):
+        if not any(map(partial(is_, torch.Tensor), objects)):
             return None
-        return _ranges_of(objects)
+        return _ranges_of(_of_type(objects, torch.Tensor))
 
     @cached_property
     def _unrecorded(self) -> _Ranges:
@@ -88,20 +89,22 @@ class LiveTensors:
     def _unrecorded_tensors(self) -> list[torch.Tensor]:
         objects = gc.get_objects()
         without = {id(each) for each in self._ignored} | {
-            id(leaf)
-            for op in objects
-            if type(op) is RecordedOp
-            for leaf in tree_leaves((op.args, op.kwargs, op.results))
+            id(tensor)
+            for op in _of_type(objects, RecordedOp)
+            for tensor in tensors_in((op.args, op.kwargs, op.results))
         }
-        return [
-            each
-            for each in objects
-            if issubclass(type(each), torch.Tensor) and id(each) not in without
-        ]
+        return [each for each in _of_type(objects, torch.Tensor) if id(each) not in without]
 
 
+_T = TypeVar("_T")
 _Ranges = tuple[list[int], list[int]]
 """Sorted beginnings of storages, and for each the largest end among it and those before it."""
+
+
+def _of_type(objects: Sequence[object], wanted: type[_T]) -> list[_T]:
+    """Return the objects of a type; asks each type once, since processes have 500,000 objects."""
+    types = {each for each in set(map(type, objects)) if issubclass(each, wanted)}
+    return [each for each in objects if type(each) in types]  # type: ignore[misc]
 
 
 def _ranges_of(objects: Iterable[object]) -> _Ranges:

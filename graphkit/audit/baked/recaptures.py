@@ -10,7 +10,7 @@ bytes that change no result have no meaning.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,7 +84,9 @@ class Recaptures:
     @contextmanager
     def first_kept(self) -> Iterator[None]:
         """Keep a first capture open during the block."""
-        with gc_paused(), self.captured(self.batch_of(seed=1)) as self._kept:
+        on_cuda = self._runner.device.type == "cuda"
+        paused = gc_paused() if on_cuda else nullcontext()  # a recorder needs no pause
+        with paused, self.captured(self.batch_of(seed=1)) as self._kept:
             yield
         self._kept = {}
 
