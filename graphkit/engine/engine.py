@@ -8,13 +8,9 @@ from typing import Literal, Self
 
 import torch
 
-from graphkit.config import BufferSizes, require_type
-from graphkit.engine.generations import (
-    HostInLoop,
-    Overlapped,
-    RunningBatch,
-    select_generation,
-)
+from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.engine.device_generation import OnDevice
+from graphkit.engine.generations import Generation, HostInLoop, Overlapped, RunningBatch
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
@@ -22,7 +18,7 @@ from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.transfers import NewTokens
 from graphkit.errors import ConfigError, ReplayError
 from graphkit.graphs import Backend, backend_for
-from graphkit.spec import SpecConfig
+from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
     DeviceStep,
     Drafter,
@@ -30,6 +26,7 @@ from graphkit.step import (
     EngineModel,
     Prefill,
     SamplingParams,
+    SpecStepRunner,
 )
 
 
@@ -54,7 +51,9 @@ class SpeculativeEngine:
         device: As for ``Runner``; all runners share it.
         backend: As for ``Runner``; all runners share it.
         generation: ``"v1"`` waits for each step's tokens. ``"v2"`` launches a step before it reads
-            the previous one's tokens. ``None`` takes the one that ``spec.plan()`` selects.
+            the previous one's tokens. ``"v3"`` runs many steps in one launch, see
+            ``SpecStepRunner``. ``None`` takes v3 where it can run, else v2; see ``plan``.
+        steps_per_launch: Most steps of one launch of v3.
         chunked_prefill_size: Most prompt tokens per forward.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
         seed: Seed of the random numbers for requests with a temperature.
@@ -64,7 +63,8 @@ class SpeculativeEngine:
     Attributes:
         spec: As passed.
         sizes: As passed.
-        generation: The generation that runs, ``"v1"`` or ``"v2"``.
+        plan: The generation that runs, and why.
+        generation: The generation that runs.
         device: The device of all tensors.
         runners: The runner of each mode, the target's first.
         context_limit: Most tokens of a request's prompt and output together.
@@ -87,7 +87,8 @@ class SpeculativeEngine:
         batch_sizes: Iterable[int] | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
-        generation: Literal["v1", "v2"] | None = None,
+        generation: Literal["v1", "v2", "v3"] | None = None,
+        steps_per_launch: int = 16,
         chunked_prefill_size: int = 512,
         bos_token_id: int | None = None,
         seed: int = 0,
@@ -98,20 +99,24 @@ class SpeculativeEngine:
         require_type(name, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
         require_type(name, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
         require_type(name, "batch_sizes", batch_sizes, (Iterable, NoneType), "ints, or None")
+        require_int(name, "steps_per_launch", steps_per_launch)
+        _check_generation(generation)
         self.spec, self.sizes = spec, sizes
-        self.generation = select_generation(spec, generation)
+        backend = backend_for(device, backend)
         context = EngineContext.create(
             target,
             spec,
             sizes,
-            generation=self.generation,
-            backend=backend_for(device, backend),
+            generation=generation or "v3",
+            backend=backend,
             batch_sizes=batch_sizes,
             chunked_prefill_size=chunked_prefill_size,
             debug=debug,
         )
         self.device = context.device
         device_step = DeviceStep(target, drafter, context)
+        self.plan = _plan(spec, generation, device_step.host_reason or backend.loop_refusal)
+        self.generation = self.plan.generation
         self.runners = device_step.runners
         # v2 launches one more step after the one that finishes a request.
         slots_ahead = device_step.max_path + device_step.slots_ahead
@@ -120,10 +125,18 @@ class SpeculativeEngine:
         self.memory = RequestMemory(
             attention.req_to_token_pool, attention.kv_pool.size, attention.kv_pool.page_size
         )
-        overlaps = self.generation == "v2"
-        self._steps = Overlapped(device_step) if overlaps else HostInLoop(device_step, self.memory)
+        prefill = Prefill(device_step, chunked_prefill_size)
+        self._steps: Generation
+        if self.generation == "v1":
+            self._steps = HostInLoop(device_step, self.memory)
+        elif self.generation == "v2":
+            self._steps = Overlapped(device_step)
+        else:
+            runner = SpecStepRunner.from_step(device_step, ring_entries=4 * steps_per_launch)
+            self._steps = OnDevice(runner, steps_per_launch)
+            self.runners = (runner,)
         self._queue = RequestQueue(
-            Prefill(device_step, chunked_prefill_size),
+            prefill,
             self.memory,
             vocab_size=sizes.vocab_size,
             bos_token_id=bos_token_id,
@@ -131,9 +144,9 @@ class SpeculativeEngine:
             context_limit=self.context_limit,
             slots_ahead=slots_ahead,
             max_running=sizes.max_batch_size,
-            reserve_all=overlaps,
+            reserve_all=self.generation != "v1",
         )
-        self._batch: tuple[list[Request], RunningBatch] | None = None
+        self._batch: RunningBatch | None = None
         self._tally = Tally()
         self._closed = False
 
@@ -192,16 +205,23 @@ class SpeculativeEngine:
         v1 drafts and verifies, waits for the accepted tokens, then catches up on them. The tokens
         of this step are returned. v2 enqueues the whole step, then waits for the tokens of the
         previous one and returns those: a step's tokens are returned by the next call, and the call
-        that finishes the last request returns all that remain.
+        that finishes the last request returns all that remain. v3 launches a loop if none runs,
+        then returns the tokens of all its steps that are done, at least one. A waiting request ends
+        the loop as soon as it has room, and joins with the next call.
 
         Returns:
             The new tokens of each request, in order. If a step raises, the tokens that it had
             delivered are returned by the next call.
         """
-        self._queue.admit(self._steps.begin)
-        self._remove_finished()
+        if self._queue.can_admit:
+            self._steps.interrupt()
+        if self._steps.can_admit:
+            self._queue.admit(self._steps.begin)
+            self._remove_finished()
         if self._queue.running:
-            self._steps.advance(self._queue.running, self._running_batch())
+            self._steps.advance(
+                self._running_batch(), is_anyone_waiting=self._queue.is_anyone_waiting
+            )
             self._remove_finished()
         if not self._queue.running:
             self._steps.drain()
@@ -257,11 +277,29 @@ class SpeculativeEngine:
             self._tally.add(request)
 
     def _running_batch(self) -> RunningBatch:
-        """Return the running requests on the device, copied only when they have changed."""
+        """Return the running requests, a new batch only when they have changed."""
         running = self._queue.running
-        if self._batch is None or self._batch[0] != running:
-            self._batch = list(running), RunningBatch.from_requests(running, self.device)
-        return self._batch[1]
+        if self._batch is None or self._batch.requests != running:
+            self._batch = RunningBatch(running, self.device)
+        return self._batch
+
+
+def _check_generation(generation: object) -> None:
+    if generation not in ("v1", "v2", "v3", None):
+        raise ConfigError(
+            f"generation must be 'v1', 'v2', 'v3' or None, got {generation!r}.", field="generation"
+        )
+
+
+def _plan(spec: SpecConfig, requested: Literal["v1", "v2", "v3"] | None, refusal: str) -> Plan:
+    """Return the generation to run.
+
+    Raises:
+        ConfigError: v3 is requested, but cannot run.
+    """
+    if requested == "v3" and refusal:
+        raise ConfigError(f"generation 'v3' cannot run: {refusal}.", field="generation")
+    return spec.plan(refusal) if requested is None else Plan(requested, "as requested")
 
 
 def _context_limit(sizes: BufferSizes, slots_ahead: int) -> int:

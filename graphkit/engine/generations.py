@@ -1,4 +1,4 @@
-"""Generations: when the host waits for the device in a step.
+"""Generations: when the host waits for the device in a step. See ``device_generation`` for v3.
 
 v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
 have finished before the draft model catches up, and KV slots are reserved one step at a time.
@@ -13,40 +13,37 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
 
 import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.transfers import NewTokens, PendingReport
-from graphkit.errors import ConfigError
 from graphkit.ops.loop_layout import Report
-from graphkit.spec import SpecConfig
 from graphkit.step import DeviceStep
 from graphkit.step.transfers import to_device
 
 
-@dataclass(frozen=True, slots=True)
 class RunningBatch:
-    """The running requests, on the device.
+    """The running requests.
+
+    Args:
+        requests: The requests.
+        device: The device.
 
     Attributes:
-        rows: Request rows, [B] int64.
         is_greedy: Whether every temperature is 0.
     """
 
-    rows: torch.Tensor
-    is_greedy: bool
+    def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
+        self.requests, self._device = list(requests), device
+        self.is_greedy = not any(request.sampling.temperature for request in requests)
 
-    @classmethod
-    def from_requests(cls, requests: Sequence[Request], device: torch.device) -> RunningBatch:
-        """Copy the rows to the device without waiting for it."""
-        return cls(
-            rows=to_device([request.row for request in requests], device),
-            is_greedy=not any(request.sampling.temperature for request in requests),
-        )
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """Request rows on the device, [B] int64; copied at the first use, without waiting."""
+        return to_device([request.row for request in self.requests], self._device)
 
 
 class Generation(ABC):
@@ -60,13 +57,26 @@ class Generation(ABC):
         self._device_step = device_step
         self._new_tokens: NewTokens = []
 
+    @property
+    def can_admit(self) -> bool:
+        """Whether requests can join now."""
+        return True
+
+    def interrupt(self) -> None:  # noqa: B027 - only loops run on without the host
+        """Let requests join as soon as possible; ``can_admit`` says when. Does not wait."""
+
     @abstractmethod
     def begin(self, request: Request, report: torch.Tensor) -> None:
         """Add a prefilled request; ``report`` is that of its first token."""
 
     @abstractmethod
-    def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
-        """Run one step for the running requests."""
+    def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
+        """Run at least one step for the running requests.
+
+        Args:
+            batch: The running requests.
+            is_anyone_waiting: Whether a request waits for another one to end.
+        """
 
     @abstractmethod
     def drain(self) -> None:
@@ -94,8 +104,14 @@ class HostInLoop(Generation):
         """See ``Generation.begin``. Waits for the token."""
         self._new_tokens += PendingReport.send([request], report, is_verify=False).deliver()
 
-    def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
+    def advance(
+        self,
+        batch: RunningBatch,
+        *,
+        is_anyone_waiting: bool,  # noqa: ARG002
+    ) -> None:
         """See ``Generation.advance``. Waits for verify, before the draft model catches up."""
+        requests = batch.requests
         # The newest token of a request is its bonus token, which has no KV slot yet.
         ahead = self._device_step.slots_ahead - 1
         self._memory.reserve((r.row, r.num_tokens + ahead) for r in requests)
@@ -131,36 +147,28 @@ class Overlapped(Generation):
         """See ``Generation.begin``. Does not wait; the next step delivers the token."""
         self._pending.append(PendingReport.send([request], report, is_verify=False))
 
-    def advance(self, requests: Sequence[Request], batch: RunningBatch) -> None:
+    def advance(
+        self,
+        batch: RunningBatch,
+        *,
+        is_anyone_waiting: bool,  # noqa: ARG002
+    ) -> None:
         """See ``Generation.advance``. Waits for earlier steps only, after launching this one."""
         earlier = len(self._pending)
-        self._launch(requests, batch)
+        self._launch(batch)
         self._deliver(earlier)
 
     def drain(self) -> None:
         """See ``Generation.drain``."""
         self._deliver(len(self._pending))
 
-    def _launch(self, requests: Sequence[Request], batch: RunningBatch) -> None:
+    def _launch(self, batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""
         result = self._device_step.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
         # Appended before the drafter can fail: the state of this step is stored already.
-        self._pending.append(PendingReport.send(requests, result.report, is_verify=True))
+        self._pending.append(PendingReport.send(batch.requests, result.report, is_verify=True))
         self._device_step.drafter.extend(result.verified)
 
     def _deliver(self, count: int) -> None:
         for _ in range(count):
             self._new_tokens += self._pending.popleft().deliver()
-
-
-def select_generation(spec: SpecConfig, requested: Literal["v1", "v2"] | None) -> str:
-    """Return the generation to run: the requested one, or the one that ``spec.plan()`` selects.
-
-    Raises:
-        ConfigError: ``requested`` is no generation.
-    """
-    if requested not in ("v1", "v2", None):
-        raise ConfigError(
-            f"generation must be 'v1', 'v2' or None, got {requested!r}.", field="generation"
-        )
-    return requested or spec.plan().generation

@@ -57,6 +57,16 @@ class RequestQueue:
     def __bool__(self) -> bool:
         return bool(self._waiting or self.running)
 
+    @property
+    def can_admit(self) -> bool:
+        """Whether a request is waiting that has room now."""
+        return bool(self._waiting) and self._has_room_for(self._waiting[0])
+
+    @property
+    def is_anyone_waiting(self) -> bool:
+        """Whether a request is waiting."""
+        return bool(self._waiting)
+
     def create(self, prompt_ids: Sequence[int], sampling: SamplingParams | None) -> Request:
         """Create a request without queueing it.
 
@@ -99,7 +109,7 @@ class RequestQueue:
         Args:
             begin: Called with each admitted request and the report of its first new token.
         """
-        while self._waiting and self._has_room_for(self._waiting[0]):
+        while self.can_admit:
             report = self._start(self._waiting[0])
             request = self._waiting.popleft()
             self.running.append(request)

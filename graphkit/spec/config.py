@@ -16,10 +16,11 @@ from graphkit.spec.registry import check_methods, get_algorithm
 class Plan:
     """The generation of the step that runs, and the reason.
 
-    ``v1`` has the host in the loop; ``v2`` overlaps the scheduler with the device.
+    ``v1`` has the host in the loop; ``v2`` overlaps the scheduler with the device; ``v3`` loops on
+    the device.
     """
 
-    generation: Literal["v1", "v2"]
+    generation: Literal["v1", "v2", "v3"]
     reason: str
 
 
@@ -87,17 +88,23 @@ class SpecConfig:
                 field="num_draft_tokens",
             )
 
-    def plan(self) -> Plan:
+    def plan(self, refusal: str = "") -> Plan:
         """Return the generation of the step that runs by default, and why.
 
-        Every algorithm, topk and page size runs in v2. With ``linear_attention``, both generations
-        need a target that commits the recurrent state of the accepted path; ``SpeculativeEngine``
-        refuses a target without one.
+        Every algorithm, topk and page size runs in v3. With ``linear_attention``, every generation
+        needs a target that commits the recurrent state of the accepted path;
+        ``SpeculativeEngine`` refuses a target without one.
+
+        Args:
+            refusal: Why the device cannot run the steps alone, as a phrase: a backend's
+                ``loop_refusal`` or a step's ``host_reason``. v2 runs then.
         """
         reason = "a chain" if self.topk == 1 else "a tree"
         if self.linear_attention:
             reason += ", if the target commits the recurrent state of the accepted path"
-        return Plan("v2", reason)
+        if refusal:
+            return Plan("v2", f"{reason}; v3 cannot run: {refusal}")
+        return Plan("v3", reason)
 
     def tokens_per_request(self, mode: ForwardMode) -> int:
         """Return the rows per request in a mode (SGLang's num_tokens_per_bs).

@@ -6,15 +6,19 @@ A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``
 """
 
 from graphkit.step.context import EngineContext, EngineModel
+from graphkit.step.device_loops import SpecStepInputs, SpecStepOutput
 from graphkit.step.device_step import DeviceStep, StepResult
 from graphkit.step.drafter import Drafter
 from graphkit.step.eagle import EagleDrafter
 from graphkit.step.multi_layer import MultiLayerDrafter
 from graphkit.step.ngram import NgramDrafter
 from graphkit.step.null_drafter import NullDrafter
+from graphkit.step.output_ring import RequestReport, StepReport
 from graphkit.step.prefill import Prefill
 from graphkit.step.request_state import MAX_STOP_IDS, RequestState
 from graphkit.step.sampling_params import SamplingParams
+from graphkit.step.spec_step_runner import SpecStepRunner
+from graphkit.step.step_stream import StepStream
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
 from graphkit.step.tree_path import MovableKVPool, finalize_accepted_tree_path
 
@@ -32,9 +36,15 @@ __all__ = [
     "NullDrafter",
     "Prefill",
     "Prefilled",
+    "RequestReport",
     "RequestState",
     "SamplingParams",
+    "SpecStepInputs",
+    "SpecStepOutput",
+    "SpecStepRunner",
+    "StepReport",
     "StepResult",
+    "StepStream",
     "Verified",
     "finalize_accepted_tree_path",
 ]

@@ -44,14 +44,20 @@ class StepReport:
     Attributes:
         launch: Number of the launch, from 1.
         batch_size: Captured size at which it ran.
-        requests: Reports of the requests that took part, in the order of the batch.
         loop_end: Why the loop ended after the step, or ``LoopEnd.RUNNING``.
+        lines: Rows of the report of the requests that took part; see
+            ``graphkit.ops.loop_layout.Report``.
     """
 
     launch: int
     batch_size: int
-    requests: Sequence[RequestReport]
     loop_end: LoopEnd
+    lines: Sequence[Sequence[int]]
+
+    @property
+    def requests(self) -> list[RequestReport]:
+        """What the step did for each request that took part, in the order of the batch."""
+        return [_request_of(line) for line in self.lines]
 
 
 class OutputRing:
@@ -103,15 +109,15 @@ class OutputRing:
         report = StepReport(
             launch=int(entry[EntryWord.LAUNCH]),
             batch_size=size,
-            requests=[_request_of(line) for line in lines if line[Report.ROW]],
             loop_end=LoopEnd(int(entry[EntryWord.LOOP_END])),
+            lines=[line for line in lines if line[Report.ROW]],
         )
         # Last, because the device may write the entry again from now on.
         self._array[RingWord.READ] = number + 1
         return report
 
 
-def _request_of(line: list[int]) -> RequestReport:
+def _request_of(line: Sequence[int]) -> RequestReport:
     return RequestReport(
         req_pool_index=line[Report.ROW],
         tokens=tuple(line[Report.TOKENS : Report.TOKENS + line[Report.NEW]]),

@@ -62,7 +62,7 @@ class Prefill:
         step, context = self._device_step, self._device_step.context
         length, device = len(prompt_ids), context.device
         rows = to_device([row], device)
-        step.state.admit(rows, length, sampling, max_new_tokens)
+        step.state.admit(row, length, sampling, max_new_tokens)
         # The last element receives the first new token.
         ids = to_device([*prompt_ids, 0], device)
         slots = context.req_to_token[row, :length].long()

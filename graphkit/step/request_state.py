@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from graphkit.errors import InputError
@@ -43,18 +45,17 @@ class RequestState:
         self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
         self._device = device
+        self._sampled: set[int] = set()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor by name."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
-    def admit(
-        self, row: torch.Tensor, length: int, sampling: SamplingParams, max_new_tokens: int
-    ) -> None:
+    def admit(self, row: int, length: int, sampling: SamplingParams, max_new_tokens: int) -> None:
         """Set the state of a request whose prompt is being prefilled; enqueues only.
 
         Args:
-            row: The request row, [1] int64.
+            row: The request row.
             length: Tokens of the prompt.
             sampling: Its parameters; ``seed`` must be set if the temperature is not 0.
             max_new_tokens: Most tokens to generate, the context limit included.
@@ -70,12 +71,17 @@ class RequestState:
                 field="stop_token_ids",
             )
         stops += [-1] * (MAX_STOP_IDS - len(stops))
+        (self._sampled.add if sampling.temperature else self._sampled.discard)(row)
         values = to_device([length - 1, max_new_tokens, sampling.seed or 0, *stops], self._device)
-        self.seq_lens[row] = values[:1].int()
-        self.remaining[row] = values[1:2].int()
-        self.seeds[row] = values[2:3]
-        self.stop_ids[row] = values[None, 3:]
+        self.seq_lens[row] = values[0]
+        self.remaining[row] = values[1]
+        self.seeds[row] = values[2]
+        self.stop_ids[row] = values[3:]
         self.temperatures[row] = sampling.temperature
+
+    def is_greedy(self, rows: Iterable[int]) -> bool:
+        """Return whether the requests of all rows have temperature 0; known to the host."""
+        return self._sampled.isdisjoint(rows)
 
     def release(self, rows: torch.Tensor) -> None:
         """Make rows, int64 [B], pads from the next step on; enqueues only."""

@@ -2,91 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers import Axis, Rows, StepInputs, declare
 from graphkit.config import BufferSizes, require_int
-from graphkit.errors import ConfigError, InputError, ReplayError
-from graphkit.graphs import (
-    Attribution,
-    Backend,
-    CapturedGraph,
-    LoopGraph,
-    backend_for,
-    scope,
-)
-from graphkit.ops.device_loop import advance_loop, begin_loop
-from graphkit.ops.loop_layout import Control
-from graphkit.records import CaptureRecord, SizeRecord
-from graphkit.runners import Output, StepRunner, declare_output
-from graphkit.runners.capture import SizeCapture
-from graphkit.runners.replayer import Replayer
-from graphkit.runners.step import Step, tensors_of
+from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
+from graphkit.graphs import Attribution, Backend, CaptureFailure, backend_for
+from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
+from graphkit.runners import StepRunner
 from graphkit.spec import SpecConfig
 from graphkit.step.context import EngineContext, EngineModel
+from graphkit.step.device_loops import DeviceLoops, SpecStepInputs, SpecStepOutput
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.drafter import Drafter
-from graphkit.step.output_ring import OutputRing
 from graphkit.step.prefill import Prefill
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
-from graphkit.step.step_stream import LoopReader, StepStream
-
-
-@dataclass(kw_only=True, eq=False)
-class SpecStepInputs(StepInputs):
-    """Batch of a whole step. All else is on the device, by request row.
-
-    Shapes:
-        req_pool_indices: [B] int64.
-    """
-
-    req_pool_indices: Rows = declare(
-        Axis.REQUEST, torch.int64, "row of the request; rows that have ended run as pads"
-    )
-
-
-@dataclass(kw_only=True, eq=False)
-class SpecStepOutput(Output):
-    """Report of a whole step, see ``graphkit.ops.loop_layout.Report``.
-
-    Shapes:
-        report: [B, 4 + longest path] int32; ``None`` for an idle batch.
-    """
-
-    report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
-
-
-@dataclass(kw_only=True, eq=False)
-class _LaunchInputs(StepInputs):
-    """Batch of a launch: the rows, the requests at whose end it ends, and its steps."""
-
-    req_pool_indices: Rows = declare(Axis.REQUEST, torch.int64, "row of the request")
-    is_watched: Rows = declare(
-        Axis.REQUEST, torch.bool, "whether the loop ends when the request ends"
-    )
-    max_steps: Rows = declare(Axis.NONE, torch.int32, "most steps of the loop")
-
-
-@dataclass(kw_only=True, eq=False)
-class _LaunchOutput(Output):
-    """Rows of the first step, [B] int64."""
-
-    req_pool_indices: torch.Tensor = declare_output(Axis.REQUEST, torch.int64)
-
-
-class _LoopBody(Step[SpecStepOutput]):
-    """A step whose rows the loop writes, so that its graphs have no refresh."""
-
-    def captured(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
-        """Return the padded stages alone."""
-        return tuple(partial(tensors_of, stage) for stage in self.padded(size))
+from graphkit.step.step_stream import StepStream
 
 
 class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
@@ -134,46 +73,61 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         chunked_prefill_size: int = 512,
         ring_entries: int = 256,
     ) -> None:
-        require_int("SpecStepRunner", "ring_entries", ring_entries)
-        backend = backend_for(device, backend)
         context = EngineContext.create(
-            target, spec, sizes, generation="v3", backend=backend, batch_sizes=batch_sizes,
+            target,
+            spec,
+            sizes,
+            generation="v3",
+            backend=backend_for(device, backend),
+            batch_sizes=batch_sizes,
             chunked_prefill_size=chunked_prefill_size,
-        )  # fmt: skip
-        self.device_step = step = DeviceStep(target, drafter, context)
+        )
+        step = DeviceStep(target, drafter, context)
+        self._set_up(step, is_greedy, chunked_prefill_size, ring_entries)
+
+    @classmethod
+    def from_step(
+        cls,
+        step: DeviceStep,
+        *,
+        is_greedy: bool = False,
+        chunked_prefill_size: int = 512,
+        ring_entries: int = 256,
+    ) -> Self:
+        """Create a runner of a step that exists; arguments and errors as above."""
+        runner = cls.__new__(cls)
+        runner._set_up(step, is_greedy, chunked_prefill_size, ring_entries)
+        return runner
+
+    def _set_up(
+        self, step: DeviceStep, is_greedy: bool, chunked_prefill_size: int, ring_entries: int
+    ) -> None:
+        require_int("SpecStepRunner", "ring_entries", ring_entries)
         if reason := step.host_reason:
-            raise ConfigError(f"the step needs the host: {reason}.", field="drafter")
+            raise ConfigError(f"the step cannot run without the host: {reason}.", field="drafter")
+        context, self.device_step = step.context, step
+        backend: Backend = context.runner_options["backend"]
         self._is_greedy, self._prefill = is_greedy, Prefill(step, chunked_prefill_size)
         super().__init__(
             self._whole_step,
             inputs=SpecStepInputs,
             output=SpecStepOutput,
-            spec=spec,
-            sizes=sizes,
+            spec=context.spec,
+            sizes=context.sizes,
             backend=backend,
-            batch_sizes=batch_sizes,
+            batch_sizes=context.runner_options["batch_sizes"],
             tokens_per_request=1,
         )
         self.loop_refusal = backend.loop_refusal
-        self._rows = self.buffers.live_rows("req_pool_indices", self.table.largest)
-        self._watched = torch.zeros(self.table.largest, dtype=torch.bool, device=self.device)
-        self._control = torch.zeros(len(Control), dtype=torch.int32, device=self.device)
-        self._sizes = torch.tensor(self.table.sizes, dtype=torch.int32, device=self.device)
-        self._ring = OutputRing(ring_entries, self.table.largest, step.max_path, self.device)
-        self._prologue = StepRunner(
-            self._begin,
-            inputs=_LaunchInputs,
-            output=_LaunchOutput,
-            sizes=replace(sizes, max_batch_size=self.table.largest),
-            backend=backend,
-            batch_sizes=[self.table.largest],
+        self._loops = DeviceLoops(
+            self.buffers,
+            self.table,
+            backend,
+            self.spec,
+            self.sizes,
+            step.max_path,
+            ring_entries,
         )
-        self._bodies: dict[int, CapturedGraph] = {}
-        self._reader: LoopReader | None = None
-        self._loop: LoopGraph | None = None
-        self._launcher: Replayer[_LaunchOutput] | None = None
-        self._launches: list[tuple[int, int]] = []
-        self._launched = 0
 
     @property
     def state(self) -> RequestState:
@@ -217,13 +171,13 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 "with is_greedy=True. Use temperature 0, or a runner that samples.",
                 field="temperature",
             )
-        self._join()
+        self._loops.join()
         limit = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
         return self._prefill.run(req_pool_index, prompt_ids, sampling, limit)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
         """Make rows pads from the next step on. Enqueues only."""
-        self._join()
+        self._loops.join()
         rows = torch.as_tensor(req_pool_indices, dtype=torch.int64)
         self.state.release(rows.to(self.device))
 
@@ -246,15 +200,20 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             ReplayError: The runner is not ``planned``.
         """
         if self.status == "planned":
-            with torch.no_grad():
-                self._prefill.warm_up()
+            self._warm_up()
             if not self.loop_refusal:
-                self._capture_loop()
+                kinds = (True,) if self._is_greedy else (True, False)
+                self._loops.capture({kind: partial(self._run, is_greedy=kind) for kind in kinds})
         try:
             return super().capture(progress, attribution=attribution)
         except BaseException:
-            self._close_loop()
+            self._loops.close()
             raise
+
+    @property
+    def can_launch(self) -> bool:
+        """Whether ``launch`` is available: the runner is captured, and the device can loop."""
+        return self.status == "captured" and not self.loop_refusal
 
     def launch(
         self,
@@ -283,86 +242,50 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 launches may still fill the ring.
         """
         self._require_captured("launch")
-        if self._loop is None or self._reader is None or self._launcher is None:
+        if self.loop_refusal:
             raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
         require_int("launch", "max_steps", max_steps)
         rows = self._checked_rows(req_pool_indices, until)
-        self._reserve(max_steps)
-        watched = np.isin(rows, np.fromiter(until, np.int64, len(until)))
-        batch = _LaunchInputs(
-            req_pool_indices=rows,
-            is_watched=watched,
-            max_steps=np.array([max_steps], dtype=np.int32),
+        is_watched = np.isin(rows, np.fromiter(until, np.int64, len(until)))
+        is_greedy = self.state.is_greedy(rows.tolist())
+        return self._loops.launch(rows, is_watched, max_steps, is_greedy=is_greedy)
+
+    @property
+    def stats(self) -> ReplayStats:
+        """Steps that were replayed or read from launches, and fallbacks."""
+        stats, by_size = super().stats, Counter(self._loops.steps_by_size)
+        by_size.update(stats.replays_by_size)
+        return replace(
+            stats, replays=by_size.total(), replays_by_size=dict(sorted(by_size.items()))
         )
-        self._launcher.replay(batch, None)
-        self._launched += 1
-        self._launches.append((self._launched, max_steps))
-        return StepStream(self._launched, self._reader)
 
     def close(self) -> None:
         """Stop all launches, wait for them, and close all graphs. Streams remain readable."""
-        self._close_loop()
+        self._loops.close()
         super().close()
         for runner in self.device_step.runners:
             runner.close()
 
-    # The step.
+    def _warm_up(self) -> None:
+        """Prefill pads, so that all state exists and all kernels are compiled.
+
+        Raises:
+            CaptureError: A forward raised an exception.
+        """
+        try:
+            with self.backend.session(), torch.no_grad():
+                self.backend.warm_up(self._prefill.warm_up)
+        except CaptureFailure as failure:
+            raise CaptureError(
+                self.mode.name, 1, failure.cause, failure.where
+            ) from failure.__cause__
 
     def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
-        report = self.device_step.run(inputs.req_pool_indices, is_greedy=self._is_greedy)
+        return self._run(inputs, is_greedy=self._is_greedy)
+
+    def _run(self, inputs: SpecStepInputs, *, is_greedy: bool) -> SpecStepOutput:
+        report = self.device_step.run(inputs.req_pool_indices, is_greedy=is_greedy)
         return SpecStepOutput(report=report)
-
-    def _loop_body(self, inputs: SpecStepInputs) -> SpecStepOutput:
-        output = self._whole_step(inputs)
-        with scope("advance"):
-            advance_loop(
-                output.report, self._rows, self._watched, self._control, self._sizes,
-                self._ring.words, self._ring.entries,
-            )  # fmt: skip
-        return output
-
-    def _begin(self, inputs: _LaunchInputs) -> _LaunchOutput:
-        begin_loop(
-            inputs.req_pool_indices, inputs.is_watched, inputs.max_steps, self._rows,
-            self._watched, self._control, self._sizes,
-        )  # fmt: skip
-        return _LaunchOutput(req_pool_indices=inputs.req_pool_indices)
-
-    def _capture_loop(self) -> None:
-        """Capture prologue and bodies, and compose the loop."""
-        body = _LoopBody(
-            self._loop_body, self.mode, self.mode, self.spec, SpecStepOutput, self.buffers, None
-        )
-        self._rows.zero_()
-        self._bodies, _ = SizeCapture(body, self.table, self.backend, {}).capture()
-        try:
-            self._prologue.capture()
-            (prologue,) = self._prologue.graphs.values()
-            self._loop = self.backend.loop(
-                prologue,
-                [self._bodies[size] for size in self.table],
-                self._control[Control.AGAIN :][:1],
-                self._control[Control.BODY :][:1],
-            )
-        except BaseException:
-            self._close_loop()
-            raise
-        # The captures ran everything on pads.
-        self._control.zero_()
-        self._ring.clear()
-        self._launcher = self._prologue.replayer_of({self.table.largest: self._loop})
-        self._reader = LoopReader(self._ring, self._loop, self.backend.check_device)
-
-    def _close_loop(self) -> None:
-        if self._loop is not None:
-            self._ring.stop(self._launched)
-            self._loop.close()
-            self._loop = None
-        for graph in self._bodies.values():
-            graph.close()
-        self._bodies = {}
-        if self._prologue.status == "captured":
-            self._prologue.close()
 
     def _checked_rows(
         self, req_pool_indices: Sequence[int], until: Collection[int]
@@ -392,20 +315,3 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 field="until",
             )
         return rows
-
-    def _reserve(self, max_steps: int) -> None:
-        """Refuse a launch whose steps may find the ring full of those of earlier launches."""
-        assert self._reader is not None, "launch is available"
-        self._reader.collect()
-        self._launches = [each for each in self._launches if each[0] > self._reader.last_ended]
-        steps = sum(steps for _, steps in self._launches)
-        if self._launches and steps + max_steps > self._ring.entries:
-            raise ReplayError(
-                f"earlier launches of {steps} steps are running and the ring holds "
-                f"{self._ring.entries}: a launch of {max_steps} more could find it full. Read the "
-                "earlier streams to their end first, or increase ring_entries."
-            )
-
-    def _join(self) -> None:
-        if self._loop is not None:
-            self._loop.join()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 from graphkit.errors import ReplayError
-from graphkit.graphs import LoopGraph
 from graphkit.ops.loop_layout import LoopEnd
 from graphkit.step.output_ring import OutputRing, StepReport
 
@@ -25,21 +24,27 @@ class LoopReader:
 
     Args:
         ring: The ring.
-        loop: The loop that writes it.
+        advance: Lets a loop advance that runs on the host.
         check_device: Raises the device's pending error.
+
+    Attributes:
+        last_ended: Number of the last launch whose last step has been read from the ring.
+        steps_by_size: Steps that have been read from the ring, by captured size.
     """
 
-    def __init__(self, ring: OutputRing, loop: LoopGraph, check_device: Callable[[], None]) -> None:
-        self.ring, self._loop, self._check_device = ring, loop, check_device
+    def __init__(
+        self, ring: OutputRing, advance: Callable[[], None], check_device: Callable[[], None]
+    ) -> None:
+        self.ring, self._advance, self._check_device = ring, advance, check_device
         self._unread: defaultdict[int, deque[StepReport]] = defaultdict(deque)
         self.last_ended = 0
-        """Number of the last launch whose last step has been read from the ring."""
+        self.steps_by_size: Counter[int] = Counter()
 
     def poll(self, launch: int) -> StepReport | None:
         """Return the next step of a launch if it is there, else ``None``."""
         self.collect()
         if not self._unread[launch]:
-            self._loop.poll()
+            self._advance()
             self.collect()
         return self._unread[launch].popleft() if self._unread[launch] else None
 
@@ -47,6 +52,7 @@ class LoopReader:
         """Move all steps out of the ring, which makes room for further ones."""
         while (report := self.ring.read()) is not None:
             self._unread[report.launch].append(report)
+            self.steps_by_size[report.batch_size] += 1
             if report.loop_end is not LoopEnd.RUNNING:
                 self.last_ended = report.launch
 

@@ -63,6 +63,7 @@ def test_an_algorithm_says_the_width_and_makes_the_future_map(make_engine, task,
         drafter=lambda _: NgramDrafter(),
         chunked_prefill_size=64,
         max_batch_size=5,
+        generation="v2",
     )
     assert algorithm.future_map_args == (7, 64, engine.sizes.max_context_len, engine.device)
     assert engine.runners[0].tokens_per_request == engine.spec.num_draft_tokens + 1

@@ -212,6 +212,7 @@ class TestInvalidTrees:
             topk=topk,
             drafter=altered(EagleDrafter, alter),
             batch_sizes=[8],
+            generation="v2",
         )
         if device == "cuda":
             check_lossless(engine, task, captured)

@@ -48,8 +48,9 @@ class TestPages:
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"])
     def test_trees_run_captured_in_v2(self, make_engine, plain, algorithm, topk, page_size):
         prompts = [prompt_of(length) for length in self.LENGTHS]
-        engine = make_engine(algorithm, topk=topk, page_size=page_size, batch_sizes=[8])
-        assert engine.generation == "v2"
+        engine = make_engine(
+            algorithm, topk=topk, page_size=page_size, batch_sizes=[8], generation="v2"
+        )
         engine.capture()
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=18))
         assert outputs(requests) == plain(prompts, [18] * len(prompts))
@@ -62,9 +63,9 @@ class TestPages:
             make_engine(linear_attention=True, generation=generation, topk=topk)
         assert caught.value.field == "linear_attention"
 
-    @pytest.mark.parametrize("generation", ["v3", "V2", 2])
+    @pytest.mark.parametrize("generation", ["v4", "V2", 2])
     def test_an_unknown_generation_is_refused(self, make_engine, generation):
-        with pytest.raises(ConfigError, match="generation must be 'v1', 'v2' or None") as caught:
+        with pytest.raises(ConfigError, match="generation must be 'v1', 'v2', 'v3'") as caught:
             make_engine(generation=generation)
         assert caught.value.field == "generation"
 

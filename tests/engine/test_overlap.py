@@ -111,7 +111,7 @@ def test_no_line_of_a_launch_reads_the_device(
 ):
     launch, reads = Overlapped._launch, HostReadsMode()
 
-    def watched(*args):
+    def watched(*args, **options):
         with reads, CaptureRulesMode():
             launch(*args)
 
@@ -133,9 +133,9 @@ def test_the_recorder_of_reads_sees_v1_read(make_engine, task, monkeypatch):
     reads, refused = HostReadsMode(), CaptureRulesMode()
     advance = HostInLoop.advance
 
-    def watched(*args):
+    def watched(*args, **options):
         with reads, refused:
-            return advance(*args)
+            return advance(*args, **options)
 
     monkeypatch.setattr(HostInLoop, "advance", watched)
     engine = make_engine(generation="v1")

@@ -138,11 +138,15 @@ def test_a_spec_keeps_the_algorithm_and_cannot_be_changed():
         ({"linear_attention": True, "topk": 2}, "a tree, if the target commits the recurrent"),
     ],
 )
-def test_a_plan_is_v2_and_names_what_the_target_needs(changes, reason):
+def test_a_plan_is_v3_unless_the_host_is_needed(changes, reason):
     with warnings.catch_warnings(action="error"):
-        plan = SpecConfig(**{**GOOD_SPEC, **changes}).plan()
-    assert plan.generation == "v2"
-    assert plan.reason.startswith(reason)
+        spec = SpecConfig(**{**GOOD_SPEC, **changes})
+    assert spec.plan().generation == "v3"
+    assert spec.plan().reason.startswith(reason)
+    refused = spec.plan("the grammar needs the host")
+    assert refused.generation == "v2"
+    assert refused.reason.startswith(reason)
+    assert refused.reason.endswith("; v3 cannot run: the grammar needs the host")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,254 @@
+"""Loops over captured steps that run on the device, and their launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from graphkit.buffers import Axis, InputBuffers, Rows, StepInputs, declare
+from graphkit.config import BufferSizes
+from graphkit.errors import ReplayError
+from graphkit.graphs import Backend, CapturedGraph, LoopGraph, SizeTable, scope
+from graphkit.ops.device_loop import advance_loop, begin_loop
+from graphkit.ops.loop_layout import Control
+from graphkit.runners import Output, StepRunner, declare_output
+from graphkit.runners.capture import SizeCapture
+from graphkit.runners.replayer import Replayer
+from graphkit.runners.step import Step, tensors_of
+from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.step.output_ring import OutputRing
+from graphkit.step.step_stream import LoopReader, StepStream
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecStepInputs(StepInputs):
+    """Batch of a whole step. All else is on the device, by request row.
+
+    Shapes:
+        req_pool_indices: [B] int64.
+    """
+
+    req_pool_indices: Rows = declare(
+        Axis.REQUEST, torch.int64, "row of the request; rows that have ended run as pads"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecStepOutput(Output):
+    """Report of a whole step, see ``graphkit.ops.loop_layout.Report``.
+
+    Shapes:
+        report: [B, 4 + longest path] int32; ``None`` for an idle batch.
+    """
+
+    report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
+
+
+@dataclass(kw_only=True, eq=False)
+class _LaunchInputs(StepInputs):
+    """Batch of a launch."""
+
+    req_pool_indices: Rows = declare(Axis.REQUEST, torch.int64, "row of the request")
+    is_watched: Rows = declare(
+        Axis.REQUEST, torch.bool, "whether the loop ends when the request ends"
+    )
+    max_steps: Rows = declare(Axis.NONE, torch.int32, "most steps of the loop")
+
+
+@dataclass(kw_only=True, eq=False)
+class _LaunchOutput(Output):
+    """Rows of the first step, [B] int64."""
+
+    req_pool_indices: torch.Tensor = declare_output(Axis.REQUEST, torch.int64)
+
+
+class _LoopBody(Step[SpecStepOutput]):
+    """A step whose rows the loop writes, so that its graphs have no refresh."""
+
+    def captured(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
+        """Return the padded stages alone."""
+        return tuple(partial(tensors_of, stage) for stage in self.padded(size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop, its bodies by size, and the replayer that launches it."""
+
+    graph: LoopGraph
+    bodies: Mapping[int, CapturedGraph]
+    launcher: Replayer[_LaunchOutput]
+
+
+class DeviceLoops:
+    """Captures steps as the bodies of loops, and launches the loops.
+
+    All loops share rows, control and ring, so that one runs at a time.
+
+    Args:
+        buffers: Buffers of the step's rows. The loops write the rows in place.
+        table: Captured sizes.
+        backend: Backend of the graphs; its ``loop_refusal`` is empty.
+        spec: Drafting and verification settings.
+        sizes: Limits on batch and context.
+        longest_path: Most tokens of a path.
+        ring_entries: Steps that wait for the host at most.
+    """
+
+    def __init__(
+        self,
+        buffers: InputBuffers,
+        table: SizeTable,
+        backend: Backend,
+        spec: SpecConfig,
+        sizes: BufferSizes,
+        longest_path: int,
+        ring_entries: int,
+    ) -> None:
+        self._buffers, self._table, self._backend, self._spec = buffers, table, backend, spec
+        device = backend.device
+        self._rows = buffers.live_rows("req_pool_indices", table.largest)
+        self._watched = torch.zeros(table.largest, dtype=torch.bool, device=device)
+        self._control = torch.zeros(len(Control), dtype=torch.int32, device=device)
+        self._sizes = torch.tensor(table.sizes, dtype=torch.int32, device=device)
+        self._ring = OutputRing(ring_entries, table.largest, longest_path, device)
+        self._reader = LoopReader(self._ring, self._poll, backend.check_device)
+        self._launch_sizes = replace(sizes, max_batch_size=table.largest)
+        self._prologue: StepRunner[_LaunchInputs, _LaunchOutput] | None = None
+        self._loops: dict[bool, _Loop] = {}
+        self._running: LoopGraph | None = None
+        self._launched = 0
+        self._unfinished: list[tuple[int, int]] = []
+
+    @property
+    def steps_by_size(self) -> Mapping[int, int]:
+        """Steps that have been read, by captured size."""
+        return self._reader.steps_by_size
+
+    def capture(self, steps: Mapping[bool, Callable[[SpecStepInputs], SpecStepOutput]]) -> None:
+        """Capture the loop of each step, by whether it is greedy. The device must be idle.
+
+        Raises:
+            CaptureError: A size cannot be captured. Nothing of the attempt remains.
+        """
+        self._prologue = prologue = StepRunner(
+            self._begin,
+            inputs=_LaunchInputs,
+            output=_LaunchOutput,
+            sizes=self._launch_sizes,
+            backend=self._backend,
+            batch_sizes=[self._table.largest],
+        )
+        try:
+            prologue.capture()
+            for is_greedy, step in steps.items():
+                self._loops[is_greedy] = self._captured(step, prologue)
+        except BaseException:
+            self.close()
+            raise
+        # The captures ran everything on pads.
+        self._control.zero_()
+        self._ring.clear()
+
+    def launch(
+        self, rows: NDArray[np.int64], is_watched: NDArray[np.bool_], max_steps: int, *,
+        is_greedy: bool,
+    ) -> StepStream:  # fmt: skip
+        """Launch a loop; see ``SpecStepRunner.launch``.
+
+        Raises:
+            SizeError: The batch is larger than the largest size.
+            ReplayError: Earlier launches may still fill the ring, or CUDA refused the launch.
+        """
+        self._reserve(max_steps)
+        loop = self._loops[is_greedy]
+        self.join()
+        batch = _LaunchInputs(
+            req_pool_indices=rows,
+            is_watched=is_watched,
+            max_steps=np.array([max_steps], dtype=np.int32),
+        )
+        loop.launcher.replay(batch, None)
+        self._running = loop.graph
+        self._launched += 1
+        self._unfinished.append((self._launched, max_steps))
+        return StepStream(self._launched, self._reader)
+
+    def join(self) -> None:
+        """Make later work of the current stream run after the loops."""
+        if self._running is not None:
+            self._running.join()
+
+    def close(self) -> None:
+        """Stop the launches, wait for them, and close all graphs. Streams remain readable."""
+        self._ring.stop(self._launched)
+        for loop in self._loops.values():
+            loop.graph.close()
+            for body in loop.bodies.values():
+                body.close()
+        self._loops, self._running = {}, None
+        if self._prologue is not None:
+            self._prologue.close()
+
+    def _captured(
+        self,
+        step: Callable[[SpecStepInputs], SpecStepOutput],
+        prologue: StepRunner[_LaunchInputs, _LaunchOutput],
+    ) -> _Loop:
+        def body(inputs: SpecStepInputs) -> SpecStepOutput:
+            output = step(inputs)
+            assert output.report is not None, "a body has rows"
+            with scope("advance"):
+                advance_loop(
+                    output.report, self._rows, self._watched, self._control, self._sizes,
+                    self._ring.words, self._ring.entries,
+                )  # fmt: skip
+            return output
+
+        self._rows.zero_()  # captures run on pads
+        mode = ForwardMode.STEP
+        bodies, _ = SizeCapture(
+            _LoopBody(body, mode, mode, self._spec, SpecStepOutput, self._buffers, None),
+            self._table,
+            self._backend,
+            {},
+        ).capture()
+        try:
+            graph = self._backend.loop(
+                prologue.graphs[self._table.largest],
+                [bodies[size] for size in self._table],
+                self._control[Control.AGAIN :][:1],
+                self._control[Control.BODY :][:1],
+            )
+        except BaseException:
+            for each in bodies.values():
+                each.close()
+            raise
+        return _Loop(graph, bodies, prologue.replayer_of({self._table.largest: graph}))
+
+    def _begin(self, inputs: _LaunchInputs) -> _LaunchOutput:
+        begin_loop(
+            inputs.req_pool_indices, inputs.is_watched, inputs.max_steps, self._rows,
+            self._watched, self._control, self._sizes,
+        )  # fmt: skip
+        return _LaunchOutput(req_pool_indices=inputs.req_pool_indices)
+
+    def _poll(self) -> None:
+        if self._running is not None:
+            self._running.poll()
+
+    def _reserve(self, max_steps: int) -> None:
+        """Refuse a launch whose first step may find the ring full of those of earlier launches."""
+        self._reader.collect()
+        self._unfinished = [each for each in self._unfinished if each[0] > self._reader.last_ended]
+        steps = sum(steps for _, steps in self._unfinished)
+        if self._unfinished and steps + max_steps > self._ring.entries:
+            raise ReplayError(
+                f"earlier launches of {steps} steps are running and the ring holds "
+                f"{self._ring.entries}: a launch of {max_steps} more could find it full. Read the "
+                "earlier streams to their end first, or increase ring_entries."
+            )

@@ -1,0 +1,294 @@
+"""Generation v3: loops of steps on the device give the tokens of plain decoding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.attention import SdpaAttention
+from graphkit.engine import EagleDrafter, FinishReason, SamplingParams
+from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.ops.loop_layout import LoopEnd, RequestEnd
+from graphkit.step import SpecStepInputs, SpecStepRunner
+
+SETTINGS = [
+    *(
+        (algorithm, topk, page_size)
+        for algorithm, page_size in (
+            ("EAGLE", 1), ("MULTI_LAYER_EAGLE", 16), ("STANDALONE", 16), ("NGRAM", 1),
+        )
+        for topk in (1, 2)
+    ),
+    ("NONE", 1, 16),
+]  # fmt: skip
+
+
+def run(engine):
+    while engine.has_work:
+        engine.step()
+
+
+@pytest.mark.parametrize(("algorithm", "topk", "page_size"), SETTINGS)
+def test_requests_that_join_and_end_in_loops(
+    make_engine, task, run_in_waves, algorithm, topk, page_size
+):
+    engine = make_engine(
+        algorithm, topk=topk, page_size=page_size, generation="v3", steps_per_launch=3,
+        batch_sizes=[2, 8], max_batch_size=8,
+    )  # fmt: skip
+    engine.capture()
+    some = task.first(14)
+    requests = run_in_waves(engine, some)
+    assert [request.output_ids for request in requests] == some.expected
+    assert {request.finish_reason for request in requests} == {FinishReason.LENGTH}
+    (replays,) = engine.stats.replays.values()
+    assert replays > 0
+    assert engine.stats.fallbacks == {}
+
+
+@pytest.mark.parametrize("steps_per_launch", [1, 64])
+def test_any_number_of_steps_per_launch(make_engine, task, run_in_waves, steps_per_launch):
+    engine = make_engine(
+        generation="v3", steps_per_launch=steps_per_launch, batch_sizes=[1, 2, 4, 8]
+    )
+    engine.capture()
+    some = task.first(12)
+    assert [r.output_ids for r in run_in_waves(engine, some)] == some.expected
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+def test_sampled_tokens_equal_those_of_v1(make_engine, task, topk):
+    """Beside greedy requests, in other batches and with a stop token."""
+    texts = []
+    for options in ({"generation": "v1"}, {"generation": "v3", "steps_per_launch": 5}):
+        engine = make_engine(topk=topk, batch_sizes=[4, 5], max_batch_size=5, **options)
+        engine.capture()
+        requests = [
+            engine.submit(
+                prompt,
+                SamplingParams(
+                    max_new_tokens=9,
+                    temperature=0.8 * (i % 3 > 0),
+                    seed=i,
+                    stop_token_ids=range(10 * i, 10 * i + 3),
+                ),
+            )
+            for i, prompt in enumerate(task.prompts[:8])
+        ]
+        run(engine)
+        texts.append([(request.output_ids, request.finish_reason) for request in requests])
+    assert texts[0] == texts[1]
+    assert {reason for _, reason in texts[0]} == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_v3_is_the_default_and_says_why_not(make_engine):
+    assert make_engine().generation == "v3"
+
+    class Hosted(EagleDrafter):
+        host_reason = "the drafter asks a grammar"
+
+    engine = make_engine(drafter=Hosted)
+    assert engine.generation == "v2"
+    assert engine.plan.reason == "a chain; v3 cannot run: the drafter asks a grammar"
+    with pytest.raises(ConfigError, match="'v3' cannot run: the drafter asks a grammar") as caught:
+        make_engine(drafter=Hosted, generation="v3")
+    assert caught.value.field == "generation"
+
+
+def test_a_backend_that_plans_on_the_host_runs_in_v2(make_engine, monkeypatch):
+    monkeypatch.setattr(SdpaAttention, "before_replay", lambda *_: None, raising=False)
+    if make_engine.device == "cuda":
+        pytest.skip("plans with the CPU's backend")
+    engine = make_engine()
+    assert engine.generation == "v2"
+    assert "attention backend of TARGET_VERIFY plans each batch on the host" in engine.plan.reason
+
+
+def test_closing_during_a_loop_keeps_the_tokens(make_engine, task):
+    engine = make_engine(generation="v3", steps_per_launch=64, batch_sizes=[8])
+    engine.capture()
+    requests = [
+        engine.submit(prompt, SamplingParams(max_new_tokens=13)) for prompt in task.prompts[:8]
+    ]
+    engine.step()
+    engine.close()
+    for request, expected in zip(requests, task.expected[:8], strict=True):
+        assert request.output_ids == expected[: len(request.output_ids)]
+        assert request.output_ids
+
+
+@pytest.fixture(scope="module")
+def captured():
+    """Runners that stay open for the module."""
+    return {}
+
+
+class TestRunner:
+    """``SpecStepRunner`` without an engine."""
+
+    ROWS = (1, 2, 3)
+
+    @pytest.fixture
+    def runner(self, make_engine, task, captured):
+        if not captured:
+            engine = make_engine(generation="v3", batch_sizes=[1, 2, 4], max_batch_size=4)
+            runner = SpecStepRunner.from_step(engine.runners[0].device_step, ring_entries=6)
+            runner.capture()
+            captured["runner"] = runner
+        runner = captured["runner"]
+        context = runner.device_step.context
+        slots = torch.arange(96, device=context.device)
+        for row in self.ROWS:
+            context.req_to_token[row] = (row * 96 - 95 + slots).int()
+            sampling = SamplingParams(max_new_tokens=13)
+            first = runner.admit(row, task.prompts[row], sampling)
+            assert first.shape == (1, 5)
+            assert int(first[0, 4]) == task.expected[row][0]
+        yield runner
+        runner.release(self.ROWS)
+
+    def tokens(self, steps):
+        """Return the new tokens of each row."""
+        found = {row: [] for row in self.ROWS}
+        for step in steps:
+            for each in step.requests:
+                found[each.req_pool_index] += each.tokens
+        return found
+
+    def rest(self, task):
+        return {row: task.expected[row][1:13] for row in self.ROWS}
+
+    def test_replay_runs_one_step(self, runner, task):
+        report = runner.replay(SpecStepInputs(req_pool_indices=torch.tensor([2, 1]))).report
+        new = report[0, 2]
+        assert report[:, 0].tolist() == [2, 1]
+        assert report[0, 4 : 4 + new].tolist() == task.expected[2][1 : 1 + new]
+
+    def test_a_loop_runs_until_all_requests_have_ended(self, runner, task):
+        with runner.launch(self.ROWS, max_steps=50) as stream:
+            steps = list(stream)
+        assert stream.end is LoopEnd.IDLE
+        assert self.tokens(steps) == self.rest(task)
+        assert {step.batch_size for step in steps} <= {1, 2, 4}
+        ends = [each.end for step in steps for each in step.requests]
+        assert ends.count(RequestEnd.LENGTH) == 3
+        assert next(stream, None) is None
+
+    def test_the_number_of_steps_ends_it(self, runner, task):
+        first = list(runner.launch(self.ROWS, max_steps=2))
+        assert len(first) == 2
+        second = list(runner.launch(self.ROWS, max_steps=50))
+        assert self.tokens(first + second) == self.rest(task)
+
+    def test_the_end_of_a_watched_request_ends_it(self, runner, task):
+        runner.release([2])
+        runner.admit(2, task.prompts[2], SamplingParams(max_new_tokens=3))
+        stream = runner.launch(self.ROWS, max_steps=50, until=[2])
+        steps = list(stream)
+        assert stream.end is LoopEnd.REQUEST
+        assert steps[-1].requests[1].end is RequestEnd.LENGTH
+        assert self.tokens(steps)[2] == task.expected[2][1:3]
+
+    def test_the_stop_word_ends_it(self, runner, task):
+        stream = runner.launch(self.ROWS, max_steps=50)
+        steps = [next(stream)]
+        stream.stop()
+        steps += stream
+        assert stream.end is LoopEnd.STOPPED
+        assert len(steps) < 6
+        steps += runner.launch(self.ROWS, max_steps=50)
+        assert self.tokens(steps) == self.rest(task)
+
+    def test_a_full_ring_ends_it_and_loses_nothing(self, runner, task):
+        stream = runner.launch(self.ROWS, max_steps=50)
+        runner._loops._running.wait()
+        steps = list(stream)
+        assert stream.end in (LoopEnd.RING_FULL, LoopEnd.IDLE)
+        assert len(steps) <= 6
+        steps += runner.launch(self.ROWS, max_steps=50)
+        assert self.tokens(steps) == self.rest(task)
+
+    def test_an_exception_in_the_reader_ends_it_and_loses_nothing(self, runner, task):
+        steps = []
+
+        def read(stream):
+            with stream:
+                for step in stream:
+                    steps.append(step)
+                    raise ValueError("reader")
+
+        stream = runner.launch(self.ROWS, max_steps=50)
+        with pytest.raises(ValueError, match="reader"):
+            read(stream)
+        steps += stream
+        assert stream.end is LoopEnd.STOPPED
+        steps += runner.launch(self.ROWS, max_steps=50)
+        assert self.tokens(steps) == self.rest(task)
+
+    def test_an_interrupt_while_waiting_ends_it(self, runner, task, monkeypatch):
+        stream = runner.launch(self.ROWS, max_steps=50)
+        with monkeypatch.context() as patch:
+            patch.setattr(stream._reader, "wait", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(stream)
+        steps = list(stream)
+        assert stream.end is LoopEnd.STOPPED
+        steps += runner.launch(self.ROWS, max_steps=50)
+        assert self.tokens(steps) == self.rest(task)
+
+    def test_streams_may_be_read_in_any_order(self, runner, task):
+        first = runner.launch(self.ROWS, max_steps=2)
+        second = runner.launch(self.ROWS, max_steps=2)
+        later = list(second)
+        steps = [*first, *later, *runner.launch(self.ROWS, max_steps=50)]
+        assert self.tokens(steps) == self.rest(task)
+
+    def test_a_launch_that_may_find_the_ring_full_is_refused(self, runner):
+        stream = runner.launch(self.ROWS, max_steps=5)
+        with pytest.raises(ReplayError, match=r"launches of 5 steps are running and the ring"):
+            runner.launch(self.ROWS, max_steps=5)
+        assert list(stream)
+
+    def test_an_ended_request_runs_as_a_pad(self, runner):
+        runner.release([2])
+        kv = runner.device_step.state.seq_lens.clone()
+        steps = list(runner.launch(self.ROWS, max_steps=2))
+        assert all(each.req_pool_index != 2 for step in steps for each in step.requests)
+        assert runner.device_step.state.seq_lens[2] == kv[2]
+        assert runner.device_step.state.seq_lens[0] == 1
+
+    @pytest.mark.parametrize(
+        ("rows", "options", "message"),
+        [
+            ([], {}, "expected distinct rows, at least one"),
+            ([1, 1], {}, "expected distinct rows"),
+            ([0, 1], {}, "expected 1 to 6: row 0 belongs to pads"),
+            ([7], {}, "rows 7 to 7, expected 1 to 6"),
+            (["a"], {}, "expected a sequence of ints"),
+            ([1], {"until": [2]}, r"until is \[2\], expected rows of the batch"),
+        ],
+    )
+    def test_invalid_rows_are_refused(self, runner, rows, options, message):
+        with pytest.raises(InputError, match=message):
+            runner.launch(rows, max_steps=1, **options)
+
+    def test_an_invalid_number_of_steps_is_refused(self, runner):
+        with pytest.raises(ConfigError, match="max_steps must be an int >= 1"):
+            runner.launch([1], max_steps=0)
+
+
+def interrupt(_launch):
+    raise KeyboardInterrupt
+
+
+def test_a_greedy_runner_refuses_a_temperature(make_engine):
+    engine = make_engine(generation="v3")
+    runner = SpecStepRunner.from_step(engine.runners[0].device_step, is_greedy=True)
+    with pytest.raises(InputError, match=r"temperature 0\.5, but the runner was created with"):
+        runner.admit(1, [1], SamplingParams(temperature=0.5))
+
+
+def test_launch_needs_a_capture(make_engine):
+    engine = make_engine(generation="v3")
+    with pytest.raises(ReplayError, match="launch needs a captured runner"):
+        engine.runners[0].launch([1], max_steps=1)
