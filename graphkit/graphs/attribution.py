@@ -27,7 +27,7 @@ from graphkit.graphs.dispatch_modes import DISPATCH_MODES
 from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.module_names import ModuleNames
-from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, allocated_tensors
+from graphkit.graphs.pool_memory import Allocation, allocations_of
 from graphkit.graphs.source_lines import caller_line
 
 
@@ -165,17 +165,13 @@ class Attribution:
 
     def add_allocations(self, func: torch._ops.OpOverload, out: Any) -> None:
         """Record the memory that an operation allocated."""
-        is_initialised = func.overloadpacket not in UNINITIALISED
-        for tensor in allocated_tensors(func, out):
-            storage = tensor.untyped_storage()
-            if is_initialised:  # by the nodes that were added last
-                source = self.origins[-1].source if self.origins else ""
-            else:
-                source = caller_line()
-            begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-            self.allocations.append(
-                Allocation(begin, end, tensor.dtype, func.name(), source, is_initialised)
-            )
+        self.allocations += allocations_of(func, out, self._line_of_results)
+
+    def _line_of_results(self, is_initialised: bool) -> str:
+        """Return the line of an operation that has just run: that of its nodes, if it has some."""
+        if not is_initialised:
+            return caller_line()
+        return self.origins[-1].source if self.origins else ""
 
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:

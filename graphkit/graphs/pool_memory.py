@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,8 +40,7 @@ class PoolBlock:
         return self.data.data_ptr() + len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """Memory that an operation allocated during a capture. It may be free and used again since.
 
     Attributes:
@@ -59,15 +59,56 @@ class Allocation:
     is_initialised: bool
 
 
-def allocated_tensors(func: torch._ops.OpOverload, out: Any) -> Iterator[torch.Tensor]:
-    """Yield the results of an operation whose memory it allocated, by its schema."""
+def allocations_of(
+    func: torch._ops.OpOverload, out: Any, source: Callable[[bool], str]
+) -> Iterator[Allocation]:
+    """Yield the memory of the results that an operation allocated.
+
+    Args:
+        func: The operation.
+        out: What it returned.
+        source: Returns the user's line; takes whether the operation wrote its results.
+    """
+    facts = _facts_of(func)
+    results = out if facts.num_results > 1 and isinstance(out, (tuple, list)) else (out,)
+    for index in facts.fresh:
+        result = results[index]
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                begin = storage.data_ptr()
+                yield Allocation(
+                    begin,
+                    begin + storage.nbytes(),
+                    tensor.dtype,
+                    facts.name,
+                    source(facts.is_initialised),
+                    facts.is_initialised,
+                )
+
+
+class _OperationFacts(NamedTuple):
+    """What the schema says of an operation; asking for it takes longer than the rest.
+
+    Attributes:
+        name: Name with namespace and overload.
+        num_results: Number of results.
+        fresh: Indices of the results that alias no argument.
+        is_initialised: Whether it writes its results.
+    """
+
+    name: str
+    num_results: int
+    fresh: tuple[int, ...]
+    is_initialised: bool
+
+
+@cache
+def _facts_of(func: torch._ops.OpOverload) -> _OperationFacts:
     returns = func._schema.returns
-    results = out if isinstance(out, (tuple, list)) and len(returns) > 1 else (out,)
-    for declared, result in zip(returns, results, strict=False):
-        if declared.alias_info is None:
-            for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
-                    yield tensor
+    fresh = tuple(i for i, each in enumerate(returns) if each.alias_info is None)
+    is_initialised = func.overloadpacket not in UNINITIALISED
+    return _OperationFacts(func.name(), len(returns), fresh, is_initialised)
 
 
 def blocks_of_segments(
