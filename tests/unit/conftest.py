@@ -1,4 +1,4 @@
-"""What several rooms are tested with: a draft tree grown by hand, and small models of every kind.
+"""What several rooms are tested with: a draft tree grown by hand, small models, an interpreter.
 
 The tree grows with loops over one request: what the runners and ops must agree on. Its scores are
 products of float32, as on a device, so that ties fall alike.
@@ -6,6 +6,9 @@ products of float32, as on a device, so that ties fall alike.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,3 +107,49 @@ def models():
     eagle = EagleHead(LlamaConfig(num_hidden_layers=1, **facts), model)
     mtp = MTPHead(LlamaConfig(num_hidden_layers=3, **facts), model)
     return [module.requires_grad_(False) for module in (model, eagle, mtp)]
+
+
+@pytest.fixture(scope="session")
+def assert_interpreted_pass():
+    """``assert_interpreted_pass(*files)``: the tests of the files pass in Triton's interpreter.
+
+    TRITON_INTERPRET must be set before triton is imported, so another process runs them. It runs
+    several files, since its start takes seconds.
+    """
+
+    def check(*files):
+        command = [sys.executable, "-m", "pytest", *map(str, files), "-q", "-p", "no:cacheprovider"]
+        env = os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""}
+        run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+
+    return check
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_patch_per_launch():
+    """Let the interpreter replace the functions of ``triton.language`` once per launch.
+
+    It does so at every call of a function within a kernel, which takes a third of the time.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime import interpreter
+
+    patch_language, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, {}
+
+    def patch_once(function):
+        module = function.__globals__["__name__"]
+        if module not in patched:
+            patched[module] = patch_language(function)
+        return patched[module]
+
+    def launch_and_forget(*args, **options):
+        patched.clear()
+        return launch(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", patch_once)
+        patch.setattr(interpreter.GridExecutor, "__call__", launch_and_forget)
+        yield

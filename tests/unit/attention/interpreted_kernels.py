@@ -44,8 +44,9 @@ def memory_of_nan(monkeypatch):
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_attention(make_case, assert_attends, page_size, width, tree):
     case = make_case(
-        PAGES[page_size], width=width, page_size=page_size, tree=tree, pads=1, heads=4, context=160
-    )
+        PAGES[page_size], width=width, page_size=page_size, tree=tree, pads=1, heads=2, kv_heads=1,
+        context=160,
+    )  # fmt: skip
     for splits in (1, 4):
         assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
 
@@ -66,17 +67,20 @@ def test_attention_over_ragged_rows(make_case, assert_attends, page_size, rows, 
 
 @loops_to_a_tensor
 @pytest.mark.parametrize(
-    ("width", "rows", "heads"), [(3, [1, 3, 2], 2), (3, [3, 3, 1], 2), (20, [1, 3, 2], 8)], ids=str
+    ("width", "rows", "heads", "kv_heads"),
+    [(3, [1, 3, 2], 2, 2), (3, [3, 3, 1], 2, 2), (17, [1, 3, 2], 4, 1)],  # the last: two tiles
+    ids=str,
 )
 def test_attention_over_fewer_or_more_rows(
-    make_case, assert_attends, memory_of_nan, width, rows, heads
+    make_case, assert_attends, memory_of_nan, width, rows, heads, kv_heads
 ):
     """Rows of no request are zeros, also if there are more of them than lanes."""
     live = sum(rows)
     for extra, splits in ((0, 1), (1, 2), (3 * width + 1, 1), (3 * width + 1, 2)):
         case = make_case(
-            [6, 17, 2], mode=ForwardMode.DRAFT_EXTEND, width=width, rows=rows, heads=heads
-        )
+            [6, 17, 2], mode=ForwardMode.DRAFT_EXTEND, width=width, rows=rows,
+            heads=heads, kv_heads=kv_heads,
+        )  # fmt: skip
         args = list(case.op_args())
         args[0] = torch.full((live + extra, heads, 16), torch.nan)
         args[0][:live] = case.query[:live]
@@ -155,7 +159,7 @@ def test_attention_groups(make_case, assert_attends, group, head_dim):
 @loops_to_a_tensor
 @pytest.mark.parametrize("tree", [False, True])
 def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
-    case = make_case([9, 70], width=20, heads=8, page_size=4, tree=tree)
+    case = make_case([9, 70], width=17, heads=8, page_size=4, tree=tree)
     assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
 
 

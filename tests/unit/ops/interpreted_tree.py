@@ -103,7 +103,7 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 8, 70)])
 @pytest.mark.parametrize("damaged", [False, True])
 def test_build_tree(shape, damaged):
-    args = tree_args(*shape, damaged=damaged)
+    args = tree_args(*shape, damaged=damaged, requests=3)
     for got, want in zip(launch(build_tree, *args), build_tree(*args), strict=True):
         assert got.dtype == want.dtype
         assert torch.equal(got, want)
