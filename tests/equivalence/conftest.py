@@ -18,7 +18,7 @@ from graphkit.targets import CaptureTarget
 from graphkit.verify import compare_runs
 
 Tensors = Mapping[str, torch.Tensor]
-LARGEST = 32
+LARGEST = 16
 MODES = [mode for mode in RUNNERS if mode is not ForwardMode.STEP]
 SIZES = {
     "vocab_size": 256,
