@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from graphkit.graphs.driver import checked, runtime, runtime_stream
+from graphkit.graphs.driver import checked, count_nodes, runtime, runtime_stream
 
 LAYERS, ROWS, HIDDEN, KV_WIDTH, FEED_FORWARD = 32, 4, 4096, 1024, 14336
-TINY_KERNELS = 1000
-_WARM_UPS = 10
+TINY_KERNELS, PLAIN_KERNELS = 1000, 500
+CLOCK_CYCLES = 2_000_000
+_WARM_UPS, _PLAIN_ROUNDS = 5, 5
 
 
 @dataclass
@@ -44,38 +45,24 @@ def new_layer() -> Layer:
 
 
 class Graph:
-    """A captured graph.
+    """A graph captured on the current stream, which must not be the default stream.
 
     ``torch.cuda.CUDAGraph`` runs kernels on the capture stream, this class runs none. The graph's
     memory belongs to torch's cache: other work may overwrite what it computes.
 
     Args:
         step: What to capture.
-        stream: Stream to capture on. No kernel runs on it.
     """
 
-    def __init__(self, step: Callable[[], object], stream: torch.cuda.Stream) -> None:
+    def __init__(self, step: Callable[[], object]) -> None:
         self._bindings = bindings = runtime()
         mode = bindings.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        handle = runtime_stream(stream)
-        with torch.cuda.stream(stream):
-            checked(bindings.cudaStreamBeginCapture(handle, mode))
-            step()
-            self._template = checked(bindings.cudaStreamEndCapture(handle))[0]
-        self.num_nodes = int(checked(bindings.cudaGraphGetNodes(self._template))[-1])
-        self._executable: Any = None
-        self.instantiate()
-
-    def instantiate(self) -> None:
-        """Instantiate the graph, again if it was."""
-        if self._executable is not None:
-            checked(self._bindings.cudaGraphExecDestroy(self._executable))
-        self._executable = checked(self._bindings.cudaGraphInstantiate(self._template, 0))[0]
-
-    def upload(self) -> None:
-        """Upload the executable on the current stream."""
         stream = runtime_stream(torch.cuda.current_stream())
-        checked(self._bindings.cudaGraphUpload(self._executable, stream))
+        checked(bindings.cudaStreamBeginCapture(stream, mode))
+        step()
+        template = checked(bindings.cudaStreamEndCapture(stream))[0]
+        self.num_nodes = int(checked(bindings.cudaGraphGetNodes(template))[-1])
+        self._executable: Any = checked(bindings.cudaGraphInstantiate(template, 0))[0]
 
     def launch(self) -> None:
         """Launch on the current stream."""
@@ -83,56 +70,81 @@ class Graph:
         checked(self._bindings.cudaGraphLaunch(self._executable, stream))
 
 
+class TorchGraph:
+    """A graph captured by ``torch.cuda.graph``, on the stream and in the pool that it chooses."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph):
+            step()
+        graph.instantiate()
+        self.num_nodes = count_nodes(graph)
+        self.launch = graph.replay
+
+
 class DecodeGraphs:
-    """Three graphs over the same weights, 14 GB. Nothing is allocated before ``capture``.
+    """Graphs over the same weights, 14 GB. All methods use the current stream.
 
     ``layers`` are 32 layers with merged projections and unfused elementwise kernels, without
-    attention over a context. ``products`` are their matrix products alone, ``tiny`` is 1,000
-    kernels of one block.
+    attention over a context. ``tiny`` is 1,000 kernels of one block. ``clock`` is one kernel that
+    runs for ``CLOCK_CYCLES`` cycles, so that its time shows the clock of the SMs.
 
     Attributes:
         graphs: The graph of each name.
         word: Float32 [1] on the device, for kernels outside of the graphs.
+        weight: A weight, bf16 [HIDDEN, HIDDEN].
     """
 
     def __init__(self) -> None:
-        self.graphs: dict[str, Graph] = {}
-        self.word = torch.empty(0)
+        self.graphs: dict[str, Graph | TorchGraph] = {}
+        self.word = self.weight = torch.empty(0)
         self._layers: list[Layer] = []
 
+    def allocate(self) -> None:
+        """Make the weights."""
+        self.word = torch.zeros(1, device="cuda")
+        self._x = torch.randn(ROWS, HIDDEN, device="cuda").bfloat16()
+        self._layers = [new_layer() for _ in range(LAYERS)]
+        self.weight = self._layers[0].out
+
+    def warm_up(self) -> None:
+        """Run the steps, which allocates their memory and loads their kernels."""
+        for step in self._steps().values():
+            step()
+
     def capture(
-        self, on: torch.cuda.Stream | None = None, *, warm_up_on: torch.cuda.Stream | None = None
+        self, new_graph: Callable[[Callable[[], object]], Graph | TorchGraph] = Graph
     ) -> None:
-        """Capture the graphs, once more if they exist. The first call makes the weights.
+        """Capture the graphs, which runs no kernel with ``Graph``."""
+        self.graphs = {name: new_graph(step) for name, step in self._steps().items()}
 
-        Args:
-            on: Stream to capture on; ``None`` takes a new one.
-            warm_up_on: Stream to run the steps on before; ``None`` takes that of the capture.
-        """
-        on = torch.cuda.Stream() if on is None else on
-        if not self._layers:
-            self.word = torch.zeros(1, device="cuda")
-            self._x = torch.randn(ROWS, HIDDEN, device="cuda").bfloat16()
-            self._layers = [new_layer() for _ in range(LAYERS)]
-        torch.cuda.synchronize()
-        with torch.cuda.stream(on if warm_up_on is None else warm_up_on):
-            for step in self._steps().values():
-                step()
-        torch.cuda.synchronize()
-        self.graphs = {name: Graph(step, on) for name, step in self._steps().items()}
-
-    def run_kernel(self, stream: torch.cuda.Stream) -> None:
-        """Run one tiny kernel on a stream, and wait for it."""
-        with torch.cuda.stream(stream):
-            self.word.add_(1)
-        stream.synchronize()
+    def launch(self) -> None:
+        """Launch each graph once."""
+        for graph in self.graphs.values():
+            graph.launch()
 
     def replay_ms(self, replays: int) -> dict[str, float]:
-        """Return the median GPU milliseconds per replay of each graph on the current stream."""
-        return {name: _replay_ms(graph, replays) for name, graph in self.graphs.items()}
+        """Return the median GPU milliseconds per replay of each graph.
+
+        ``plain`` is the time of ``PLAIN_KERNELS`` tiny kernels without a graph.
+        """
+        ms = {name: _replay_ms(graph, replays) for name, graph in self.graphs.items()}
+        return {**ms, "plain": self._plain_ms()}
 
     def _steps(self) -> Mapping[str, Callable[[], object]]:
-        return {"layers": self._run_layers, "products": self._run_products, "tiny": self._run_tiny}
+        return {"layers": self._run_layers, "tiny": self._run_tiny, "clock": _run_clock}
+
+    def _plain_ms(self) -> float:
+        """Queue kernels behind one that runs until the last is queued, so that the host costs 0."""
+        rounds = [_timing_events() for _ in range(_PLAIN_ROUNDS)]
+        for before, after in rounds:
+            torch.cuda._sleep(10 * CLOCK_CYCLES)
+            before.record()
+            for _ in range(PLAIN_KERNELS):
+                self.word.add_(1)
+            after.record()
+            torch.cuda.synchronize()
+        return _median_ms(rounds)
 
     def _run_layers(self) -> torch.Tensor:
         x = self._x
@@ -148,16 +160,13 @@ class DecodeGraphs:
             x = x + (torch.nn.functional.silu(gate) * up) @ layer.down
         return x
 
-    def _run_products(self) -> torch.Tensor:
-        x = self._x
-        for layer in self._layers:
-            x = (x @ layer.qkv)[:, :HIDDEN] @ layer.out
-            x = (x @ layer.gate_up)[:, :FEED_FORWARD] @ layer.down
-        return x
-
     def _run_tiny(self) -> None:
         for _ in range(TINY_KERNELS):
             self.word.add_(1)
+
+
+def _run_clock() -> None:
+    torch.cuda._sleep(CLOCK_CYCLES)
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:
@@ -170,14 +179,20 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
     return x * 0.8 + x.roll(1, -1) * 0.6
 
 
-def _replay_ms(graph: Graph, replays: int) -> float:
+def _replay_ms(graph: Graph | TorchGraph, replays: int) -> float:
     """Return the median milliseconds between events before and after a replay."""
-    events = [
-        [torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_WARM_UPS + replays)
-    ]
-    for before, after in events:
+    rounds = [_timing_events() for _ in range(_WARM_UPS + replays)]
+    for before, after in rounds:
         before.record()
         graph.launch()
         after.record()
     torch.cuda.synchronize()
-    return median(before.elapsed_time(after) for before, after in events[_WARM_UPS:])
+    return _median_ms(rounds[_WARM_UPS:])
+
+
+def _timing_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+def _median_ms(rounds: list[tuple[torch.cuda.Event, torch.cuda.Event]]) -> float:
+    return median(before.elapsed_time(after) for before, after in rounds)
