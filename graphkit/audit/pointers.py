@@ -20,7 +20,7 @@ from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.reachable_objects import forward_roots
 from graphkit.audit.unset_bytes import may_be_unset
 from graphkit.buffers import fields_of
-from graphkit.graphs import Stage
+from graphkit.graphs import Stage, tensors_of
 from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
@@ -49,7 +49,8 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
     live = LiveTensors(forward_roots(target, runner.mode))
     for size in runner.table:
         with log.check("pointers", runner.mode.name, size) as check:
-            record = runner.inspect(size, weights=target.weights)
+            declared = {**tensors_of(target.weights), **target.kept_tensors()}
+            record = runner.inspect(size, weights=declared)
             check_pointers(record, check, live)
             _check_inputs(record, runner, check)
 

@@ -44,14 +44,14 @@ def audit_pool_poison(target: CaptureTarget, runner: Runner[Any, Any], log: Audi
     """Report pool memory that replays of sample batches read before they write it.
 
     Leaves out the outputs, the memory that the target declares, and words that hold addresses.
-    Restores the pool, declared state and random numbers, also after an error. Needs as much memory
-    again as the pool and the declared state. Integers that hold zeros are overwritten with zeros
-    only, so that stale ones among them are not found.
+    Restores the pool, declared state and random numbers, also after an error. Needs memory for a
+    copy of the pool and two of the declared state. Integers that hold zeros are overwritten with
+    zeros only, so that stale ones among them are not found.
 
     Args:
         target: Draws the batches, and declares weights, state and ``kept_memory``.
         runner: A runner of the target, captured with attribution; without it, memory that holds
-            zeros is not tested.
+            zeros is not tested. No graph of its backend may be replayed meanwhile.
         log: Collects the findings, at most eight per size.
 
     Raises:

@@ -288,11 +288,18 @@ def test_kept_memory_that_is_declared_is_no_finding(captured, declared):
 
 
 def test_a_mapping_of_kept_memory_may_be_filled_later():
-    model = Tiny(with_bias)
-    target = target_of(model, kept_memory=model.kept)
+    def mix(model, hidden, _inputs):
+        if model.calls == 3:  # the first capture
+            model.kept["table"] = torch.arange(HIDDEN) + 0.5
+        return hidden + model.kept["table"] if model.kept else hidden
+
+    model = Tiny(mix)
+    target = target_of(model, kept_memory=model.kept, batch_sizes=[2, REQUESTS])
     assert target.kept_tensors() == {}
-    assert not audit_target(target, device="cpu", only=["pool-poison"]).findings
-    assert [*target.kept_tensors()] == ["bias"]
+    only = ["pool-poison", "pointers"]
+    findings = audit_target(target, device="cpu", only=only).findings
+    assert {each.kind for each in findings} == {"dead input"}
+    assert [*target.kept_tensors()] == ["table"]
 
 
 @pytest.mark.parametrize("value", [5, {"bias": 0.5}, ["bias"]], ids=repr)
