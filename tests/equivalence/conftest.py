@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from declared_modes import MODES
 from graphkit.buffers import Axis
 from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
 from graphkit.reference.target import model_target
-from graphkit.runners import RUNNERS, Runner
+from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 from graphkit.verify import compare_runs
 
 Tensors = Mapping[str, torch.Tensor]
 LARGEST = 16
-MODES = [mode for mode in RUNNERS if mode is not ForwardMode.STEP]
 SIZES = {
     "vocab_size": 256,
     "hidden_size": 32,

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphkit as gk
+from declared_modes import every_mode
 from graphkit.buffers import fields_of
 from graphkit.runners import RUNNERS
 from graphkit.testing import batches
@@ -33,7 +34,6 @@ def forward(inputs):
     return gk.ForwardOutput(next_token_logits=rows, hidden_states=rows[:, :4].contiguous())
 
 
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]  # STEP declares its own
 ODD = st.sampled_from([
     None, 3, 2.5, "text", b"", [], [1], [[1, 2], [3]], (1, 2), {}, object(), {3}, range(4),
     SimpleNamespace(shape=(2,)), SimpleNamespace(shape=None, dtype=torch.int64),
@@ -103,7 +103,7 @@ def tried(call, *given, **facts):
         return None
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 def test_any_batch_is_taken_or_refused(many, mode, topk):
     spec = gk.SpecConfig("EAGLE", 2, topk, 3 if topk == 1 else 4)

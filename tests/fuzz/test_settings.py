@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphkit as gk
+from declared_modes import MODES
 from graphkit.runners import RUNNERS
 from graphkit.spec import CustomSpecAlgorithm, ForwardMode, SpecAlgorithm
-
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]  # STEP declares its own
 
 ODD = st.sampled_from([
     None, True, False, "", "3", 3.0, float("nan"), -1, 2**63, 10**30, [], (), {}, object(), int,

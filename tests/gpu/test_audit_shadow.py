@@ -9,13 +9,12 @@ import triton.language as tl
 from torch import nn
 
 import graphkit as gk
+from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.shadow import ShadowWatch, audit_shadow
 from graphkit.reference import reference_target
-from graphkit.runners import RUNNERS
 
 pytestmark = pytest.mark.gpu
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
 VOCAB, HIDDEN, WIDTH, LARGEST = 32, 64, 4, 8
 
 
@@ -85,7 +84,7 @@ def found_by(captured, live=2, **options):
     return watch.findings
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_the_reference_target_has_no_finding_in_any_mode(mode):
     target, log = reference_target("cuda", max_batch_size=LARGEST), AuditLog()
     with target.runner(mode, batch_sizes=[1, LARGEST], device="cuda") as runner:

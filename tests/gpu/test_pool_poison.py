@@ -7,14 +7,13 @@ import torch
 from torch import nn
 
 import graphkit as gk
+from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.pool_poison.trials import PoisonTrials
 from graphkit.reference import reference_target
-from graphkit.runners import RUNNERS
 
 pytestmark = pytest.mark.gpu
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 VOCAB, HIDDEN, WIDTH, REQUESTS = 32, 64, 4, 4
 
@@ -181,7 +180,7 @@ def test_addresses_in_the_pool_are_not_overwritten(captured):
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_the_reference_target_has_no_finding_in_any_mode(mode, topk):
     target, log = reference_target("cuda", topk=topk, max_batch_size=8), AuditLog()
     with target.runner(mode, batch_sizes=[1, 8], device="cuda") as runner:

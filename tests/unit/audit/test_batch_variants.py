@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import graphkit as gk
+from declared_modes import MODES, every_mode
 from graphkit.audit.pads.batch_variants import Requests, is_content, largest_number, worst_of
 from graphkit.buffers import Axis, declare, fields_of
 from graphkit.runners import RUNNERS
@@ -21,9 +22,6 @@ SIZES = gk.BufferSizes(4, 32, 8, 50, torch.float32, draft_vocab_size=20)
 FEW = settings(
     max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
-"""All modes but STEP, whose fields a caller declares."""
-every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 both = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 
 
@@ -60,72 +58,69 @@ def fields(batch):
     }
 
 
+def assert_same(rows, expected):
+    for name, wanted in expected.items():
+        assert torch.equal(rows[name], wanted), name
+
+
+def on_drawn_batches(mode, topk, **options):
+    """Call the decorated ``check(batch, buffers)`` with drawn batches of a mode."""
+    buffers, drawn = buffers_and_batches(mode, topk, **options)
+
+    def run(check):
+        @FEW
+        @given(drawn)
+        def check_each(batch):
+            check(batch, buffers)
+
+        check_each()
+
+    return run
+
+
 @both
 @every_mode
 def test_the_requests_of_a_batch_make_the_same_batch(mode, topk):
-    buffers, drawn = buffers_and_batches(mode, topk)
-
-    @FEW
-    @given(drawn)
-    def check(batch):
+    @on_drawn_batches(mode, topk)
+    def check(batch, buffers):
         again = fields(requests_of(batch, buffers).batch())
-        for name, rows in fields(batch).items():
-            assert torch.equal(again[name], rows), name
+        assert_same(again, fields(batch))
         assert {name: rows.dtype for name, rows in again.items()} == {
             layout.name: layout.dtype for layout in buffers.layouts
         }
-
-    check()
 
 
 @both
 @every_mode
 def test_padding_a_batch_equals_a_refresh(mode, topk):
-    buffers, drawn = buffers_and_batches(mode, topk)
-
-    @FEW
-    @given(drawn)
-    def check(batch):
+    @on_drawn_batches(mode, topk)
+    def check(batch, buffers):
         expected = refreshed(buffers, batch, 4)
         padded = refreshed(buffers, requests_of(batch, buffers).padded(4), 4)
-        for name, rows in expected.items():
-            if name == "select_index":  # as a live request, a pad must select a row of its own
-                width = buffers.capacity.tokens_per_request
-                rows = rows.clamp(min=torch.arange(4) * width)
-            assert torch.equal(padded[name], rows), name
-
-    check()
+        if "select_index" in expected:  # as a live request, a pad must select a row of its own
+            first_rows = torch.arange(4) * buffers.capacity.tokens_per_request
+            expected["select_index"] = expected["select_index"].clamp(min=first_rows)
+        assert_same(padded, expected)
 
 
 @both
 @every_mode
 def test_requests_keep_their_rows_in_any_order(mode, topk):
-    buffers, drawn = buffers_and_batches(mode, topk)
-
-    @FEW
-    @given(drawn)
-    def check(batch):
+    @on_drawn_batches(mode, topk)
+    def check(batch, buffers):
         whole = requests_of(batch, buffers)
         backwards = list(reversed(range(len(whole))))
         turned = requests_of(whole.take(backwards).batch(), buffers)
         for i, j in enumerate(backwards):
             mine, theirs = whole.take([i]).batch(), turned.take([j]).batch()
-            for name, rows in fields(mine).items():
-                assert torch.equal(rows, fields(theirs)[name]), name
-        again = fields(turned.take(backwards).batch())
-        for name, rows in fields(batch).items():
-            assert torch.equal(again[name], rows), name
-
-    check()
+            assert_same(fields(theirs), fields(mine))
+        assert_same(fields(turned.take(backwards).batch()), fields(batch))
 
 
 @every_mode
 def test_only_content_is_filled(mode):
-    buffers, drawn = buffers_and_batches(mode, 2)
-
-    @FEW
-    @given(drawn)
-    def check(batch):
+    @on_drawn_batches(mode, 2)
+    def check(batch, buffers):
         whole = requests_of(batch, buffers)
         before, after = whole.rows, whole.filled(worst_of(float("nan"))).rows
         for layout in buffers.layouts:
@@ -144,8 +139,6 @@ def test_only_content_is_filled(mode):
             "req_pool_indices",
         }
         assert changed >= {layout.name for layout in buffers.layouts if is_content(layout)}
-
-    check()
 
 
 def test_content_fields():
@@ -182,13 +175,9 @@ def test_a_field_in_three_segments_and_one_without_rows():
         [("sharpness", object, declare(Axis.NONE, torch.float32, "of the batch", row=(2,)))],
         bases=(gk.TargetVerifyInputs,), kw_only=True, eq=False,
     )  # fmt: skip
-    buffers, drawn = buffers_and_batches(
-        VERIFY, 1, optional_fields=["mrope_positions"], inputs_type=inputs_type
-    )
 
-    @FEW
-    @given(drawn)
-    def check(batch):
+    @on_drawn_batches(VERIFY, 1, optional_fields=["mrope_positions"], inputs_type=inputs_type)
+    def check(batch, buffers):
         whole = requests_of(batch, buffers)
         order = list(reversed(range(len(whole))))
         turned = whole.take(order).batch()
@@ -196,5 +185,3 @@ def test_a_field_in_three_segments_and_one_without_rows():
         assert (turned.mrope_positions == turned.positions).all()
         assert np.array_equal(turned.sharpness, batch.sharpness)
         assert np.array_equal(whole.padded(4).sharpness, batch.sharpness)
-
-    check()

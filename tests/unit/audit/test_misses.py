@@ -10,15 +10,13 @@ import pytest
 import torch
 
 import graphkit as gk
+from declared_modes import MODES
 from graphkit.attention import AttentionBackend
 from graphkit.audit import AuditLog
 from graphkit.audit.finding_text import spans
 from graphkit.audit.misses import audit_misses
 from graphkit.reference import reference_target
-from graphkit.runners import RUNNERS
 
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
-"""All modes but STEP, whose fields a caller declares."""
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
 EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE

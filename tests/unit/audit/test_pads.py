@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 import graphkit as gk
+from declared_modes import every_mode
 from graphkit.attention import AttentionBackend
 from graphkit.audit import AuditLog
 from graphkit.audit.pads import audit_pads, live_sizes
 from graphkit.reference.target import model_target
-from graphkit.runners import RUNNERS
 
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
-"""All modes but STEP, whose fields a caller declares."""
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
 LEAK, STRAY = "leaking pad row", "write outside live slots"
@@ -82,7 +80,7 @@ def storing(cache, slots=lambda inputs: inputs.out_cache_loc):
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=3)
     log = AuditLog()

@@ -7,14 +7,13 @@ import torch
 from torch import nn
 
 import graphkit as gk
+from declared_modes import every_mode
 from graphkit.audit import AuditLog, audit_target
 from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.pool_poison.trials import PoisonTrials
 from graphkit.errors import TargetError
 from graphkit.reference.target import model_target
-from graphkit.runners import RUNNERS
 
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 VOCAB, HIDDEN, WIDTH, REQUESTS, SLOTS = 32, 8, 4, 4, 64
 KIND = "stale pool memory"
@@ -247,7 +246,7 @@ def test_reserved_rows_of_state_are_not_compared(audited):
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=3)
     log = AuditLog()

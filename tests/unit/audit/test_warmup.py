@@ -14,17 +14,15 @@ import torch
 from torch import nn
 
 import graphkit as gk
+from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.object_snapshot import ObjectSnapshot, checksum
 from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.audit.warmup import audit_warmup
 from graphkit.kv import MHATokenToKVPool
 from graphkit.reference.target import model_target
-from graphkit.runners import RUNNERS
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
-"""All modes but STEP, whose fields a caller declares."""
 VOCAB, HIDDEN, WIDTH = 32, 8, 4
 LEAK, CACHE, REPLACED = "warm-up leak", "lazy cache", "replaced buffer"
 COUNT = 0
@@ -84,7 +82,7 @@ def of_model(step, **changes):
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=2)
     log = AuditLog()

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import graphkit as gk
+from declared_modes import MODES
 from graphkit.attention import AttentionBackend
-from graphkit.runners import RUNNERS, multi_layer
+from graphkit.runners import multi_layer
 from graphkit.spec.tree import TreeGrowth
 
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
 EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE
 CHOOSING = (DRAFT, EXTEND, EXTEND_V2, LAYERS)
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
 GRAPH_BUG = "the graph differs from the same padded path without it"
 PADDING_BUG = "padding changes live rows"
 LIVE_AT_SIZE = {(1, 2), (2, 2), (1, 4), (2, 4), (3, 4), (4, 4)}

@@ -7,22 +7,17 @@ import pytest
 import torch
 
 import graphkit as gk
+from declared_modes import MODES, every_mode
 from graphkit.attention import TritonAttention
 from graphkit.errors import ConfigError
 from graphkit.reference import default_checkpoint, reference_target
 from graphkit.reference.prefilled_requests import CONTEXT
 from graphkit.reference.target import model_target
-from graphkit.runners import RUNNERS
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
 EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE
 COUNT, STEPS = 6, 3
-
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
-"""All modes but STEP, whose fields a caller declares."""
-
-every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 
 
 def test_select_index_is_the_row_of_the_last_accepted_token(target, sample):

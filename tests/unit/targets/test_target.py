@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import graphkit as gk
+from declared_modes import MODES, every_mode
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import Axis, Rows, declare
 from graphkit.errors import ConfigError, TargetError
@@ -15,8 +16,7 @@ from graphkit.runners import RUNNERS
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND_V2 = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND_V2
-LAYERS, STEP = gk.ForwardMode.MULTI_LAYER_EAGLE, gk.ForwardMode.STEP
-MODES = [mode for mode in RUNNERS if mode is not STEP]
+LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
 """Modes whose inputs and outputs are fixed."""
 
 
@@ -43,7 +43,7 @@ def test_every_mode_but_idle_has_a_runner():
     assert all(runner.mode is mode for mode, runner in RUNNERS.items())
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_every_mode_gets_its_runner(make_target, mode):
     target = make_target(modes=MODES)
     runner = target.runner(mode, device="cpu")
@@ -53,7 +53,7 @@ def test_every_mode_gets_its_runner(make_target, mode):
     assert list(target.runner(mode, device="cpu", batch_sizes=[1]).table) == [1, 4]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_one_attention_backend_serves_all_modes(make_target, mode):
     attention = Attention()
     runner = make_target(modes=MODES, attention=attention).runner(mode, device="cpu")

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 import graphkit as gk
+from declared_modes import MODES, every_mode
 from graphkit.buffers import Axis, declare
 from graphkit.runners import RUNNERS
 from graphkit.testing import assert_replay_equivalent, batches, target_batches
 
 VERIFY, DRAFT = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT
 EXTEND, EXTEND_V2 = gk.ForwardMode.DRAFT_EXTEND, gk.ForwardMode.DRAFT_EXTEND_V2
-LAYERS, STEP = gk.ForwardMode.MULTI_LAYER_EAGLE, gk.ForwardMode.STEP
-MODES = [mode for mode in RUNNERS if mode is not STEP]
+LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
 STEPS, CONTEXT, PAGE, VOCAB = 3, 40, 4, 50
 SIZES = gk.BufferSizes(5, CONTEXT, 8, VOCAB, torch.bfloat16, page_size=PAGE, spec_hidden_size=24)
 few = settings(
@@ -185,7 +185,7 @@ def test_requests_without_room_are_refused():
         batches(VERIFY, spec_of(1), SIZES, table=np.zeros((1, CONTEXT)))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_real_models_are_right_on_drawn_batches(real_target, mode):
     attention = real_target.attention[mode]
     table = attention.req_to_token_pool.req_to_token

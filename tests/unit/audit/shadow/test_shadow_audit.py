@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 import graphkit as gk
+from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.shadow import audit_shadow
 from graphkit.reference.target import model_target
-from graphkit.runners import RUNNERS
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 GRAPH = "graph bug"
-MODES = [mode for mode in RUNNERS if mode is not gk.ForwardMode.STEP]
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@every_mode
 def test_real_models_have_no_finding_in_any_mode(models, mode, topk, capture):
     target = model_target(*models, name="tiny", topk=topk, max_batch_size=3)
     log = AuditLog()
