@@ -42,24 +42,7 @@ if TYPE_CHECKING:
         declare,
     )
     from graphkit.config import BufferSizes
-    from graphkit.engine import (
-        Drafter,
-        DraftTree,
-        EagleDrafter,
-        EngineContext,
-        EngineModel,
-        EngineStats,
-        FinishReason,
-        MultiLayerDrafter,
-        NewTokens,
-        NgramDrafter,
-        NullDrafter,
-        Prefilled,
-        Request,
-        SamplingParams,
-        SpeculativeEngine,
-        Verified,
-    )
+    from graphkit.engine import EngineStats, FinishReason, NewTokens, Request, SpeculativeEngine
     from graphkit.errors import (
         AttentionError,
         CaptureCause,
@@ -82,6 +65,7 @@ if TYPE_CHECKING:
         CapturedGraph,
         CaptureFailure,
         CudaBackend,
+        LoopGraph,
         NamedTensors,
         NodeOrigin,
         RecorderBackend,
@@ -93,7 +77,10 @@ if TYPE_CHECKING:
         DSATokenToKVPool,
         MHATokenToKVPool,
         MLATokenToKVPool,
+        RecurrentInputs,
+        RecurrentStatePool,
         ReqToTokenPool,
+        StateSlots,
         TokenSlotAllocator,
         TokenToKVPool,
     )
@@ -152,12 +139,36 @@ if TYPE_CHECKING:
         get_algorithm,
         register_algorithm,
     )
+    from graphkit.step import (
+        DeviceStep,
+        Drafter,
+        DraftTree,
+        EagleDrafter,
+        EngineContext,
+        EngineModel,
+        LoopEnd,
+        MultiLayerDrafter,
+        NgramDrafter,
+        NullDrafter,
+        Prefilled,
+        RequestEnd,
+        RequestReport,
+        RequestState,
+        SamplingParams,
+        SpecStepInputs,
+        SpecStepOutput,
+        SpecStepRunner,
+        StepReport,
+        StepResult,
+        StepStream,
+        Verified,
+    )
     from graphkit.targets import CaptureTarget
     from graphkit.verify import capture_target
 
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "runners",
-    "targets", "verify", "engine", "audit",
+    "step", "targets", "verify", "engine", "audit",
 )  # fmt: skip
 """Rooms of the public names; those without torch come first."""
 
@@ -227,11 +238,14 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "SdpaAttention",
     "SizeTable",
     "TritonAttention",
-    # Pools of KV slots and of request rows.
+    # Pools of KV slots, of recurrent states and of request rows.
     "DSATokenToKVPool",
     "MHATokenToKVPool",
     "MLATokenToKVPool",
+    "RecurrentInputs",
+    "RecurrentStatePool",
     "ReqToTokenPool",
+    "StateSlots",
     "TokenSlotAllocator",
     "TokenToKVPool",
     # Inspection of graphs, and records.
@@ -265,23 +279,36 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "ShadowWatch",
     "audit_target",
     "capture_target",
-    # Engine and drafting algorithms.
+    # The whole step, captured and looped on the device; drafting algorithms.
+    "DeviceStep",
     "DraftTree",
     "Drafter",
     "EagleDrafter",
     "EngineContext",
     "EngineModel",
-    "EngineStats",
-    "FinishReason",
+    "LoopEnd",
+    "LoopGraph",
     "MultiLayerDrafter",
-    "NewTokens",
     "NgramDrafter",
     "NullDrafter",
     "Prefilled",
-    "Request",
+    "RequestEnd",
+    "RequestReport",
+    "RequestState",
     "SamplingParams",
-    "SpeculativeEngine",
+    "SpecStepInputs",
+    "SpecStepOutput",
+    "SpecStepRunner",
+    "StepReport",
+    "StepResult",
+    "StepStream",
     "Verified",
+    # Engine.
+    "EngineStats",
+    "FinishReason",
+    "NewTokens",
+    "Request",
+    "SpeculativeEngine",
     # Errors: every error that a caller can provoke derives from GraphkitError.
     "AttentionError",
     "CaptureCause",

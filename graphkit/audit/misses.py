@@ -181,8 +181,7 @@ def _modes_of(spec: SpecConfig) -> Iterator[tuple[ForwardMode, ...]]:
     if spec.num_steps and (algorithm.is_eagle() or algorithm.is_standalone()):
         chain = (ForwardMode.MULTI_LAYER_EAGLE,) if algorithm.is_eagle() else ()
         yield (ForwardMode.DRAFT, *chain)
-        is_v2 = spec.plan().generation == "v2"
-        yield (ForwardMode.DRAFT_EXTEND_V2 if is_v2 else ForwardMode.DRAFT_EXTEND, *chain)
+        yield (ForwardMode.DRAFT_EXTEND_V2, *chain)
 
 
 def _name_of(spec: SpecConfig) -> str:

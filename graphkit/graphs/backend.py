@@ -92,12 +92,15 @@ class Backend(Protocol):
     Attributes:
         name: ``cuda`` or ``recorder``.
         device: The device of the captured functions' tensors.
-        loop_refusal: Why ``loop`` is not available, as a sentence; empty if it is.
     """
 
     name: str
     device: torch.device
-    loop_refusal: str
+
+    @property
+    def loop_refusal(self) -> str:
+        """Why ``loop`` is not available, as a phrase; empty if it is."""
+        ...
 
     def session(self) -> AbstractContextManager[None]:
         """Prepare the process for captures, and restore it when the block ends."""

@@ -12,6 +12,7 @@ import torch
 
 from graphkit.errors import DeviceError
 from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
+from graphkit.graphs.backend import LoopGraph
 from graphkit.graphs.capture_failure import CaptureFailure, failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.cuda_loop import CudaLoop
@@ -227,7 +228,7 @@ class CudaBackend:
         bodies: Sequence[CudaGraph],
         again: torch.Tensor,
         body: torch.Tensor,
-    ) -> CudaLoop:
+    ) -> LoopGraph:
         """See ``Backend.loop``. Needs an empty ``loop_refusal``."""
         with torch.cuda.device(self.device):
             return CudaLoop(self, prologue, bodies, again, body)

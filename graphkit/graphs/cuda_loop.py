@@ -52,7 +52,7 @@ _SET_CONDITION = b"""
 
 
 _ASSIGN_DEFAULT = 1
-"""``cudaGraphCondAssignDefault``, which the bindings do not have: set the default at each launch."""
+"""``cudaGraphCondAssignDefault``: set the default at each launch. The bindings do not have it."""
 
 
 class CudaLoop:

@@ -13,6 +13,7 @@ import torch
 
 from graphkit.errors import CaptureCause
 from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
+from graphkit.graphs.backend import LoopGraph
 from graphkit.graphs.capture_failure import failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode, tensors_in
 from graphkit.graphs.dispatch_modes import compilation_disabled
@@ -219,7 +220,7 @@ class RecorderBackend:
         bodies: Sequence[RecordedGraph],
         again: torch.Tensor,
         body: torch.Tensor,
-    ) -> RecordedLoop:
+    ) -> LoopGraph:
         """See ``Backend.loop``. The host reads the conditions."""
         return RecordedLoop(prologue, bodies, again, body)
 

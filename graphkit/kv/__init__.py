@@ -4,7 +4,7 @@ from graphkit.kv.dsa import DSATokenToKVPool
 from graphkit.kv.mha import MHATokenToKVPool
 from graphkit.kv.mla import MLATokenToKVPool
 from graphkit.kv.pool import TokenToKVPool
-from graphkit.kv.recurrent import RecurrentStatePool, StateSlots
+from graphkit.kv.recurrent import RecurrentInputs, RecurrentStatePool, StateSlots
 from graphkit.kv.requests import ReqToTokenPool
 from graphkit.kv.slots import TokenSlotAllocator
 
@@ -12,6 +12,7 @@ __all__ = [
     "DSATokenToKVPool",
     "MHATokenToKVPool",
     "MLATokenToKVPool",
+    "RecurrentInputs",
     "RecurrentStatePool",
     "ReqToTokenPool",
     "StateSlots",

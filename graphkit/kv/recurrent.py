@@ -11,8 +11,9 @@ from typing import Protocol
 
 import torch
 
-from graphkit.config import require_int
+from graphkit.config import require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
+from graphkit.kv.arguments import device_of
 from graphkit.ops.move_kv import buffer_table, move_kv
 
 States = Mapping[str, torch.Tensor]
@@ -96,17 +97,19 @@ class RecurrentStatePool:
         _check_shapes(shapes)
         if isinstance(dtypes, torch.dtype):
             dtypes = dict.fromkeys(shapes, dtypes)
-        if not isinstance(dtypes, Mapping) or set(dtypes) != set(shapes):
+        require_type("RecurrentStatePool", "dtypes", dtypes, Mapping, "a torch.dtype or a mapping")
+        if set(dtypes) != set(shapes):
             raise ConfigError(
                 f"RecurrentStatePool.dtypes is {dtypes!r}, but shapes has {sorted(shapes)}. Pass "
                 "one torch.dtype, or one per kind of state.",
                 field="dtypes",
             )
         self.size, self.width, self.layer_num = size, width, layer_num
+        where = device_of("RecurrentStatePool", device)
         slots = (size + 1) * (width + 1)
         self._layers = [
             {
-                kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=device)
+                kind: torch.zeros(slots, *shape, dtype=dtypes[kind], device=where)
                 for kind, shape in shapes.items()
             }
             for _ in range(layer_num)
@@ -241,17 +244,14 @@ class RecurrentStatePool:
 
 
 def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
-    if not isinstance(shapes, Mapping) or not shapes:
+    expected = "a mapping such as {'ssm': (heads, head_dim, state_size)}"
+    require_type("RecurrentStatePool", "shapes", shapes, Mapping, expected)
+    if not shapes:
         raise ConfigError(
-            f"RecurrentStatePool.shapes must name at least one kind of state, got {shapes!r}. Pass "
-            "a mapping such as {'ssm': (heads, head_dim, state_size)}.",
-            field="shapes",
+            f"RecurrentStatePool.shapes names no kind of state. Pass {expected}.", field="shapes"
         )
     for kind, shape in shapes.items():
-        if not isinstance(shape, Sequence):
-            raise ConfigError(
-                f"RecurrentStatePool.shapes[{kind!r}] must be a sequence of ints, got {shape!r}.",
-                field="shapes",
-            )
+        field = f"shapes[{kind!r}]"
+        require_type("RecurrentStatePool", field, shape, Sequence, "a sequence of ints")
         for extent in shape:
-            require_int("RecurrentStatePool", f"shapes[{kind!r}]", extent)
+            require_int("RecurrentStatePool", field, extent)

@@ -5,6 +5,7 @@ A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``
 ``device_step`` joins both.
 """
 
+from graphkit.ops.loop_layout import LoopEnd, RequestEnd
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.device_loops import SpecStepInputs, SpecStepOutput
 from graphkit.step.device_step import DeviceStep, StepResult
@@ -30,12 +31,14 @@ __all__ = [
     "EagleDrafter",
     "EngineContext",
     "EngineModel",
+    "LoopEnd",
     "MovableKVPool",
     "MultiLayerDrafter",
     "NgramDrafter",
     "NullDrafter",
     "Prefill",
     "Prefilled",
+    "RequestEnd",
     "RequestReport",
     "RequestState",
     "SamplingParams",

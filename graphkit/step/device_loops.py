@@ -176,7 +176,7 @@ class DeviceLoops:
         self._running = loop.graph
         self._launched += 1
         self._unfinished.append((self._launched, max_steps))
-        return StepStream(self._launched, self._reader)
+        return self._reader.stream(self._launched)
 
     def join(self) -> None:
         """Make later work of the current stream run after the loops."""

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import NoneType
 from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.config import BufferSizes, require_int
+from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 from graphkit.graphs import Attribution, Backend, CaptureFailure, backend_for
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
@@ -73,6 +74,11 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         chunked_prefill_size: int = 512,
         ring_entries: int = 256,
     ) -> None:
+        name = "SpecStepRunner"
+        require_type(name, "target", target, EngineModel, "a graphkit.EngineModel")
+        require_type(name, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
+        require_type(name, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
+        require_type(name, "batch_sizes", batch_sizes, (Iterable, NoneType), "ints, or None")
         context = EngineContext.create(
             target,
             spec,

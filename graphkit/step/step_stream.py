@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -56,6 +57,12 @@ class LoopReader:
             if report.loop_end is not LoopEnd.RUNNING:
                 self.last_ended = report.launch
 
+    def stream(self, launch: int) -> StepStream:
+        """Return the steps of a launch."""
+        return StepStream(
+            partial(self.wait, launch), partial(self.poll, launch), partial(self.ring.stop, launch)
+        )
+
     def wait(self, launch: int) -> StepReport:
         """Return the next step of a launch as soon as it is there.
 
@@ -93,8 +100,13 @@ class StepStream:
         end: Why the loop ended; ``None`` until its last step has been read.
     """
 
-    def __init__(self, launch: int, reader: LoopReader) -> None:
-        self._launch, self._reader = launch, reader
+    def __init__(
+        self,
+        wait: Callable[[], StepReport],
+        poll: Callable[[], StepReport | None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._wait, self._poll, self._stop = wait, poll, stop
         self.end: LoopEnd | None = None
 
     def __iter__(self) -> Iterator[StepReport]:
@@ -104,7 +116,7 @@ class StepStream:
         if self.end is not None:
             raise StopIteration
         try:
-            report = self._reader.wait(self._launch)
+            report = self._wait()
         except BaseException:  # such as ^C: the loop shall not run on without a reader
             self.stop()
             raise
@@ -112,12 +124,12 @@ class StepStream:
 
     def poll(self) -> StepReport | None:
         """Return the next step if it is there, else ``None``. Does not wait."""
-        report = None if self.end is not None else self._reader.poll(self._launch)
+        report = None if self.end is not None else self._poll()
         return None if report is None else self._noted(report)
 
     def stop(self) -> None:
         """End the loop after the step that runs. Does not wait; may be called at any time."""
-        self._reader.ring.stop(self._launch)
+        self._stop()
 
     def __enter__(self) -> Self:
         return self

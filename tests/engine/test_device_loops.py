@@ -228,7 +228,7 @@ class TestRunner:
     def test_an_interrupt_while_waiting_ends_it(self, runner, task, monkeypatch):
         stream = runner.launch(self.ROWS, max_steps=50)
         with monkeypatch.context() as patch:
-            patch.setattr(stream._reader, "wait", interrupt)
+            patch.setattr(stream, "_wait", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 next(stream)
         steps = list(stream)
@@ -277,7 +277,7 @@ class TestRunner:
             runner.launch([1], max_steps=0)
 
 
-def interrupt(_launch):
+def interrupt():
     raise KeyboardInterrupt
 
 

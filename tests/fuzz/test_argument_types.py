@@ -132,6 +132,13 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         "MHATokenToKVPool": (gk.MHATokenToKVPool, POOL | {"head_num": 1, "head_dim": 2}),
         "MLATokenToKVPool": (gk.MLATokenToKVPool, LATENT),
         "MultiLayerDrafter": (gk.MultiLayerDrafter, {"model": engine_model}),
+        "RecurrentStatePool": (
+            gk.RecurrentStatePool,
+            {
+                "size": 2, "width": 4, "layer_num": 1, "device": "cpu", "shapes": {"sum": (2,)},
+                "dtypes": torch.float32,
+            },
+        ),
         "ReqToTokenPool": (gk.ReqToTokenPool, {"size": 2, "max_context_len": 4, "device": "cpu"}),
         "ReqToTokenPool.alloc": (requests.alloc, {"n": 0}),
         "ReqToTokenPool.free": (requests.free, {"rows": []}),
@@ -171,7 +178,8 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             {
                 "target": engine_model, "drafter": gk.NgramDrafter(), "spec": SPEC, "sizes": SIZES,
                 "batch_sizes": [2], "device": "cpu", "backend": None, "generation": None,
-                "chunked_prefill_size": 8, "bos_token_id": None, "seed": 0, "debug": False,
+                "steps_per_launch": 2, "chunked_prefill_size": 8, "bos_token_id": None, "seed": 0,
+                "debug": False,
             },
         ),
         "TokenSlotAllocator": (
@@ -207,12 +215,20 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         "selected_modes": (selected_modes, {"target": target, "modes": [VERIFY]}),
         **{name: (getattr(gk, name), step) for name in MODES},
         "MultiLayerEagleRunner": (gk.MultiLayerEagleRunner, chain),
+        "SpecStepRunner": (
+            gk.SpecStepRunner,
+            {
+                "target": engine_model, "drafter": gk.NgramDrafter(), "spec": SPEC, "sizes": SIZES,
+                "batch_sizes": [2], "device": "cpu", "backend": None, "is_greedy": False,
+                "chunked_prefill_size": 8, "ring_entries": 4,
+            },
+        ),
         "StepRunner": (gk.StepRunner, head),
         **{name: (getattr(gk, name), buffers) for name in BUFFERS},
     }  # fmt: skip
 
 
-MADE_BY_GRAPHKIT = {"StagedBatch"}
+MADE_BY_GRAPHKIT = {"DeviceStep", "RequestState", "StagedBatch", "StepStream"}
 """Classes whose instances runners make."""
 WITHOUT_ARGUMENTS = {
     "AttentionBackend", "Drafter", "NamedTensors", "NewTokens", "NgramDrafter", "NullDrafter",

@@ -128,7 +128,7 @@ def test_a_tree_wider_than_the_pool_is_refused(pool):
         ({"layer_num": 0}, "layer_num"),
         ({"shapes": {}}, "shapes"),
         ({"shapes": (4,)}, "shapes"),
-        ({"shapes": {"sum": 4}}, "shapes"),
+        ({"shapes": {"sum": 4}}, "shapes['sum']"),
         ({"shapes": {"sum": (0,)}}, "shapes['sum']"),
         ({"dtypes": {"ssm": torch.float32}}, "dtypes"),
         ({"dtypes": "float32"}, "dtypes"),
