@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from graphkit.errors import InputError
@@ -72,12 +73,14 @@ class RequestState:
             )
         stops += [-1] * (MAX_STOP_IDS - len(stops))
         (self._sampled.add if sampling.temperature else self._sampled.discard)(row)
-        values = to_device([length - 1, max_new_tokens, sampling.seed or 0, *stops], self._device)
+        temperature = int(np.float32(sampling.temperature).view(np.int32))
+        numbers = [length - 1, max_new_tokens, temperature, sampling.seed or 0, *stops]
+        values = to_device(numbers, self._device)
         self.seq_lens[row] = values[0]
         self.remaining[row] = values[1]
-        self.seeds[row] = values[2]
-        self.stop_ids[row] = values[3:]
-        self.temperatures[row] = sampling.temperature
+        self.temperatures[row] = values[2:3].int().view(torch.float32)[0]
+        self.seeds[row] = values[3]
+        self.stop_ids[row] = values[4:]
 
     def is_greedy(self, rows: Iterable[int]) -> bool:
         """Return whether the requests of all rows have temperature 0; known to the host."""
@@ -85,7 +88,7 @@ class RequestState:
 
     def release(self, rows: torch.Tensor) -> None:
         """Make rows, int64 [B], pads from the next step on; enqueues only."""
-        self.remaining[rows] = 0
+        self.remaining.index_fill_(0, rows, 0)
 
     def running(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows, int64 [B], with 0 in the place of those that have ended."""

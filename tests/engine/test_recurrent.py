@@ -122,7 +122,7 @@ class ErringOracle(Drafter):
         index = torch.arange(requests * width, device=device).view(requests, width)
         return DraftTree(
             draft_tokens=tokens.flatten(),
-            tree_mask=mask.expand(requests, *mask.shape) if self._topk > 1 else mask,
+            tree_mask=mask.expand(requests, *mask.shape).contiguous() if self._topk > 1 else mask,
             retrieve_index=index,
             retrieve_next_token=children.expand(requests, -1).contiguous(),
             retrieve_next_sibling=siblings.expand(requests, -1).contiguous(),

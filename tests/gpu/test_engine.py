@@ -98,7 +98,7 @@ def test_admission_never_waits(make_engine, algorithm):
 
 
 def test_a_launch_returns_while_the_device_still_works(make_engine):
-    engine = make_engine()
+    engine = make_engine(generation="v2")
     steps = engine._steps
     engine.submit(PROMPTS[0], LONG)
     engine.step()
