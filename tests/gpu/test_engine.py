@@ -74,7 +74,7 @@ def launches_must_not_wait(monkeypatch):
 def test_a_launch_of_v2_never_waits(
     make_engine, launches_must_not_wait, algorithm, topk, temperature
 ):
-    engine = make_engine(algorithm, topk=topk)
+    engine = make_engine(algorithm, topk=topk, generation="v2")
     sampling = SamplingParams(max_new_tokens=12, temperature=temperature)
     assert all(len(ids) == 12 for ids in outputs(engine.generate(PROMPTS, sampling)))
     assert not engine.stats.fallbacks
@@ -85,10 +85,11 @@ def test_no_synchronisation_detects_a_wait():
         torch.ones(1, device="cuda").item()
 
 
+@pytest.mark.parametrize("generation", ["v2", "v3"])
 @pytest.mark.parametrize("algorithm", DRAFTING)
-def test_admission_never_waits(make_engine, algorithm):
-    """A step of v2 waits for the results of the previous step only."""
-    engine = make_engine(algorithm)
+def test_admission_never_waits(make_engine, algorithm, generation):
+    """A step waits for reports only: v2 for an event, v3 in plain memory."""
+    engine = make_engine(algorithm, generation=generation)
     engine.submit(PROMPTS[0], LONG)
     engine.step()
     for prompt in PROMPTS[1:]:
