@@ -76,6 +76,7 @@ def _engine(arguments: argparse.Namespace, num_prompts: int) -> SpeculativeEngin
         max_context_len=config.max_position_embeddings,
         device=device,
         generation=arguments.generation,
+        steps_per_launch=arguments.steps_per_launch,
         checkpoint=arguments.checkpoint,
         seed=arguments.seed,
     )

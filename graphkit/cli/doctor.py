@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _facts() -> Iterator[Fact]:
     import torch
 
+    from graphkit.graphs.cuda_loop import loop_refusal
     from graphkit.graphs.driver import driver_version, runtime
     from graphkit.graphs.environment import package_version
     from graphkit.graphs.streams import FURTHER_STREAM_COST, streams_in_use
@@ -84,3 +85,5 @@ def _facts() -> Iterator[Fact]:
     yield Fact("recorder backend", "any machine", True)
     usable = has_cuda and bool(triton)
     yield Fact("cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and Triton")
+    refusal = loop_refusal() if usable else "need the cuda backend; the recorder has them anywhere"
+    yield Fact("device loops", "" if refusal else "generation v3", not refusal, refusal)

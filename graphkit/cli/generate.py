@@ -76,9 +76,13 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "2 * (S + 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--generation", choices=("v1", "v2"),
-        help="v1 waits for the host after each step, v2 overlaps steps with the host; default: v2 "
-        "where the settings allow it",
+        "--generation", choices=("v1", "v2", "v3"),
+        help="v1 waits for the host after each step, v2 overlaps steps with the host, v3 runs many "
+        "steps in one launch; default: v3 where it can run, else v2",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps-per-launch", type=int, default=16, metavar="N",
+        help="most steps of one launch in v3; default: 16",
     )  # fmt: skip
 
 

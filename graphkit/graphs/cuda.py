@@ -15,14 +15,13 @@ from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
 from graphkit.graphs.backend import LoopGraph
 from graphkit.graphs.capture_failure import CaptureFailure, failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode
-from graphkit.graphs.cuda_loop import CudaLoop
+from graphkit.graphs.cuda_loop import CudaLoop, loop_refusal
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.driver import (
     begin_empty_capture,
     captured_node_counter,
     count_nodes,
     launch_function,
-    runtime,
     runtime_stream,
     upload,
 )
@@ -218,9 +217,7 @@ class CudaBackend:
     @property
     def loop_refusal(self) -> str:
         """See ``Backend.loop_refusal``."""
-        if runtime() is None:
-            return "cuda-bindings are not installed: install graphkit[cuda]"
-        return ""
+        return loop_refusal()
 
     def loop(
         self,

@@ -55,6 +55,11 @@ _ASSIGN_DEFAULT = 1
 """``cudaGraphCondAssignDefault``: set the default at each launch. The bindings do not have it."""
 
 
+def loop_refusal() -> str:
+    """Return why CUDA graphs cannot loop here, as a phrase; empty if they can."""
+    return "" if runtime() else "cuda-bindings are not installed: install graphkit[cuda]"
+
+
 class CudaLoop:
     """An executable that runs a prologue once, then bodies until the device ends it.
 

@@ -61,7 +61,8 @@ def reference_engine(
     dtype: torch.dtype = torch.float32,
     backend: Backend | None = None,
     attention: type[PagedAttention] | None = None,
-    generation: Literal["v1", "v2"] | None = None,
+    generation: Literal["v1", "v2", "v3"] | None = None,
+    steps_per_launch: int = 16,
     checkpoint: str | Path | None = None,
     seed: int = 0,
     debug: bool = False,
@@ -81,6 +82,7 @@ def reference_engine(
         device: As for ``SpeculativeEngine``.
         backend: As for ``SpeculativeEngine``.
         generation: As for ``SpeculativeEngine``.
+        steps_per_launch: As for ``SpeculativeEngine``.
         seed: As for ``SpeculativeEngine``.
         debug: As for ``SpeculativeEngine``.
         dtype: Data type of weights and KV. In bfloat16, the output of a request can depend on the
@@ -117,6 +119,7 @@ def reference_engine(
         device=torch_device,
         backend=backend,
         generation=generation,
+        steps_per_launch=steps_per_launch,
         bos_token_id=END_OF_TEXT,
         seed=seed,
         debug=debug,

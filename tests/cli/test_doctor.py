@@ -57,6 +57,22 @@ def test_with_cuda_the_streams_in_use_are_counted(run, with_cuda, monkeypatch):
     assert streams["found"].startswith("3 in use; one more alone does not slow replays")
 
 
+def test_device_loops_need_the_cuda_backend_and_cuda_bindings(run, monkeypatch):
+    assert "need the cuda backend" in facts_of(run)["device loops"]["remedy"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Imaginary H200")
+    monkeypatch.setattr(
+        import_module("graphkit.graphs.environment"), "package_version", lambda name: "3.6"
+    )
+    for bindings, remedy in ((None, "install graphkit[cuda]"), (object(), "")):
+        monkeypatch.setattr(
+            import_module("graphkit.graphs.cuda_loop"), "runtime", lambda found=bindings: found
+        )
+        loops = facts_of(run)["device loops"]
+        assert loops["works"] is (not remedy)
+        assert loops["remedy"].endswith(remedy)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_each_fact_is_one_line_in_a_pipe(run, request, device):
     if device == "cuda":

@@ -11,6 +11,7 @@ import torch
 
 from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ReplayError
+from graphkit.graphs import RecorderBackend
 from graphkit.records import GenerateRecord
 from graphkit.reference import (
     ALGORITHMS,
@@ -20,6 +21,7 @@ from graphkit.reference import (
     load_checkpoint,
     save_checkpoint,
 )
+from graphkit.step import SpecStepRunner
 
 PLAIN = ("--algorithm", "none", "--eager")
 """The fastest settings."""
@@ -81,6 +83,8 @@ def constant_model(tmp_path_factory):
         ("--topk", "2"),
         ("--algorithm", "NGRAM", "--topk", "2", "--num-draft-tokens", "5"),
         ("--generation", "v1"),
+        ("--generation", "v2"),
+        ("--generation", "v3", "--steps-per-launch", "3"),
     ],
     ids=" ".join,
 )
@@ -89,7 +93,8 @@ def test_all_settings_give_the_same_text_and_count_their_replays(recorded, optio
     record = recorded(*options, "--prompt", "import os\n")
     assert record.text == plain.text
     assert record.backend == "recorder"
-    assert record.generation == ("v1" if "v1" in options else "v2")
+    (generation,) = {"v1", "v2"} & set(options) or {"v3"}
+    assert record.generation == generation
     assert record.replays
     assert all(record.replays.values())
     assert record.fallbacks == {}
@@ -111,8 +116,32 @@ def test_json_has_the_measurements_at_the_top_level(generate):
 def test_eager_captures_nothing_and_reports_the_fallbacks(recorded):
     record = recorded(*PLAIN, "--prompt", "import os\n")
     assert record.capture_seconds is None
-    assert record.replays == {"DECODE": 0}
-    assert record.fallbacks == {"DECODE": {"not captured": 8}}
+    assert record.replays == {"STEP": 0}
+    assert record.fallbacks == {"STEP": {"not captured": 8}}
+
+
+def test_a_launch_runs_as_many_steps_as_asked(recorded, monkeypatch):
+    launches, launch = [], SpecStepRunner.launch
+
+    def counted(*arguments, **options):
+        launches.append(options["max_steps"])
+        return launch(*arguments, **options)
+
+    monkeypatch.setattr(SpecStepRunner, "launch", counted)
+    arguments = ("--algorithm", "none", "--prompt", "import os\n", "--steps-per-launch", "3")
+    assert recorded(*arguments).replays == {"STEP": 7}, "the first token comes from the prefill"
+    assert launches == [3, 3, 3]
+
+
+@pytest.mark.parametrize("refusal", ["", "cuda-bindings are not installed"])
+def test_v3_runs_by_default_where_the_device_can_loop(recorded, generate, monkeypatch, refusal):
+    monkeypatch.setattr(RecorderBackend, "loop_refusal", refusal)
+    arguments = (*PLAIN, "--prompt", "import os\n")
+    assert recorded(*arguments).generation == ("v2" if refusal else "v3")
+    asked = generate(*arguments, "--generation", "v3")
+    assert asked.code == (2 if refusal else 0)
+    if refusal:
+        assert asked.error == f"error: generation 'v3' cannot run: {refusal}."
 
 
 def test_a_pipe_gets_only_the_text(generate, recorded):
@@ -126,7 +155,7 @@ def test_a_pipe_gets_only_the_text(generate, recorded):
         "algorithm", "device", "output", "ended by", "speed", "accept length", "graphs",
         "without a graph",
     ]  # fmt: skip
-    assert facts["without a graph"].strip() == "DECODE: 8 runs, not captured"
+    assert facts["without a graph"].strip() == "STEP: 8 runs, not captured"
 
 
 def test_several_prompts_keep_their_order(generate, recorded):
@@ -137,7 +166,7 @@ def test_several_prompts_keep_their_order(generate, recorded):
     assert record.completions[1].text == recorded(*PLAIN, "--prompt", "class A").text
     assert record.text == record.completions[0].text
     assert record.new_tokens == 24
-    assert record.fallbacks["DECODE"]["not captured"] < 24, "they share steps"
+    assert record.fallbacks["STEP"]["not captured"] < 24, "they share steps"
     assert generate(*arguments).out == "\n".join(f"{each.text}\n" for each in record.completions)
 
 
@@ -201,7 +230,7 @@ def test_an_interruption_closes_the_engine_and_ends_the_line(generate, monkeypat
         return step(engine)
 
     monkeypatch.setattr(SpeculativeEngine, "step", interrupted)
-    ended = generate("--algorithm", "none", "--prompt", "import os\n")
+    ended = generate("--algorithm", "none", "--prompt", "import os\n", "--steps-per-launch", 1)
     assert (ended.code, ended.error) == (130, "error: interrupted")
     assert ended.out.endswith("\n") if is_terminal else ended.out == ""
     with pytest.raises(ReplayError, match="closed"):

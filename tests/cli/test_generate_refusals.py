@@ -22,6 +22,7 @@ from graphkit.reference import default_checkpoint
         ),
         (2, ("--algorithm", "multi_layer_eagle", "--num-steps", "9"), "num_steps is 9"),
         (2, ("--algorithm", "dflash"), "NONE, EAGLE, MULTI_LAYER_EAGLE, STANDALONE, NGRAM"),
+        (2, ("--steps-per-launch", "0"), "SpeculativeEngine.steps_per_launch must be an int >= 1"),
         (2, ("--max-new-tokens", "0"), "SamplingParams.max_new_tokens must be an int >= 1, got 0"),
         (2, ("--temperature", "nan"), "SamplingParams.temperature must be a finite number"),
         (2, ("--temperature", "-1"), "got -1.0"),
@@ -46,7 +47,7 @@ def test_an_impossible_setting_is_refused_on_one_line(run, code, options, text):
     "arguments",
     [
         ("--topk", "x"), ("--seed", "-1"), ("--seed", str(2**63)), ("--seed", "1.5"),
-        ("--generation", "v3"), ("--device", "tpu"), ("--max-new-tokens", "1.5"), ("text",),
+        ("--generation", "v4"), ("--device", "tpu"), ("--max-new-tokens", "1.5"), ("text",),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -33,8 +33,8 @@ COMMANDS = {
     "record": {"SCRIPT", "-m", "--out"},
     "generate": {
         "--prompt", "--checkpoint", "--algorithm", "--topk", "--num-steps", "--num-draft-tokens",
-        "--generation", "--max-new-tokens", "--temperature", "--seed", "--device", "--eager",
-        "--json",
+        "--generation", "--steps-per-launch", "--max-new-tokens", "--temperature", "--seed",
+        "--device", "--eager", "--json",
     },
     "doctor": {"--json"},
 }  # fmt: skip
