@@ -6,10 +6,12 @@ ran, C columns of a report.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 
+from graphkit.errors import InputError
+from graphkit.ops.argument_rules import describe
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
     RING_WORDS,
@@ -27,10 +29,11 @@ from graphkit.ops.registration import register_op
 def begin_loop(
     req_pool_indices: Annotated[torch.Tensor, "[M] int64"],
     is_watched: Annotated[torch.Tensor, "[M] bool"],
-    max_steps: Annotated[torch.Tensor, "[1] int32"],
+    max_steps: Annotated[torch.Tensor, "[1] int64"],
+    launch: Annotated[torch.Tensor, "[1] int64"],
     loop_rows: Annotated[torch.Tensor, "[M] int64, contiguous"],
     loop_watched: Annotated[torch.Tensor, "[M] bool, contiguous"],
-    control: Annotated[torch.Tensor, "[5] int32, contiguous"],
+    control: Annotated[torch.Tensor, "[5] int64, contiguous"],
     batch_sizes: Annotated[torch.Tensor, "[bodies] int32"],
 ) -> None:
     """Set up a loop over a batch, whose first step always runs.
@@ -41,10 +44,15 @@ def begin_loop(
         req_pool_indices: Rows of the batch, then 0.
         is_watched: Whether the loop ends when the request ends.
         max_steps: Most steps of the loop.
+        launch: Number of the launch, larger than any before.
         loop_rows: Receives the rows of the first step.
         loop_watched: Receives ``is_watched`` in the order of ``loop_rows``.
         control: The control words, see ``Control``.
         batch_sizes: Captured sizes in ascending order.
+
+    Shapes:
+        req_pool_indices, loop_rows: [M] int64. is_watched, loop_watched: [M] bool.
+        max_steps, launch: [1] int64. control: [5] int64. batch_sizes: [bodies] int32.
 
     Raises:
         InputError: A tensor has the wrong shape, dtype, device or layout.
@@ -54,15 +62,28 @@ def begin_loop(
     control[Control.AGAIN] = 1
     control[Control.BODY] = _body(batch_sizes, (req_pool_indices > 0).sum())
     control[Control.STEPS_LEFT] = max_steps[0]
-    control[Control.LAUNCH] += 1
+    control[Control.LAUNCH] = launch[0]
 
 
-@register_op(mutates_args=("loop_rows", "loop_watched", "control", "ring"))
+def _check_ring(given: Any) -> None:
+    """Check the ring, which is on another device than the other tensors."""
+    rows, columns = len(given.loop_rows), given.report.shape[1]
+    words = RING_WORDS + given.entries * (ENTRY_WORDS + rows * columns)
+    ring = given.ring
+    if ring.shape != (words,) or ring.dtype != torch.int64 or not ring.is_contiguous():
+        raise InputError(
+            f"advance_loop: ring is {describe(ring)}, expected [{words}] int64, contiguous, for "
+            f"{given.entries} entries of {rows} requests.",
+            field="ring",
+        )
+
+
+@register_op(mutates_args=("loop_rows", "loop_watched", "control", "ring"), check=_check_ring)
 def advance_loop(
     report: Annotated[torch.Tensor, "[B, C] int32"],
     loop_rows: Annotated[torch.Tensor, "[M] int64, contiguous"],
     loop_watched: Annotated[torch.Tensor, "[M] bool, contiguous"],
-    control: Annotated[torch.Tensor, "[5] int32, contiguous"],
+    control: Annotated[torch.Tensor, "[5] int64, contiguous"],
     batch_sizes: Annotated[torch.Tensor, "[bodies] int32"],
     ring: torch.Tensor,
     entries: Annotated[int, "entries >= 1"],
@@ -79,8 +100,12 @@ def advance_loop(
         loop_watched: Whether the loop ends when the request ends, in the same order.
         control: The control words, see ``Control``.
         batch_sizes: Captured sizes in ascending order.
-        ring: The output ring, [16 + entries * (16 + M * C)] int32; pinned if the device is CUDA.
+        ring: The output ring; on the CPU, pinned if the other tensors are on CUDA.
         entries: Entries of the ring.
+
+    Shapes:
+        report: [B, C] int32. loop_rows: [M] int64. loop_watched: [M] bool. control: [5] int64.
+        batch_sizes: [bodies] int32. ring: [16 + entries * (16 + M * C)] int64.
 
     Raises:
         InputError: A tensor has the wrong shape, dtype, device or layout.

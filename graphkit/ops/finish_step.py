@@ -5,16 +5,31 @@ Suffixes: B requests, W nodes of each, P tokens of the longest path, R request r
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 
+from graphkit.errors import InputError
+from graphkit.ops.argument_rules import describe
 from graphkit.ops.loop_layout import Report, RequestEnd
 from graphkit.ops.registration import register_op
 
 
+def _check_width(given: Any) -> None:
+    """Check that each request has at least the tokens of the longest path."""
+    requests = len(given.req_pool_indices)
+    width, rest = divmod(len(given.predict), max(requests, 1))
+    if rest or (requests and width < given.longest_path):
+        raise InputError(
+            f"finish_step: predict is {describe(given.predict)}, expected [B * W] for {requests} "
+            f"requests of W >= {given.longest_path} tokens.",
+            field="predict",
+        )
+
+
 @register_op(
     mutates_args=("seq_lens", "bonus_tokens", "remaining"),
+    check=_check_width,
     fake=lambda given: given.seq_lens.new_empty(
         (given.req_pool_indices.shape[0], Report.TOKENS + given.longest_path)
     ),
@@ -69,8 +84,9 @@ def finish_step(
     first_stop = torch.where(is_stop, column, longest_path).amin(1)
     stops, is_live = first_stop < longest_path, (rows > 0) & (left > 0)
     new = torch.where(is_live, torch.minimum(most, first_stop + 1), 0)
+    left_over = torch.where(stops, 0, left - new)
     ended = torch.where(stops, RequestEnd.STOP, RequestEnd.LENGTH)
-    ended = torch.where(is_live & (stops | (new == left)), ended, RequestEnd.RUNNING)
+    ended = torch.where(is_live & (left_over == 0), ended, RequestEnd.RUNNING)
     report[:, Report.ROW] = torch.where(is_live, rows, 0).int()
     report[:, Report.ACCEPTED] = torch.where(is_live, accepted, 0).int()
     report[:, Report.NEW] = new.int()
@@ -80,5 +96,5 @@ def finish_step(
     last = tokens.gather(1, (accepted - 1).clamp(0, longest_path - 1)[:, None])[:, 0]
     seq_lens[rows] = torch.where(is_live, seq_lens[rows] + accepted, seq_lens[rows]).int()
     bonus_tokens[rows] = torch.where(is_live, last, bonus_tokens[rows])
-    remaining[rows] = torch.where(is_live & (ended == RequestEnd.RUNNING), left - new, 0).int()
+    remaining[rows] = torch.where(is_live, left_over, left).int()
     return report

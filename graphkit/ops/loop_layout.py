@@ -2,7 +2,8 @@
 
 A *report* has one int32 row per request of a step: ``Report``, then the new tokens.
 
-The ring is one int32 tensor in memory that host and device both access. The host writes the words
+The ring is one int64 tensor in memory that host and device both access: its counters never
+overflow, as int32 would after days of short steps. The host writes the words
 of ``RingWord``; the device writes the entries::
 
     [ stop, read, 14 unused | entry 0 | entry 1 | ... ]
@@ -17,7 +18,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 RING_WORDS = 16
-"""Words before entry 0: one cache line."""
+"""Words before entry 0."""
 ENTRY_WORDS = 16
 """Words before an entry's report."""
 
@@ -84,7 +85,7 @@ class LoopEnd(IntEnum):
 
 
 class Control(IntEnum):
-    """Words of a loop's control on the device, int32."""
+    """Words of a loop's control on the device, int64."""
 
     AGAIN = 0
     """1 while another step shall run."""
@@ -94,3 +95,4 @@ class Control(IntEnum):
     WRITTEN = 3
     """Entries written, over all launches."""
     LAUNCH = 4
+    """Number of the launch, from 1."""

@@ -57,7 +57,8 @@ class _LaunchInputs(StepInputs):
     is_watched: Rows = declare(
         Axis.REQUEST, torch.bool, "whether the loop ends when the request ends"
     )
-    max_steps: Rows = declare(Axis.NONE, torch.int32, "most steps of the loop")
+    max_steps: Rows = declare(Axis.NONE, torch.int64, "most steps of the loop")
+    launch: Rows = declare(Axis.NONE, torch.int64, "number of the launch")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -113,7 +114,7 @@ class DeviceLoops:
         device = backend.device
         self._rows = buffers.live_rows("req_pool_indices", table.largest)
         self._watched = torch.zeros(table.largest, dtype=torch.bool, device=device)
-        self._control = torch.zeros(len(Control), dtype=torch.int32, device=device)
+        self._control = torch.zeros(len(Control), dtype=torch.int64, device=device)
         self._sizes = torch.tensor(table.sizes, dtype=torch.int32, device=device)
         self._ring = OutputRing(ring_entries, table.largest, longest_path, device)
         self._reader = LoopReader(self._ring, self._poll, backend.check_device)
@@ -167,16 +168,25 @@ class DeviceLoops:
         self._reserve(max_steps)
         loop = self._loops[is_greedy]
         self.join()
+        # Before the launch: whatever interrupts it, no later one has the same number.
+        self._launched = number = self._launched + 1
         batch = _LaunchInputs(
             req_pool_indices=rows,
             is_watched=is_watched,
-            max_steps=np.array([max_steps], dtype=np.int32),
+            max_steps=np.array([max_steps]),
+            launch=np.array([number]),
         )
-        loop.launcher.replay(batch, None)
+        try:
+            loop.launcher.replay(batch, None)
+        except Exception:
+            raise  # it does not run
+        except BaseException:  # such as ^C: it may run, but nobody can read it
+            self._ring.stop(number)
+            loop.graph.wait()
+            raise
         self._running = loop.graph
-        self._launched += 1
-        self._unfinished.append((self._launched, max_steps))
-        return self._reader.stream(self._launched)
+        self._unfinished.append((number, max_steps))
+        return self._reader.stream(number)
 
     def join(self) -> None:
         """Make later work of the current stream run after the loops."""
@@ -221,8 +231,8 @@ class DeviceLoops:
             graph = self._backend.loop(
                 prologue.graphs[self._table.largest],
                 [bodies[size] for size in self._table],
-                self._control[Control.AGAIN :][:1],
-                self._control[Control.BODY :][:1],
+                self._condition(Control.AGAIN),
+                self._condition(Control.BODY),
             )
         except BaseException:
             for each in bodies.values():
@@ -232,10 +242,14 @@ class DeviceLoops:
 
     def _begin(self, inputs: _LaunchInputs) -> _LaunchOutput:
         begin_loop(
-            inputs.req_pool_indices, inputs.is_watched, inputs.max_steps, self._rows,
-            self._watched, self._control, self._sizes,
+            inputs.req_pool_indices, inputs.is_watched, inputs.max_steps, inputs.launch,
+            self._rows, self._watched, self._control, self._sizes,
         )  # fmt: skip
         return _LaunchOutput(req_pool_indices=inputs.req_pool_indices)
+
+    def _condition(self, word: Control) -> torch.Tensor:
+        """Return the low half of a control word, int32 [1], as conditional nodes read it."""
+        return self._control[word:][:1].view(torch.int32)[:1]
 
     def _poll(self) -> None:
         if self._running is not None:

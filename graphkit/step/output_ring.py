@@ -72,7 +72,7 @@ class OutputRing:
         device: Device that writes; the memory is pinned for CUDA.
 
     Attributes:
-        words: The ring, int32.
+        words: The ring, int64.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class OutputRing:
         self.entries, self._columns = entries, Report.TOKENS + longest_path
         entry_words = ENTRY_WORDS + max_batch_size * self._columns
         size = RING_WORDS + entries * entry_words
-        self.words = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._array: NDArray[np.int32] = self.words.numpy()
+        self.words = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._array: NDArray[np.int64] = self.words.numpy()
         self._entries = self._array[RING_WORDS:].reshape(entries, entry_words)
 
     @property

@@ -27,6 +27,7 @@ from graphkit.step.prefill import Prefill
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.step_stream import StepStream
+from graphkit.step.transfers import to_device
 
 
 class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
@@ -182,10 +183,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         return self._prefill.run(req_pool_index, prompt_ids, sampling, limit)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
-        """Make rows pads from the next step on. Enqueues only."""
+        """Make rows pads of all later launches and replays. Enqueues only.
+
+        A loop that is running continues the requests until it ends; see ``StepStream.stop``.
+        """
         self._loops.join()
-        rows = torch.as_tensor(req_pool_indices, dtype=torch.int64)
-        self.state.release(rows.to(self.device))
+        self.state.release(to_device(req_pool_indices, self.device))
 
     # Life.
 

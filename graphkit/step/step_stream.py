@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Self
+from weakref import WeakValueDictionary
 
 from graphkit.errors import ReplayError
 from graphkit.ops.loop_layout import LoopEnd
@@ -37,45 +38,51 @@ class LoopReader:
         self, ring: OutputRing, advance: Callable[[], None], check_device: Callable[[], None]
     ) -> None:
         self.ring, self._advance, self._check_device = ring, advance, check_device
-        self._unread: defaultdict[int, deque[StepReport]] = defaultdict(deque)
+        # Kept by the streams: what no stream will read is dropped.
+        self._unread: WeakValueDictionary[int, deque[StepReport]] = WeakValueDictionary()
         self.last_ended = 0
         self.steps_by_size: Counter[int] = Counter()
 
-    def poll(self, launch: int) -> StepReport | None:
-        """Return the next step of a launch if it is there, else ``None``."""
+    def poll(self, unread: deque[StepReport]) -> StepReport | None:
+        """Return the next step of a stream if it is there, else ``None``."""
         self.collect()
-        if not self._unread[launch]:
+        if not unread:
             self._advance()
             self.collect()
-        return self._unread[launch].popleft() if self._unread[launch] else None
+        return unread.popleft() if unread else None
 
     def collect(self) -> None:
         """Move all steps out of the ring, which makes room for further ones."""
         while (report := self.ring.read()) is not None:
-            self._unread[report.launch].append(report)
+            if (unread := self._unread.get(report.launch)) is not None:
+                unread.append(report)
             self.steps_by_size[report.batch_size] += 1
             if report.loop_end is not LoopEnd.RUNNING:
                 self.last_ended = report.launch
 
     def stream(self, launch: int) -> StepStream:
         """Return the steps of a launch."""
+        self._unread[launch] = unread = deque()
         return StepStream(
-            partial(self.wait, launch), partial(self.poll, launch), partial(self.ring.stop, launch)
+            partial(self.wait, unread), partial(self.poll, unread), partial(self.ring.stop, launch)
         )
 
-    def wait(self, launch: int) -> StepReport:
-        """Return the next step of a launch as soon as it is there.
+    def wait(self, unread: deque[StepReport]) -> StepReport:
+        """Return the next step of a stream as soon as it is there.
 
         Raises:
             ReplayError: The device wrote no step for a minute.
         """
         began = checked = time.monotonic()
         for _ in range(_SPINS):
-            if (report := self.poll(launch)) is not None:
+            if (report := self.poll(unread)) is not None:
                 return report
-        while (report := self.poll(launch)) is None:
+        read = self.ring.num_read
+        while (report := self.poll(unread)) is None:
             time.sleep(_PAUSE_S)
             now = time.monotonic()
+            if read != self.ring.num_read:  # a step of an earlier launch
+                read, began = self.ring.num_read, now
             if now - checked > _CHECK_EVERY_S:
                 checked = now
                 self._check_device()
@@ -128,7 +135,10 @@ class StepStream:
         return None if report is None else self._noted(report)
 
     def stop(self) -> None:
-        """End the loop after the step that runs. Does not wait; may be called at any time."""
+        """End the loop, and those launched before, after the step that runs.
+
+        Does not wait; may be called at any time.
+        """
         self._stop()
 
     def __enter__(self) -> Self:

@@ -236,6 +236,36 @@ class TestRunner:
         steps += runner.launch(self.ROWS, max_steps=50)
         assert self.tokens(steps) == self.rest(task)
 
+    def test_an_interrupt_in_a_launch_ends_it(self, runner, task, monkeypatch):
+        """Its caller has no stream of it. Later launches are not taken for it."""
+        launcher = runner._loops._loops[True].launcher
+
+        def launch_and_interrupt(*args):
+            type(launcher).replay(launcher, *args)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(launcher, "replay", launch_and_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                runner.launch(self.ROWS, max_steps=50)
+        stream = runner.launch(self.ROWS, max_steps=50)
+        found = self.tokens(stream)
+        assert stream.end is LoopEnd.IDLE
+        for row, tokens in self.rest(task).items():
+            lost = len(tokens) - len(found[row])
+            assert found[row] == tokens[lost:]
+            assert 1 <= lost <= runner.device_step.max_path
+
+    def test_steps_that_no_stream_can_read_are_dropped(self, runner, task):
+        runner.launch(self.ROWS, max_steps=2)
+        steps = list(runner.launch(self.ROWS, max_steps=4))
+        steps += runner.launch(self.ROWS, max_steps=50)
+        found = self.tokens(steps)
+        for row, tokens in self.rest(task).items():
+            assert len(found[row]) < len(tokens)
+            assert found[row] == tokens[len(tokens) - len(found[row]) :]
+        assert not runner._loops._reader._unread
+
     def test_streams_may_be_read_in_any_order(self, runner, task):
         first = runner.launch(self.ROWS, max_steps=2)
         second = runner.launch(self.ROWS, max_steps=2)

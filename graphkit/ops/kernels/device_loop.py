@@ -53,9 +53,20 @@ def _body_of(batch_sizes, live, bodies, BODIES: tl.constexpr):
     return tl.minimum(smaller, bodies - 1)
 
 
+@triton.jit
+def _publish(address, value):
+    """Store an int64 with release semantics at system scope."""
+    one = tl.arange(0, 1)
+    tl.inline_asm_elementwise(
+        "st.release.sys.global.u64 [$1], $2; mov.u64 $0, $2;", "=l,l,l",
+        [(address + one).to(tl.int64), value + one],
+        dtype=tl.int64, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["requests", "bodies"])
 def begin_loop_kernel(
-    req_pool_indices, is_watched, max_steps, loop_rows, loop_watched, control, batch_sizes,
+    req_pool_indices, is_watched, max_steps, launch, loop_rows, loop_watched, control, batch_sizes,
     requests, bodies, BLOCK: tl.constexpr, BODIES: tl.constexpr,
 ):  # fmt: skip
     """One program."""
@@ -69,7 +80,7 @@ def begin_loop_kernel(
     tl.store(control + _AGAIN, 1)
     tl.store(control + _BODY, _body_of(batch_sizes, live, bodies, BODIES))
     tl.store(control + _STEPS_LEFT, tl.load(max_steps))
-    tl.store(control + _LAUNCH, tl.load(control + _LAUNCH) + 1)
+    tl.store(control + _LAUNCH, tl.load(launch))
 
 
 @triton.jit(do_not_specialize=["requests", "columns", "capacity", "entries", "bodies", "words"])
@@ -80,9 +91,9 @@ def advance_loop_kernel(
 ):  # fmt: skip
     """One program."""
     written = tl.load(control + _WRITTEN)
-    launch_number = tl.load(control + _LAUNCH)
+    launch = tl.load(control + _LAUNCH)
     steps_left = tl.load(control + _STEPS_LEFT) - 1
-    entry = ring + _RING_WORDS + (written % entries).to(tl.int64) * entry_words
+    entry = ring + _RING_WORDS + written % entries * entry_words
     word = tl.arange(0, _CHUNK)
     for first in range(0, words, _CHUNK):
         inside = first + word < words
@@ -110,7 +121,7 @@ def advance_loop_kernel(
     read = tl.load(ring + _READ, volatile=True)
     end = tl.where(written + 1 - read >= entries, _BY_RING, 0)
     end = tl.where(steps_left <= 0, _BY_STEPS, end)
-    end = tl.where(stop >= launch_number, _BY_STOP, end)
+    end = tl.where(stop >= launch, _BY_STOP, end)
     end = tl.where(watched_ends > 0, _BY_REQUEST, end)
     end = tl.where(live == 0, _BY_IDLE, end)
     tl.store(control + _AGAIN, (end == 0).to(tl.int32))
@@ -119,14 +130,9 @@ def advance_loop_kernel(
     tl.store(control + _WRITTEN, written + 1)
     tl.store(entry + _ENTRY_BATCH_SIZE, requests)
     tl.store(entry + _ENTRY_LOOP_END, end)
-    tl.store(entry + _ENTRY_LAUNCH, launch_number)
+    tl.store(entry + _ENTRY_LAUNCH, launch)
     tl.debug_barrier()  # every word of the entry precedes its sequence number
-    one = tl.arange(0, 1)
-    tl.inline_asm_elementwise(
-        "st.release.sys.global.u32 [$1], $2; mov.u32 $0, $2;", "=r,l,r",
-        [(entry + _ENTRY_SEQUENCE + one).to(tl.int64), written + 1 + one],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    _publish(entry + _ENTRY_SEQUENCE, written + 1)
 
 
 def launch_begin_loop(given: Any) -> None:

@@ -1,4 +1,4 @@
-"""CUDA kernels without a GPU: Triton's interpreter runs those of trees, slots, samples, refresh.
+"""CUDA kernels without a GPU: Triton's interpreter runs those of trees, slots, loops, refresh.
 
 Attention has a process of its own, for another worker.
 """
@@ -9,6 +9,7 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = (
+    HERE / "interpreted_loops.py",
     HERE / "interpreted_philox.py",
     HERE / "interpreted_slots.py",
     HERE / "interpreted_tree.py",

@@ -16,11 +16,13 @@ import torch
 import graphkit.ops
 from graphkit.errors import AttentionError, ConfigError, InputError
 from graphkit.ops.argument_rules import ArgumentRules
+from graphkit.ops.device_loop import advance_loop, begin_loop
 from graphkit.ops.registration import OPS
 
-MODULES = ("move_kv", "paged_attention", "paged_metadata", "refresh", "store_kv")
+MODULES = ("finish_step", "move_kv", "paged_attention", "paged_metadata", "refresh", "store_kv")
 PUBLIC = [getattr(graphkit.ops, name) for name in graphkit.ops.__all__]
 INTERNAL = [getattr(importlib.import_module(f"graphkit.ops.{name}"), name) for name in MODULES]
+INTERNAL += [begin_loop, advance_loop]
 every_op = pytest.mark.parametrize("op", PUBLIC + INTERNAL, ids=lambda op: op.__name__)
 
 

@@ -1,0 +1,54 @@
+"""The launchers of steps and loops against their models; ``test_interpreted.py`` runs this file."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+import triton
+import triton.language as tl
+
+from graphkit.ops.device_loop import advance_loop, begin_loop
+from graphkit.ops.finish_step import finish_step
+from graphkit.ops.kernels import device_loop
+from graphkit.ops.registration import OPS
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
+
+CASES = runpy.run_path(str(Path(__file__).with_name("loop_cases.py")))
+
+
+def launcher(op):
+    """Return a function that launches the op's kernel on the CPU."""
+    op = OPS[op.__name__]
+    return lambda *args: op.launch(op.arguments(*args))
+
+
+@triton.jit
+def store(address, value):
+    """Store without the instruction that the interpreter cannot run."""
+    tl.store(address, value)
+
+
+@pytest.mark.parametrize("longest", [1, 3, 4])
+@pytest.mark.parametrize("requests", [0, 1, 6])
+def test_ends_of_steps(requests, longest):
+    for seed in range(3):
+        args = CASES["finish_case"](
+            requests, seed=seed, longest=longest, width=longest + seed, stops=(1, 3, 16)[seed]
+        )
+        want = CASES["finished"](*args)
+        report = launcher(finish_step)(*args)
+        assert (report.tolist(), *(each.tolist() for each in args[4:7])) == want
+
+
+def test_loops(monkeypatch):
+    monkeypatch.setattr(device_loop, "_publish", store)
+    monkeypatch.setattr(device_loop, "_CHUNK", tl.constexpr(32))  # an entry has several
+    for op in (begin_loop, advance_loop):
+        monkeypatch.setitem(CASES["play"].__globals__, op.__name__, launcher(op))
+    for seed in range(6):
+        for _, got, want in CASES["play"](seed, "cpu"):
+            assert got == want
