@@ -1,4 +1,4 @@
-"""Settings of all tests: a plain terminal, one CPU thread, and GPU tests only with a GPU."""
+"""Settings of all tests: a plain terminal, one CPU thread, GPU tests with a GPU, order of files."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ def plain_terminal(monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
+    # A worker runs whole files. One that starts a slow file last works on when the others are done.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not has_cuda():
         for item in marked:

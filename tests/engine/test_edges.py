@@ -7,6 +7,8 @@ import pytest
 from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 
+pytestmark = pytest.mark.slow
+
 GENERATIONS = ["v1", "v2"]
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 each_generation = pytest.mark.parametrize("generation", GENERATIONS)
@@ -21,7 +23,7 @@ def prompt_of(length):
 
 
 class TestPages:
-    LENGTHS = (3, 4, 5, 15, 16, 17, 31, 33)
+    LENGTHS, NEW = (3, 4, 5, 15, 16, 17, 31, 33), 13
 
     @pytest.mark.parametrize("page_size", [4, 16])
     @pytest.mark.parametrize(
@@ -33,8 +35,8 @@ class TestPages:
     ):
         prompts = [prompt_of(length) for length in self.LENGTHS]
         engine = make_engine(algorithm, topk=topk, page_size=page_size, generation=generation)
-        requests = engine.generate(prompts, SamplingParams(max_new_tokens=18))
-        assert outputs(requests) == plain(prompts, [18] * len(prompts))
+        requests = engine.generate(prompts, SamplingParams(max_new_tokens=self.NEW))
+        assert outputs(requests) == plain(prompts, [self.NEW] * len(prompts))
 
     @each_generation
     def test_a_context_need_not_be_whole_pages(self, make_engine, plain, generation):
@@ -52,8 +54,8 @@ class TestPages:
             algorithm, topk=topk, page_size=page_size, batch_sizes=[8], generation="v2"
         )
         engine.capture()
-        requests = engine.generate(prompts, SamplingParams(max_new_tokens=18))
-        assert outputs(requests) == plain(prompts, [18] * len(prompts))
+        requests = engine.generate(prompts, SamplingParams(max_new_tokens=self.NEW))
+        assert outputs(requests) == plain(prompts, [self.NEW] * len(prompts))
 
     @pytest.mark.parametrize("generation", ["v1", "v2", None])
     @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"]
 PADDED, EXACT = [3, 8], list(range(1, 9))
 """Captured sizes: most batches are padded, or each has a graph of its own size."""

@@ -15,6 +15,8 @@ from graphkit.engine.transfers import PendingReport
 from graphkit.errors import ReplayError
 from graphkit.graphs.capture_rules import HOST_READS, CaptureRulesMode
 
+pytestmark = pytest.mark.slow
+
 DRAFTING = ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "NONE"]
 
 

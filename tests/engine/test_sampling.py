@@ -17,6 +17,8 @@ from graphkit.errors import ConfigError
 from graphkit.reference import LlamaConfig, LlamaModel
 from graphkit.step.acceptance import sample_tokens, target_distribution
 
+pytestmark = pytest.mark.slow
+
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])

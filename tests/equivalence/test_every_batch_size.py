@@ -1,5 +1,9 @@
 """Every live batch size, at every captured size that may hold it."""
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_every_live_size_runs_at_the_smallest_size_that_holds_it(capture):
     captured = capture()

@@ -11,6 +11,8 @@ import graphkit as gk
 from graphkit.audit import AUDITS, audit_target
 from graphkit.targets import locate
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "tools" / "examples" / "broken"
 FOUND = [

@@ -10,6 +10,8 @@ from rich.console import Console
 
 from graphkit.views import inspect_view
 
+pytestmark = pytest.mark.slow
+
 SIZES = ((60, 24), (80, 24), (120, 40))
 WALK = {
     "overview": (),

@@ -7,6 +7,7 @@ import graphlib
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,18 @@ def python_files(*folders):
             yield from (Path(folder) / file for file in files if file.endswith(".py"))
 
 
-def imports_of(source, package=""):
-    """Yield (line, module, names) of every import that runs, inside functions too."""
-    yield from _imports_in(ast.parse(source), package.split("."))
+@cache
+def imports_of(source, package):
+    """Return (line, module, names) of every import that runs, inside functions too."""
+    return tuple(_imports_in(ast.parse(source), package.split(".")))
+
+
+def imports_in(file):
+    return imports_of(file.read_text(encoding="utf-8"), package_of(file.relative_to(ROOT)))
+
+
+def package_of(path):
+    return ".".join(path.parent.parts)
 
 
 def _imports_in(node, package):
@@ -90,8 +100,7 @@ def rooms_of(module, names):
 
 
 def violations(path, source, room):
-    package = ".".join(path.parent.parts)
-    for line, module, names in imports_of(source, package):
+    for line, module, names in imports_of(source, package_of(path)):
         for imported in rooms_of(module, names):
             if not allowed(room, imported):
                 yield f"{path}:{line}: {room} imports {imported}"
@@ -125,10 +134,9 @@ def file_imports():
     files = {module_name(file): file for file in python_files("graphkit")}
     graph = {}
     for name, file in files.items():
-        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
         named = [
             f"{module}.{each}" if f"{module}.{each}" in files else module
-            for _, module, names in imports_of(file.read_text(encoding="utf-8"), package)
+            for _, module, names in imports_in(file)
             for each in names or [""]
         ]
         graph[name] = {module for module in named if module in files} - {name}
@@ -148,8 +156,8 @@ def test_the_search_for_circles_finds_one():
 
 
 def test_the_package_imports_no_room_before_a_name_is_used():
-    source = (ROOT / "graphkit" / "__init__.py").read_text(encoding="utf-8")
-    found = [i[1] for i in imports_of(source, "graphkit") if i[1].startswith("graphkit")]
+    imports = imports_in(ROOT / "graphkit" / "__init__.py")
+    found = [module for _, module, _ in imports if module.startswith("graphkit")]
     assert found == ["graphkit.version"]
 
 
@@ -158,7 +166,7 @@ def test_no_file_imports_a_bare_room(top):
     found = [
         f"{file.relative_to(ROOT)}:{line}"
         for file in python_files(top)
-        for line, module, _ in imports_of(file.read_text(encoding="utf-8"))
+        for line, module, _ in imports_in(file)
         if module.split(".")[0] in ("runners", "buffers")
     ]
     assert not found, "\n".join(found)

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 import graphkit as gk
@@ -17,6 +17,8 @@ from declared_modes import MODES, every_mode
 from graphkit.buffers import Axis, declare
 from graphkit.runners import RUNNERS
 from graphkit.testing import assert_replay_equivalent, batches, target_batches
+
+pytestmark = pytest.mark.slow
 
 VERIFY, DRAFT = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT
 EXTEND, EXTEND_V2 = gk.ForwardMode.DRAFT_EXTEND, gk.ForwardMode.DRAFT_EXTEND_V2
@@ -27,6 +29,7 @@ few = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 once = settings(few, max_examples=500, database=None)
+unshrunk = settings(once, phases=[Phase.generate])
 
 
 def spec_of(topk, algorithm="EAGLE"):
@@ -141,7 +144,7 @@ LONGEST = CONTEXT - 4
     ],
 )
 def test_boundaries_are_reached(mode, is_there):
-    assert is_there(find(batches(mode, spec_of(1), SIZES), is_there, settings=once))
+    assert is_there(find(batches(mode, spec_of(1), SIZES), is_there, settings=unshrunk))
 
 
 def test_the_simplest_batch_is_simple():
