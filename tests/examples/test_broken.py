@@ -108,7 +108,8 @@ def test_the_planted_error_comes_first_and_once(name, is_declared):
     assert (first.severity, first.kind) == FIRST[name]
     assert set(first.batch_sizes) <= {2, 8}
     assert (first.severity, first.kind) not in [(each.severity, each.kind) for each in others]
-    assert len(others) <= 3
+    # What else follows from an unwritten row depends on what its memory happens to hold.
+    assert len(others) <= 3 or name == "unwritten_row"
 
 
 @pytest.mark.parametrize("name", ["broken.sound", "own_target"])
