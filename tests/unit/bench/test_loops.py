@@ -1,0 +1,122 @@
+"""``tools/bench/loops.py``: random loops lose no token, and lost or repeated ones are found."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphkit.ops.loop_layout import LoopEnd, Report, RequestEnd
+from graphkit.records import BenchReport
+from graphkit.step import StepStream
+from graphkit.step.output_ring import OutputRing
+
+BENCH = Path(__file__).parents[3] / "tools" / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    return importlib.import_module("loops")
+
+
+def test_loops_with_random_readers(bench, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "BATCH_SIZES", (2, 8))
+    out = tmp_path / "loops.json"
+    assert bench.main(["--loops", "60", "--device", "cpu", "--out", str(out)]) == 0
+    report = BenchReport.from_json(out.read_text())
+    counts = {measure.name: measure.value for measure in report.measures}
+    assert counts["faults"] == 0
+    assert counts["loops"] >= 60
+    ends = [f"ended by {end.name.lower()}" for end in LoopEnd if end is not LoopEnd.RUNNING]
+    assert min(counts[name] for name in ends) > 0
+    assert sum(counts[name] for name in ends) == counts["loops"]
+    assert min(count for name, count in counts.items() if name.startswith("read: ")) > 0
+    assert counts["requests aborted"] > 0
+    assert "faults" in capsys.readouterr().out
+
+
+@pytest.fixture
+def reader(bench):
+    """A random reader of a runner of one size."""
+    table = bench.Table(torch.device("cpu"))
+    with bench.table_runner(table, 1, rows=4, batch_sizes=[4], ring_entries=8) as runner:
+        runner.capture()
+        yield bench.RandomReader(runner, table, 4, 8, seed=3)
+
+
+def lose_a_token(line):
+    line[Report.NEW] -= 1
+
+
+def repeat_a_token(line):
+    line[Report.TOKENS + 1] = line[Report.TOKENS]
+
+
+def end_early(line):
+    line[Report.END] = RequestEnd.STOP
+
+
+def change_the_row(line):
+    line[Report.ROW] += 1
+
+
+TEXT = r"loop \d+: row \d has \[.*\], expected \["
+ROWS = r"loop \d+: step \d+ ran other requests than \[.*\]: \["
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(lose_a_token, TEXT), (repeat_a_token, TEXT), (end_early, TEXT), (change_the_row, ROWS)],
+)
+def test_a_spoilt_report_is_found(reader, monkeypatch, spoil, message):
+    read, spoilt = OutputRing.read, []
+
+    def read_spoilt(ring):
+        report = read(ring)
+        for line in report.lines if report else ():
+            if not spoilt and line[Report.NEW] > 1 and not line[Report.END]:
+                spoil(line)
+                spoilt.append(line)
+        return report
+
+    monkeypatch.setattr(OutputRing, "read", read_spoilt)
+    while not spoilt:
+        reader.turn()
+    reader.deliver()
+    assert [fault for fault in reader.faults if re.match(message, fault)]
+
+
+def test_a_lost_step_is_found(reader, monkeypatch):
+    read, lost = OutputRing.read, []
+
+    def read_but_one(ring):
+        report = read(ring)
+        if report and not lost and report.loop_end is LoopEnd.RUNNING:
+            lost.append(report)
+            return read(ring)
+        return report
+
+    monkeypatch.setattr(OutputRing, "read", read_but_one)
+    while not lost:
+        reader.turn()
+    reader.deliver()
+    assert reader.faults
+
+
+def test_a_wrong_reason_of_an_end_is_found(reader, monkeypatch):
+    noted = StepStream._noted
+
+    def note_steps(stream, report):
+        noted(stream, report)
+        stream.end = stream.end and LoopEnd.STEPS
+        return report
+
+    monkeypatch.setattr(StepStream, "_noted", note_steps)
+    for _ in range(10):
+        reader.turn()
+    reader.deliver()
+    assert "it ended by" in reader.faults[0]
