@@ -53,7 +53,7 @@ def _facts() -> Iterator[Fact]:
     from graphkit.graphs.cuda_loop import loop_refusal
     from graphkit.graphs.driver import driver_version, runtime
     from graphkit.graphs.environment import package_version
-    from graphkit.graphs.streams import FURTHER_STREAM_COST, streams_in_use
+    from graphkit.graphs.streams import ONE_STREAM_ADVICE
     from graphkit.views import Fact
 
     has_cuda = torch.cuda.is_available()
@@ -80,8 +80,7 @@ def _facts() -> Iterator[Fact]:
     if has_cuda:
         yield Fact("CUDA of torch", torch.version.cuda or "", True)
         yield Fact("driver", driver_version(), True)
-        used = len(streams_in_use(torch.device("cuda")))
-        yield Fact("streams", f"{used} in use; {FURTHER_STREAM_COST}", True)
+        yield Fact("streams", ONE_STREAM_ADVICE, True)
     yield Fact("recorder backend", "any machine", True)
     usable = has_cuda and bool(triton)
     yield Fact("cuda backend", "graphs" if usable else "", usable, "needs a CUDA device and Triton")

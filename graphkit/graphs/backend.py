@@ -103,11 +103,14 @@ class Backend(Protocol):
         ...
 
     def session(self) -> AbstractContextManager[None]:
-        """Prepare the process for captures, and restore it when the block ends."""
+        """Prepare the process for captures, and restore it when the block ends.
+
+        The current stream does not change: warm-ups, and what else runs in the block, run on it.
+        """
         ...
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run the function without capturing it, under the conditions of a capture, and wait.
+        """Run the function without capturing it, on the current stream, and wait.
 
         Raises:
             CaptureFailure: The function raised an exception.

@@ -1,4 +1,7 @@
-"""The CUDA backend: graphs that share one memory pool and one capture stream."""
+"""The CUDA backend: graphs that share one memory pool and one capture stream.
+
+``streams`` explains why nothing but captures runs on the capture stream.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import torch
 from graphkit.errors import DeviceError
 from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
 from graphkit.graphs.backend import LoopGraph
+from graphkit.graphs.blas_workspaces import allocate_workspaces
 from graphkit.graphs.capture_failure import CaptureFailure, failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.cuda_loop import CudaLoop, loop_refusal
@@ -108,12 +112,13 @@ class CudaBackend:
     of them. Replays may come from several streams; each waits for the one before. By default all
     runners of a device share one backend (``backend_for``).
 
-    Life cycle: ``session`` (synchronises the device, selects the capture stream, disables the
-    garbage collector) -> ``warm_up`` and ``capture`` (``cudaStreamBeginCapture`` in thread-local
-    mode, ``cudaStreamEndCapture``, ``cudaGraphInstantiate``, ``cudaGraphUpload``, one replay) ->
+    Life cycle: ``session`` (synchronises the device, disables the garbage collector) -> ``warm_up``
+    and ``capture`` (on the capture stream ``cudaStreamBeginCapture`` in thread-local mode and
+    ``cudaStreamEndCapture``, then ``cudaGraphInstantiate``, ``cudaGraphUpload``, one replay) ->
     ``replay`` (``cudaGraphLaunch``) -> ``close`` of each graph (``cudaGraphExecDestroy``). The pool
-    is freed with its last graph. cuda-bindings are optional: without them a replay goes through
-    ``CUDAGraph.replay``, graphs are not uploaded and their nodes not counted.
+    is freed with its last graph. Warm-ups, diagnoses and replays run on the caller's current
+    stream. cuda-bindings are optional: without them a replay goes through ``CUDAGraph.replay``,
+    graphs are not uploaded, their nodes not counted, and cuBLAS's workspace is part of the pool.
 
     Args:
         device: A CUDA device; without an index the current one.
@@ -124,7 +129,7 @@ class CudaBackend:
         pool: Id of the memory pool, from ``torch.cuda.graph_pool_handle``.
         graphs: The graphs that are not closed. Weak references: a runner that is dropped without
             ``close`` frees its graphs.
-        stream: The capture stream.
+        stream: The capture stream, which runs no step.
         last_handle: Handle of the stream of the last replay; -1 before the first one.
         last_stream: The same stream as a launch takes it.
 
@@ -152,29 +157,27 @@ class CudaBackend:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Use the capture stream with the garbage collector disabled; restore everything after.
+        """Select the device and disable the garbage collector; restore everything after.
 
-        Synchronises the device at both ends. Restores the random generator and empties torch's
-        memory cache.
+        The current stream stays the caller's. Synchronises the device at both ends. Restores the
+        random generator and empties torch's memory cache.
         """
         random_state = torch.cuda.get_rng_state(self.device)
-        with gc_paused():
+        with gc_paused(), torch.cuda.device(self.device):
             torch.cuda.synchronize(self.device)
             if not self.graphs:  # the pool was freed with its last graph
                 self.pool = torch.cuda.graph_pool_handle()
             try:
-                with torch.cuda.stream(self.stream):
-                    yield
+                yield
             finally:
                 torch.cuda.synchronize(self.device)
                 self._last = None  # all replays are done
-                self.wait_for_replays()  # sets the stream that captures as that of the replays
+                self.wait_for_replays()  # sets the caller's stream as that of the replays
                 torch.cuda.set_rng_state(random_state, self.device)
-                # Cached blocks of the warm-ups belong to the capture stream alone.
-                torch.cuda.empty_cache()
+                torch.cuda.empty_cache()  # blocks of warm-ups at large sizes seldom fit other work
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Run the function and wait for the capture stream, also if the function fails.
+        """Run the function on the current stream and wait for it, also if the function fails.
 
         Raises:
             CaptureFailure: The function raised an exception.
@@ -183,7 +186,7 @@ class CudaBackend:
             try:
                 function()
             finally:
-                self.stream.synchronize()
+                torch.cuda.current_stream(self.device).synchronize()
         except Exception as error:
             raise failure_of(error) from error
 
@@ -192,23 +195,24 @@ class CudaBackend:
     ) -> CudaGraph:
         """Capture the function, instantiate and upload the graph, and replay it once.
 
+        Only the capture itself is on the capture stream.
+
         Raises:
             CaptureFailure: CUDA refused an operation, or the function raised an exception.
         """
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         before = self.pool_bytes()
+        caller = torch.cuda.current_stream(self.device)
         try:
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            with attributing(attribution, captured_node_counter()):
-                output = function()
-            graph.capture_end()
-        except BaseException as error:
-            self._abandon(graph)
-            if isinstance(error, Exception):
-                raise failure_of(error) from error
-            raise
+            allocate_workspaces(self.stream)
+            self.stream.wait_stream(caller)
+            with torch.cuda.stream(self.stream):
+                output = self._captured(graph, function, attribution)
+            caller.wait_stream(self.stream)  # torch sets the graph's random offset on it
+        except Exception as error:
+            raise failure_of(error) from error
         graph.instantiate()
-        upload(graph, self.stream)
+        upload(graph, caller)
         grown = self.pool_bytes() - before
         captured = CudaGraph(self, graph, non_owning_aliases(output), grown, attribution)
         self.graphs.add(captured)
@@ -231,7 +235,7 @@ class CudaBackend:
             return CudaLoop(self, prologue, bodies, again, body)
 
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
-        """Run the function without a graph until it reaches an operation that captures refuse."""
+        """Run the function on the current stream until an operation that captures refuse."""
         try:
             with compilation_disabled(), CaptureRulesMode("cuda"):
                 function()
@@ -266,6 +270,23 @@ class CudaBackend:
             for segment in torch.cuda.memory_snapshot()
             if tuple(segment["segment_pool_id"]) == tuple(self.pool)
         ]
+
+    def _captured(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        function: Callable[[], Any],
+        attribution: Attribution | None,
+    ) -> Any:
+        """Capture on the current stream and return the output; abandon the graph on an error."""
+        try:
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            with attributing(attribution, captured_node_counter()):
+                output = function()
+            graph.capture_end()
+        except BaseException:
+            self._abandon(graph)
+            raise
+        return output
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a failed capture, so that the next one starts clean.

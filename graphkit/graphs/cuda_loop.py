@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphkit.errors import ReplayError
-from graphkit.graphs.driver import checked, runtime
+from graphkit.graphs.driver import checked, runtime, runtime_stream
 
 if TYPE_CHECKING:
     from graphkit.graphs.attribution import NodeOrigin
@@ -98,7 +98,7 @@ class CudaLoop:
                 self._add_child(case, [], each)
         self._add_set_condition(inside, [last], while_handle, again)
         self._executable: Any = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
-        stream = bindings.cudaStream_t(backend.stream.cuda_stream)
+        stream = runtime_stream(torch.cuda.current_stream())
         checked(bindings.cudaGraphUpload(self._executable, stream))
         self.num_nodes = prologue.num_nodes + sum(each.num_nodes for each in bodies)
 

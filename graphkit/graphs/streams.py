@@ -1,22 +1,26 @@
-"""The CUDA streams that a process has used.
+"""The CUDA streams that a process uses, and what they cost.
 
-On an H200 with driver 580, a process replays in one of two states: the same graph of 1,312 kernels
-takes 5.6 or 6.1 ms. What the process does before its first replay determines the state. Kernels on
-further streams after it do not change the state; the creation of a second CUDA context does
-(``tools/bench/streams.py``).
+On an H200 with driver 580, a process replays in one of two states. A decode step of 32 large layers
+takes 5.64 or 6.11 ms, a graph of 1,000 tiny kernels 0.96 or 1.14 ms. A process gets slow when it
+runs matrix products without a graph on another stream than its first. Single kernels, copies and
+allocations on other streams change nothing, nor do captures and replays there, nor the number of
+streams. A second CUDA context makes the process fast again, even if it is destroyed at once, until
+products run on another stream again (``tools/bench/streams.py``).
 
-graphkit itself uses two streams: the current stream of the caller, for refreshes, replays and eager
-steps, and the capture stream of ``CudaBackend``, for warm-ups and captures. All runners of a device
-share one ``CudaBackend`` by default; each further one adds a stream. Branches inside a graph run on
-streams of the driver, which no function lists.
+graphkit therefore runs everything on the current stream of the caller: warm-ups, diagnoses,
+refreshes, replays and eager steps. ``CudaBackend`` has a capture stream, because CUDA refuses to
+capture the default stream; no step runs on it. All runners of a device share one ``CudaBackend`` by
+default. Branches inside a graph run on streams of the driver, which no function lists.
 """
 
 from __future__ import annotations
 
 import torch
 
-FURTHER_STREAM_COST = "one more alone does not slow replays (H200, driver 580)"
-"""What a kernel on one more stream costs later replays, from ``tools/bench/streams.py``."""
+ONE_STREAM_ADVICE = (
+    "run eager steps on one stream: products on a second one slow an H200's replays by 8 to 18 %"
+)
+"""How replays stay fast. No function of CUDA tells which state a process is in."""
 
 
 def streams_in_use(device: torch.device) -> frozenset[int]:
@@ -26,7 +30,8 @@ def streams_in_use(device: torch.device) -> frozenset[int]:
     ``torch.cuda.memory_snapshot`` shows as owners of device memory, allocated or cached. It is a
     lower bound: a stream is missing if its kernels use memory of other streams only, if
     ``torch.cuda.empty_cache`` freed its memory, or if it belongs to a library that allocates
-    without torch, such as NCCL. It is empty while torch has not initialised CUDA.
+    without torch, such as NCCL. Capture streams are among them: they own the workspaces of
+    libraries. It is empty while torch has not initialised CUDA.
 
     Args:
         device: The device; without an index the current one.

@@ -74,6 +74,46 @@ def test_a_failed_warm_up_waits_for_its_work():
         assert begun.query()
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
+def test_only_captures_leave_the_callers_stream(make_runner, make_batch, forward, expected, own):
+    """Matrix products on a second stream would slow all replays of the process."""
+    count, seen = torch.zeros(1, device="cuda"), set()
+
+    def step(inputs):
+        stream = torch.cuda.current_stream().cuda_stream
+        seen.add((torch.cuda.is_current_stream_capturing(), stream))
+        count.add_(1)
+        return forward(inputs)
+
+    runner = make_runner(step, mutable_state={"count": count})
+    with torch.cuda.stream(torch.cuda.Stream() if own else torch.cuda.default_stream()):
+        stream = torch.cuda.current_stream().cuda_stream
+        torch.cuda._sleep(50_000_000)
+        count.add_(5)
+        runner.capture()
+        assert torch.cuda.current_stream().cuda_stream == stream
+        assert runner.backend.last_handle == stream
+        assert seen == {(False, stream), (True, runner.backend.stream.cuda_stream)}
+        assert count.item() == 5
+        assert torch.equal(runner.replay(make_batch(3, 7)).hidden_states, expected(3, 7))
+        assert count.item() == 6
+
+
+def test_library_workspaces_are_not_part_of_the_pool(make_runner, weight):
+    backend = gk.CudaBackend()
+    backend.stream = torch.cuda.Stream(priority=-1)  # one on which no product was captured yet
+    bias = torch.zeros(len(weight), device="cuda")
+
+    def step(inputs):
+        hidden = torch.addmm(bias, inputs.input_embeds @ weight, weight)  # cuBLAS and cuBLASLt
+        return gk.ForwardOutput(next_token_logits=hidden[:, :32])
+
+    runner = make_runner(step, backend=backend)
+    runner.capture()
+    blocks = [block for graph in runner.graphs.values() for block in graph.pool_memory()]
+    assert max(len(block.data) for block in blocks if block.is_live) < 1 << 20
+
+
 def test_closing_frees_the_pool(make_runner):
     runner = make_runner()
     runner.capture()
