@@ -49,7 +49,11 @@ class DraftInputs(Inputs):
         flat=True,
     )
     topk_p: Rows = declare(
-        Axis.REQUEST, torch.float32, "probabilities of the first candidates", row=("K",)
+        Axis.REQUEST,
+        torch.float32,
+        "probabilities of the first candidates; a chain does not depend on them",
+        row=("K",),
+        may_go_unread=True,
     )
     topk_index: Rows = declare(
         Axis.REQUEST, torch.int64, "token ids of the first candidates", row=("K",)

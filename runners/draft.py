@@ -10,6 +10,8 @@ import torch
 
 from graphkit.buffers import DraftInputBuffers, DraftInputs
 from graphkit.errors import ConfigError
+from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
 from graphkit.runners.outputs import DraftOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows
@@ -23,49 +25,64 @@ class DraftStep(Step[DraftOutput]):
 
     def whole(self, inputs: DraftInputs) -> DraftOutput:
         """Grow the tree and choose its nodes. The inputs are not changed."""
-        tree = TreeGrowth(inputs.topk_p, inputs.topk_index)
-        hidden_states, mask = _per_branch(inputs.hidden_states, self.spec.topk), None
-        for step in range(self.spec.num_steps - 1):
-            mask = self._mask(mask, tree.parents, step)
-            view = self._view(inputs, step)
-            view.input_ids, view.hidden_states = tree.tokens.flatten(), hidden_states
-            view.custom_mask = mask
-            self.attend(view, replace(view, seq_lens=inputs.seq_lens + self._drafted_before(step)))
-            logits, made = rows_of(self.forward(view), {"token": view.num_tokens})
-            tree.grow(*top_candidates(logits, self.spec.topk))
-            hidden_states = _of_parents(made, tree.parents)
-        parent_list, top_scores_index, draft_tokens = tree.best(self.spec.num_draft_tokens)
+        grow = self._chain if self.spec.topk == 1 else self._tree
+        parent_list, top_scores_index, draft_tokens = grow(inputs)
         return DraftOutput(
             parent_list=parent_list, top_scores_index=top_scores_index, draft_tokens=draft_tokens
         )
 
-    def _view(self, inputs: DraftInputs, step: int) -> DraftInputs:
-        """Return the inputs of one step's forward: one row per branch."""
-        slots = inputs.out_cache_loc.view(inputs.batch_size, -1, self.spec.num_steps)
+    def _chain(self, inputs: DraftInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Follow the most probable token of each step. Probabilities decide nothing here."""
+        tokens = inputs.topk_index.new_empty(self.spec.num_steps - 1, inputs.batch_size)
+        input_ids, hidden_states = inputs.topk_index.flatten(), inputs.hidden_states
+        for view, lengths, best in zip(*self._steps(inputs), tokens, strict=True):
+            view.input_ids, view.hidden_states = input_ids, hidden_states
+            logits, hidden_states = self._run(view, lengths)
+            argmax_rows(best, logits)
+            input_ids = best
+        return chain_candidates(inputs.topk_index, tokens, self.spec.num_draft_tokens)
+
+    def _tree(self, inputs: DraftInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Continue the K best branches of each step."""
+        tree = TreeGrowth(inputs.topk_p, inputs.topk_index)
+        hidden_states, mask = _per_branch(inputs.hidden_states, self.spec.topk), None
+        for step, (view, lengths) in enumerate(zip(*self._steps(inputs), strict=True)):
+            mask = self._mask(mask, tree.parents, step)
+            view.input_ids, view.hidden_states = tree.tokens.flatten(), hidden_states
+            view.custom_mask = mask
+            logits, made = self._run(view, lengths)
+            tree.grow(*top_candidates(logits, self.spec.topk))
+            hidden_states = _of_parents(made, tree.parents)
+        return tree.best(self.spec.num_draft_tokens)
+
+    def _steps(self, inputs: DraftInputs) -> tuple[list[DraftInputs], torch.Tensor]:
+        """Return each forward's inputs, one row per branch, and lengths for its metadata."""
+        positions, slots, lengths = draft_step_rows(
+            inputs.positions, inputs.out_cache_loc, inputs.seq_lens, self.spec.topk,
+            self.spec.num_steps,
+        )  # fmt: skip
         mrope = inputs.mrope_positions
-        return replace(
-            inputs,
-            positions=inputs.positions + step,
-            out_cache_loc=slots[:, :, step].flatten(),
-            mrope_positions=None if mrope is None else mrope + step,
-        )
+        views = [
+            replace(
+                inputs,
+                positions=positions[step],
+                out_cache_loc=slots[step],
+                mrope_positions=None if mrope is None else mrope + step,
+            )
+            for step in range(len(positions))
+        ]
+        return views, lengths
 
-    def _drafted_before(self, step: int) -> int:
-        """Return the draft slots between the committed tokens and the rows that metadata appends.
+    def _run(
+        self, view: DraftInputs, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run one step's forward, and return its logits and hidden states."""
+        self.attend(view, replace(view, seq_lens=lengths))
+        return rows_of(self.forward(view), {"token": view.num_tokens})
 
-        The rows of a chain are consecutive. The branches of a tree are S slots apart, so its mask
-        covers all K * S draft slots.
-        """
-        topk, steps = self.spec.topk, self.spec.num_steps
-        return step if topk == 1 else topk * (steps - 1)
-
-    def _mask(
-        self, before: torch.Tensor | None, parents: torch.Tensor, step: int
-    ) -> torch.Tensor | None:
+    def _mask(self, before: torch.Tensor | None, parents: torch.Tensor, step: int) -> torch.Tensor:
         """Return the draft slots that each branch sees, its own included, bool [B, K, K * S]."""
         topk, steps = self.spec.topk, self.spec.num_steps
-        if topk == 1:
-            return None
         slot = torch.arange(topk * steps, device=parents.device)
         own = (slot == slot[:topk, None] * steps + step).expand(len(parents), -1, -1)
         if before is None:
@@ -132,15 +149,15 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
 
 def _per_branch(hidden_states: torch.Tensor | None, topk: int) -> torch.Tensor | None:
     """Repeat rows per request [B, H] as rows per branch [B * K, H]."""
-    if hidden_states is None or topk == 1:
-        return hidden_states
+    if hidden_states is None:
+        return None
     return hidden_states[:, None].expand(-1, topk, -1).flatten(0, 1)
 
 
 def _of_parents(hidden_states: torch.Tensor | None, parents: torch.Tensor) -> torch.Tensor | None:
     """Return the hidden states of the branch that each branch continues, [B * K, H]."""
     requests, topk = parents.shape
-    if hidden_states is None or topk == 1:
-        return hidden_states
+    if hidden_states is None:
+        return None
     first = torch.arange(requests, device=parents.device)[:, None] * topk
     return hidden_states.index_select(0, (first + parents).flatten())

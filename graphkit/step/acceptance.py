@@ -1,6 +1,6 @@
 """Acceptance of drafted tokens: greedy, or from the target's distribution.
 
-Shape letters: B requests, W nodes of each, P columns of accept_index, V vocabulary.
+Shape letters: B requests, W nodes of each, P columns of accept_index, V vocabulary, R request rows.
 """
 
 from __future__ import annotations
@@ -9,25 +9,45 @@ from typing import NamedTuple
 
 import torch
 
-from graphkit.ops import tree_speculative_sampling_target_only, verify_tree_greedy
-from graphkit.ops.philox import philox_uniform
+from graphkit.ops.accepted_tokens import accept_samples, accept_tokens
+from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.target_probs import target_probs
 
-Links = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""``retrieve_index``, ``retrieve_next_token`` and ``retrieve_next_sibling``, [B, W] int64 each."""
+Links = tuple[torch.Tensor, torch.Tensor]
+"""``retrieve_next_token`` and ``retrieve_next_sibling``, [B, W] int64 each."""
 
 
 class AcceptedPath(NamedTuple):
-    """Accepted nodes of each request.
+    """Accepted nodes of each request. See ``ops.accepted_tokens``.
 
     Shapes:
-        predict: [B * W] int32, the target's token after each accepted node.
+        predict: [B * W] int64, the target's token after each accepted node, in the order of the
+            path from the first of the request's entries on; 0 behind it.
         accept_index: [B, P] int32, flat rows of the accepted nodes, padded with -1.
         num_accepted_drafts: [B] int32, the bonus token excluded.
+        num_accepted_tokens: [B] int32, the bonus token included.
     """
 
     predict: torch.Tensor
     accept_index: torch.Tensor
     num_accepted_drafts: torch.Tensor
+    num_accepted_tokens: torch.Tensor
+
+
+class Draws(NamedTuple):
+    """What the random numbers of requests depend on, by request row.
+
+    Shapes:
+        req_pool_indices: [B] int64, rows of the requests.
+        temperatures: [R] float32; 0 is greedy.
+        seeds: [R] int64, keys of the random numbers.
+        positions: [R] int32, positions of the roots; a request draws once at each.
+    """
+
+    req_pool_indices: torch.Tensor
+    temperatures: torch.Tensor
+    seeds: torch.Tensor
+    positions: torch.Tensor
 
 
 def accept_greedily(
@@ -41,20 +61,13 @@ def accept_greedily(
         logits: The target's, [B * W, V].
         longest_path: Most tokens of a path, the bonus token included (P).
     """
-    path = _empty_path(candidates, longest_path)
-    verify_tree_greedy(*path, candidates, *links, logits.argmax(-1).view(candidates.shape))
-    return path
+    target_predict = candidates.new_empty(len(logits))
+    argmax_rows(target_predict, logits)
+    return AcceptedPath(*accept_tokens(candidates, *links, target_predict, longest_path))
 
 
 def accept_sampled(
-    candidates: torch.Tensor,
-    links: Links,
-    logits: torch.Tensor,
-    longest_path: int,
-    *,
-    temperatures: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
+    candidates: torch.Tensor, links: Links, logits: torch.Tensor, longest_path: int, draws: Draws
 ) -> AcceptedPath:
     """Accept drafts so that the tokens follow the target's distribution, whatever is drafted.
 
@@ -63,61 +76,17 @@ def accept_sampled(
         links: Links of the trees.
         logits: The target's, [B * W, V].
         longest_path: Most tokens of a path, the bonus token included (P).
-        temperatures: Of each request, [B] float32; 0 is greedy.
-        seeds: Keys of the random numbers, [B] int64.
-        positions: Positions of the roots, [B] int32; a request draws once at each.
+        draws: What the draws depend on.
     """
-    width = candidates.shape[1]
-    path = _empty_path(candidates, longest_path)
-    probs = target_distribution(logits, temperatures.repeat_interleave(width))
-    probs = probs.view(*candidates.shape, -1)
-    # One draw per node, and one for the bonus token.
-    samples = philox_uniform(seeds, positions, width + 1)
-    tree_speculative_sampling_target_only(
-        *path, candidates, *links,
-        samples[:, :width].contiguous(), samples[:, width].contiguous(),
-        probs, torch.zeros_like(probs), 1.0, 1.0,
-    )  # fmt: skip
-    return path
-
-
-def sample_tokens(
-    logits: torch.Tensor,
-    *,
-    temperatures: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """Draw one token per row of logits, [B, V]; returns [B] int64. See ``accept_sampled``."""
-    root = torch.zeros_like(seeds)[:, None]
-    leaf = torch.full_like(root, -1)
-    index = torch.arange(len(root), device=root.device)[:, None]
-    path = accept_sampled(
-        root, (index, leaf, leaf), logits, 1,
-        temperatures=temperatures, seeds=seeds, positions=positions,
-    )  # fmt: skip
-    return path.predict.long()
-
-
-def target_distribution(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """Return the distribution from which each row's token is drawn.
-
-    Shapes:
-        logits: [rows, V].
-        temperatures: [rows] float32; 0 puts all probability on the most probable token.
-        result: [rows, V] float32.
-    """
-    is_greedy = (temperatures == 0)[:, None]
-    # Relative to the largest logit, overflow at low temperatures yields -inf: probability 0.
-    behind = logits.float() - logits.amax(-1, keepdim=True).float()
-    scaled = behind / torch.where(is_greedy, 1.0, temperatures[:, None])
-    greedy = torch.zeros_like(scaled).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
-    return torch.where(is_greedy, greedy, scaled.softmax(-1))
-
-
-def _empty_path(candidates: torch.Tensor, longest_path: int) -> AcceptedPath:
-    requests = len(candidates)
-    predict = torch.zeros_like(candidates.flatten(), dtype=torch.int32)
+    rows, temperatures, seeds, positions = draws
+    probs = target_probs(logits, rows, temperatures, candidates.shape[1])
     return AcceptedPath(
-        predict, predict.new_empty(requests, longest_path), predict.new_empty(requests)
+        *accept_samples(candidates, *links, probs, rows, seeds, positions, longest_path)
     )
+
+
+def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Draw one token per row of logits, [B, V]; returns [B] int64. See ``accept_sampled``."""
+    root = torch.zeros_like(draws.req_pool_indices)[:, None]
+    leaf = torch.full_like(root, -1)
+    return accept_sampled(root, (leaf, leaf), logits, 1, draws).predict

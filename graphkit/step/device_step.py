@@ -89,8 +89,7 @@ class DeviceStep:
             InputError: The drafter returned an invalid tree.
         """
         state = self.state
-        rows = state.running(req_pool_indices)
-        seq_lens, bonus = state.seq_lens[rows], state.bonus_tokens[rows]
+        rows, seq_lens, bonus = state.running(req_pool_indices)
         with scope("draft"):
             tree = self.drafter.draft(rows, seq_lens, bonus)
         check_tree(self.drafter, tree, seq_lens, self.context)

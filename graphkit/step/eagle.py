@@ -14,10 +14,10 @@ import torch
 
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
 from graphkit.errors import ConfigError
-from graphkit.ops import (
-    assign_draft_cache_locs_contiguous,
-    create_extend_after_decode_spec_info,
-)
+from graphkit.ops import create_extend_after_decode_spec_info
+from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.draft_rows import first_draft_rows
+from graphkit.ops.target_rows import extend_rows
 from graphkit.runners import (
     DraftExtendOutput,
     DraftExtendRunner,
@@ -25,6 +25,7 @@ from graphkit.runners import (
     DraftRunner,
 )
 from graphkit.spec.tree import top_candidates
+from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
@@ -61,6 +62,12 @@ class EagleDrafter(Drafter):
         self._extend = extend(self._model.forward, **options)
         self.runners = (self._draft, self._extend)
         self._uses_hidden = not self._spec.resolved.is_standalone()
+        self._is_chain = self._spec.topk == 1
+        self._chain = ChainTree(
+            1, context.verify_width, context.sizes.max_batch_size, context.device
+        )
+        # A chain takes the most probable token: its probability decides nothing.
+        self._certain = torch.ones(context.sizes.max_batch_size, 1, device=context.device)
 
     @property
     def max_path(self) -> int:
@@ -98,44 +105,49 @@ class EagleDrafter(Drafter):
     ) -> DraftTree:
         """See ``Drafter.draft``."""
         spec, resolve = self._spec, self._context.future_map.resolve
-        slots = seq_lens.new_empty(len(seq_lens) * spec.topk * spec.num_steps, dtype=torch.int64)
-        table = self._context.req_to_token
-        assign_draft_cache_locs_contiguous(
-            req_pool_indices, table, seq_lens, slots, spec.topk, spec.num_steps
+        positions, slots = first_draft_rows(
+            req_pool_indices, self._context.req_to_token, seq_lens, spec.topk, spec.num_steps
         )
         drafted = self._draft.run(
             DraftInputs(
                 req_pool_indices=req_pool_indices,
                 seq_lens=seq_lens,
-                topk_p=resolve("topk_p", req_pool_indices),
+                topk_p=(
+                    self._certain[: len(seq_lens)]
+                    if self._is_chain
+                    else resolve("topk_p", req_pool_indices)
+                ),
                 topk_index=resolve("topk_index", req_pool_indices),
                 hidden_states=(
                     resolve("hidden_states", req_pool_indices) if self._uses_hidden else None
                 ),
-                positions=seq_lens.long().repeat_interleave(spec.topk),
+                positions=positions,
                 out_cache_loc=slots,
             )
         )
+        if self._is_chain:
+            return self._chain.of(torch.cat([bonus_tokens[:, None], drafted.draft_tokens], 1))
         return DraftTree.from_candidates(bonus_tokens, drafted.tensors(), seq_lens, spec)
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
-        rows, width = verified.req_pool_indices, self._spec.num_draft_tokens
-        steps = torch.arange(width, device=rows.device)
+        rows = verified.req_pool_indices
+        seq_lens, extend_seq_lens, positions, select_index = extend_rows(
+            verified.seq_lens, verified.counts.num_accepted_drafts, self._spec.num_draft_tokens
+        )
         out = self._extend.run(
             DraftExtendInputs(
                 req_pool_indices=rows,
-                seq_lens=verified.seq_lens + width,
-                extend_seq_lens=torch.full_like(verified.seq_lens, width),
+                seq_lens=seq_lens,
+                extend_seq_lens=extend_seq_lens,
                 input_ids=verified.predict,
-                positions=(verified.seq_lens[:, None] + steps).flatten(),
+                positions=positions,
                 out_cache_loc=verified.out_cache_loc,
                 hidden_states=self._hidden_input(verified.hidden_states),
                 **verified.counts.fields(),
             )
         )
-        starts = torch.arange(len(rows), device=rows.device) * width
-        self._store_candidates(rows, out, starts + verified.counts.num_accepted_drafts)
+        self._store_candidates(rows, out, select_index)
 
     def extend_accepted(self, verified: Verified, num_accepted_tokens: Sequence[int]) -> None:
         """See ``Drafter.extend_accepted``."""
@@ -182,11 +194,18 @@ class EagleDrafter(Drafter):
         """
         logits, hidden_states = out.next_token_logits, out.hidden_states
         topk_p, topk_index = out.topk_p, out.topk_index
-        if topk_p is None or topk_index is None:
+        if topk_index is None:
             assert select_index is not None, "v2 passes the last rows"
-            topk_p, topk_index = top_candidates(logits[select_index], self._spec.topk)
-            hidden_states = None if hidden_states is None else hidden_states[select_index]
-        stored = {"topk_p": topk_p, "topk_index": topk_index}
+            if self._uses_hidden and hidden_states is not None:
+                hidden_states = hidden_states.index_select(0, select_index)
+            if self._is_chain:
+                topk_index = select_index.new_empty(len(select_index), 1)
+                argmax_rows(topk_index.view(-1), logits, select_index)
+            else:
+                topk_p, topk_index = top_candidates(logits[select_index], self._spec.topk)
+        stored = {"topk_index": topk_index}
+        if not self._is_chain and topk_p is not None:
+            stored["topk_p"] = topk_p
         if self._uses_hidden and hidden_states is not None:
             stored["hidden_states"] = hidden_states
         self._context.future_map.stash(req_pool_indices, stored)

@@ -8,8 +8,10 @@ import torch
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
 from graphkit.errors import ConfigError
+from graphkit.ops.target_rows import extend_rows
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.spec.tree import TreeGrowth
+from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
@@ -48,6 +50,9 @@ class MultiLayerDrafter(Drafter):
             **context.runner_options,
         )
         self.runners = (self._layers,)
+        self._chain = ChainTree(
+            1, context.verify_width, context.sizes.max_batch_size, context.device
+        )
 
     @property
     def max_path(self) -> int:
@@ -76,8 +81,11 @@ class MultiLayerDrafter(Drafter):
     ) -> DraftTree:
         """See ``Drafter.draft``."""
         spec, resolve = self._spec, self._context.future_map.resolve
-        probs = resolve("topk_p", req_pool_indices)
         tokens = resolve("topk_index", req_pool_indices)
+        if spec.topk == 1:
+            drafts = tokens[:, : spec.num_draft_tokens - 1, 0]
+            return self._chain.of(torch.cat([bonus_tokens[:, None], drafts], 1))
+        probs = resolve("topk_p", req_pool_indices)
         tree = TreeGrowth(probs[:, 0], tokens[:, 0])
         for step in range(1, spec.num_steps):
             # The next layer continues the first branch alone, which is the most probable one.
@@ -91,19 +99,20 @@ class MultiLayerDrafter(Drafter):
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
-        rows, width = verified.req_pool_indices, self._spec.num_draft_tokens
-        steps = torch.arange(width, device=rows.device)
-        starts = torch.arange(len(rows), device=rows.device) * width
+        rows = verified.req_pool_indices
+        seq_lens, extend_seq_lens, positions, select_index = extend_rows(
+            verified.seq_lens, verified.counts.num_accepted_drafts, self._spec.num_draft_tokens
+        )
         out = self._layers.run(
             MultiLayerDraftExtendInputs(
                 req_pool_indices=rows,
-                seq_lens=verified.seq_lens + width,
-                extend_seq_lens=torch.full_like(verified.seq_lens, width),
+                seq_lens=seq_lens,
+                extend_seq_lens=extend_seq_lens,
                 input_ids=verified.predict,
-                positions=(verified.seq_lens[:, None] + steps).flatten(),
+                positions=positions,
                 out_cache_loc=verified.out_cache_loc,
                 hidden_states=verified.hidden_states,
-                select_index=starts + verified.counts.num_accepted_drafts,
+                select_index=select_index,
                 **verified.counts.fields(),
             )
         )
@@ -118,5 +127,6 @@ class MultiLayerDrafter(Drafter):
     def _store_candidates(
         self, req_pool_indices: torch.Tensor, output: dict[str, torch.Tensor]
     ) -> None:
-        stored = {name: output[name] for name in ("topk_p", "topk_index")}
+        names = ("topk_index",) if self._spec.topk == 1 else ("topk_p", "topk_index")
+        stored = {name: output[name] for name in names}
         self._context.future_map.stash(req_pool_indices, stored)

@@ -9,45 +9,13 @@ from collections.abc import Sequence
 
 import torch
 
+from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
-from graphkit.step.transfers import to_device
 
 MAX_MATCH = 4
 """Most tokens that a lookup compares. Longer matches rarely change the choice."""
-
-
-class ChainTree:
-    """A tree of fixed shape: K chains that start at the root, with lengths as equal as W allows.
-
-    Args:
-        topk: Number of chains (K).
-        width: Number of nodes, the root included (W).
-        device: The device of the tensors.
-
-    Attributes:
-        chain: [W] int64, the chain of each node.
-        depth: [W] int64, the depth of each node; 0 for the root.
-        mask: [W, W] bool, as ``DraftTree.tree_mask``.
-        next_token, next_sibling: [W] int64, as in ``DraftTree``.
-        max_depth: Depth of the longest chain.
-    """
-
-    def __init__(self, topk: int, width: int, device: torch.device) -> None:
-        chain = [(node - 1) % topk for node in range(1, width)]
-        depth = [(node - 1) // topk + 1 for node in range(1, width)]
-        child = [node + topk if node + topk < width else -1 for node in range(1, width)]
-        sibling = [node + 1 if node < min(topk, width - 1) else -1 for node in range(1, width)]
-        self.chain = to_device([0, *chain], device)
-        self.depth = to_device([0, *depth], device)
-        self.next_token = to_device([1 if width > 1 else -1, *child], device)
-        self.next_sibling = to_device([-1, *sibling], device)
-        same_chain = self.chain[:, None] == self.chain
-        is_above = self.depth[:, None] >= self.depth
-        self.mask = (same_chain & is_above) | (self.depth == 0)
-        self.mask[0, 1:] = False
-        self.max_depth = max(depth, default=0)
 
 
 class NgramDrafter(Drafter):
@@ -62,7 +30,9 @@ class NgramDrafter(Drafter):
         self._context = context
         rows, self._context_len = context.req_to_token.shape
         self._text = torch.zeros(rows, self._context_len, dtype=torch.int64, device=context.device)
-        self._tree = ChainTree(context.spec.topk, context.verify_width, context.device)
+        self._tree = ChainTree(
+            context.spec.topk, context.verify_width, context.sizes.max_batch_size, context.device
+        )
 
     @property
     def max_path(self) -> int:
@@ -81,21 +51,13 @@ class NgramDrafter(Drafter):
         last = seq_lens.long()
         self._text[req_pool_indices, last] = bonus_tokens
         text = self._text[req_pool_indices]
-        tree, batch_size = self._tree, len(last)
-        width = len(tree.depth)
+        tree = self._tree
         match = self._matches(text, last)[:, tree.chain]
         # The text after a match ends at the last token. Longer drafts repeat it from the match on.
         period = last[:, None] - match
         source = match + 1 + (tree.depth - 1) % period
         source = torch.where(tree.depth == 0, last[:, None], source)
-        node_ids = torch.arange(batch_size * width, device=text.device).view(batch_size, width)
-        return DraftTree(
-            draft_tokens=text.gather(1, source).flatten(),
-            tree_mask=tree.mask.expand(batch_size, -1, -1).contiguous(),
-            retrieve_index=node_ids,
-            retrieve_next_token=tree.next_token.expand(batch_size, -1).contiguous(),
-            retrieve_next_sibling=tree.next_sibling.expand(batch_size, -1).contiguous(),
-        )
+        return tree.of(text.gather(1, source))
 
     def extend(self, verified: Verified) -> None:
         """Append all W predicted tokens. Those behind the accepted path are never read."""

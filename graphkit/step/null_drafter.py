@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.errors import ConfigError
+from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
@@ -16,7 +17,7 @@ class NullDrafter(Drafter):
     """Proposes no drafts: every tree is its bonus token."""
 
     def prepare(self, context: EngineContext) -> None:
-        """Check that verify has one row per request."""
+        """Check that verify has one row per request. See ``Drafter.prepare``."""
         if context.verify_width != 1:
             raise ConfigError(
                 f"SpeculativeEngine has no drafter, but num_draft_tokens is "
@@ -24,6 +25,7 @@ class NullDrafter(Drafter):
                 "request. Pass a drafter, or set num_draft_tokens to 1.",
                 field="num_draft_tokens",
             )
+        self._tree = ChainTree(1, 1, context.sizes.max_batch_size, context.device)
 
     @property
     def max_path(self) -> int:
@@ -36,19 +38,11 @@ class NullDrafter(Drafter):
     def draft(
         self,
         req_pool_indices: torch.Tensor,  # noqa: ARG002
-        seq_lens: torch.Tensor,
+        seq_lens: torch.Tensor,  # noqa: ARG002
         bonus_tokens: torch.Tensor,
     ) -> DraftTree:
         """Return trees of one node, the bonus token."""
-        batch_size = len(seq_lens)
-        none = bonus_tokens.new_full((batch_size, 1), -1)
-        return DraftTree(
-            draft_tokens=bonus_tokens,
-            tree_mask=torch.ones_like(none, dtype=torch.bool)[:, :, None],
-            retrieve_index=torch.arange(batch_size, device=none.device)[:, None],
-            retrieve_next_token=none,
-            retrieve_next_sibling=none,
-        )
+        return self._tree.of(bonus_tokens[:, None])
 
     def extend(self, verified: Verified) -> None:
         """Do nothing."""

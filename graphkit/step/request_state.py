@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from graphkit.errors import InputError
+from graphkit.ops.begin_step import begin_step
 from graphkit.ops.finish_step import finish_step
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.transfers import to_device
@@ -90,9 +91,12 @@ class RequestState:
         """Make rows, int64 [B], pads from the next step on; enqueues only."""
         self.remaining.index_fill_(0, rows, 0)
 
-    def running(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows, int64 [B], with 0 in the place of those that have ended."""
-        return torch.where(self.remaining[rows] > 0, rows, 0)
+    def running(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return rows, committed tokens and newest tokens, with row 0 for ended requests.
+
+        See ``ops.begin_step``.
+        """
+        return begin_step(rows, self.remaining, self.seq_lens, self.bonus_tokens)
 
     def advance(
         self,

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from graphkit.ops import compact_accepted_to_front
+from graphkit.ops.accepted_moves import accepted_moves
 
 
 class MovableKVPool(Protocol):
@@ -14,6 +15,17 @@ class MovableKVPool(Protocol):
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """Copy ``src_loc`` to ``tgt_loc``; read every source before writing any target."""
+
+
+def move_accepted_kv(
+    kv_pool: MovableKVPool, accept_index: torch.Tensor, out_cache_loc: torch.Tensor, width: int
+) -> None:
+    """Move each request's accepted nodes to the first of its W = ``width`` KV slots.
+
+    Other arguments and shapes are those of ``finalize_accepted_tree_path``.
+    """
+    target, source = accepted_moves(accept_index, out_cache_loc, width)
+    kv_pool.move_kv_cache(target, source)
 
 
 def finalize_accepted_tree_path(
@@ -45,13 +57,7 @@ def finalize_accepted_tree_path(
     """
     requests, path = accept_index.shape
     width = out_cache_loc.shape[0] // requests if requests else path
-    is_accepted = accept_index >= 0
-    source = out_cache_loc[accept_index.clamp(min=0).long()]
-    target = out_cache_loc.view(requests, width)[:, :path]
-    # Padding moves slot 0 to slot 0, the slot of pad rows.
-    kv_pool.move_kv_cache(
-        torch.where(is_accepted, target, 0).flatten(), torch.where(is_accepted, source, 0).flatten()
-    )
+    move_accepted_kv(kv_pool, accept_index, out_cache_loc, width)
     predict = compact_accepted_to_front(predict, accept_index, width)
     if hidden_states is not None:
         hidden_states = compact_accepted_to_front(hidden_states, accept_index, width)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
 from graphkit.graphs import scope
-from graphkit.ops import assign_extend_cache_locs
+from graphkit.ops import compact_accepted_to_front
+from graphkit.ops.target_rows import verify_rows
 from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
-from graphkit.step.acceptance import (
-    AcceptedPath,
-    accept_greedily,
-    accept_sampled,
-    sample_tokens,
-)
+from graphkit.step.acceptance import Draws, accept_greedily, accept_sampled, sample_tokens
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.request_state import RequestState
 from graphkit.step.step_tensors import DraftTree, Verified
-from graphkit.step.tree_path import finalize_accepted_tree_path
+from graphkit.step.tree_path import move_accepted_kv
 
 
 class Verifier:
@@ -43,8 +36,6 @@ class Verifier:
         self._model, self._context, self._state = model, context, state
         self._max_path = max_path
         self._is_tree = context.spec.topk > 1
-        self._node = torch.arange(context.verify_width, device=context.device)
-        self._is_root = self._node == 0
         runner = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
         self.runner: Runner[TargetVerifyInputs, ForwardOutput] = runner(
             model.forward,
@@ -95,7 +86,7 @@ class Verifier:
         """Return the token after a prompt, [1] int64, from its last logits, [1, V]."""
         if is_greedy:
             return logits.argmax(-1)
-        return sample_tokens(logits, **self._draws(req_pool_indices))
+        return sample_tokens(logits, self._draws(req_pool_indices))
 
     def verify(
         self,
@@ -116,70 +107,50 @@ class Verifier:
             is_greedy: Whether every temperature is 0.
         """
         rows, width = req_pool_indices, self._context.verify_width
+        mask = tree.tree_mask if self._is_tree else None
         with scope("verify"):
-            tokens = self._tokens(bonus, tree)
-            slots = torch.empty_like(tokens)
-            assign_extend_cache_locs(
-                rows, self._context.req_to_token, seq_lens, seq_lens + width, slots
-            )
+            # The host does not see values on a device. The op makes ids outside the vocabulary
+            # valid there; the target accepts them only if they equal its own tokens.
+            tokens, positions, slots = verify_rows(
+                rows, self._context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
+                width, self._context.sizes.vocab_size,
+            )  # fmt: skip
             output = self.runner.run(
                 TargetVerifyInputs(
                     req_pool_indices=rows,
                     seq_lens=seq_lens,
                     input_ids=tokens,
-                    positions=self._positions(seq_lens, tree),
+                    positions=positions,
                     out_cache_loc=slots,
-                    custom_mask=tree.tree_mask if self._is_tree else None,
+                    custom_mask=mask,
                 )
             )
         with scope("accept"):
-            links = tree.retrieve_index, tree.retrieve_next_token, tree.retrieve_next_sibling
-            candidates = tokens.view(tree.retrieve_index.shape)
-            accept: Callable[..., AcceptedPath] = accept_greedily
-            if not is_greedy:
-                accept = partial(accept_sampled, **self._draws(rows))
-            predict, accept_index, drafts = accept(
-                candidates, links, output.next_token_logits, self._max_path
+            links = tree.retrieve_next_token, tree.retrieve_next_sibling
+            given = tokens.view(-1, width), links, output.next_token_logits, self._max_path
+            path = (
+                accept_greedily(*given) if is_greedy else accept_sampled(*given, self._draws(rows))
             )
+            accept_index, drafts = path.accept_index, path.num_accepted_drafts
             if self._model.recurrent_state is not None:
                 last = accept_index.gather(1, drafts.long()[:, None])[:, 0]
                 self._model.recurrent_state.commit(rows, last % width)
             hidden_states = output.hidden_states
             if self._is_tree:
-                predict, hidden_states = finalize_accepted_tree_path(
-                    self._model.attention.kv_pool, accept_index, slots, predict, hidden_states
-                )
+                move_accepted_kv(self._model.attention.kv_pool, accept_index, slots, width)
+                if hidden_states is not None:
+                    hidden_states = compact_accepted_to_front(hidden_states, accept_index, width)
         return Verified(
             req_pool_indices=rows,
             seq_lens=seq_lens,
             out_cache_loc=slots,
-            predict=predict.long(),
+            predict=path.predict,
             hidden_states=hidden_states,
             accept_index=accept_index,
-            counts=AcceptedCounts.from_drafts(drafts),
+            counts=AcceptedCounts(drafts, path.num_accepted_tokens),
         )
 
-    def _tokens(self, bonus: torch.Tensor, tree: DraftTree) -> torch.Tensor:
-        """Return the tokens with the bonus token at each root, [B * W].
-
-        The host does not see values on a device. Ids outside the vocabulary become valid ones
-        there, which the target accepts only if they equal its own tokens.
-        """
-        drafts = tree.draft_tokens.view_as(tree.retrieve_index)
-        drafts = drafts.clamp(0, self._context.sizes.vocab_size - 1)
-        return torch.where(self._is_root, bonus[:, None], drafts).flatten()
-
-    def _positions(self, seq_lens: torch.Tensor, tree: DraftTree) -> torch.Tensor:
-        """Return the position of each node, [B * W] int64, from its depth."""
-        # Every node but the root attends to the root, and counts itself.
-        depth = tree.tree_mask[:, :, 1:].sum(2) if self._is_tree else self._node
-        return (seq_lens[:, None] + depth).flatten()
-
-    def _draws(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _draws(self, rows: torch.Tensor) -> Draws:
         """Return what the draws of requests depend on, at their present positions."""
         state = self._state
-        return {
-            "temperatures": state.temperatures[rows],
-            "seeds": state.seeds[rows],
-            "positions": state.seq_lens[rows],
-        }
+        return Draws(rows, state.temperatures, state.seeds, state.seq_lens)

@@ -158,14 +158,14 @@ class ReadsTwice(EagleDrafter):
     """Reads its candidates twice."""
 
     def draft(self, req_pool_indices, seq_lens, bonus_tokens):
-        self._context.future_map.resolve("topk_p", req_pool_indices)
+        self._context.future_map.resolve("topk_index", req_pool_indices)
         return super().draft(req_pool_indices, seq_lens, bonus_tokens)
 
 
 def test_debug_detects_a_drafter_that_reads_twice(make_engine, task):
     engine = make_engine(drafter=ReadsTwice, debug=True)
     engine.submit(task.prompts[0])
-    with pytest.raises(ReplayError, match="'topk_p' were already resolved"):
+    with pytest.raises(ReplayError, match="'topk_index' were already resolved"):
         engine.step()
     unchecked = make_engine(drafter=ReadsTwice)
     request = unchecked.generate(task.prompts[:1], SamplingParams(max_new_tokens=4))[0]

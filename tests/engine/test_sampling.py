@@ -14,8 +14,9 @@ import torch
 
 from graphkit.engine import SamplingParams
 from graphkit.errors import ConfigError
+from graphkit.ops.target_probs import target_probs
 from graphkit.reference import LlamaConfig, LlamaModel
-from graphkit.step.acceptance import sample_tokens, target_distribution
+from graphkit.step.acceptance import Draws, sample_tokens
 
 pytestmark = pytest.mark.slow
 
@@ -109,13 +110,10 @@ def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, ge
 
 def drawn_from(logits, temperature):
     """Draw a token from each row, with the row's number as the seed."""
-    rows = len(logits)
-    return sample_tokens(
-        logits,
-        temperatures=torch.full((rows,), temperature, device=logits.device),
-        seeds=torch.arange(rows, device=logits.device),
-        positions=torch.ones(rows, dtype=torch.int32, device=logits.device),
-    )
+    rows = torch.arange(len(logits), device=logits.device)
+    temperatures = torch.full((len(rows),), temperature, device=logits.device)
+    positions = torch.ones_like(rows, dtype=torch.int32)
+    return sample_tokens(logits, Draws(rows, temperatures, seeds=rows, positions=positions))
 
 
 def test_first_tokens_follow_the_target(logits, device):
@@ -167,7 +165,8 @@ def test_no_temperature_is_too_cold(temperature, device):
     """Logits divided by it leave float32, and below 1e-45 it is 0 there."""
     logits = torch.tensor([[1.0, 30.0, 20.0], [50.0, 4.0, -float("inf")]], device=device)
     assert drawn_from(logits, temperature).tolist() == [1, 0]
-    probs = target_distribution(logits, torch.full((2,), temperature, device=device))
+    temperatures = torch.full((2,), temperature, device=device)
+    probs = target_probs(logits, torch.arange(2, device=device), temperatures, 1)
     assert probs.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 

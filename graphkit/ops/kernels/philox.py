@@ -11,6 +11,16 @@ from graphkit.ops.kernels.launch import launch
 BLOCK = 128
 
 
+@triton.jit
+def uniform(seed, position, draw):
+    """Return the samples of one request at some draws, int32 [n]."""
+    zero = tl.zeros_like(draw)
+    w0, w1, w2, w3 = tl.philox(seed + zero, position + zero, draw // 4, zero, zero)
+    lane = draw % 4
+    word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
+    return (word >> 8).to(tl.float32) * 2**-24
+
+
 @triton.jit(do_not_specialize=["requests", "draws"])
 def philox_uniform_kernel(samples, seeds, positions, requests, draws, BLOCK: tl.constexpr):
     """Four draws of one request per thread, BLOCK threads per program."""

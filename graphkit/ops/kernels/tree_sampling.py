@@ -17,12 +17,13 @@ _NO_TOKEN = tl.constexpr(2**62)
 def _weights(target, draft, token, begin, end, refused, VOCAB: tl.constexpr):
     """Return the weights of the tokens from ``begin`` to ``end`` in the draw after a node."""
     p = tl.load(target + token, mask=token < VOCAB, other=0)
-    q = tl.load(draft + token, mask=token < VOCAB, other=0)
     next_refused = tl.min(tl.where(refused >= begin, refused, _NO_TOKEN), 0)
     while next_refused < end:  # ascending, so each block visits its own refused tokens only
         p = tl.where(token == next_refused, 0, p)
         next_refused = tl.min(tl.where(refused > next_refused, refused, _NO_TOKEN), 0)
-    return tl.where(p - q <= 0, 0, p - q)  # NaN stays, so that the total is NaN
+    if draft is not None:
+        p -= tl.load(draft + token, mask=token < VOCAB, other=0)
+    return tl.where(p <= 0, 0, p)  # NaN stays, so that the total is NaN
 
 
 @triton.jit
@@ -69,53 +70,80 @@ def _draw(
     return drawn
 
 
+@triton.jit
+def walk_by_samples(
+    candidates, next_token, next_sibling, target_probs, draft_probs, samples, threshold_single,
+    threshold_acc, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, VOCAB: tl.constexpr,
+    BLOCK_W: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Return one request's accepted nodes (-1 behind the last), the token after each, their number.
+
+    The pointers are those of the request's W entries; ``draft_probs`` may be None for zeros.
+    ``samples`` holds that of each node, then that of the bonus token. The number excludes the root.
+    """
+    column = tl.arange(0, BLOCK_A)
+    path = tl.where(column == 0, 0, -1).to(tl.int64)
+    tokens = tl.zeros([BLOCK_A], tl.int64)
+    draw = tl.arange(0, BLOCK_D)
+
+    turn = tl.arange(0, BLOCK_W)
+    refused = tl.full([BLOCK_W], -1, tl.int64)
+    row = tl.full((), 0, tl.int64)
+    coin = tl.sum(tl.where(draw == 0, samples, 0), 0)
+    child = tl.load(next_token)
+    summed = 0.0
+    tried = 0
+    drafts = 0
+    while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
+        token = tl.load(candidates + child)
+        p = tl.load(target_probs + row + token, mask=(token >= 0) & (token < VOCAB), other=0)
+        is_new = tl.max((refused == token).to(tl.int32), 0) == 0
+        p = tl.where((p > 0) & is_new, p, 0)
+        summed += p
+        link = next_sibling
+        if (p > 0) & ((coin * threshold_acc < summed) | (p >= threshold_single)):
+            tokens = tl.where(column == drafts, token, tokens)
+            drafts += 1
+            path = tl.where(column == drafts, child, path)
+            row = child * VOCAB
+            coin = tl.sum(tl.where(draw == child, samples, 0), 0)
+            link = next_token
+            summed = 0.0
+            refused = tl.full([BLOCK_W], -1, tl.int64)
+        else:
+            refused = tl.where(turn == tried, token, refused)
+        child = tl.load(link + child)
+        tried += 1
+
+    coin = tl.sum(tl.where(draw == WIDTH, samples, 0), 0)
+    draft = draft_probs
+    if draft_probs is not None:
+        draft = draft_probs + row
+    drawn = _draw(target_probs + row, draft, refused, coin, VOCAB, BLOCK_V, BLOCKS)
+    return path, tl.where(column == drafts, drawn, tokens), drafts
+
+
 @triton.jit(do_not_specialize=["rows"])
 def tree_sampling_kernel(
     predicts, accept_index, accept_token_num, candidates, retrieve_index, retrieve_next_token,
     retrieve_next_sibling, uniform_samples, uniform_samples_for_final_sampling, target_probs,
     draft_probs, threshold_single, threshold_acc, rows,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, VOCAB: tl.constexpr,
-    BLOCK_W: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_A: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
     request = tl.program_id(0).to(tl.int64)
     first = request * WIDTH
-    column = tl.arange(0, BLOCK_A)
-    path = tl.where(column == 0, 0, -1).to(tl.int64)
-    tokens = tl.zeros([BLOCK_A], tl.int64)
-
-    turn = tl.arange(0, BLOCK_W)
-    refused = tl.full([BLOCK_W], -1, tl.int64)
-    row = first * VOCAB
-    coin = tl.load(uniform_samples + first)
-    child = tl.load(retrieve_next_token + first)
-    summed = 0.0
-    tried = 0
-    drafts = 0
-    while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
-        token = tl.load(candidates + first + child)
-        p = tl.load(target_probs + row + token, mask=(token >= 0) & (token < VOCAB), other=0)
-        is_new = tl.max((refused == token).to(tl.int32), 0) == 0
-        p = tl.where((p > 0) & is_new, p, 0)
-        summed += p
-        link = retrieve_next_sibling
-        if (p > 0) & ((coin * threshold_acc < summed) | (p >= threshold_single)):
-            tokens = tl.where(column == drafts, token, tokens)
-            drafts += 1
-            path = tl.where(column == drafts, child, path)
-            row = (first + child) * VOCAB
-            coin = tl.load(uniform_samples + first + child)
-            link = retrieve_next_token
-            summed = 0.0
-            refused = tl.full([BLOCK_W], -1, tl.int64)
-        else:
-            refused = tl.where(turn == tried, token, refused)
-        child = tl.load(link + first + child)
-        tried += 1
-
-    coin = tl.load(uniform_samples_for_final_sampling + request)
-    drawn = _draw(target_probs + row, draft_probs + row, refused, coin, VOCAB, BLOCK_V, BLOCKS)
-    tokens = tl.where(column == drafts, drawn, tokens)
+    draw = tl.arange(0, BLOCK_D)
+    samples = tl.load(uniform_samples + first + draw, mask=draw < WIDTH, other=0)
+    last = tl.load(uniform_samples_for_final_sampling + request)
+    path, tokens, drafts = walk_by_samples(
+        candidates + first, retrieve_next_token + first, retrieve_next_sibling + first,
+        target_probs + first * VOCAB, draft_probs + first * VOCAB,
+        tl.where(draw == WIDTH, last, samples), threshold_single, threshold_acc,
+        WIDTH, COLUMNS, VOCAB, BLOCK_W, BLOCK_A, BLOCK_D, BLOCK_V, BLOCKS,
+    )  # fmt: skip
     write_path(predicts, accept_index, accept_token_num, retrieve_index, request, rows, path,
                tokens, drafts, WIDTH, COLUMNS, BLOCK_A)  # fmt: skip
 
@@ -124,11 +152,19 @@ def launch_tree_speculative_sampling_target_only(given: Any) -> None:
     """Launch ``tree_speculative_sampling_target_only``."""
     requests, width, vocab_size = given.target_probs.shape
     columns = given.accept_index.shape[1]
-    block = min(MAX_BLOCK, triton.next_power_of_2(vocab_size))
     launch(
         tree_sampling_kernel, (requests,), given, rows=given.predicts.shape[0],
-        WIDTH=width, COLUMNS=columns, VOCAB=vocab_size,
-        BLOCK_W=triton.next_power_of_2(width), BLOCK_A=triton.next_power_of_2(columns),
-        BLOCK_V=block, BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, block)),
-        num_warps=16 if block == MAX_BLOCK else 4,
+        WIDTH=width, COLUMNS=columns, VOCAB=vocab_size, BLOCK_W=triton.next_power_of_2(width),
+        BLOCK_A=triton.next_power_of_2(columns), BLOCK_D=triton.next_power_of_2(width + 1),
+        **vocabulary_blocks(vocab_size),
     )  # fmt: skip
+
+
+def vocabulary_blocks(vocab_size: int) -> dict[str, int]:
+    """Return the blocks in which a program reads a vocabulary, and its warps."""
+    block = min(MAX_BLOCK, triton.next_power_of_2(vocab_size))
+    return {
+        "BLOCK_V": block,
+        "BLOCKS": triton.next_power_of_2(triton.cdiv(vocab_size, block)),
+        "num_warps": 16 if block == MAX_BLOCK else 4,
+    }

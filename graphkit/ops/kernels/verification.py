@@ -22,6 +22,33 @@ def write_path(
     tl.store(predicts + flat, tokens, mask=on_path & (flat >= 0) & (flat < rows))
 
 
+@triton.jit
+def walk_greedily(
+    candidates, next_token, next_sibling, target_predict,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_A: tl.constexpr,
+):  # fmt: skip
+    """Return one request's accepted nodes (-1 behind the last) and their number without the root.
+
+    The pointers are those of the request's W entries.
+    """
+    column = tl.arange(0, BLOCK_A)
+    path = tl.where(column == 0, 0, -1).to(tl.int64)
+    wanted = tl.load(target_predict)
+    child = tl.load(next_token)
+    tried = 0
+    drafts = 0
+    while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
+        tried += 1
+        link = next_sibling
+        if tl.load(candidates + child) == wanted:
+            drafts += 1
+            path = tl.where(column == drafts, child, path)
+            wanted = tl.load(target_predict + child)
+            link = next_token
+        child = tl.load(link + child)
+    return path, drafts
+
+
 @triton.jit(do_not_specialize=["rows"])
 def verify_tree_greedy_kernel(
     predicts, accept_index, accept_token_num, candidates, retrieve_index, retrieve_next_token,
@@ -31,21 +58,10 @@ def verify_tree_greedy_kernel(
     """One program per request."""
     request = tl.program_id(0).to(tl.int64)
     first = request * WIDTH
-    column = tl.arange(0, BLOCK_A)
-    path = tl.where(column == 0, 0, -1).to(tl.int64)
-    wanted = tl.load(target_predict + first)
-    child = tl.load(retrieve_next_token + first)
-    tried = 0
-    drafts = 0
-    while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
-        tried += 1
-        link = retrieve_next_sibling
-        if tl.load(candidates + first + child) == wanted:
-            drafts += 1
-            path = tl.where(column == drafts, child, path)
-            wanted = tl.load(target_predict + first + child)
-            link = retrieve_next_token
-        child = tl.load(link + first + child)
+    path, drafts = walk_greedily(
+        candidates + first, retrieve_next_token + first, retrieve_next_sibling + first,
+        target_predict + first, WIDTH, COLUMNS, BLOCK_A,
+    )  # fmt: skip
     tokens = tl.load(target_predict + first + path, mask=path >= 0)
     write_path(predicts, accept_index, accept_token_num, retrieve_index, request, rows, path,
                tokens, drafts, WIDTH, COLUMNS, BLOCK_A)  # fmt: skip

@@ -12,6 +12,7 @@ FILES = (
     HERE / "interpreted_loops.py",
     HERE / "interpreted_philox.py",
     HERE / "interpreted_slots.py",
+    HERE / "interpreted_steps.py",
     HERE / "interpreted_tree.py",
     HERE.parent / "buffers" / "interpreted_refresh.py",
 )

@@ -16,13 +16,20 @@ import torch
 import graphkit.ops
 from graphkit.errors import AttentionError, ConfigError, InputError
 from graphkit.ops.argument_rules import ArgumentRules
-from graphkit.ops.device_loop import advance_loop, begin_loop
 from graphkit.ops.registration import OPS
 
-MODULES = ("finish_step", "move_kv", "paged_attention", "paged_metadata", "refresh", "store_kv")
+MODULES = (
+    "accepted_moves", "accepted_tokens", "argmax", "begin_step", "device_loop", "draft_rows",
+    "finish_step", "move_kv", "paged_attention", "paged_metadata", "refresh", "store_kv",
+    "target_probs", "target_rows",
+)  # fmt: skip
 PUBLIC = [getattr(graphkit.ops, name) for name in graphkit.ops.__all__]
-INTERNAL = [getattr(importlib.import_module(f"graphkit.ops.{name}"), name) for name in MODULES]
-INTERNAL += [begin_loop, advance_loop]
+INTERNAL = [
+    getattr(module, name)
+    for module in (importlib.import_module(f"graphkit.ops.{name}") for name in MODULES)
+    for name in OPS
+    if OPS[name].reference.__module__ == module.__name__
+]
 every_op = pytest.mark.parametrize("op", PUBLIC + INTERNAL, ids=lambda op: op.__name__)
 
 

@@ -8,7 +8,7 @@ import torch
 import graphkit as gk
 from declared_modes import MODES
 from graphkit.attention import AttentionBackend
-from graphkit.runners import multi_layer
+from graphkit.runners import draft, multi_layer
 from graphkit.spec.tree import TreeGrowth
 
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
@@ -130,12 +130,13 @@ def test_near_ties_are_no_leak(make_target, mode, topk, dtype):
 @each_dtype
 def test_choices_that_padding_changes_are_found(make_target, monkeypatch, topk, dtype):
     """The forwards are right, but the choice among their candidates is not."""
-    best = TreeGrowth.best
+    owner, name = (draft, "chain_candidates") if topk == 1 else (TreeGrowth, "best")
+    choose = getattr(owner, name)
 
-    def of_the_next_request(self, num_draft_tokens):
-        return tuple(rows.roll(-1, 0) for rows in best(self, num_draft_tokens))
+    def of_the_next_request(*given):
+        return tuple(rows.roll(-1, 0) for rows in choose(*given))
 
-    monkeypatch.setattr(TreeGrowth, "best", of_the_next_request)
+    monkeypatch.setattr(owner, name, of_the_next_request)
     record = gk.capture_target(make_target(modes=[DRAFT], topk=topk, dtype=dtype), device="cpu")
     assert places(record, PADDING_BUG) == PADDED
     names = {"parent_list", "top_scores_index", "draft_tokens"}

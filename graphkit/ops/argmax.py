@@ -1,0 +1,53 @@
+"""The most probable token of rows of logits.
+
+Suffixes: N tokens to write, M rows of logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+
+from graphkit.errors import InputError
+from graphkit.ops.argument_rules import describe
+from graphkit.ops.registration import register_op
+
+
+def _check_rows(given: Any) -> None:
+    """Refuse logits that are no floats, or do not have a row per token."""
+    logits, tokens = given.logits, given.tokens
+    if not logits.is_floating_point() or (given.index is None and len(logits) != len(tokens)):
+        rows = f"{len(tokens)}" if given.index is None else "rows"
+        raise InputError(
+            f"argmax_rows: logits is {describe(logits)}, expected floats [{rows}, V].",
+            field="logits",
+        )
+
+
+@register_op(mutates_args=("tokens",), check=_check_rows)
+def argmax_rows(
+    tokens: Annotated[torch.Tensor, "[N] int64, contiguous"],
+    logits: Annotated[torch.Tensor, "[M, V >= 1]"],
+    index: Annotated[torch.Tensor | None, "[N] int64"] = None,
+) -> None:
+    """Write the index of the largest value of each row, as ``Tensor.argmax`` does.
+
+    Of equal values the first counts, and NaN is larger than any number. One launch on the current
+    stream, none without tokens. Never synchronises; may be captured.
+
+    Args:
+        tokens: Receives the indices.
+        logits: The rows.
+        index: Row of each token; by default token n is that of row n. An index outside ``logits``
+            is an error on the CPU; on CUDA it counts as the nearest row.
+
+    Shapes:
+        tokens: [N] int64, contiguous. logits: [M, V] of any float dtype; M = N without ``index``.
+        index: [N] int64.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype, device or layout.
+    """
+    rows = logits if index is None else logits.index_select(0, index)
+    tokens.copy_(rows.argmax(-1))

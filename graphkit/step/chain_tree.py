@@ -1,0 +1,61 @@
+"""Draft trees whose shape does not depend on values, so that their links are constants."""
+
+from __future__ import annotations
+
+import torch
+
+from graphkit.step.step_tensors import DraftTree
+from graphkit.step.transfers import to_device
+
+
+class ChainTree:
+    """A tree of fixed shape: K chains that start at the root, with lengths as equal as W allows.
+
+    Waits for the device when it is created, and never again.
+
+    Args:
+        topk: Number of chains (K).
+        width: Number of nodes, the root included (W).
+        max_batch_size: Most requests of a batch (M).
+        device: The device of the tensors.
+
+    Attributes:
+        chain: [W] int64, the chain of each node.
+        depth: [W] int64, the depth of each node; 0 for the root.
+        max_depth: Depth of the longest chain.
+    """
+
+    def __init__(self, topk: int, width: int, max_batch_size: int, device: torch.device) -> None:
+        chain = [(node - 1) % topk for node in range(1, width)]
+        depth = [(node - 1) // topk + 1 for node in range(1, width)]
+        child = [node + topk if node + topk < width else -1 for node in range(1, width)]
+        sibling = [node + 1 if node < min(topk, width - 1) else -1 for node in range(1, width)]
+        self.chain = to_device([0, *chain], device)
+        self.depth = to_device([0, *depth], device)
+        self.max_depth = max(depth, default=0)
+        same_chain = self.chain[:, None] == self.chain
+        is_above = self.depth[:, None] >= self.depth
+        mask = (same_chain & is_above) | (self.depth == 0)
+        mask[0, 1:] = False
+        next_token = to_device([1 if width > 1 else -1, *child], device)
+        next_sibling = to_device([-1, *sibling], device)
+        self._masks = mask.repeat(max_batch_size, 1, 1)
+        self._next_tokens = next_token.repeat(max_batch_size, 1)
+        self._next_siblings = next_sibling.repeat(max_batch_size, 1)
+        rows = torch.arange(max_batch_size * width, device=device)
+        self._rows = rows.view(max_batch_size, width)
+
+    def of(self, draft_tokens: torch.Tensor) -> DraftTree:
+        """Return the trees of some tokens. Enqueues nothing.
+
+        Args:
+            draft_tokens: Token of each node, [B, W] int64; that of the root is not read.
+        """
+        requests = len(draft_tokens)
+        return DraftTree(
+            draft_tokens=draft_tokens.flatten(),
+            tree_mask=self._masks[:requests],
+            retrieve_index=self._rows[:requests],
+            retrieve_next_token=self._next_tokens[:requests],
+            retrieve_next_sibling=self._next_siblings[:requests],
+        )

@@ -1,0 +1,40 @@
+"""A whole step has few operations of graphkit's own beside the modules of the models."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from graphkit import Attribution
+from graphkit.reference import reference_engine
+
+UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::empty_like")
+"""Operations of the recorder that have no node on CUDA."""
+MOST = {
+    ("EAGLE", 1): 23,
+    ("STANDALONE", 1): 20,
+    ("NONE", 1): 7,
+}
+"""Operations by algorithm and topk; three draft steps."""
+
+
+def own_nodes(algorithm, topk, device):
+    """Return the nodes outside of modules by operation, at batch size 2."""
+    engine = reference_engine(
+        algorithm, topk=topk, generation="v3", max_context_len=64, max_batch_size=2,
+        batch_sizes=[2], device=device,
+    )  # fmt: skip
+    (runner,) = engine.runners
+    runner.capture(attribution=Attribution())
+    nodes = runner.inspect(2).nodes
+    engine.close()
+    own = [node.op for node in nodes if node.module.startswith("(")]
+    assert 3 * len(own) < len(nodes), "the models have most nodes"
+    return Counter(op for op in own if op.partition(".")[0] not in UNINITIALISED)
+
+
+@pytest.mark.parametrize(("algorithm", "topk"), MOST)
+def test_nodes_between_the_forwards(algorithm, topk, device):
+    own = own_nodes(algorithm, topk, device)
+    assert own.total() <= MOST[algorithm, topk], own

@@ -1,0 +1,131 @@
+"""The ops of a whole step on CUDA against their torch references, eager and in captured graphs."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphkit.ops.accepted_tokens import accept_samples
+from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.target_probs import target_probs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CASES, results, assert_equal = map(
+    runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "step_cases.py")).get,
+    ("CASES", "results", "assert_equal"),
+)
+VOCABS = [8191, 8192, 128_256, 151_937]
+
+
+def on_device(args):
+    return [each.cuda() if isinstance(each, torch.Tensor) else each for each in args]
+
+
+def facts(args):
+    """What a graph has captured: shapes, dtypes and numbers."""
+    return [(a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("requests", [0, 1, 3, 64, 300])
+def test_op_matches_the_reference(name, requests):
+    op, make, _ = CASES[name]
+    for seed in range(12):
+        args = make(requests, seed)
+        ours = on_device(args)
+        got = results(op(*ours), ours)
+        assert all(each.is_cuda for each in got)
+        assert_equal(got, results(op(*args), args))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_graph_replays_on_new_values(name):
+    op, make, _ = CASES[name]
+    first = make(8, 3)
+    others = (make(8, seed) for seed in range(4, 2000))
+    later = next(args for args in others if facts(args) == facts(first))
+    ours = on_device(first)
+    op(*on_device(first))
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        returned = op(*ours)
+    for args in (later, first):
+        for each, new in zip(ours, args, strict=True):
+            if isinstance(each, torch.Tensor):
+                each.copy_(new)
+        graph.replay()
+        again = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
+        assert_equal(results(returned, ours), results(op(*again), again))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_launch(name):
+    op, make, _ = CASES[name]
+    args = on_device(make(8, 2))
+    op(*args)
+    torch.cuda.synchronize()
+    cuda = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=cuda, acc_events=True) as profile:
+        op(*args)
+        torch.cuda.synchronize()
+    launched = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
+    assert [each for each in launched if each.endswith("_kernel")] == [f"{op.__name__}_kernel"]
+    assert not [each for each in launched if each.startswith(("Mem", "void"))]
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_first_of_equal_largest_values_in_a_large_vocabulary(vocab, dtype):
+    torch.manual_seed(vocab)
+    logits = torch.randint(0, 9, (64, vocab)).to(dtype)
+    logits[:20] = torch.randn(20, vocab).to(dtype)
+    logits[30, vocab // 2 :: 7] = torch.nan
+    logits[31] = -torch.inf
+    logits[32, vocab - 1] = torch.inf
+    logits[33, [vocab // 3, vocab - 2]] = 99
+    index = torch.randint(0, 64, (40,))
+    for rows in (None, index):
+        tokens = torch.empty(64 if rows is None else 40, dtype=torch.int64)
+        ours = tokens.cuda()
+        argmax_rows(tokens, logits, rows)
+        argmax_rows(ours, logits.cuda(), None if rows is None else rows.cuda())
+        assert torch.equal(ours.cpu(), tokens)
+    assert torch.equal(ours, logits.cuda().argmax(-1)[index.cuda()])
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_distributions_over_a_large_vocabulary(vocab):
+    torch.manual_seed(vocab)
+    logits, rows = torch.randn(12, vocab) * 4, torch.tensor([2, 0, 1, 3])
+    temperatures = torch.tensor([1.0, 0.0, 0.2, 1e-44])
+    probs = target_probs(*on_device([logits, rows, temperatures]), 3)
+    want = target_probs(logits, rows, temperatures, 3)
+    torch.testing.assert_close(probs.cpu(), want, rtol=1e-4, atol=1e-9)
+    assert torch.equal(probs[3:6].sum(1).cpu() > 0.999, torch.ones(3, dtype=torch.bool))
+    assert torch.equal(probs[6:9].cpu(), want[6:9]), "temperature 0 is exact"
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_certain_tokens_of_a_large_vocabulary_are_drawn(vocab):
+    requests, width = 33, 4
+    torch.manual_seed(vocab)
+    tokens = torch.randint(0, vocab, (requests * width,))
+    probs = torch.zeros(requests * width, vocab).scatter_(1, tokens[:, None], 1.0)
+    root = torch.randint(0, vocab, (requests, 1))
+    candidates = torch.cat([root, tokens.view(requests, width)[:, :-1]], 1)
+    candidates[::3, 2] += 1  # refused
+    child = torch.tensor([1, 2, 3, -1]).repeat(requests, 1)
+    rows, seeds = torch.arange(requests), torch.arange(requests) * 2**33
+    args = (
+        candidates, child, torch.full_like(child, -1), probs, rows, seeds, rows.int(), width,
+    )  # fmt: skip
+    got = accept_samples(*on_device(args))
+    assert_equal(got, accept_samples(*args))
+    assert got[2].tolist() == [1 if request % 3 == 0 else 3 for request in range(requests)]

@@ -1,0 +1,326 @@
+"""Ops of a whole step: random arguments, and models in plain Python, for the tests that run this.
+
+``CASES[name]`` are an op, ``make(requests, seed)`` with its arguments, and its model, which takes
+them and returns the results as lists.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import torch
+
+from graphkit.ops.accepted_moves import accepted_moves
+from graphkit.ops.accepted_tokens import accept_samples, accept_tokens
+from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.begin_step import begin_step
+from graphkit.ops.draft_rows import chain_candidates, draft_step_rows, first_draft_rows
+from graphkit.ops.philox import philox_uniform
+from graphkit.ops.target_probs import target_probs
+from graphkit.ops.target_rows import extend_rows, verify_rows
+
+CONTEXT, VOCAB = 23, 7
+
+
+def int32(values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def int64(values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def numbers(random, count, low, high):
+    return [random.randint(low, high) for _ in range(count)]
+
+
+def table_of(random, requests, longest):
+    """Rows, their table and lengths; some rows and positions are outside the table."""
+    rows = [random.choice([0, -1, 10_000, *range(1, requests + 3)]) for _ in range(requests)]
+    table = int32(numbers(random, (requests + 3) * CONTEXT, 0, 10**6)).view(-1, CONTEXT)
+    return int64(rows), table, int32(numbers(random, requests, 1, CONTEXT - longest // 2))
+
+
+def slots_behind(rows, table, seq_lens, count):
+    """The slots behind each request's committed tokens, 0 outside the table."""
+    table, slots = table.tolist(), []
+    for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True):
+        for column in range(length, length + count):
+            is_inside = 0 <= row < len(table) and column < CONTEXT
+            slots.append(table[row][column] if is_inside else 0)
+    return slots
+
+
+def begin_args(requests, seed):
+    random = Random(seed)
+    states = (int32(numbers(random, 12, 0, 2)), int32(numbers(random, 12, 1, 99)))
+    return int64(numbers(random, requests, 0, 11)), *states, int64(numbers(random, 12, 0, 2**40))
+
+
+def begun(rows, remaining, seq_lens, bonus):
+    rows = [row if remaining[row] > 0 else 0 for row in rows.tolist()]
+    return rows, [seq_lens[row].item() for row in rows], [bonus[row].item() for row in rows]
+
+
+def first_rows_args(requests, seed):
+    topk, steps = 1 + seed % 3, 1 + seed % 4
+    return *table_of(Random(seed), requests, topk * steps), topk, steps
+
+
+def first_rows(rows, table, seq_lens, topk, steps):
+    positions = [length for length in seq_lens.tolist() for _ in range(topk)]
+    return positions, slots_behind(rows, table, seq_lens, topk * steps)
+
+
+def step_rows_args(requests, seed):
+    random, topk, steps = Random(seed), 1 + seed % 3, 1 + seed % 4
+    return (
+        int64(numbers(random, requests * topk, 0, 2**40)),
+        int64(numbers(random, requests * topk * steps, 0, 2**40)),
+        int32(numbers(random, requests, 1, 999)), topk, steps,
+    )  # fmt: skip
+
+
+def step_rows(positions, slots, seq_lens, topk, steps):
+    ahead = [step if topk == 1 else topk * (steps - 1) for step in range(steps - 1)]
+    return (
+        [[position + step for position in positions.tolist()] for step in range(steps - 1)],
+        [slots.tolist()[step::steps] for step in range(steps - 1)],
+        [[length + more for length in seq_lens.tolist()] for more in ahead],
+    )
+
+
+def chain_args(requests, seed):
+    steps = 1 + seed % 4
+    tokens = int64(numbers(Random(seed), requests * steps, 0, 2**40)).view(steps, requests)
+    return tokens[0][:, None].clone(), tokens[1:].clone(), 1 + seed % (steps + 1)
+
+
+def chained(first, later, width):
+    chains = torch.cat([first, later.t()], 1).tolist()
+    parents = [list(range(-1, len(chain) - 1)) for chain in chains]
+    return parents, [list(range(width - 1)) for _ in chains], [c[: width - 1] for c in chains]
+
+
+def tree_of(random, width):
+    """Parents of a random tree, with its links and its mask."""
+    parents = [-1, *(random.randint(0, node - 1) for node in range(1, width))]
+    child, sibling = [-1] * width, [-1] * width
+    sees = [{0}]
+    for node in range(1, width):
+        older = [other for other in range(1, node) if parents[other] == parents[node]]
+        (sibling if older else child)[older[-1] if older else parents[node]] = node
+        sees.append({node, *sees[parents[node]]})
+    return child, sibling, [[other in each for other in range(width)] for each in sees]
+
+
+def verify_args(is_tree):
+    def make(requests, seed):
+        random, width = Random(seed), 1 + 7 * seed % 19
+        masks = [tree_of(random, width)[2] for _ in range(requests)]
+        return (
+            *table_of(random, requests, width), int64(numbers(random, requests, 0, 99)),
+            int64(numbers(random, requests * width, -2, VOCAB + 2)),
+            torch.tensor(masks, dtype=torch.bool).view(-1, width, width) if is_tree else None,
+            width, VOCAB,
+        )  # fmt: skip
+
+    return make
+
+
+def verified(rows, table, seq_lens, bonus, drafts, mask, width, vocab):
+    tokens = [min(max(token, 0), vocab - 1) for token in drafts.tolist()]
+    tokens[::width] = bonus.tolist()
+    depths = [*range(width)] * len(rows) if mask is None else (mask.sum(2) - 1).flatten().tolist()
+    lengths = seq_lens.repeat_interleave(width).tolist()
+    positions = [length + depth for length, depth in zip(lengths, depths, strict=True)]
+    return tokens, positions, slots_behind(rows, table, seq_lens, width)
+
+
+def extend_args(requests, seed):
+    random, width = Random(seed), 1 + seed % 6
+    drafts = int32(numbers(random, requests, 0, width - 1))
+    return int32(numbers(random, requests, 1, 999)), drafts, width
+
+
+def extended(seq_lens, drafts, width):
+    lengths = seq_lens.tolist()
+    return (
+        [length + width for length in lengths], [width] * len(lengths),
+        [length + step for length in lengths for step in range(width)],
+        [request * width + count for request, count in enumerate(drafts.tolist())],
+    )  # fmt: skip
+
+
+def argmax_args(dtype, is_selected):
+    def make(requests, seed):
+        random, vocab = Random(seed), (1, 5, 300)[seed % 3]
+        rows = requests + 4 if is_selected else requests
+        values = [-math.inf, -2.5, 0.0, 1.5, 1.5, math.inf][: 3 + seed % 4]
+        values += [math.nan] * (seed % 2)
+        logits = torch.tensor(random.choices(values, k=rows * vocab), dtype=dtype)
+        index = int64(numbers(random, requests, 0, rows - 1)) if is_selected else None
+        return int64([-7] * requests), logits.view(rows, vocab), index
+
+    return make
+
+
+def best_of_rows(tokens, logits, index):
+    """The first NaN, or the first of the largest numbers."""
+    rows = logits.tolist()
+    rows = rows if index is None else [rows[each] for each in index.tolist()]
+    keys = [[math.inf if math.isnan(x) else x for x in row] for row in rows]
+    nans = [[i for i, x in enumerate(row) if math.isnan(x)] for row in rows]
+    best = [nan[0] if nan else row.index(max(row)) for nan, row in zip(nans, keys, strict=True)]
+    return (best,)
+
+
+def accept_args(requests, seed):
+    random, width = Random(seed), 1 + 5 * seed % 9
+    trees = [tree_of(random, width) for _ in range(requests)]
+    links = [int64([tree[i] for tree in trees]).view(requests, width) for i in (0, 1)]
+    if seed % 3 == 2:  # links of no tree
+        links = [int64(numbers(random, requests * width, -2, width)).view_as(links[0])] * 2
+    tokens = [int64(numbers(random, requests * width, 0, 2)) for _ in "ct"]
+    longest = random.randint(1, width)
+    return tokens[0].view(requests, width), *links, tokens[1], longest
+
+
+def walked(tokens, child, sibling, accepts, longest):
+    """The nodes that a walk accepts: ``accepts(node, token)`` for each child in turn."""
+    path, node, tried = [0], child[0], 0
+    while 0 <= node < len(tokens) and tried < len(tokens) - 1 and len(path) < longest:
+        tried += 1
+        is_accepted = accepts(path[-1], tokens[node])
+        path += [node] * is_accepted
+        node = (child if is_accepted else sibling)[node]
+    return path
+
+
+def results_of(paths, tokens, width, longest):
+    predict = [after + [0] * (width - len(after)) for after in tokens]
+    index = [[b * width + node for node in path] for b, path in enumerate(paths)]
+    index = [each + [-1] * (longest - len(each)) for each in index]
+    drafts = [len(path) - 1 for path in paths]
+    return [t for each in predict for t in each], index, drafts, [n + 1 for n in drafts]
+
+
+def accepted(candidates, child, sibling, target, longest):
+    width, paths, tokens = candidates.shape[1], [], []
+    wanted_of = target.view_as(candidates).tolist()
+    for tree, wanted in zip(
+        zip(candidates.tolist(), child.tolist(), sibling.tolist(), strict=True),
+        wanted_of,
+        strict=True,
+    ):
+        paths.append(walked(*tree, lambda node, token, w=wanted: w[node] == token, longest))
+        tokens.append([wanted[node] for node in paths[-1]])
+    return results_of(paths, tokens, width, longest)
+
+
+def samples_args(requests, seed):
+    """Distributions of multiples of 1/64, a quarter of them certain."""
+    random = Random(seed)
+    candidates, child, sibling, _, longest = accept_args(requests, 3 * seed)
+    count = candidates.numel()
+    probs = torch.zeros(count, VOCAB)
+    for row in probs:
+        for token in random.choices(range(VOCAB), k=random.choice([1, 64, 64, 64])):
+            row[token] += 1
+        row /= row.sum()
+    states = int64(numbers(random, 9, -(2**62), 2**62)), int32(numbers(random, 9, 0, 9999))
+    rows = int64(numbers(random, requests, 0, 8))
+    return candidates, child, sibling, probs, rows, *states, longest
+
+
+def sampled(candidates, child, sibling, probs, rows, seeds, positions, longest):
+    """Of each node, an interval of the samples per child, and the rest for the bonus token."""
+    width, paths, tokens = candidates.shape[1], [], []
+    coins = philox_uniform(seeds[rows], positions[rows], width + 1).double().tolist()
+    for request, (tree, coin) in enumerate(zip(candidates.tolist(), coins, strict=True)):
+        left = [row.double().tolist() for row in probs.view(len(rows), width, -1)[request]]
+        summed = [0.0] * width
+
+        def accepts(node, token, left=left, summed=summed, coin=coin):
+            summed[node] += left[node][token]
+            is_accepted = left[node][token] > 0 and coin[node] < summed[node]
+            left[node][token] = left[node][token] * is_accepted
+            return is_accepted
+
+        path = walked(tree, child[request].tolist(), sibling[request].tolist(), accepts, longest)
+        weights, limit = left[path[-1]], coin[width] * sum(left[path[-1]])
+        drawn = next(i for i in range(VOCAB) if weights[i] and sum(weights[: i + 1]) > limit)
+        paths.append(path)
+        tokens.append([tree[node] for node in path[1:]] + [drawn])
+    return results_of(paths, tokens, width, longest)
+
+
+def probs_args(requests, seed):
+    random, width, vocab = Random(seed), 1 + seed % 3, (1, 5, 300)[seed % 3]
+    logits = torch.tensor([random.gauss(0, 5) for _ in range(requests * width * vocab)])
+    temperatures = torch.tensor([0.0, 1.0, 0.3, 1e-20, 1e-44, 50.0])
+    dtype = (torch.float32, torch.bfloat16)[seed % 2]
+    rows = int64(numbers(random, requests, 0, 5))
+    return logits.view(-1, vocab).to(dtype), rows, temperatures, width
+
+
+def distributions(logits, rows, temperatures, width):
+    result = []
+    for row, each in enumerate(logits.double().tolist()):
+        temperature, best = temperatures[rows[row // width]].item(), each.index(max(each))
+        if temperature == 0:
+            result.append([float(token == best) for token in range(len(each))])
+            continue
+        weights = [math.exp((x - each[best]) / temperature) for x in each]
+        result.append([weight / sum(weights) for weight in weights])
+    return (result,)
+
+
+def moves_args(requests, seed):
+    _, index, *_ = accept_tokens(*(args := accept_args(requests, seed)))
+    width = args[0].shape[1]
+    return index, int64(numbers(Random(seed), requests * width, 1, 2**40)), width
+
+
+def moves(index, slots, width):
+    slots, targets, sources = slots.tolist(), [], []
+    for request, path in enumerate(index.tolist()):
+        for column, node in enumerate(path):
+            targets.append(slots[request * width + column] if node >= 0 else 0)
+            sources.append(slots[node] if node >= 0 else 0)
+    return targets, sources
+
+
+CASES = {
+    "begin_step": (begin_step, begin_args, begun),
+    "first_draft_rows": (first_draft_rows, first_rows_args, first_rows),
+    "draft_step_rows": (draft_step_rows, step_rows_args, step_rows),
+    "chain_candidates": (chain_candidates, chain_args, chained),
+    "verify_rows of chains": (verify_rows, verify_args(is_tree=False), verified),
+    "verify_rows of trees": (verify_rows, verify_args(is_tree=True), verified),
+    "extend_rows": (extend_rows, extend_args, extended),
+    "argmax_rows": (argmax_rows, argmax_args(torch.float32, False), best_of_rows),
+    "argmax_rows of bfloat16": (argmax_rows, argmax_args(torch.bfloat16, False), best_of_rows),
+    "argmax_rows of some rows": (argmax_rows, argmax_args(torch.float64, True), best_of_rows),
+    "accept_tokens": (accept_tokens, accept_args, accepted),
+    "accept_samples": (accept_samples, samples_args, sampled),
+    "target_probs": (target_probs, probs_args, distributions),
+    "accepted_moves": (accepted_moves, moves_args, moves),
+}
+
+
+def results(returned, args):
+    """What a call returned; for an op that writes its first argument, this argument."""
+    if returned is None:
+        return (args[0],)
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+def assert_equal(got, want):
+    """Compare tensors with tensors or lists; floats within the rounding of float32."""
+    for one, other in zip(got, want, strict=True):
+        is_list = not isinstance(other, torch.Tensor)
+        other = torch.tensor(other, dtype=one.dtype).view(one.shape) if is_list else other
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-5 * one.is_floating_point(), atol=1e-9)

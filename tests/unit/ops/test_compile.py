@@ -1,0 +1,84 @@
+"""The kernels of a whole step compile for sm_90 without a GPU.
+
+The interpreter runs Python, so it accepts what the compiler refuses: a name with two types, say.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from graphkit.ops.kernels.begin_step import begin_step_kernel
+from graphkit.ops.registration import OPS
+from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
+from graphkit.ops.verification import verify_tree_greedy
+
+CASES = runpy.run_path(str(Path(__file__).with_name("step_cases.py")))["CASES"]
+LETTERS = {
+    torch.bool: "i1", torch.int32: "i32", torch.int64: "i64", torch.bfloat16: "bf16",
+    torch.float32: "fp32", torch.float64: "fp64",
+}  # fmt: skip
+
+
+def walk_args(requests, seed):
+    """Arguments of ``verify_tree_greedy``, from those of ``accept_tokens``."""
+    candidates, child, sibling, target, longest = CASES["accept_tokens"][1](requests, seed)
+    path = torch.zeros(requests, longest, dtype=torch.int32)
+    rows = torch.arange(candidates.numel()).view_as(candidates)
+    predicts = torch.zeros(candidates.numel(), dtype=torch.int32)
+    links = candidates, rows, child, sibling
+    return predicts, path, path[:, 0].clone(), *links, target.view_as(candidates)
+
+
+def sampling_args(requests, seed):
+    *walk, target = walk_args(requests, seed)
+    samples, probs = torch.rand(target.shape), torch.rand(*target.shape, 9)
+    return *walk, samples, samples[:, 0].clone(), probs, probs, 1.0, 1.0
+
+
+MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
+    "verify_tree_greedy": (verify_tree_greedy, walk_args),
+    "tree_sampling": (tree_speculative_sampling_target_only, sampling_args),
+}
+
+
+def compile_only(kernel, *args, grid, warmup, num_warps=4):
+    """Compile a launch with the types of its arguments; None and 1 become constants."""
+    types, constants = {}, {}
+    for parameter, value in zip(kernel.params, args, strict=True):
+        is_special = parameter.name not in (kernel.do_not_specialize or ())
+        is_one = isinstance(value, int) and value == 1 and is_special
+        if parameter.is_constexpr or value is None or is_one:
+            constants[parameter.name] = value
+            types[parameter.name] = "constexpr"
+        elif isinstance(value, torch.Tensor):
+            types[parameter.name] = f"*{LETTERS[value.dtype]}"
+        else:
+            types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
+    options = {"num_warps": num_warps}
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@pytest.mark.skipif(
+    not isinstance(begin_step_kernel, triton.JITFunction), reason="TRITON_INTERPRET is set"
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_kernels_compile(name, monkeypatch):
+    compiled = []
+
+    def run(kernel, *args, **options):
+        compiled.append(kernel.__name__)
+        compile_only(kernel, *args, **options)
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    op, make = MAKERS[name]
+    for seed in (1, 2):
+        OPS[op.__name__].launch(OPS[op.__name__].arguments(*make(3, seed)))
+    assert len(compiled) == 2

@@ -1,0 +1,76 @@
+"""The ops of a whole step against models in plain Python."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphkit.errors import ConfigError, InputError
+from graphkit.ops.accepted_tokens import accept_tokens
+from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
+from graphkit.ops.target_probs import target_probs
+from graphkit.ops.target_rows import verify_rows
+
+CASES, results, assert_equal = map(
+    runpy.run_path(str(Path(__file__).with_name("step_cases.py"))).get,
+    ("CASES", "results", "assert_equal"),
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("requests", [0, 1, 2, 7])
+def test_random_cases(name, requests):
+    op, make, model = CASES[name]
+    for seed in range(12):
+        args = make(requests, seed)
+        assert_equal(results(op(*args), args), model(*args))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fakes_have_the_shapes_of_the_results(name):
+    """Compiled functions rely on them."""
+    op, make, _ = CASES[name]
+    overload = getattr(torch.ops.graphkit, op.__name__).default
+    torch.library.opcheck(overload, make(3, 4), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inputs_are_not_changed(name):
+    op, make, _ = CASES[name]
+    args = make(5, 3)
+    inputs = [each for each in args if isinstance(each, torch.Tensor)]
+    before = [each.clone() for each in inputs]
+    if op(*args) is None:  # it writes the first one
+        del inputs[0], before[0]
+    for one, other in zip(inputs, before, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+INT = torch.zeros(2, dtype=torch.int64)
+REFUSED = [
+    (lambda: argmax_rows(INT, torch.zeros(3, 4)), r"logits is \[3, 4\].*expected floats \[2, V\]"),
+    (lambda: argmax_rows(INT, torch.zeros(2, 4).int()), "int32 on cpu, expected floats"),
+    (lambda: argmax_rows(INT, torch.zeros(2, 0)), r"expected .* = \[2, 1\]"),
+    (lambda: chain_candidates(INT[:, None], INT[None], 4), "2 steps have at most 3 nodes"),
+    (lambda: draft_step_rows(INT, INT, INT.int(), 2, 1), r"positions is \[2\].* = \[4\]"),
+    (lambda: target_probs(INT[:, None], INT, torch.zeros(2), 1), "expected floats"),
+    (lambda: target_probs(torch.zeros(3, 4), INT, torch.zeros(2), 1), r"logits is .* = \[2, V\]"),
+    (
+        lambda: accept_tokens(INT[:, None], INT[:, None], INT[:, None], INT, 2),
+        "accept_tokens: longest_path is 2, expected at most the 1 nodes",
+    ),
+    (
+        lambda: verify_rows(INT, INT[None], INT.int(), INT, INT, None, 3, 7),
+        r"draft_tokens is \[2\].* = \[6\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), REFUSED)
+def test_wrong_arguments_are_refused(call, text):
+    with pytest.raises((InputError, ConfigError), match=text):
+        call()
