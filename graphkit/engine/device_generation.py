@@ -81,7 +81,8 @@ class OnDevice(Generation):
         step = next(stream, None) if wait else stream.poll()
         while step is not None:
             self._deliver(step)
-            step = stream.poll()
+            # A loop of the recorder runs when it is polled: its steps are delivered one by one.
+            step = stream.poll() if self._runner.device.type == "cuda" else None
         if stream.end is not None:
             self._stream = None
 

@@ -218,6 +218,20 @@ def test_the_help_names_every_algorithm(run):
     assert "prefill included, loading and capture left out" in text
 
 
+def test_text_arrives_during_a_launch(generate, monkeypatch):
+    """The recorder runs a launch step by step, so that text appears as early as in v2."""
+    arrived, step = [], SpeculativeEngine.step
+
+    def counted(engine):
+        new_tokens = step(engine)
+        arrived.append(len(new_tokens))
+        return new_tokens
+
+    monkeypatch.setattr(SpeculativeEngine, "step", counted)
+    assert generate("--algorithm", "none", "--prompt", "import os\n").code == 0
+    assert arrived == [2, 1, 1, 1, 1, 1, 1], "the token of the prefill comes with the first step"
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_an_interruption_closes_the_engine_and_ends_the_line(generate, monkeypatch, is_terminal):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
@@ -230,7 +244,7 @@ def test_an_interruption_closes_the_engine_and_ends_the_line(generate, monkeypat
         return step(engine)
 
     monkeypatch.setattr(SpeculativeEngine, "step", interrupted)
-    ended = generate("--algorithm", "none", "--prompt", "import os\n", "--steps-per-launch", 1)
+    ended = generate("--algorithm", "none", "--prompt", "import os\n")
     assert (ended.code, ended.error) == (130, "error: interrupted")
     assert ended.out.endswith("\n") if is_terminal else ended.out == ""
     with pytest.raises(ReplayError, match="closed"):
