@@ -102,7 +102,7 @@ class SettingResults:
         for what, count in self.nodes.items():
             is_judged = what == "own nodes" and setting.topk == 1
             results.add(f"{setting}: {what}", count, "", _OWN_NODES_BAR if is_judged else None)
-        counts = ", ".join(f"{count} {what}" for what, count in self.nodes.items())
+        counts = "; ".join(f"{what} {count}" for what, count in self.nodes.items())
         print(f"\n{setting}: bare step {self.bare_ms:.3f} ms; {counts}", flush=True)
         print(_row("", list(_UNITS)), flush=True)
         for name, seen in self.idle.items():
