@@ -93,7 +93,7 @@ def test_own_nodes_are_those_outside_of_the_models(measured):
     values = {measure.name: measure.value for measure in report.measures}
     own, prefix = values["chain, 2: own nodes"], "chain, 2: own nodes, "
     phases = {name.removeprefix(prefix) for name in values if name.startswith(prefix)}
-    assert phases == {"rest", "draft", "verify", "accept", "extend"}
+    assert phases >= {"draft", "verify", "accept", "extend"}
     assert sum(values[prefix + phase] for phase in phases) == own
     assert 0 < own < values["chain, 2: nodes"] / 2
 
