@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -44,6 +44,19 @@ def new_layer() -> Layer:
     )
 
 
+class Launchable(Protocol):
+    """A captured step.
+
+    Attributes:
+        num_nodes: Number of its nodes.
+    """
+
+    num_nodes: int
+
+    def launch(self) -> None:
+        """Launch on the current stream."""
+
+
 class Graph:
     """A graph captured on the current stream, which must not be the default stream.
 
@@ -79,7 +92,11 @@ class TorchGraph:
             step()
         graph.instantiate()
         self.num_nodes = count_nodes(graph)
-        self.launch = graph.replay
+        self._graph = graph
+
+    def launch(self) -> None:
+        """Launch on the current stream."""
+        self._graph.replay()
 
 
 class DecodeGraphs:
@@ -96,7 +113,7 @@ class DecodeGraphs:
     """
 
     def __init__(self) -> None:
-        self.graphs: dict[str, Graph | TorchGraph] = {}
+        self.graphs: dict[str, Launchable] = {}
         self.word = self.weight = torch.empty(0)
         self._layers: list[Layer] = []
 
@@ -112,9 +129,7 @@ class DecodeGraphs:
         for step in self._steps().values():
             step()
 
-    def capture(
-        self, new_graph: Callable[[Callable[[], object]], Graph | TorchGraph] = Graph
-    ) -> None:
+    def capture(self, new_graph: Callable[[Callable[[], object]], Launchable] = Graph) -> None:
         """Capture the graphs, which runs no kernel with ``Graph``."""
         self.graphs = {name: new_graph(step) for name, step in self._steps().items()}
 
@@ -122,6 +137,33 @@ class DecodeGraphs:
         """Launch each graph once."""
         for graph in self.graphs.values():
             graph.launch()
+
+    def run_layers(
+        self, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.matmul
+    ) -> torch.Tensor:
+        """Run the layers.
+
+        Args:
+            product: Multiplies activations with a weight.
+        """
+        x = self._x
+        for layer in self._layers:
+            qkv = product(_norm(x), layer.qkv)
+            q, k, v = qkv.split((HIDDEN, KV_WIDTH, KV_WIDTH), dim=-1)
+            q, k = _rotated(q), _rotated(k)
+            layer.cache[:, :KV_WIDTH].copy_(k)
+            layer.cache[:, KV_WIDTH:].copy_(v)
+            attended = torch.softmax(q, dim=-1) * v.repeat(1, HIDDEN // KV_WIDTH)
+            x = x + product(attended, layer.out)
+            gate, up = product(_norm(x), layer.gate_up).chunk(2, dim=-1)
+            x = x + product(torch.nn.functional.silu(gate) * up, layer.down)
+        return x
+
+    def run_products(self) -> None:
+        """Run the matrix products of the layers alone, on any activations."""
+        for layer in self._layers:
+            for weight in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                torch.matmul(weight.new_empty(ROWS, len(weight)), weight)
 
     def replay_ms(self, replays: int) -> dict[str, float]:
         """Return the median GPU milliseconds per replay of each graph.
@@ -132,7 +174,7 @@ class DecodeGraphs:
         return {**ms, "plain": self._plain_ms()}
 
     def _steps(self) -> Mapping[str, Callable[[], object]]:
-        return {"layers": self._run_layers, "tiny": self._run_tiny, "clock": _run_clock}
+        return {"layers": self.run_layers, "tiny": self._run_tiny, "clock": _run_clock}
 
     def _plain_ms(self) -> float:
         """Queue kernels behind one that runs until the last is queued, so that the host costs 0."""
@@ -145,20 +187,6 @@ class DecodeGraphs:
             after.record()
             torch.cuda.synchronize()
         return _median_ms(rounds)
-
-    def _run_layers(self) -> torch.Tensor:
-        x = self._x
-        for layer in self._layers:
-            qkv = _norm(x) @ layer.qkv
-            q, k, v = qkv.split((HIDDEN, KV_WIDTH, KV_WIDTH), dim=-1)
-            q, k = _rotated(q), _rotated(k)
-            layer.cache[:, :KV_WIDTH].copy_(k)
-            layer.cache[:, KV_WIDTH:].copy_(v)
-            attended = torch.softmax(q, dim=-1) * v.repeat(1, HIDDEN // KV_WIDTH)
-            x = x + attended @ layer.out
-            gate, up = (_norm(x) @ layer.gate_up).chunk(2, dim=-1)
-            x = x + (torch.nn.functional.silu(gate) * up) @ layer.down
-        return x
 
     def _run_tiny(self) -> None:
         for _ in range(TINY_KERNELS):
@@ -179,7 +207,7 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
     return x * 0.8 + x.roll(1, -1) * 0.6
 
 
-def _replay_ms(graph: Graph | TorchGraph, replays: int) -> float:
+def _replay_ms(graph: Launchable, replays: int) -> float:
     """Return the median milliseconds between events before and after a replay."""
     rounds = [_timing_events() for _ in range(_WARM_UPS + replays)]
     for before, after in rounds:

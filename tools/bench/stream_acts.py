@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from operator import methodcaller
 
 import torch
 from decode_graphs import DecodeGraphs, Graph, TorchGraph
+from graphkit_graphs import RunnerGraph
 
+from graphkit.graphs import CudaBackend
 from graphkit.graphs.driver import checked, runtime
 
 Act = Callable[[DecodeGraphs], object]
@@ -19,6 +22,7 @@ allocate: Act = methodcaller("allocate")
 warm_up: Act = methodcaller("warm_up")
 capture: Act = methodcaller("capture")
 launch: Act = methodcaller("launch")
+products: Act = methodcaller("run_products")
 
 
 def elsewhere(act: Act) -> Act:
@@ -46,16 +50,25 @@ def new_kernel(name: str) -> Act:
     return lambda graphs: getattr(graphs.word, name)()
 
 
-def replay_small_graph(_graphs: DecodeGraphs) -> None:
-    """Capture and launch a graph of one kernel."""
-    word = torch.zeros(1, device="cuda")
-    word.add_(1)
-    Graph(lambda: word.add_(1)).launch()
+def other_kernels(graphs: DecodeGraphs) -> None:
+    """Run all kernels of the layers but the matrix products."""
+    graphs.run_layers(lambda x, weight: x.new_empty(len(x), weight.shape[1]))
+
+
+def small_product(graphs: DecodeGraphs) -> None:
+    """Run a product of two 16 x 16 matrices."""
+    square = graphs.weight[:16, :16]
+    torch.matmul(square, square)
 
 
 def capture_with_torch(graphs: DecodeGraphs) -> None:
     """Capture the graphs with ``torch.cuda.graph``."""
     graphs.capture(TorchGraph)
+
+
+def capture_with_graphkit(new_backend: Callable[[], CudaBackend]) -> Act:
+    """Return an act that warms up and captures the graphs with runners of one backend."""
+    return lambda graphs: graphs.capture(partial(RunnerGraph, backend=new_backend()))
 
 
 def driver_memory(_graphs: DecodeGraphs) -> None:
@@ -122,6 +135,16 @@ def stack_limit(graphs: DecodeGraphs) -> None:
         checked(bindings.cudaDeviceSetLimit(limit, each))
         kernel(graphs)
         torch.cuda.synchronize()
+
+
+def brief_context(_graphs: DecodeGraphs) -> None:
+    """Create a second context of this process and destroy it at once."""
+    from cuda.bindings import driver
+
+    device = checked(driver.cuDeviceGet(0))[0]
+    context = checked(driver.cuCtxCreate(None, 0, device))[0]
+    checked(driver.cuCtxPopCurrent())
+    checked(driver.cuCtxDestroy(context))
 
 
 def nvidia_smi(_graphs: DecodeGraphs) -> None:
