@@ -6,6 +6,7 @@ import dis
 import sys
 from collections.abc import Mapping
 from functools import cache
+from numbers import Number
 from types import CodeType, FrameType
 from typing import Any
 
@@ -67,7 +68,10 @@ class HostTensors:
             crosses = (args[0] in self) != (args[1] in self)
         elif name.startswith(("index", "_index_put")) and len(args) > 1 and args[0] not in self:
             indices = args[1] if isinstance(args[1], (list, tuple)) else ()
-            crosses = any(index in self and index.dim() and index.numel() for index in indices)
+            on_host = [each for each in indices if each in self and each.dim() and each.numel()]
+            if name == "index" and any(each.dtype is torch.bool for each in on_host):
+                return CaptureCause.DATA_DEPENDENT_SHAPE
+            crosses = bool(on_host)
         else:
             return None
         return CaptureCause.HOST_SYNCHRONISATION if crosses else None
@@ -140,11 +144,25 @@ class HostCallsMode(TorchFunctionMode):
             waits = self._constructor_waits(func, args, kwargs, device, on_host)
         elif func is torch.Tensor.to:
             waits = self._copy_waits(args, kwargs, device, on_host)
-        elif func is torch.Tensor.__setitem__ and assigns_tensor_by_mask(*args):
-            return CaptureCause.DATA_DEPENDENT_SHAPE
+        elif func is torch.Tensor.__setitem__:
+            if assigns_tensor_by_mask(*args):
+                return CaptureCause.DATA_DEPENDENT_SHAPE
+            waits = self._assignment_waits(*args)
         else:
             return None
         return CaptureCause.HOST_SYNCHRONISATION if waits else None
+
+    def _assignment_waits(self, tensor: torch.Tensor, index: Any, value: Any) -> bool:
+        """Return whether ``tensor[index] = value`` copies a Python number to the device.
+
+        It fills slices and masks without a copy.
+        """
+        if tensor in self._host or not isinstance(value, Number):
+            return False
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(_is_list_of_places(part) for part in parts):
+            return True
+        return len(parts) == tensor.dim() and all(type(part) is int for part in parts)
 
     def _constructor_waits(
         self,
@@ -179,6 +197,13 @@ class HostCallsMode(TorchFunctionMode):
         source, target = args[0] in self._host, on_host or other in self._host
         # A copy to the host that does not wait uses pinned memory.
         return source != target and (source or not kwargs.get("non_blocking"))
+
+
+def _is_list_of_places(part: Any) -> bool:
+    """Return whether a part of an index is a tensor or list of integers."""
+    if isinstance(part, torch.Tensor):
+        return part.dtype not in (torch.bool, torch.uint8)
+    return isinstance(part, list) and not any(isinstance(each, bool) for each in part)
 
 
 def _device_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device | None:

@@ -152,6 +152,8 @@ class RecorderBackend:
       replay repeats them;
     - CUDA kernels that synchronise where the CPU kernel does not, other than ``grouped_mm``,
       ``histc`` without a range, ``linspace`` of tensors and the error checks of ``torch.linalg``;
+      ``linalg.svd`` is one of them;
+    - values that a custom op reads inside of its kernel;
     - generators that are registered with a graph: it refuses all but the default one;
     - work that is no torch operation, such as writes through NumPy: it runs at capture and is
       missing at replay;
