@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import torch
 
-from graphkit.engine.prompts import validate_prompt
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.errors import InputError
 from graphkit.step import MAX_STOP_IDS, Prefill, SamplingParams
+from graphkit.step.prompts import validate_prompt
 
 
 class RequestQueue:

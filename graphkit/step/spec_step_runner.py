@@ -24,6 +24,8 @@ from graphkit.step.device_loops import DeviceLoops, SpecStepInputs, SpecStepOutp
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.drafter import Drafter
 from graphkit.step.prefill import Prefill
+from graphkit.step.prompts import validate_prompt
+from graphkit.step.request_rows import validate_rows
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.step_stream import StepStream
@@ -159,7 +161,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """Prefill a prompt; the next step continues the request. Enqueues only, eagerly.
 
         Args:
-            req_pool_index: Row of the request; its KV slots are in ``req_to_token``.
+            req_pool_index: Row of the request; its KV slots, ``slots_ahead`` behind the last new
+                token included, are in ``req_to_token``.
             prompt_ids: Token ids of the prompt, at least one.
             sampling: ``None`` takes the defaults of ``SamplingParams``.
             max_new_tokens: Most tokens to generate; by default that of ``sampling``.
@@ -168,10 +171,26 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             The report of the first new token, [1, 5] int32, on the device.
 
         Raises:
-            InputError: The request has too many stop tokens, or a temperature although the runner
-                is greedy.
+            InputError: The row is none of a request, the prompt is no sequence of token ids, prompt
+                and new tokens do not fit in a row of ``req_to_token``, the request has too many
+                stop tokens, or a temperature although the runner is greedy.
         """
+        require_type(
+            "admit", "sampling", sampling, (SamplingParams, NoneType), "a graphkit.SamplingParams"
+        )
         sampling = sampling or SamplingParams()
+        limit = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
+        require_int("admit", "max_new_tokens", limit)
+        self._validated([req_pool_index])
+        room = self.device_step.context.req_to_token.shape[1] - self.slots_ahead
+        prompt = validate_prompt(prompt_ids, vocab_size=self.sizes.vocab_size, context_limit=room)
+        if len(prompt) + limit > room:
+            raise InputError(
+                f"the prompt has {len(prompt)} tokens and max_new_tokens is {limit}, but a row of "
+                f"req_to_token has {room} slots besides slots_ahead. Reduce max_new_tokens, or "
+                "enlarge the ReqToTokenPool.",
+                field="max_new_tokens",
+            )
         if self._is_greedy and sampling.temperature:
             raise InputError(
                 f"the request has temperature {sampling.temperature}, but the runner was created "
@@ -179,14 +198,18 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 field="temperature",
             )
         self._loops.join()
-        limit = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
-        return self._prefill.run(req_pool_index, prompt_ids, sampling, limit)
+        return self._prefill.run(req_pool_index, prompt, sampling, limit)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
         """Make rows pads of all later launches and replays. Enqueues only.
 
         A loop that is running continues the requests until it ends; see ``StepStream.stop``.
+
+        Raises:
+            InputError: The rows are no distinct rows of requests.
         """
+        if len(req_pool_indices):
+            self._validated(req_pool_indices)
         self._loops.join()
         self.state.release(to_device(req_pool_indices, self.device))
 
@@ -254,7 +277,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         if self.loop_refusal:
             raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
         require_int("launch", "max_steps", max_steps)
-        rows = self._checked_rows(req_pool_indices, until)
+        rows = self._validated(req_pool_indices, until)
         is_watched = np.isin(rows, np.fromiter(until, np.int64, len(until)))
         is_greedy = self.state.is_greedy(rows.tolist())
         return self._loops.launch(rows, is_watched, max_steps, is_greedy=is_greedy)
@@ -292,35 +315,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
         return self._run(inputs, is_greedy=self._is_greedy)
 
+    def _validated(self, rows: Sequence[int], until: Collection[int] = ()) -> NDArray[np.int64]:
+        return validate_rows(rows, len(self.state.remaining) - 1, until)
+
     def _run(self, inputs: SpecStepInputs, *, is_greedy: bool) -> SpecStepOutput:
         report = self.device_step.run(inputs.req_pool_indices, is_greedy=is_greedy)
         return SpecStepOutput(report=report)
-
-    def _checked_rows(
-        self, req_pool_indices: Sequence[int], until: Collection[int]
-    ) -> NDArray[np.int64]:
-        try:
-            rows = np.asarray(req_pool_indices, dtype=np.int64)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"req_pool_indices is {req_pool_indices!r}, expected a sequence of ints.",
-                field="req_pool_indices",
-            ) from error
-        last, distinct = len(self.state.remaining) - 1, set(rows.flatten().tolist())
-        if rows.ndim != 1 or not distinct or len(distinct) < len(rows):
-            raise InputError(
-                f"req_pool_indices is {req_pool_indices!r}, expected distinct rows, at least one.",
-                field="req_pool_indices",
-            )
-        if min(distinct) < 1 or max(distinct) > last:
-            raise InputError(
-                f"req_pool_indices has rows {min(distinct)} to {max(distinct)}, expected 1 to "
-                f"{last}: row 0 belongs to pads.",
-                field="req_pool_indices",
-            )
-        if not distinct.issuperset(until):
-            raise InputError(
-                f"until is {sorted(until)}, expected rows of the batch: {sorted(distinct)}.",
-                field="until",
-            )
-        return rows

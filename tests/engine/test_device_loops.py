@@ -290,17 +290,51 @@ class TestRunner:
     @pytest.mark.parametrize(
         ("rows", "options", "message"),
         [
-            ([], {}, "expected distinct rows, at least one"),
+            ([], {}, "expected a sequence of ints, at least one"),
             ([1, 1], {}, "expected distinct rows"),
-            ([0, 1], {}, "expected 1 to 6: row 0 belongs to pads"),
-            ([7], {}, "rows 7 to 7, expected 1 to 6"),
+            ([0, 1], {}, "expected distinct rows from 1 to 6: row 0 belongs to pads"),
+            ([7], {}, r"req_pool_indices is \[7\], expected distinct rows from 1 to 6"),
             (["a"], {}, "expected a sequence of ints"),
+            ([1.5], {}, "expected a sequence of ints"),
+            ([[1], [1, 2]], {}, "expected a sequence of ints"),
+            ([1], {"until": 1}, "until is 1, expected rows of the batch"),
+            ([1], {"until": [[1]]}, r"until is \[\[1\]\], expected rows of the batch"),
             ([1], {"until": [2]}, r"until is \[2\], expected rows of the batch"),
         ],
     )
     def test_invalid_rows_are_refused(self, runner, rows, options, message):
         with pytest.raises(InputError, match=message):
             runner.launch(rows, max_steps=1, **options)
+
+    @pytest.mark.parametrize(
+        ("row", "prompt", "options", "field"),
+        [
+            (0, [1], {}, "req_pool_indices"),
+            (-1, [1], {}, "req_pool_indices"),
+            (7, [1], {}, "req_pool_indices"),
+            ("a", [1], {}, "req_pool_indices"),
+            (1, [], {}, "prompt_ids"),
+            (1, "text", {}, "prompt_ids"),
+            (1, [96], {}, "prompt_ids"),
+            (1, [1] * 96, {}, "prompt_ids"),
+            (1, [1] * 50, {"max_new_tokens": 46}, "max_new_tokens"),
+            (1, [1], {"max_new_tokens": 0}, "max_new_tokens"),
+            (1, [1], {"sampling": 0.5}, "sampling"),
+        ],
+    )
+    def test_an_invalid_admission_is_refused(self, runner, row, prompt, options, field):
+        before = {name: each.clone() for name, each in runner.state.tensors().items()}
+        with pytest.raises((InputError, ConfigError)) as caught:
+            runner.admit(row, prompt, **options)
+        assert caught.value.field == field
+        for name, each in runner.state.tensors().items():
+            assert torch.equal(each, before[name])
+
+    def test_a_release_of_an_invalid_row_is_refused(self, runner):
+        for rows in ([7], [0], [1, 1], [1.5]):
+            with pytest.raises(InputError):
+                runner.release(rows)
+        runner.release([])
 
     def test_an_invalid_number_of_steps_is_refused(self, runner):
         with pytest.raises(ConfigError, match="max_steps must be an int >= 1"):

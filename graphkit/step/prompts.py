@@ -9,7 +9,11 @@ from graphkit.errors import InputError
 
 
 def validate_prompt(
-    prompt_ids: Sequence[int], *, vocab_size: int, bos_token_id: int | None, context_limit: int
+    prompt_ids: Sequence[int],
+    *,
+    vocab_size: int,
+    context_limit: int,
+    bos_token_id: int | None = None,
 ) -> tuple[int, ...]:
     """Return the prompt's token ids, or the BOS token for an empty prompt.
 
@@ -26,7 +30,7 @@ def validate_prompt(
     if not ids and bos_token_id is not None:
         ids = (bos_token_id,)
     if not ids:
-        raise _error("is empty", "Pass at least one token, or give the engine a bos_token_id.")
+        raise _error("is empty", "Pass at least one token, or give an engine a bos_token_id.")
     outside = next((token for token in ids if not 0 <= token < vocab_size), None)
     if outside is not None:
         raise _error(
