@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import pytest
@@ -54,6 +55,12 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rare_collections():
+    """Collect garbage less often: collected tests alone are a quarter of a million objects."""
+    gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.fixture(autouse=True, scope="session")

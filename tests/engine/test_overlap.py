@@ -118,7 +118,7 @@ def test_no_line_of_a_launch_reads_the_device(
             launch(*args)
 
     monkeypatch.setattr(Overlapped, "_launch", watched)
-    engine = make_engine(algorithm, topk=topk, generation="v2", batch_sizes=[2])
+    engine = make_engine(algorithm, topk=topk, generation="v2", max_batch_size=2)
     if captured:
         engine.capture()
     requests = engine.generate(task.prompts[:2], SamplingParams(max_new_tokens=6))

@@ -64,8 +64,8 @@ def widths(monkeypatch):
 def test_every_width_of_copy(make_case, make_part, source, dtype, row, lead):
     pad = True if dtype is torch.bool else 77
     parts = [make_part(axis, dtype, row, lead, pad, source) for axis in Axis]
-    case = make_case(parts, requests=5, width=3)
-    for live, padded in [(0, 5), (1, 1), (3, 4)]:
+    case = make_case(parts, requests=4, width=3)
+    for live, padded in [(0, 4), (3, 4)]:  # other tests have no pads
         case.turn(live, padded)
 
 
