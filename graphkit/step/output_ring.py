@@ -19,6 +19,14 @@ from graphkit.ops.loop_layout import (
     RingWord,
 )
 
+# Plain ints: indexing by an enum costs more than reading the word.
+_READ, _STOP = int(RingWord.READ), int(RingWord.STOP)
+_SEQUENCE, _BATCH_SIZE, _LOOP_END, _LAUNCH = (
+    int(EntryWord.SEQUENCE), int(EntryWord.BATCH_SIZE), int(EntryWord.LOOP_END),
+    int(EntryWord.LAUNCH),
+)  # fmt: skip
+_ROW = int(Report.ROW)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestReport:
@@ -37,22 +45,37 @@ class RequestReport:
     end: RequestEnd
 
 
-@dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step of a loop did.
+    """What one step of a loop did. Decoded when it is asked for, so that reading stays cheap.
 
     Attributes:
         launch: Number of the launch, from 1.
         batch_size: Captured size at which it ran.
-        loop_end: Why the loop ended after the step, or ``LoopEnd.RUNNING``.
-        lines: Rows of the report of the requests that took part; see
-            ``graphkit.ops.loop_layout.Report``.
     """
 
-    launch: int
-    batch_size: int
-    loop_end: LoopEnd
-    lines: Sequence[Sequence[int]]
+    __slots__ = ("_loop_end", "_rows", "batch_size", "launch")
+
+    def __init__(
+        self, launch: int, batch_size: int, loop_end: int, rows: NDArray[np.int64]
+    ) -> None:
+        self.launch, self.batch_size = launch, batch_size
+        self._loop_end, self._rows = loop_end, rows
+
+    @property
+    def loop_end(self) -> LoopEnd:
+        """Why the loop ended after the step, or ``LoopEnd.RUNNING``."""
+        return LoopEnd(self._loop_end)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the loop ended after the step."""
+        return self._loop_end != 0
+
+    @property
+    def lines(self) -> list[list[int]]:
+        """Rows of the report of the requests that took part; see ``Report``."""
+        rows = self._rows.reshape(self.batch_size, -1).tolist()
+        return [line for line in rows if line[_ROW]]
 
     @property
     def requests(self) -> list[RequestReport]:
@@ -83,16 +106,18 @@ class OutputRing:
         size = RING_WORDS + entries * entry_words
         self.words = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._array: NDArray[np.int64] = self.words.numpy()
-        self._entries = self._array[RING_WORDS:].reshape(entries, entry_words)
+        # Single words are read through a memoryview, ten times as fast as through numpy.
+        self._words = memoryview(self._array)  # type: ignore[arg-type]
+        self._entry_words = entry_words
 
     @property
     def num_read(self) -> int:
         """Entries that the host has read."""
-        return int(self._array[RingWord.READ])
+        return int(self._words[_READ])
 
     def stop(self, launch: int) -> None:
         """Ask the launch of this number, and all before it, to end after the step at hand."""
-        self._array[RingWord.STOP] = max(launch, int(self._array[RingWord.STOP]))
+        self._words[_STOP] = max(launch, self._words[_STOP])
 
     def clear(self) -> None:
         """Forget everything. The device must be idle."""
@@ -100,20 +125,19 @@ class OutputRing:
 
     def read(self) -> StepReport | None:
         """Return the oldest entry that was not read yet; ``None`` if there is none."""
-        number = self.num_read
-        entry = self._entries[number % self.entries]
-        if entry[EntryWord.SEQUENCE] != number + 1:
+        words, number = self._words, self._words[_READ]
+        begin = RING_WORDS + number % self.entries * self._entry_words
+        if words[begin + _SEQUENCE] != number + 1:
             return None
-        size = int(entry[EntryWord.BATCH_SIZE])
-        lines = entry[ENTRY_WORDS : ENTRY_WORDS + size * self._columns].reshape(size, -1).tolist()
+        size, rows = words[begin + _BATCH_SIZE], begin + ENTRY_WORDS
         report = StepReport(
-            launch=int(entry[EntryWord.LAUNCH]),
-            batch_size=size,
-            loop_end=LoopEnd(int(entry[EntryWord.LOOP_END])),
-            lines=[line for line in lines if line[Report.ROW]],
+            words[begin + _LAUNCH],
+            size,
+            words[begin + _LOOP_END],
+            self._array[rows : rows + size * self._columns].copy(),
         )
         # Last, because the device may write the entry again from now on.
-        self._array[RingWord.READ] = number + 1
+        words[_READ] = number + 1
         return report
 
 

@@ -14,7 +14,7 @@ from graphkit.errors import ReplayError
 from graphkit.ops.loop_layout import LoopEnd
 from graphkit.step.output_ring import OutputRing, StepReport
 
-_SPINS = 200
+_SPINS = 20
 """Polls without a pause."""
 _PAUSE_S = 2e-5
 _CHECK_EVERY_S = 1.0
@@ -57,7 +57,7 @@ class LoopReader:
             if (unread := self._unread.get(report.launch)) is not None:
                 unread.append(report)
             self.steps_by_size[report.batch_size] += 1
-            if report.loop_end is not LoopEnd.RUNNING:
+            if report.is_last:
                 self.last_ended = report.launch
 
     def stream(self, launch: int) -> StepStream:
@@ -153,6 +153,6 @@ class StepStream:
         self.stop()
 
     def _noted(self, report: StepReport) -> StepReport:
-        if report.loop_end is not LoopEnd.RUNNING:
+        if report.is_last:
             self.end = report.loop_end
         return report
