@@ -62,7 +62,8 @@ class LoopReader:
 
     def stream(self, launch: int) -> StepStream:
         """Return the steps of a launch."""
-        self._unread[launch] = unread = deque()
+        unread: deque[StepReport] = deque()
+        self._unread[launch] = unread
         return StepStream(
             partial(self.wait, unread), partial(self.poll, unread), partial(self.ring.stop, launch)
         )

@@ -228,7 +228,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     }  # fmt: skip
 
 
-MADE_BY_GRAPHKIT = {"DeviceStep", "RequestState", "StagedBatch", "StepStream"}
+MADE_BY_GRAPHKIT = {"DeviceStep", "RequestState", "StagedBatch", "StepReport", "StepStream"}
 """Classes whose instances runners make."""
 WITHOUT_ARGUMENTS = {
     "AttentionBackend", "Drafter", "NamedTensors", "NewTokens", "NgramDrafter", "NullDrafter",
