@@ -12,12 +12,13 @@ from graphkit.buffers import DraftInputBuffers, DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
+from graphkit.ops.top_candidates import top_candidates
 from graphkit.runners.outputs import DraftOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows
 from graphkit.runners.step import Step, rows_of
+from graphkit.runners.tree_growth import TreeGrowth
 from graphkit.spec import ForwardMode, SpecConfig
-from graphkit.spec.tree import TreeGrowth, top_candidates
 
 
 class DraftStep(Step[DraftOutput]):
@@ -44,15 +45,14 @@ class DraftStep(Step[DraftOutput]):
 
     def _tree(self, inputs: DraftInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Continue the K best branches of each step."""
-        tree = TreeGrowth(inputs.topk_p, inputs.topk_index)
-        hidden_states, mask = _per_branch(inputs.hidden_states, self.spec.topk), None
-        for step, (view, lengths) in enumerate(zip(*self._steps(inputs), strict=True)):
-            mask = self._mask(mask, tree.parents, step)
-            view.input_ids, view.hidden_states = tree.tokens.flatten(), hidden_states
-            view.custom_mask = mask
-            logits, made = self._run(view, lengths)
+        tree = TreeGrowth(inputs.topk_p, inputs.topk_index, self.spec.num_steps)
+        hidden_states = inputs.hidden_states
+        for view, lengths in zip(*self._steps(inputs), strict=True):
+            view.input_ids, view.custom_mask = tree.tokens.flatten(), tree.mask
+            if hidden_states is not None:
+                view.hidden_states = hidden_states.index_select(0, tree.rows)
+            logits, hidden_states = self._run(view, lengths)
             tree.grow(*top_candidates(logits, self.spec.topk))
-            hidden_states = _of_parents(made, tree.parents)
         return tree.best(self.spec.num_draft_tokens)
 
     def _steps(self, inputs: DraftInputs) -> tuple[list[DraftInputs], torch.Tensor]:
@@ -79,15 +79,6 @@ class DraftStep(Step[DraftOutput]):
         """Run one step's forward, and return its logits and hidden states."""
         self.attend(view, replace(view, seq_lens=lengths))
         return rows_of(self.forward(view), {"token": view.num_tokens})
-
-    def _mask(self, before: torch.Tensor | None, parents: torch.Tensor, step: int) -> torch.Tensor:
-        """Return the draft slots that each branch sees, its own included, bool [B, K, K * S]."""
-        topk, steps = self.spec.topk, self.spec.num_steps
-        slot = torch.arange(topk * steps, device=parents.device)
-        own = (slot == slot[:topk, None] * steps + step).expand(len(parents), -1, -1)
-        if before is None:
-            return own
-        return own | before.gather(1, parents[:, :, None].expand_as(own))
 
 
 class DraftRunner(Runner[DraftInputs, DraftOutput]):
@@ -145,19 +136,3 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
     def unused_fields(self) -> tuple[str, ...]:
         """Return the hidden states if the draft model is standalone."""
         return ("hidden_states",) if self.spec.resolved.is_standalone() else ()
-
-
-def _per_branch(hidden_states: torch.Tensor | None, topk: int) -> torch.Tensor | None:
-    """Repeat rows per request [B, H] as rows per branch [B * K, H]."""
-    if hidden_states is None:
-        return None
-    return hidden_states[:, None].expand(-1, topk, -1).flatten(0, 1)
-
-
-def _of_parents(hidden_states: torch.Tensor | None, parents: torch.Tensor) -> torch.Tensor | None:
-    """Return the hidden states of the branch that each branch continues, [B * K, H]."""
-    requests, topk = parents.shape
-    if hidden_states is None:
-        return None
-    first = torch.arange(requests, device=parents.device)[:, None] * topk
-    return hidden_states.index_select(0, (first + parents).flatten())

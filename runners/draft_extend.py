@@ -7,11 +7,11 @@ request at a uniform stride, so it does not wait for the lengths.
 from __future__ import annotations
 
 from graphkit.buffers import DraftExtendInputBuffers, DraftExtendInputs
+from graphkit.ops.top_candidates import top_candidates
 from graphkit.runners.outputs import DraftExtendOutput, LastRowOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.step import Step, rows_of
 from graphkit.spec import ForwardMode
-from graphkit.spec.tree import top_candidates
 
 
 class DraftExtendStep(Step[LastRowOutput]):

@@ -21,13 +21,13 @@ from graphkit.buffers import MultiLayerDraftExtendInputBuffers, MultiLayerDraftE
 from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError, OutputError
 from graphkit.ops import rotate_input_ids
+from graphkit.ops.top_candidates import top_candidates
 from graphkit.runners.options import RunnerOptions, show_options
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.settings import check_types
 from graphkit.runners.step import Step, rows_of
 from graphkit.spec import ForwardMode, SpecConfig
-from graphkit.spec.tree import top_candidates
 
 
 class MultiLayerStep(Step[LayersOutput]):
@@ -82,10 +82,10 @@ class _Chain:
         inputs = self._inputs
         self._step.attend(inputs)
         self._made = []
-        width = inputs.tokens_per_request
-        self._starts = torch.arange(inputs.batch_size, device=inputs.input_ids.device) * width
+        width, tokens = inputs.tokens_per_request, inputs.num_tokens
+        self._starts = torch.arange(0, tokens, width, device=inputs.input_ids.device)
         # The index of a pad request is 0, the row of a live one. Keep it inside its own rows.
-        self._select = inputs.select_index.clamp(self._starts, self._starts + width - 1)
+        self._select = inputs.select_index.clamp(self._starts, self._starts + (width - 1))
         self._window = replace(inputs, select_index=self._select)
 
     def _selected(self, logits: torch.Tensor, hidden_states: torch.Tensor | None) -> LastRowOutput:
@@ -109,7 +109,7 @@ class _Chain:
         """Return the window of the next layer."""
         input_ids = self._window.input_ids.clone()
         lengths = self._inputs.extend_seq_lens
-        rotate_input_ids(input_ids, self._starts.int(), lengths, topk_index, self._select)
+        rotate_input_ids(input_ids, self._starts, lengths, topk_index, self._select)
         return replace(self._window, input_ids=input_ids, hidden_states=hidden_states)
 
     def _all(self) -> LayersOutput:

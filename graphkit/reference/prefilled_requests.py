@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from graphkit.attention import PagedAttention
 from graphkit.errors import ConfigError
 from graphkit.kv import ReqToTokenPool
+from graphkit.ops.top_candidates import top_candidates
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.layers import Attend
 from graphkit.reference.model import LlamaModel, causal_attend
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.tokenizer import encode
 from graphkit.spec import SpecConfig
-from graphkit.spec.tree import top_candidates
 
 CONTEXT = 128
 """Longest context of a request in tokens, drafts included."""

@@ -18,13 +18,13 @@ from graphkit.ops import create_extend_after_decode_spec_info
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.draft_rows import first_draft_rows
 from graphkit.ops.target_rows import extend_rows
+from graphkit.ops.top_candidates import top_candidates
 from graphkit.runners import (
     DraftExtendOutput,
     DraftExtendRunner,
     DraftExtendV2Runner,
     DraftRunner,
 )
-from graphkit.spec.tree import top_candidates
 from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
@@ -202,7 +202,7 @@ class EagleDrafter(Drafter):
                 topk_index = select_index.new_empty(len(select_index), 1)
                 argmax_rows(topk_index.view(-1), logits, select_index)
             else:
-                topk_p, topk_index = top_candidates(logits[select_index], self._spec.topk)
+                topk_p, topk_index = top_candidates(logits, self._spec.topk, index=select_index)
         stored = {"topk_index": topk_index}
         if not self._is_chain and topk_p is not None:
             stored["topk_p"] = topk_p

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn import functional
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
 from graphkit.errors import ConfigError
 from graphkit.ops.target_rows import extend_rows
 from graphkit.runners import MultiLayerEagleRunner
-from graphkit.spec.tree import TreeGrowth
+from graphkit.runners.tree_growth import TreeGrowth
 from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
@@ -86,13 +87,13 @@ class MultiLayerDrafter(Drafter):
             drafts = tokens[:, : spec.num_draft_tokens - 1, 0]
             return self._chain.of(torch.cat([bonus_tokens[:, None], drafts], 1))
         probs = resolve("topk_p", req_pool_indices)
-        tree = TreeGrowth(probs[:, 0], tokens[:, 0])
+        tree = TreeGrowth(probs[:, 0], tokens[:, 0], spec.num_steps)
         for step in range(1, spec.num_steps):
             # The next layer continues the first branch alone, which is the most probable one.
-            branch_probs = probs.new_zeros(len(probs), spec.topk, spec.topk)
-            branch_probs[:, 0] = probs[:, step]
+            others = spec.topk * (spec.topk - 1)
+            branch_probs = functional.pad(probs[:, step], (0, others)).view(-1, spec.topk)
             branch_tokens = tokens[:, step, None].expand(-1, spec.topk, -1)
-            tree.grow(branch_probs.flatten(0, 1), branch_tokens.flatten(0, 1))
+            tree.grow(branch_probs, branch_tokens.flatten(0, 1))
         names = "parent_list", "top_scores_index", "draft_tokens"
         candidates = dict(zip(names, tree.best(spec.num_draft_tokens), strict=True))
         return DraftTree.from_candidates(bonus_tokens, candidates, seq_lens, spec)

@@ -13,7 +13,9 @@ UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::empty_like")
 """Operations of the recorder that have no node on CUDA."""
 MOST = {
     ("EAGLE", 1): 23,
+    ("EAGLE", 2): 33,
     ("STANDALONE", 1): 20,
+    ("STANDALONE", 2): 28,
     ("NONE", 1): 7,
 }
 """Operations by algorithm and topk; three draft steps."""

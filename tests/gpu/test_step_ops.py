@@ -11,6 +11,7 @@ import torch
 from graphkit.ops.accepted_tokens import accept_samples
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.target_probs import target_probs
+from graphkit.ops.top_candidates import top_candidates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,9 +40,9 @@ def test_op_matches_the_reference(name, requests):
     for seed in range(12):
         args = make(requests, seed)
         ours = on_device(args)
-        got = results(op(*ours), ours)
+        got = results(op, op(*ours), ours)
         assert all(each.is_cuda for each in got)
-        assert_equal(got, results(op(*args), args))
+        assert_equal(got, results(op, op(*args), args))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,7 +63,7 @@ def test_a_graph_replays_on_new_values(name):
                 each.copy_(new)
         graph.replay()
         again = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
-        assert_equal(results(returned, ours), results(op(*again), again))
+        assert_equal(results(op, returned, ours), results(op, op(*again), again))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -98,6 +99,24 @@ def test_the_first_of_equal_largest_values_in_a_large_vocabulary(vocab, dtype):
         argmax_rows(ours, logits.cuda(), None if rows is None else rows.cuda())
         assert torch.equal(ours.cpu(), tokens)
     assert torch.equal(ours, logits.cuda().argmax(-1)[index.cuda()])
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("topk", [1, 4, 10])
+def test_candidates_of_a_large_vocabulary(vocab, topk):
+    """Of equal logits, also of -inf, the smaller id is first."""
+    torch.manual_seed(vocab)
+    logits = torch.stack([torch.randperm(vocab) for _ in range(12)]) / 9000
+    logits[6:] = torch.randint(0, 1000, (6, vocab)) / 200
+    logits[7] = 0
+    logits[8, (topk + 1) // 2 :] = -torch.inf
+    temperature = torch.linspace(0.5, 2, 9)
+    index = torch.tensor([3, 0, 11, 8, 7, 6, 5, 9, 1])
+    probs, tokens = top_candidates(*on_device([logits, topk, temperature, index]))
+    rows = logits[index] / temperature[:, None]
+    want = rows.sort(dim=1, descending=True, stable=True).indices[:, :topk]
+    assert torch.equal(tokens.cpu(), want)
+    torch.testing.assert_close(probs.cpu(), rows.softmax(1).gather(1, want), rtol=1e-4, atol=1e-12)
 
 
 @pytest.mark.parametrize("vocab", VOCABS)

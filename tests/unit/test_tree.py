@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkit.ops import build_tree
-from graphkit.spec.tree import TreeGrowth, top_candidates
+from graphkit.ops.top_candidates import top_candidates
+from graphkit.runners.tree_growth import TreeGrowth
 
 FLAT = [0.25, 0.5, 1.0, 0.0]
 """Probabilities that make products tie, and nothing of others."""
@@ -18,7 +19,7 @@ FLAT = [0.25, 0.5, 1.0, 0.0]
 
 def grow(probabilities, tokens):
     """A ``TreeGrowth`` of [B, K] and then [B, K, K] of each further step."""
-    growth = TreeGrowth(probabilities[0], tokens[0])
+    growth = TreeGrowth(probabilities[0], tokens[0], len(tokens))
     for p, token in zip(probabilities[1:], tokens[1:], strict=True):
         growth.grow(p.flatten(0, 1), token.flatten(0, 1))
     return growth

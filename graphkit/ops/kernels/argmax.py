@@ -55,9 +55,8 @@ def launch_argmax_rows(given: Any) -> None:
     """Launch ``argmax_rows``."""
     logits = given.logits if given.logits.stride(1) == 1 else given.logits.contiguous()
     launch(
-        argmax_rows_kernel, (len(given.tokens),), given, logits=logits,
-        index=None if given.index is None else given.index.contiguous(),
-        rows=len(logits), row_stride=logits.stride(0), VOCAB=logits.shape[1],
+        argmax_rows_kernel, (len(given.tokens),), given, logits=logits, rows=len(logits),
+        row_stride=logits.stride(0), VOCAB=logits.shape[1],
         **vocabulary_block(logits),
     )  # fmt: skip
 

@@ -55,11 +55,10 @@ def launch_verify_rows(given: Any) -> VerifyRows:
     (rows, context), width = given.req_to_token.shape, given.num_draft_tokens
     block = triton.next_power_of_2(width)
     nodes = min(MAX_NODES, block)
-    mask = given.tree_mask
     launch(
         verify_rows_kernel, (len(given.seq_lens), triton.cdiv(width, nodes)), given,
         tokens=tokens, positions=positions, slots=slots,
-        tree_mask=None if mask is None else mask.contiguous(), rows=rows, context=context,
+        rows=rows, context=context,
         WIDTH=width, BLOCK_W=block, NODES=nodes,
     )  # fmt: skip
     return verify

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from graphkit.errors import CaptureCause, ConfigError, InputError
 from graphkit.graphs import CaptureFailure, RecorderBackend, backend_for
-from graphkit.spec.tree import top_candidates
+from graphkit.ops.tree_walk import pick
 
 SYNC, SHAPE = CaptureCause.HOST_SYNCHRONISATION, CaptureCause.DATA_DEPENDENT_SHAPE
 ROWS = torch.tensor([2, 0, 1])
@@ -339,22 +339,26 @@ def line_of(text):
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
+FAR = torch.tensor([300])
+
+
 def test_an_error_in_graphkit_names_both_lines_and_the_module():
-    model = nn.Sequential(nn.Identity(), Calls(lambda x: top_candidates(x[None], topk=300)))
+    model = nn.Sequential(nn.Identity(), Calls(lambda x: pick(x[None], FAR)))
     failure = failure_of(lambda: model(X))
     assert failure.cause is CaptureCause.GRAPHKIT_ERROR
-    line = line_of("Calls(lambda x: top_candidates")
+    line = line_of("Calls(lambda x: pick")
     assert re.fullmatch(
         rf"{re.escape(__file__)}:{line} `model = .*` in module Sequential\.1 called graphkit, "
-        r"which raised RuntimeError: selected index k out of range at \S*tree\.py:\d+ `.*topk.*`",
+        r"which raised RuntimeError: index 300 is out of bounds .* at \S*tree_walk\.py:\d+ "
+        r"`.*gather.*`",
         failure.where,
     )
 
 
 def test_an_error_in_graphkit_without_a_user_line_names_its_own():
-    failure = failure_of(partial(top_candidates, X[None], 300))
+    failure = failure_of(partial(pick, X[None], FAR))
     assert failure.cause is CaptureCause.GRAPHKIT_ERROR
-    text = r"graphkit raised RuntimeError: selected index k out of range at \S*tree\.py:\d+ `.*`"
+    text = r"graphkit raised RuntimeError: index 300 is out .* at \S*tree_walk\.py:\d+ `.*`"
     assert re.fullmatch(text, failure.where)
 
 

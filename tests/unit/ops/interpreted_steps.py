@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels import argmax, target_rows, tree_sampling
+from graphkit.ops.kernels import argmax, target_rows, tree_growth, tree_sampling
 from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # of numpy, as the op documents
-CASES, results, assert_equal = map(
+pytestmark = [  # of numpy, for infinite scores and temperatures near 0
+    pytest.mark.filterwarnings("ignore:overflow"),
+    pytest.mark.filterwarnings("ignore:invalid value"),
+]
+CASES, WRITTEN, results, assert_equal = map(
     runpy.run_path(str(Path(__file__).with_name("step_cases.py"))).get,
-    ("CASES", "results", "assert_equal"),
+    ("CASES", "WRITTEN", "results", "assert_equal"),
 )
 
 
@@ -27,6 +30,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(argmax, "MAX_BLOCK", 64)
     monkeypatch.setattr(tree_sampling, "MAX_BLOCK", 4)
     monkeypatch.setattr(target_rows, "MAX_NODES", 4)
+    monkeypatch.setattr(tree_growth, "MAX_OTHERS", 8)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -36,8 +40,25 @@ def test_launchers_match_the_references(name, requests):
     registered = OPS[op.__name__]
     for seed in range(6):
         ours, theirs = make(requests, seed), make(requests, seed)
-        got = results(registered.launch(registered.arguments(*ours)), ours)
-        assert_equal(got, results(op(*theirs), theirs))
+        got = results(op, registered.launch(registered.arguments(*ours)), ours)
+        assert_equal(got, results(op, op(*theirs), theirs))
+
+
+@pytest.mark.parametrize("vocab", [9, 64, 65, 300])
+@pytest.mark.parametrize("topk", [1, 2, 9])
+def test_equal_candidates_are_in_the_order_of_their_ids(vocab, topk):
+    torch.manual_seed(vocab)
+    logits = torch.randint(0, 3, (6, vocab)).float()
+    logits[3], logits[4, (topk + 1) // 2 :] = 0, -torch.inf
+    op = OPS["top_candidates"]
+    probs, tokens = op.launch(op.arguments(logits, topk))
+    want = logits.sort(dim=1, descending=True, stable=True).indices[:, :topk]
+    assert torch.equal(tokens, want)
+    torch.testing.assert_close(probs, logits.softmax(1).gather(1, want))
+    logits[:, 1] = torch.nan
+    probs, tokens = op.launch(op.arguments(logits, topk))
+    assert probs.isnan().all()
+    assert 0 <= tokens.min() <= tokens.max() < vocab
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,8 +70,8 @@ def test_inputs_may_be_strided(name):
         each.repeat_interleave(2, -1)[..., ::2] if isinstance(each, torch.Tensor) else each
         for each in args
     ]
-    is_written = registered.fake is None
-    spaced = [args[0], *spaced[1:]] if is_written else spaced
-    got = results(registered.launch(registered.arguments(*spaced)), spaced)
+    written = WRITTEN.get(op, 0)
+    spaced[:written] = args[:written]
+    got = results(op, registered.launch(registered.arguments(*spaced)), spaced)
     theirs = make(3, 4)
-    assert_equal(got, results(op(*theirs), theirs))
+    assert_equal(got, results(op, op(*theirs), theirs))

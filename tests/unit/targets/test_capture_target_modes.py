@@ -9,7 +9,7 @@ import graphkit as gk
 from declared_modes import MODES
 from graphkit.attention import AttentionBackend
 from graphkit.runners import draft, multi_layer
-from graphkit.spec.tree import TreeGrowth
+from graphkit.runners.tree_growth import TreeGrowth
 
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
 EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE

@@ -1,0 +1,220 @@
+"""Growth of a draft tree step by step, and selection of the nodes to verify.
+
+The candidates of a request are numbered: K of step 0, then K * K of each further step, one row of
+K per branch. A branch of step s is one of the K best candidates of that step, and its parent is
+the branch that it continues. The layout is that of EAGLE-2 (arXiv 2406.16858), as ``build_tree``
+reads it.
+
+Among candidates of equal score the smaller number ranks first, and NaN ranks before any number. A
+child's score is its parent's times a probability, so no parent ranks behind its child, and the
+selected nodes form one tree.
+
+Suffixes: B requests, K branches, S num_steps, N candidates, K + (S - 1) * K * K; P parents,
+K * (S - 1) + 1; D draft slots, K * S.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+
+from graphkit.errors import InputError
+from graphkit.ops.registration import register_op
+from graphkit.ops.tree_shape import num_candidates
+
+Planted = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Grown = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def empty_planted(given: Any) -> Planted:
+    """Allocate the results of ``plant_tree``."""
+    first, (requests, topk), steps = given.topk_index, given.topk_index.shape, given.num_steps
+    candidates = requests, num_candidates(steps, topk)
+    return (
+        first.new_empty(candidates, dtype=torch.float32),
+        first.new_empty(candidates),
+        first.new_empty(requests, topk * (steps - 1) + 1),
+        first.new_empty(requests * topk),
+        first.new_empty(requests, topk, topk * steps, dtype=torch.bool),
+    )
+
+
+@register_op(fake=empty_planted)
+def plant_tree(
+    topk_p: Annotated[torch.Tensor, "[B, K >= 1] float32"],
+    topk_index: Annotated[torch.Tensor, "[B, K] int64"],
+    num_steps: Annotated[int, "S >= 1"],
+) -> Planted:
+    """Begin a tree with the candidates of step 0, each of which is a branch.
+
+    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
+
+    Args:
+        topk_p: Probabilities of the candidates.
+        topk_index: Their token ids.
+        num_steps: Draft steps of the whole tree (S).
+
+    Returns:
+        A tuple of five tensors:
+
+        scores, tokens: Of all candidates; those of further steps are undefined.
+        parent_list: Candidate that each branch continues, -1 for the root; branches of further
+        steps are undefined.
+        rows: Flat row ``b`` of the request of each branch, which holds its hidden state.
+        mask: True where a branch sees a draft slot; branch k of step s writes slot k * S + s.
+
+    Shapes:
+        topk_p: [B, K] float32. topk_index: [B, K] int64.
+        Returns [B, N] float32, [B, N] int64, [B, P] int64, [B * K] int64, [B, K, K * S] bool.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype or device, or S is below 1.
+    """
+    requests, topk = topk_p.shape
+    more = num_candidates(num_steps, topk) - topk
+    first = torch.arange(-1, topk * (num_steps - 1), device=topk_p.device)
+    branch = torch.arange(topk, device=topk_p.device)
+    slot = torch.arange(topk * num_steps, device=topk_p.device)
+    return (
+        torch.cat([topk_p, topk_p.new_zeros(requests, more)], 1),
+        torch.cat([topk_index, topk_index.new_zeros(requests, more)], 1),
+        first.repeat(requests, 1),
+        torch.arange(requests, device=topk_p.device).repeat_interleave(topk),
+        (slot == branch[:, None] * num_steps).repeat(requests, 1, 1),
+    )
+
+
+def empty_grown(given: Any) -> Grown:
+    """Allocate the results of ``grow_tree``."""
+    scores, tokens, rows = given.branch_scores, given.tokens, given.branch_scores.numel()
+    return (
+        torch.empty_like(scores, memory_format=torch.contiguous_format),
+        tokens.new_empty(scores.shape),
+        tokens.new_empty(scores.shape),
+        tokens.new_empty(rows),
+        torch.empty_like(given.mask, memory_format=torch.contiguous_format),
+    )
+
+
+def _check_step(given: Any) -> None:
+    """Refuse a step that the tree does not have."""
+    topk, slots = given.mask.shape[1:]
+    steps, rest = divmod(slots, topk)
+    if rest or given.step >= steps or given.scores.shape[1] != num_candidates(steps, topk):
+        raise InputError(
+            f"grow_tree: step is {given.step}, scores has {given.scores.shape[1]} candidates and "
+            f"mask {slots} slots of {topk} branches. Pass the tensors of plant_tree, and steps "
+            f"below its num_steps.",
+            field="step",
+        )
+
+
+@register_op(
+    mutates_args=("scores", "tokens", "parent_list"),
+    fake=empty_grown,
+    check=_check_step,
+    sizes_from=("branch_scores",),
+)
+def grow_tree(
+    scores: Annotated[torch.Tensor, "[B, N] float32, contiguous"],
+    tokens: Annotated[torch.Tensor, "[B, N] int64, contiguous"],
+    parent_list: Annotated[torch.Tensor, "[B, P] int64, contiguous"],
+    branch_scores: Annotated[torch.Tensor, "[B, K >= 1] float32"],
+    topk_p: Annotated[torch.Tensor, "[B * K, K] float32"],
+    topk_index: Annotated[torch.Tensor, "[B * K, K] int64"],
+    mask: Annotated[torch.Tensor, "[B, K, D] bool"],
+    step: Annotated[int, "step >= 1"],
+) -> Grown:
+    """Add the candidates after each branch, and continue with the K best of them.
+
+    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
+
+    Args:
+        scores: Scores of all candidates; receives those of this step.
+        tokens: Tokens of all candidates; receives those of this step.
+        parent_list: Candidates that branches continue; receives those of this step's branches,
+            unless it is the last one.
+        branch_scores: Scores of the branches of the step before.
+        topk_p: Probabilities of the candidates after each branch.
+        topk_index: Their token ids.
+        mask: Draft slots that the branches of the step before see.
+        step: Number of this step, from 1.
+
+    Returns:
+        Of the new branches: scores; tokens; the branch before that each continues; the flat row
+        ``b * K + branch`` of that branch; and the draft slots that they see, their own included.
+
+    Shapes:
+        scores: [B, N] float32. tokens: [B, N] int64. parent_list: [B, P] int64.
+        branch_scores: [B, K] float32. topk_p: [B * K, K] float32. topk_index: [B * K, K] int64.
+        mask: [B, K, K * S] bool. Returns [B, K] float32, [B, K] int64, [B, K] int64,
+        [B * K] int64, [B, K, K * S] bool.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype, device or layout, or the tree has no such
+            step.
+    """
+    (requests, topk), device = branch_scores.shape, branch_scores.device
+    steps, first = mask.shape[2] // topk, num_candidates(step, topk)
+    new_scores = (branch_scores.flatten()[:, None] * topk_p).view(requests, topk * topk)
+    new_tokens = topk_index.reshape(requests, topk * topk)
+    scores[:, first : first + topk * topk] = new_scores
+    tokens[:, first : first + topk * topk] = new_tokens
+    order = new_scores.sort(dim=1, descending=True, stable=True).indices[:, :topk]
+    column = topk * step + 1
+    if column < parent_list.shape[1]:
+        parent_list[:, column : column + topk] = order + first
+    parents = order // topk
+    rows = torch.arange(requests, device=device)[:, None] * topk + parents
+    slot, branch = torch.arange(mask.shape[2], device=device), torch.arange(topk, device=device)
+    own = slot == branch[:, None] * steps + step
+    seen = mask.gather(1, parents[:, :, None].expand_as(mask)) | own
+    return new_scores.gather(1, order), new_tokens.gather(1, order), parents, rows.flatten(), seen
+
+
+def empty_nodes(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the results of ``choose_nodes``."""
+    shape = len(given.tokens), given.num_draft_tokens - 1
+    return given.tokens.new_empty(shape), given.tokens.new_empty(shape)
+
+
+def _check_width(given: Any) -> None:
+    """Refuse more nodes than there are candidates."""
+    candidates = given.scores.shape[1]
+    if given.num_draft_tokens > candidates + 1:
+        raise InputError(
+            f"choose_nodes: num_draft_tokens is {given.num_draft_tokens}, but {candidates} "
+            f"candidates make at most {candidates + 1} nodes, the root included.",
+            field="num_draft_tokens",
+        )
+
+
+@register_op(fake=empty_nodes, check=_check_width)
+def choose_nodes(
+    scores: Annotated[torch.Tensor, "[B, N >= 1] float32"],
+    tokens: Annotated[torch.Tensor, "[B, N] int64"],
+    num_draft_tokens: Annotated[int, "W >= 1"],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the W - 1 best candidates of all steps, which join the root.
+
+    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
+
+    Args:
+        scores: Scores of all candidates.
+        tokens: Their token ids.
+        num_draft_tokens: Nodes per tree, the root included (W).
+
+    Returns:
+        Numbers of the selected candidates, ascending, and their token ids.
+
+    Shapes:
+        scores: [B, N] float32. tokens: [B, N] int64. Returns two of [B, W - 1] int64.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype or device, or there are fewer than W - 1
+            candidates.
+    """
+    ranked = scores.sort(dim=1, descending=True, stable=True).indices
+    chosen = ranked[:, : num_draft_tokens - 1].sort(1).values
+    return chosen, tokens.gather(1, chosen)
