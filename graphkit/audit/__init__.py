@@ -2,6 +2,7 @@
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.lock import fingerprint
+from graphkit.audit.loop import audit_loop
 from graphkit.audit.report import AUDITS, audit_target, lock_target
 from graphkit.audit.shadow import ShadowWatch
 
@@ -10,6 +11,7 @@ __all__ = [
     "AuditLog",
     "Check",
     "ShadowWatch",
+    "audit_loop",
     "audit_target",
     "fingerprint",
     "lock_target",

@@ -86,6 +86,10 @@ class FutureMap:
             self._consume(name, req_pool_indices)
         return self._buffers[name].index_select(0, req_pool_indices)
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the buffer of each name stashed so far, [rows + 1, ...]."""
+        return dict(self._buffers)
+
     def _check(self, name: str, req_pool_indices: torch.Tensor, rows: torch.Tensor) -> None:
         if not hasattr(rows, "new_zeros"):  # torch is not imported here
             raise InputError(

@@ -141,7 +141,13 @@ class ErringDrafter(gk.Drafter):
 
 
 def table_runner(
-    table: Table, topk: int, *, rows: int, batch_sizes: Sequence[int], ring_entries: int
+    table: Table,
+    topk: int,
+    *,
+    rows: int,
+    batch_sizes: Sequence[int],
+    ring_entries: int,
+    drafter_type: type[ErringDrafter] = ErringDrafter,
 ) -> gk.SpecStepRunner:
     """Create a runner of the table's step; each row has its own KV slots."""
     device = table.next_tokens.device
@@ -149,7 +155,7 @@ def table_runner(
     slots = torch.arange(1, 1 + rows * CONTEXT, dtype=torch.int32, device=device)
     requests.req_to_token[1:] = slots.view(rows, -1)
     pool = gk.MHATokenToKVPool(rows * CONTEXT, 1, torch.float32, 1, 1, 0, device)
-    drafter = ErringDrafter(table, topk)
+    drafter = drafter_type(table, topk)
     return gk.SpecStepRunner(
         gk.EngineModel(TableForward(table), gk.SdpaAttention(requests, pool)),
         drafter,
