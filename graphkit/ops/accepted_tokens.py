@@ -134,7 +134,9 @@ def accept_samples(
     return _ordered(width, *path)
 
 
-def _empty_path(candidates: torch.Tensor, longest_path: int) -> tuple[torch.Tensor, ...]:
+def _empty_path(
+    candidates: torch.Tensor, longest_path: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Allocate what the walks write: tokens by row, accept_index and the number of drafts."""
     requests = len(candidates)
     predicts = torch.zeros_like(candidates.flatten(), dtype=torch.int32)
