@@ -44,6 +44,9 @@ def test_ends_of_steps(requests, longest):
         assert (report.tolist(), *(each.tolist() for each in args[4:7])) == want
 
 
+@pytest.mark.skipif(
+    triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"
+)
 def test_loops(monkeypatch):
     monkeypatch.setattr(device_loop, "_publish", store)
     monkeypatch.setattr(device_loop, "_CHUNK", tl.constexpr(32))  # an entry has several
