@@ -49,6 +49,7 @@ class DraftStep(Step[DraftOutput]):
         hidden_states = inputs.hidden_states
         for view, lengths in zip(*self._steps(inputs), strict=True):
             view.input_ids, view.custom_mask = tree.tokens.flatten(), tree.mask
+            view.hidden_states = hidden_states
             if hidden_states is not None:
                 view.hidden_states = hidden_states.index_select(0, tree.rows)
             logits, hidden_states = self._run(view, lengths)

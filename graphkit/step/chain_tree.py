@@ -20,8 +20,6 @@ class ChainTree:
         device: The device of the tensors.
 
     Attributes:
-        chain: [W] int64, the chain of each node.
-        depth: [W] int64, the depth of each node; 0 for the root.
         max_depth: Depth of the longest chain.
     """
 
@@ -30,13 +28,10 @@ class ChainTree:
         depth = [(node - 1) // topk + 1 for node in range(1, width)]
         child = [node + topk if node + topk < width else -1 for node in range(1, width)]
         sibling = [node + 1 if node < min(topk, width - 1) else -1 for node in range(1, width)]
-        self.chain = to_device([0, *chain], device)
-        self.depth = to_device([0, *depth], device)
         self.max_depth = max(depth, default=0)
-        same_chain = self.chain[:, None] == self.chain
-        is_above = self.depth[:, None] >= self.depth
-        mask = (same_chain & is_above) | (self.depth == 0)
-        mask[0, 1:] = False
+        chain_of, depth_of = to_device([0, *chain], device), to_device([0, *depth], device)
+        mask = (chain_of[:, None] == chain_of) & (depth_of[:, None] >= depth_of)
+        mask[:, 0] = True
         next_token = to_device([1 if width > 1 else -1, *child], device)
         next_sibling = to_device([-1, *sibling], device)
         self._masks = mask.repeat(max_batch_size, 1, 1)

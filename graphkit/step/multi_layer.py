@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
 from graphkit.errors import ConfigError
@@ -51,9 +50,9 @@ class MultiLayerDrafter(Drafter):
             **context.runner_options,
         )
         self.runners = (self._layers,)
-        self._chain = ChainTree(
-            1, context.verify_width, context.sizes.max_batch_size, context.device
-        )
+        requests, topk = context.sizes.max_batch_size, context.spec.topk
+        self._others = torch.zeros(requests, topk * (topk - 1), device=context.device)
+        self._chain = ChainTree(1, context.verify_width, requests, context.device)
 
     @property
     def max_path(self) -> int:
@@ -90,10 +89,9 @@ class MultiLayerDrafter(Drafter):
         tree = TreeGrowth(probs[:, 0], tokens[:, 0], spec.num_steps)
         for step in range(1, spec.num_steps):
             # The next layer continues the first branch alone, which is the most probable one.
-            others = spec.topk * (spec.topk - 1)
-            branch_probs = functional.pad(probs[:, step], (0, others)).view(-1, spec.topk)
+            branch_probs = torch.cat([probs[:, step], self._others[: len(probs)]], 1)
             branch_tokens = tokens[:, step, None].expand(-1, spec.topk, -1)
-            tree.grow(branch_probs, branch_tokens.flatten(0, 1))
+            tree.grow(branch_probs.view(-1, spec.topk), branch_tokens.flatten(0, 1))
         names = "parent_list", "top_scores_index", "draft_tokens"
         candidates = dict(zip(names, tree.best(spec.num_draft_tokens), strict=True))
         return DraftTree.from_candidates(bonus_tokens, candidates, seq_lens, spec)

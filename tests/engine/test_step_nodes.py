@@ -13,12 +13,16 @@ UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::empty_like")
 """Operations of the recorder that have no node on CUDA."""
 MOST = {
     ("EAGLE", 1): 23,
-    ("EAGLE", 2): 33,
+    ("EAGLE", 2): 34,
     ("STANDALONE", 1): 20,
-    ("STANDALONE", 2): 28,
+    ("STANDALONE", 2): 29,
+    ("MULTI_LAYER_EAGLE", 1): 32,
+    ("MULTI_LAYER_EAGLE", 2): 46,
+    ("NGRAM", 1): 9,
+    ("NGRAM", 2): 13,
     ("NONE", 1): 7,
 }
-"""Operations by algorithm and topk; three draft steps."""
+"""Nodes by algorithm and topk; three draft steps. A tree moves KV in two nodes on CUDA."""
 
 
 def own_nodes(algorithm, topk, device):
@@ -32,7 +36,7 @@ def own_nodes(algorithm, topk, device):
     nodes = runner.inspect(2).nodes
     engine.close()
     own = [node.op for node in nodes if node.module.startswith("(")]
-    assert 3 * len(own) < len(nodes), "the models have most nodes"
+    assert 2 * len(own) < len(nodes), "the models have most nodes"
     return Counter(op for op in own if op.partition(".")[0] not in UNINITIALISED)
 
 

@@ -16,6 +16,7 @@ from graphkit.ops.accepted_tokens import accept_samples, accept_tokens
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.begin_step import begin_step
 from graphkit.ops.draft_rows import chain_candidates, draft_step_rows, first_draft_rows
+from graphkit.ops.ngram import append_tokens, ngram_drafts
 from graphkit.ops.philox import philox_uniform
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_rows import extend_rows, verify_rows
@@ -397,6 +398,58 @@ def chosen(scores, tokens, width):
     return numbers, [[tokens[b][i] for i in row] for b, row in enumerate(numbers)]
 
 
+def text_args(requests, seed):
+    """Texts of few words; a fifth of the requests are pads."""
+    random, context = Random(seed), (9, 40, 300)[seed % 3]
+    rows = random.sample(range(1, requests + 3), requests)
+    words = random.choice([1, 2, 5])
+    text = int64(numbers(random, (requests + 3) * context, 0, words)).view(-1, context)
+    lengths = [random.choice([1, context - 1, random.randint(1, context - 1)]) for _ in rows]
+    rows = int64([row if random.random() < 0.8 else 0 for row in rows])
+    return random, text, rows, int32(lengths), words
+
+
+def ngram_args(requests, seed):
+    random, *args, words = text_args(requests, seed)
+    return *args, int64(numbers(random, requests, 0, words)), 1 + seed % 4, 1 + 5 * seed % 11
+
+
+def ngrams(text, rows, seq_lens, bonus, topk, width):
+    text, drafts = text.clone(), []
+    for row, last, token in zip(rows.tolist(), seq_lens.tolist(), bonus.tolist(), strict=True):
+        own = [*text[row, :last].tolist(), token]
+
+        def score(end, own=own, last=last):
+            pairs = zip(own[end::-1], own[last::-1], strict=False)
+            equal = [*[one == other for one, other in pairs][:4], False]
+            return equal.index(False), end
+
+        ends = sorted(range(last), key=score, reverse=True)[:topk]
+        ends += [last - 1] * (topk - len(ends))
+        followers = [own[end + 1 :] for end in ends]
+        chains = [(node % topk, node // topk) for node in range(width - 1)]
+        drafts.append([token] + [followers[k][d % len(followers[k])] for k, d in chains])
+        if row:
+            text[row, last] = token
+    return drafts, text
+
+
+def append_args(requests, seed):
+    random, *args, words = text_args(requests, seed)
+    width = 1 + 5 * seed % 11
+    return *args, int64(numbers(random, requests * width, 0, words)), width
+
+
+def appended(text, rows, seq_lens, predict, width):
+    text = text.clone()
+    tokens = predict.view(-1, width).tolist()
+    for row, last, new in zip(rows.tolist(), seq_lens.tolist(), tokens, strict=True):
+        if row:
+            room = text.shape[1] - last - 1
+            text[row, last + 1 : last + 1 + width] = int64(new[:room])
+    return (text,)
+
+
 def moves_args(requests, seed):
     _, index, *_ = accept_tokens(*(args := accept_args(requests, seed)))
     width = args[0].shape[1]
@@ -433,10 +486,12 @@ CASES = {
     "plant_tree": (plant_tree, plant_args, planted),
     "grow_tree": (grow_tree, grow_args, grown),
     "choose_nodes": (choose_nodes, choose_args, chosen),
+    "ngram_drafts": (ngram_drafts, ngram_args, ngrams),
+    "append_tokens": (append_tokens, append_args, appended),
 }
 
 
-WRITTEN = {argmax_rows: 1, grow_tree: 3}
+WRITTEN = {argmax_rows: 1, grow_tree: 3, ngram_drafts: 1, append_tokens: 1}
 """How many arguments an op writes: its first ones."""
 
 

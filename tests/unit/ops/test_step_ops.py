@@ -12,6 +12,7 @@ from graphkit.errors import ConfigError, InputError
 from graphkit.ops.accepted_tokens import accept_tokens
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
+from graphkit.ops.ngram import ngram_drafts
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_rows import verify_rows
 from graphkit.ops.top_candidates import top_candidates
@@ -61,6 +62,10 @@ REFUSED = [
     (lambda: top_candidates(torch.zeros(2, 4), 5), "expected floats .* with V >= topk = 5"),
     (lambda: top_candidates(torch.zeros(2, 4), 2, torch.ones(1)), r"expected \[2\] float32"),
     (lambda: choose_nodes(torch.zeros(2, 4), INT.repeat(2, 2), 6), "make at most 5 nodes"),
+    (
+        lambda: ngram_drafts(INT.view(1, 2), INT[:1], INT[:1].int(), INT[:1], 3, 4),
+        "topk is 3, expected at most the 2 columns",
+    ),
     (lambda: grow_tree(*CASES["grow_tree"][1](2, 1)[:-1], 9), "step is 9"),
     (lambda: target_probs(INT[:, None], INT, torch.zeros(2), 1), "expected floats"),
     (lambda: target_probs(torch.zeros(3, 4), INT, torch.zeros(2), 1), r"logits is .* = \[2, V\]"),

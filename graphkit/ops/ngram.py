@@ -1,0 +1,123 @@
+"""Drafts from earlier matches of the last tokens in the text of the same request.
+
+Suffixes: B requests, W nodes of each, K matches, R request rows, C columns of the text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+
+from graphkit.errors import InputError
+from graphkit.ops.packed import write
+from graphkit.ops.registration import register_op
+
+MAX_MATCH = 4
+"""Most tokens that a lookup compares. Longer matches rarely change the choice."""
+
+
+def _check_topk(given: Any) -> None:
+    """Refuse more matches than columns."""
+    if given.topk > given.text.shape[1]:
+        raise InputError(
+            f"ngram_drafts: topk is {given.topk}, expected at most the {given.text.shape[1]} "
+            "columns of text.",
+            field="topk",
+        )
+
+
+@register_op(
+    mutates_args=("text",),
+    fake=lambda given: given.bonus_tokens.new_empty(len(given.bonus_tokens), given.width),
+    check=_check_topk,
+)
+def ngram_drafts(
+    text: Annotated[torch.Tensor, "[R, C] int64, contiguous"],
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32"],
+    bonus_tokens: Annotated[torch.Tensor, "[B] int64"],
+    topk: Annotated[int, "K >= 1"],
+    width: Annotated[int, "W >= 1"],
+) -> torch.Tensor:
+    """Add the bonus tokens to the texts, and draft what followed earlier matches of their ends.
+
+    The K best matches are the longest ones, up to 4 tokens; of equal lengths, the latest. Without K
+    earlier tokens the latest one counts for the missing ones. Node i >= 1 is in chain (i - 1) % K,
+    and its token is the one that followed the match at its depth, (i - 1) // K + 1. The text after
+    a match ends at the bonus token; longer drafts repeat it from the match on.
+
+    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
+
+    Args:
+        text: Tokens by request row and position; receives the bonus tokens. Row 0, that of pads,
+            does not change.
+        req_pool_indices: Request rows.
+        seq_lens: Committed tokens, the positions of the bonus tokens: 1 to C - 1.
+        bonus_tokens: Newest tokens.
+        topk: Chains (K), at most C.
+        width: Nodes of each tree, the root included (W).
+
+    Returns:
+        Token of each node, that of the root first.
+
+    Shapes:
+        text: [R, C] int64. req_pool_indices, bonus_tokens: [B] int64. seq_lens: [B] int32.
+        Returns [B, W] int64.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype, device or layout, or a number is out of
+            range.
+    """
+    rows, last = req_pool_indices, seq_lens.long()[:, None]
+    write(text, (rows, last[:, 0]), bonus_tokens, rows > 0)
+    texts = text[rows].scatter(1, last, bonus_tokens[:, None])  # that of row 0, too
+    node = torch.arange(1, width, device=text.device)
+    match = _matches(texts, last, topk)[:, (node - 1) % topk]
+    source = match + 1 + (node - 1) // topk % (last - match)
+    return texts.gather(1, torch.cat([last, source], 1))
+
+
+def _matches(texts: torch.Tensor, last: torch.Tensor, topk: int) -> torch.Tensor:
+    """Return the columns at which the K best matches end, [B, K]."""
+    columns = torch.arange(texts.shape[1], device=texts.device)
+    is_equal, length = torch.ones_like(texts, dtype=torch.bool), torch.zeros_like(texts)
+    for back in range(MAX_MATCH):
+        wanted = texts.gather(1, (last - back).clamp(min=0))
+        is_equal = is_equal & (texts.roll(back, 1) == wanted)
+        is_equal = is_equal & (columns >= back) & (last >= back)
+        length = length + is_equal
+    score = torch.where(columns < last, length * texts.shape[1] + columns, -1)
+    return torch.minimum(score.topk(topk, 1).indices, last - 1)
+
+
+@register_op(mutates_args=("text",))
+def append_tokens(
+    text: Annotated[torch.Tensor, "[R, C] int64, contiguous"],
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32"],
+    predict: Annotated[torch.Tensor, "[B * W] int64"],
+    width: Annotated[int, "W >= 1"],
+) -> None:
+    """Write the tokens that follow each request's bonus token, ``text[row of b, seq + 1 + i]``.
+
+    Columns behind the text are skipped. One launch on the current stream, none for an idle batch.
+    Never synchronises; may be captured.
+
+    Args:
+        text: Tokens by request row and position. Row 0, that of pads, does not change.
+        req_pool_indices: Request rows.
+        seq_lens: Positions of the bonus tokens.
+        predict: W tokens per request.
+        width: Tokens per request (W).
+
+    Shapes:
+        text: [R, C] int64. req_pool_indices: [B] int64. seq_lens: [B] int32.
+        predict: [B * W] int64.
+
+    Raises:
+        InputError: A tensor has the wrong shape, dtype, device or layout, or W is below 1.
+    """
+    columns = seq_lens[:, None] + torch.arange(1, width + 1, device=text.device)
+    rows = req_pool_indices[:, None].expand_as(columns).flatten()
+    write(text, (rows, columns.flatten()), predict, rows > 0)
