@@ -84,8 +84,7 @@ def _matches(texts: torch.Tensor, last: torch.Tensor, topk: int) -> torch.Tensor
     is_equal, length = torch.ones_like(texts, dtype=torch.bool), torch.zeros_like(texts)
     for back in range(MAX_MATCH):
         wanted = texts.gather(1, (last - back).clamp(min=0))
-        is_equal = is_equal & (texts.roll(back, 1) == wanted)
-        is_equal = is_equal & (columns >= back) & (last >= back)
+        is_equal = is_equal & (texts.roll(back, 1) == wanted) & (columns >= back)
         length = length + is_equal
     score = torch.where(columns < last, length * texts.shape[1] + columns, -1)
     return torch.minimum(score.topk(topk, 1).indices, last - 1)

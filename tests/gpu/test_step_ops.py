@@ -110,6 +110,7 @@ def test_candidates_of_a_large_vocabulary(vocab, topk):
     logits[6:] = torch.randint(0, 1000, (6, vocab)) / 200
     logits[7] = 0
     logits[8, (topk + 1) // 2 :] = -torch.inf
+    logits[9], logits[9, 5::8192] = -1, 1  # in one lane
     temperature = torch.linspace(0.5, 2, 9)
     index = torch.tensor([3, 0, 11, 8, 7, 6, 5, 9, 1])
     probs, tokens = top_candidates(*on_device([logits, topk, temperature, index]))

@@ -17,13 +17,12 @@ def _write(
     predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path, tokens, drafts,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Write one request's path, its tokens and its counts."""
+    """Write one request's path, its tokens, which are 0 behind it, and its counts."""
     column = tl.arange(0, BLOCK_W)
-    on_path = path >= 0
     first = request * WIDTH
-    index = tl.where(on_path, first + path, -1)
+    index = tl.where(path >= 0, first + path, -1)
     tl.store(accept_index + request * COLUMNS + column, index, mask=column < COLUMNS)
-    tl.store(predict + first + column, tl.where(on_path, tokens, 0), mask=column < WIDTH)
+    tl.store(predict + first + column, tokens, mask=column < WIDTH)
     tl.store(num_accepted_drafts + request, drafts)
     tl.store(num_accepted_tokens + request, drafts + 1)
 

@@ -24,7 +24,7 @@ def _scores(text, column, last, bonus, context):
         wanted = bonus
         if back > 0:  # the bonus token may not be in the text yet
             wanted = tl.load(text + last - back, mask=last >= back, other=-1)
-        is_equal = is_equal & (column >= back) & (last >= back)
+        is_equal = is_equal & (column >= back)
         token = tl.load(text + column - back, mask=is_equal, other=0)
         is_equal = is_equal & (token == wanted)
         length += is_equal.to(tl.int32)

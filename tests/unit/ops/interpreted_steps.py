@@ -51,6 +51,7 @@ def test_equal_candidates_are_in_the_order_of_their_ids(vocab, topk):
     torch.manual_seed(vocab)
     logits = torch.randint(0, 3, (6, vocab)).float()
     logits[3], logits[4, (topk + 1) // 2 :] = 0, -torch.inf
+    logits[5], logits[5, 5 % vocab :: 64] = -1, 1  # in one lane
     op = OPS["top_candidates"]
     probs, tokens = op.launch(op.arguments(logits, topk))
     want = logits.sort(dim=1, descending=True, stable=True).indices[:, :topk]

@@ -410,8 +410,11 @@ def text_args(requests, seed):
 
 
 def ngram_args(requests, seed):
-    random, *args, words = text_args(requests, seed)
-    return *args, int64(numbers(random, requests, 0, words)), 1 + seed % 4, 1 + 5 * seed % 11
+    random, text, rows, lengths, words = text_args(requests, seed)
+    bonus = int64(numbers(random, requests, 0, words))
+    if seed % 6 == 5:  # a match at the first token continues in the row before
+        text[:, :4], text[:, -1], bonus[:], lengths[:] = int64([5, 1, 5, 7]), 7, 5, 4
+    return text, rows, lengths, bonus, 1 + seed % 4, 1 + 5 * seed % 11
 
 
 def ngrams(text, rows, seq_lens, bonus, topk, width):
