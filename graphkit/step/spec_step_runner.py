@@ -231,11 +231,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             CaptureError: A size cannot be captured. The attempt is undone.
             ReplayError: The runner is not ``planned``.
         """
-        if self.status == "planned":
-            self._warm_up()
-            if not self.loop_refusal:
-                kinds = (True,) if self._is_greedy else (True, False)
-                self._loops.capture({kind: partial(self._run, is_greedy=kind) for kind in kinds})
+        if self.status != "planned":
+            return super().capture()  # raises
+        self._warm_up()
+        if not self.loop_refusal:
+            kinds = (True,) if self._is_greedy else (True, False)
+            self._loops.capture({kind: partial(self._run, is_greedy=kind) for kind in kinds})
         try:
             return super().capture(progress, attribution=attribution)
         except BaseException:

@@ -158,6 +158,11 @@ class TestRunner:
     def rest(self, task):
         return {row: task.expected[row][1:13] for row in self.ROWS}
 
+    def test_a_second_capture_is_refused_and_changes_nothing(self, runner, task):
+        with pytest.raises(ReplayError, match="needs a planned runner, but this one is captured"):
+            runner.capture()
+        assert self.tokens(runner.launch(self.ROWS, max_steps=50)) == self.rest(task)
+
     def test_replay_runs_one_step(self, runner, task):
         report = runner.replay(SpecStepInputs(req_pool_indices=torch.tensor([2, 1]))).report
         new = report[0, 2]
