@@ -194,7 +194,7 @@ class InputBuffers:
             batch_size * self.capacity.tokens_per_request,
         )
         if self.value_checks is not None:
-            self.value_checks.enqueue(self.view(batch_size))
+            self.value_checks.enqueue(vars(self.view(batch_size)))
 
     def refresh_tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the refresh works with, by name. Fields are not among them."""

@@ -71,13 +71,15 @@ class ValueChecks:
         """Return the tensors that the checks work with, by name."""
         return {"value checks": self._found, "value checks, host": self._on_host}
 
-    def enqueue(self, inputs: Any) -> None:
-        """Check a view of the inputs on the device. May be captured; does not synchronise.
+    def enqueue(self, fields: Mapping[str, torch.Tensor]) -> None:
+        """Check tensors on the device. May be captured; does not synchronise.
 
         The first violation of each rule is kept until ``report``.
         """
         for index, rule in enumerate(self._rules):
-            bad, values = rule.find(getattr(inputs, rule.field))
+            if rule.field not in fields:
+                continue
+            bad, values = rule.find(fields[rule.field])
             first = bad.int().argmax()
             is_new = bad.any() & (self._found[0, index] == _NONE)
             value = values.index_select(0, first.view(1))[0].double()

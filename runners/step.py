@@ -13,7 +13,7 @@ import torch
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, admit, fields_of, resolve
 from graphkit.errors import OutputError
-from graphkit.graphs import Stage, scope
+from graphkit.graphs import Stage, is_capturing, scope
 from graphkit.runners.outputs import Output, check_rows
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -172,7 +172,9 @@ class Step(Generic[OutputT]):
         most = self._largest_width(batch, requests, tokens) if capacity.ragged else width
         buffers.check(batch, tokens, width=most)
         if buffers.value_checks is not None:
-            buffers.value_checks.check_now(rows)
+            # Part of a larger step that is being captured: its runner reports the violations.
+            checks = buffers.value_checks
+            (checks.enqueue if is_capturing() else checks.check_now)(rows)
         inputs = buffers.inputs(**rows)
         if capacity.ragged:
             inputs.width = most

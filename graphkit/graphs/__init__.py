@@ -9,7 +9,12 @@ from graphkit.graphs.environment import environment
 from graphkit.graphs.garbage_collection import gc_paused
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
-from graphkit.graphs.recorder import RecordedGraph, RecorderBackend, is_recording
+from graphkit.graphs.recorder import (
+    RecordedGraph,
+    RecorderBackend,
+    is_capturing,
+    is_recording,
+)
 from graphkit.graphs.size_table import SizeTable, default_batch_sizes
 from graphkit.graphs.snapshot import StateSnapshot
 from graphkit.graphs.source_lines import caller_line
@@ -40,6 +45,7 @@ __all__ = [
     "environment",
     "gc_paused",
     "inspect_graph",
+    "is_capturing",
     "is_recording",
     "resolve_device",
     "scope",

@@ -67,6 +67,13 @@ def is_recording() -> bool:
     return _is_recording.get()
 
 
+def is_capturing() -> bool:
+    """Return whether a backend captures now, so that values of tensors cannot be read."""
+    if is_recording():
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 @contextmanager
 def replay_context() -> Iterator[None]:
     """Set inference mode on and autocast off, for a block that runs recorded operations.

@@ -76,6 +76,18 @@ class DeviceStep:
                 return f"the attention backend of {runner.mode.name} plans each batch on the host"
         return ""
 
+    def report_checks(self) -> None:
+        """Raise for a wrong value that a captured step has found; see ``Runner(check=True)``.
+
+        Reads host memory only.
+
+        Raises:
+            InputError: An earlier step computed a wrong value; ``field`` names it.
+        """
+        for runner in self.runners:
+            if runner.buffers.value_checks is not None:
+                runner.buffers.value_checks.report()
+
     def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
         """Draft, verify, and commit the accepted tokens.
 

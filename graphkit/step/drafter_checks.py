@@ -12,7 +12,7 @@ import torch
 
 from graphkit.config import require_int
 from graphkit.errors import ConfigError, InputError
-from graphkit.graphs import is_recording
+from graphkit.graphs import is_capturing
 from graphkit.ops.argument_rules import describe
 from graphkit.runners import Runner
 from graphkit.runners.settings import is_checking
@@ -110,10 +110,9 @@ def check_tree(
                 f"{batch_size} requests and context.verify_width = {width} nodes per request.",
                 field=name,
             )
-    is_cpu = device.type == "cpu"
-    if is_recording() if is_cpu else torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         return
-    if is_cpu or is_checking():
+    if device.type == "cpu" or is_checking():
         drafts = tree.draft_tokens.view(batch_size, width)[:, 1:]
         _check_vocabulary(method, drafts.cpu(), context)
     if is_checking():

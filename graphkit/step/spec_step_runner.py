@@ -243,6 +243,17 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             self._loops.close()
             raise
 
+    def replay(
+        self,
+        batch: SpecStepInputs,
+        *,
+        padded_batch_size: int | None = None,
+        clone: bool = False,
+    ) -> SpecStepOutput:
+        """Replay one step; see ``Runner.replay``."""
+        self.device_step.report_checks()
+        return super().replay(batch, padded_batch_size=padded_batch_size, clone=clone)
+
     @property
     def can_launch(self) -> bool:
         """Whether ``launch`` is available: the runner is captured, and the device can loop."""
@@ -269,12 +280,14 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             The steps, to be read while the loop runs.
 
         Raises:
-            InputError: The rows are no distinct rows of requests, or ``until`` has another row.
+            InputError: The rows are no distinct rows of requests, ``until`` has another row, or, in
+                the checking mode, an earlier step computed a wrong value.
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``, loops are not available, or earlier
                 launches may still fill the ring.
         """
         self._require_captured("launch")
+        self.device_step.report_checks()
         if self.loop_refusal:
             raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
         require_int("launch", "max_steps", max_steps)

@@ -1,0 +1,49 @@
+"""The checking mode inside a step that is captured whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit import InputError
+from graphkit.step import SpecStepInputs
+
+
+@pytest.fixture
+def engine(make_engine, monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+    engine = make_engine(generation="v3", batch_sizes=[4], max_batch_size=4)
+    engine.capture()
+    return engine
+
+
+def test_it_captures_steps_and_keeps_their_tokens(engine, task, run_in_waves):
+    some = task.first(6)
+    assert [each.output_ids for each in run_in_waves(engine, some)] == some.expected
+    assert engine.stats.fallbacks == {}
+
+
+@pytest.mark.parametrize("verb", ["replay", "launch"])
+def test_a_wrong_value_inside_a_step_is_reported_by_the_next_call(engine, task, verb):
+    (runner,) = engine.runners
+    context = runner.device_step.context
+    rows = torch.tensor([1], device=context.device)
+    context.req_to_token[1, :40] = torch.arange(1, 41).int()
+    runner.admit(1, task.prompts[0])
+
+    def run():
+        if verb == "replay":
+            assert runner.replay(SpecStepInputs(req_pool_indices=rows)).report is not None
+        else:
+            list(runner.launch([1], max_steps=1))
+        if context.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    run()
+    hidden_states = context.future_map.resolve("hidden_states", rows)
+    context.future_map.stash(rows, {"hidden_states": torch.full_like(hidden_states, float("nan"))})
+    run()
+    with pytest.raises(InputError, match="hidden_states.*Expected finite numbers") as caught:
+        run()
+    assert caught.value.field == "hidden_states"
+    run()
