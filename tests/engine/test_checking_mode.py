@@ -43,7 +43,7 @@ def test_a_wrong_value_inside_a_step_is_reported_by_the_next_call(engine, task, 
     hidden_states = context.future_map.resolve("hidden_states", rows)
     context.future_map.stash(rows, {"hidden_states": torch.full_like(hidden_states, float("nan"))})
     run()
-    with pytest.raises(InputError, match="hidden_states.*Expected finite numbers") as caught:
+    with pytest.raises(InputError, match=r"hidden_states.*Expected finite numbers") as caught:
         run()
     assert caught.value.field == "hidden_states"
     run()
