@@ -79,66 +79,67 @@ class ErringOracle(Drafter):
         return STEPS + 1
 
     def prepare(self, context):
-        self._width = context.verify_width
-        self._table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int64, device=context.device)
+        self._width, device = context.verify_width, context.device
+        self._table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int64, device=device)
         self._prompts: dict[int, list[int]] = {}
+        self._depths = torch.arange(1, STEPS + 1, device=device)
+        # Node 1 + topk * d continues the path; in a tree its sibling is a leaf.
+        children, siblings = [1, *([-1] * (self._width - 1))], [-1] * self._width
+        mask = torch.eye(self._width, dtype=torch.bool)
+        for node in range(1, self._width, self._topk):
+            if node + self._topk < self._width:
+                children[node] = node + self._topk
+            parent = max(node - self._topk, 0)
+            mask[node : node + self._topk] |= mask[parent]
+            if self._topk > 1:
+                siblings[node] = node + 1
+        self._links = torch.tensor([children, siblings], device=device)
+        self._mask = mask.to(device)
+        self.wrong_paths = torch.zeros((), dtype=torch.int64, device=device)
 
     def prefill(self, chunk):
         row = int(chunk.req_pool_indices)
         known = self._prompts.setdefault(row, []) if chunk.start else []
         self._prompts[row] = known + chunk.input_ids.tolist()
-        if chunk.is_last:
+        if chunk.is_last and row:  # row 0 belongs to pads
             text = self._texts[tuple(self._prompts[row])]
             self._table[row, : len(text)] = torch.tensor(text)
 
     def draft(self, req_pool_indices, seq_lens, bonus_tokens):
-        device, requests = seq_lens.device, len(seq_lens)
-        depth = torch.arange(1, STEPS + 1, device=device)
-        place = (seq_lens[:, None] + depth).clamp(max=CONTEXT - 1)
+        requests = len(seq_lens)
+        place = (seq_lens[:, None] + self._depths).clamp(max=CONTEXT - 1)
         expected = self._table[req_pool_indices].gather(1, place)
         wrong = (expected + 1) % VOCAB
         kind = (3 * place + 5 * req_pool_indices[:, None]) % 7
-        first = torch.where(kind < 4, expected, wrong)
-        if self._topk == 1:
-            tokens = torch.cat([bonus_tokens[:, None], first], 1)
-            mask, children = torch.ones(0), torch.arange(1, STEPS + 2, device=device)
-            children[-1] = -1
-            siblings = torch.full_like(children, -1)
-        else:
+        drafts = torch.where(kind < 4, expected, wrong)
+        if self._topk > 1:
             second = torch.where(kind < 4, wrong, torch.where(kind < 6, expected, wrong - 1))
-            pairs = torch.stack([first, second % VOCAB], 2).flatten(1)
-            tokens = torch.cat([bonus_tokens[:, None], pairs], 1)
-            # Node 1 + 2 * d continues the path; node 2 + 2 * d is its sibling, a leaf.
-            width = 1 + 2 * STEPS
-            children = torch.full((width,), -1, device=device)
-            siblings, mask = children.clone(), torch.eye(width, dtype=torch.bool, device=device)
-            children[0] = 1
-            for each in range(STEPS):
-                left, parent = 1 + 2 * each, 2 * each - 1 if each else 0
-                children[parent], siblings[left] = left, left + 1
-                mask[left] |= mask[parent]
-                mask[left + 1] |= mask[parent]
-        width = tokens.shape[1]
-        index = torch.arange(requests * width, device=device).view(requests, width)
+            drafts = torch.stack([drafts, second % VOCAB], 2).flatten(1)
+        index = torch.arange(requests * self._width, device=seq_lens.device)
+        children, siblings = self._links.unbind()
         return DraftTree(
-            draft_tokens=tokens.flatten(),
-            tree_mask=mask.expand(requests, *mask.shape).contiguous() if self._topk > 1 else mask,
-            retrieve_index=index,
+            draft_tokens=torch.cat([bonus_tokens[:, None], drafts], 1).flatten(),
+            tree_mask=self._mask.expand(requests, -1, -1).contiguous(),
+            retrieve_index=index.view(requests, -1),
             retrieve_next_token=children.expand(requests, -1).contiguous(),
             retrieve_next_sibling=siblings.expand(requests, -1).contiguous(),
         )
 
     def extend(self, verified):
-        """Check ``accept_index`` against the counts: a path starts at its root and descends."""
+        """Count the paths whose ``accept_index`` does not start at the root and descend.
+
+        On the device, because v3 captures it.
+        """
         requests, longest = verified.accept_index.shape
         root = torch.arange(requests, device=self._table.device)[:, None] * self._width
         steps = torch.arange(longest, device=self._table.device)
         is_accepted = steps < verified.counts.num_accepted_tokens[:, None]
-        assert torch.equal(verified.accept_index >= 0, is_accepted)
         node = torch.where(is_accepted, verified.accept_index - root, self._width)
-        assert (node[:, 0] == 0).all()
-        assert ((node.diff() > 0) | ~is_accepted[:, 1:]).all()
-        assert (node <= self._width).all()
+        is_right = (verified.accept_index >= 0) == is_accepted
+        is_right &= node <= self._width
+        is_right[:, 0] &= node[:, 0] == 0
+        is_right[:, 1:] &= (node.diff() > 0) | ~is_accepted[:, 1:]
+        self.wrong_paths += (~is_right).any(1).sum()
 
     def extend_accepted(self, verified, num_accepted_tokens):
         self.extend(verified)
@@ -193,16 +194,20 @@ def run(engine):
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@pytest.mark.parametrize("generation", ["v1", "v2"])
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 def test_output_is_that_of_plain_decoding(target, device, topk, generation, captured):
+    drafter = ErringOracle(target.texts, topk)
     engine = engine_of(
-        target, device, topk, generation=generation, batch_sizes=[1, 4], chunked_prefill_size=6
-    )
+        target, device, topk, drafter=drafter, generation=generation, batch_sizes=[1, 4],
+        chunked_prefill_size=6,
+    )  # fmt: skip
     if captured:
         engine.capture()
     outputs, stats = run(engine)
     assert outputs == [text[-NEW:] for text in target.texts]
+    assert not drafter.wrong_paths
+    assert not (captured and stats.fallbacks)
     assert 1.5 < stats.accept_length < STEPS + 1, "some drafts are accepted and some rejected"
 
 
