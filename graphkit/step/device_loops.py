@@ -168,7 +168,7 @@ class DeviceLoops:
         self._reserve(max_steps)
         loop = self._loops[is_greedy]
         self.join()
-        # Before the launch: whatever interrupts it, no later one has the same number.
+        # Before the launch, so that no later one has the number of one that was interrupted.
         self._launched = number = self._launched + 1
         batch = _LaunchInputs(
             req_pool_indices=rows,
@@ -178,9 +178,7 @@ class DeviceLoops:
         )
         try:
             loop.launcher.replay(batch, None)
-        except Exception:
-            raise  # it does not run
-        except BaseException:  # such as ^C: it may run, but nobody can read it
+        except (KeyboardInterrupt, SystemExit):  # the loop may run, but has no stream
             self._ring.stop(number)
             loop.graph.wait()
             raise
