@@ -11,7 +11,6 @@ from graphkit.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-
 _MAX_INT = 2**31 - 1
 """Kernels index with int32."""
 

@@ -98,8 +98,8 @@ class LaunchTimes:
 def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
     """Report graphs whose launch takes more host time than that of a linear graph.
 
-    A graph of trivial kernels with the same dependencies tells forks from other causes. On the
-    recorder nothing is launched, hence nothing measured. Restores declared state.
+    A graph of trivial kernels with the same dependencies tells forks from other causes. The
+    recorder launches nothing, so nothing is measured there. Restores declared state.
 
     Args:
         runner: A runner of the target, captured.

@@ -46,7 +46,7 @@ class ObjectSummary:
 
 
 ABSENT = ObjectSummary("nothing", None)
-"""Stands for a missing name, for ``None``, and for containers whose items have their own names."""
+"""Summary of a missing name, of ``None``, and of containers whose items have their own names."""
 
 
 @dataclass(frozen=True, slots=True)

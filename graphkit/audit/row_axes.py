@@ -26,7 +26,7 @@ class RowAxis:
     """A dimension of a state tensor, read as its rows.
 
     Attributes:
-        kind: What one row stands for.
+        kind: What one row belongs to.
         dim: Index of the dimension.
         num_dims: 2 if slots are split into pages and slots of a page, else 1.
     """

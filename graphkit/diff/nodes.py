@@ -21,7 +21,7 @@ def pair_nodes(before: Sequence[Node], after: Sequence[Node]) -> list[NodePair]:
     """Pair the nodes that both graphs contain, in order.
 
     First pair equal kernels of equal operations. Between two of those pairs, pair equal
-    operations whatever their kernels; between two of those, equal kernels whatever their modules.
+    operations with different kernels; between two of those, equal kernels of different modules.
     """
     return list(_paired(before, after, (_kernel_and_operation, _operation, _kernel)))
 

@@ -46,7 +46,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
 def backend_for(device: torch.device | str = "auto", backend: Backend | None = None) -> Backend:
     """Return the given backend, or the default backend of the device.
 
-    CUDA runners of a process share one backend per device, hence one memory pool: an output is
+    CUDA runners of a process share one backend per device, and so one memory pool: an output is
     valid until the next replay of any of them. Pass a runner its own ``CudaBackend()`` to give it a
     separate pool.
 

@@ -1,8 +1,8 @@
 """The operations that a CUDA graph capture refuses, and a dispatch mode that refuses them.
 
-CUDA refuses to wait for the device during a capture, hence to read its values on the host; a graph
-has static shapes, hence no shape may depend on values of the device. See "CUDA Graphs" in the
-notes of PyTorch's documentation.
+During a capture, CUDA refuses to wait for the device, so the host cannot read its values. A graph
+has static shapes, so no shape may depend on values of the device. See "CUDA Graphs" in the notes of
+PyTorch's documentation.
 """
 
 from __future__ import annotations

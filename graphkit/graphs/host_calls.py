@@ -121,7 +121,7 @@ class HostCallsMode(TorchFunctionMode):
         if on_host:
             self._host.add(out)
         elif func in _CONSTRUCTORS and not self._stays_on_host(func, args, device):
-            self._host.discard(out)  # empty, hence on the device without a copy
+            self._host.discard(out)  # empty, so it needs no copy to the device
         return out
 
     def _stays_on_host(self, func: Any, args: tuple[Any, ...], device: torch.device | None) -> bool:

@@ -1,6 +1,6 @@
 """Host time of graph launches, and graphs of trivial kernels to compare it with.
 
-The driver launches kernels in one line in nearly constant time, whatever their number (NVIDIA,
+The driver launches kernels in one line in nearly constant time, for any number of them (NVIDIA,
 "Constant Time Launch for Straight-Line CUDA Graphs"). Other graphs take host time for every node.
 """
 

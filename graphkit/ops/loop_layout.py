@@ -51,7 +51,7 @@ class RingWord(IntEnum):
     """Words that the host writes."""
 
     STOP = 0
-    """Number of the last launch that shall end."""
+    """Number of the last launch to end: it and all earlier ones end after the step that runs."""
     READ = 1
     """Entries that the host has read."""
 
@@ -88,7 +88,7 @@ class Control(IntEnum):
     """Words of a loop's control on the device, int64."""
 
     AGAIN = 0
-    """1 while another step shall run."""
+    """1 if another step runs."""
     BODY = 1
     """Index of the captured size of the next step."""
     STEPS_LEFT = 2

@@ -63,7 +63,7 @@ def build_tree(
 
     Args:
         bonus_tokens: Token at the root of each tree.
-        parent_list: Candidate at the end of each kept branch; entry 0 stands for the root.
+        parent_list: Candidate at the end of each kept branch; entry 0 is the root.
         top_scores_index: Numbers of the selected candidates, ascending along each row.
         draft_tokens: Tokens of the selected candidates.
         seq_lens: Committed tokens without the bonus token, which is the bonus token's position.

@@ -68,7 +68,7 @@ def _wait(child: int, awaited: set[signal.Signals]) -> int:
         if ended:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-        # Another thread may consume SIGCHLD, hence the timeout.
+        # A timeout, because another thread may consume SIGCHLD.
         received = signal.sigtimedwait(awaited, _CHILD_POLL_SECONDS)
         # A positive code comes from the kernel: the terminal has signalled the program as well.
         if received and received.si_code <= 0 and received.si_signo in _FORWARDED:

@@ -85,7 +85,7 @@ class GraphDiff:
 
     @property
     def is_same(self) -> bool:
-        """True if both graphs have the same nodes, whatever their timing and memory."""
+        """True if both graphs have the same nodes. Timing and memory may differ."""
         return not (self.added or self.removed or self.changed)
 
 

@@ -1,4 +1,4 @@
-"""Records that hold graphs, whatever their kind."""
+"""Records of all kinds that hold graphs."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def accept_greedily(
 def accept_sampled(
     candidates: torch.Tensor, links: Links, logits: torch.Tensor, longest_path: int, draws: Draws
 ) -> AcceptedPath:
-    """Accept drafts so that the tokens follow the target's distribution, whatever is drafted.
+    """Accept drafts so that the tokens follow the target's distribution, for any drafts.
 
     Args:
         candidates: Token of each node, [B, W] int64.

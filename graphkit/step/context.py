@@ -47,7 +47,7 @@ class EngineModel:
             if spec.linear_attention:
                 raise ConfigError(
                     "SpecConfig.linear_attention is set, but the target has no commit of its "
-                    "recurrent state: rejected drafts would stay in it, in v1 and in v2. Pass a "
+                    "recurrent state: rejected drafts would stay in it. Pass a "
                     "RecurrentStatePool as EngineModel.recurrent_state.",
                     field="linear_attention",
                 )
@@ -116,8 +116,8 @@ class EngineContext:
             debug: See ``FutureMap``.
 
         Raises:
-            ConfigError: Settings and pools contradict each other, or the algorithm's future map is
-                none.
+            ConfigError: Settings and pools contradict each other, or ``create_future_map`` of the
+                algorithm returns no ``FutureMap``.
         """
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool

@@ -35,7 +35,8 @@ from graphkit.step.transfers import to_device
 class EagleDrafter(Drafter):
     """Drafts with a ``DraftRunner`` and catches up with a draft-extend runner.
 
-    The runner is a ``DraftExtendRunner`` in v1 and a ``DraftExtendV2Runner`` in v2.
+    The draft-extend runner is a ``DraftExtendRunner`` in v1, which catches up on the accepted rows,
+    and a ``DraftExtendV2Runner`` in v2 and v3, which catches up on all rows.
 
     Args:
         model: The draft model. Its forward receives ``DraftInputs`` and ``DraftExtendInputs``.

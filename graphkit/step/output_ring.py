@@ -116,7 +116,7 @@ class OutputRing:
         return int(self._words[_READ])
 
     def stop(self, launch: int) -> None:
-        """Ask the launch of this number, and all before it, to end after the step at hand."""
+        """Ask the launch of this number, and all before it, to end after the step that runs."""
         self._words[_STOP] = max(launch, self._words[_STOP])
 
     def clear(self) -> None:

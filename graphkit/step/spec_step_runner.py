@@ -57,7 +57,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
     Attributes:
         device_step: The step that is captured, with the state of the requests.
-        loop_refusal: Why ``launch`` is not available, as a sentence; empty if it is.
+        loop_refusal: Why ``launch`` is not available, as a phrase; empty if it is.
 
     Raises:
         ConfigError: Settings or pools contradict each other, or the drafter needs the host.
@@ -269,7 +269,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """Run up to ``max_steps`` steps in one launch. Does not wait.
 
         The loop ends when ``max_steps`` are done, a request of ``until`` ends, all requests have
-        ended, the stream is stopped, or the ring is full of steps that nobody has read.
+        ended, the stream is stopped, or the ring is full of unread steps.
 
         Args:
             req_pool_indices: Rows of the requests.

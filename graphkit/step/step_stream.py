@@ -125,7 +125,7 @@ class StepStream:
             raise StopIteration
         try:
             report = self._wait()
-        except BaseException:  # such as ^C: the loop shall not run on without a reader
+        except BaseException:  # such as ^C: without a reader, the loop must end
             self.stop()
             raise
         return self._noted(report)

@@ -57,10 +57,10 @@ class TestPages:
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=self.NEW))
         assert outputs(requests) == plain(prompts, [self.NEW] * len(prompts))
 
-    @pytest.mark.parametrize("generation", ["v1", "v2", None])
+    @pytest.mark.parametrize("generation", ["v1", "v2", "v3", None])
     @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
     def test_recurrent_state_without_a_commit_is_refused(self, make_engine, generation, topk):
-        message = r"linear_attention is set, but the target has no commit.*in v1 and in v2"
+        message = r"linear_attention is set, but the target has no commit.*would stay in it\. Pass"
         with pytest.raises(ConfigError, match=message) as caught:
             make_engine(linear_attention=True, generation=generation, topk=topk)
         assert caught.value.field == "linear_attention"

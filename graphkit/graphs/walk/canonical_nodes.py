@@ -103,7 +103,7 @@ def _extent(extent: Sequence[int]) -> str:
 def _canonical_bytes(parameter: Parameter, memory: MemoryMap, host: HostMemory) -> bytes:
     """Return the bytes with pool addresses as offsets and host addresses as zeros.
 
-    Addresses left on the stack may be aligned to four bytes only, hence the second pass.
+    A second pass finds addresses left on the stack, which may be aligned to four bytes only.
     """
     data = bytearray(parameter.data or b"")
     for at, word in (
