@@ -1,4 +1,4 @@
-"""Lossless decoding of targets with recurrent state, whatever nodes the drafts branch at."""
+"""Lossless decoding of targets with recurrent state, for paths that end at any node."""
 
 from __future__ import annotations
 

@@ -31,7 +31,6 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 
-
 LOOSE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 """Relative and absolute difference allowed between padded and unpadded numbers."""
 

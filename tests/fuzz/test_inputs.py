@@ -1,4 +1,4 @@
-"""Whatever a batch holds: it is taken, or refused by a GraphkitError, and the next one is right."""
+"""Any batch is taken or refused by a GraphkitError, and the next one is right."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def changed(draw, rows):
 
 HUGE = [2.0**40, 2.0**70, float("nan"), float("inf"), 0.5]
 INDICES = ("input_ids", "topk_index", "select_index")
-"""Wrong numbers in these are a caller's, whom nobody can protect on a device."""
+"""A device does not check numbers in these: the caller must pass valid ones."""
 
 
 def spoilt(drawn):

@@ -1,8 +1,8 @@
 """Claims, posts, commits, staged entries and replays in any order, right and wrong ones.
 
-As long as callers keep to the runner's own verbs, every replay gives its own batch's rows. Whoever
-handles the mailbox by hand may bring host and device out of step; that may end in a ReplayError,
-but not in a crash, another error, or a wait without end.
+As long as callers keep to the runner's own verbs, every replay gives its own batch's rows. Code
+that uses the mailbox directly may bring host and device out of step. That may end in a ReplayError,
+but not in a crash, another error, or an endless wait.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Callers(RuleBasedStateMachine):
             assert torch.equal(output.next_token_logits, expected(batch))
 
     def replayed(self, call, batch):
-        """A call that must work unless somebody brought host and device out of step."""
+        """Make a call that must work unless host and device are out of step."""
         try:
             output = call()
         except gk.ReplayError:
@@ -166,7 +166,7 @@ class Callers(RuleBasedStateMachine):
 
 
 class ByHand(Callers):
-    """The same, and somebody who reaches past the runner."""
+    """The same, and calls of the mailbox without the runner."""
 
     @rule(times=st.integers(1, 6))
     def claim(self, times):

@@ -1,4 +1,4 @@
-"""Whatever is given as a setting: it is taken, or refused by a GraphkitError that names it."""
+"""Any value of a setting is taken, or refused by a GraphkitError that names the setting."""
 
 from __future__ import annotations
 

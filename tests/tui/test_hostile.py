@@ -33,7 +33,7 @@ VIEWS = (
 
 
 def spoilt(record, text):
-    """The record with that text wherever a text may be."""
+    """Return the record with ``text`` in place of every text."""
     words = dict.fromkeys(("name", "short_name", "op", "source", "scope"), text)
     nodes = tuple(
         replace(

@@ -90,7 +90,7 @@ def _imports_in(node, package):
 
 
 def rooms_of(module, names):
-    """Return the rooms that an import reaches; ``FACE`` stands for the package itself."""
+    """Return the rooms that an import reaches; ``FACE`` is the package itself."""
     first, _, rest = module.partition(".")
     if first != "graphkit":
         return set()

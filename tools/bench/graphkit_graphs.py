@@ -57,7 +57,7 @@ class RunnerGraph:
 
 
 class WarmUpsOnCaptureStream(gk.CudaBackend):
-    """Warms up on the capture stream, hence not on the stream of eager steps."""
+    """Warms up on the capture stream instead of the stream of eager steps."""
 
     def warm_up(self, function: Callable[[], Any]) -> None:
         """Run the function on the capture stream and wait for it."""

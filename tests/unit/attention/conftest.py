@@ -1,4 +1,4 @@
-"""Paged batches with NaN wherever no live row may look, and the answer by plain loops."""
+"""Paged batches with NaN in all slots that no live row may read, and the result by plain loops."""
 
 from __future__ import annotations
 

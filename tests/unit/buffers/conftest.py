@@ -149,7 +149,7 @@ class Case:
 
 @pytest.fixture(autouse=True, scope="module")
 def give_up_soon():
-    """A wait that nobody ends is a bug, and need not last a minute."""
+    """Let an endless wait, which is a bug, fail after two seconds instead of a minute."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mailbox, "_GIVE_UP_S", 2.0)
         yield

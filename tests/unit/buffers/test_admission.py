@@ -163,7 +163,7 @@ numbers = st.one_of(
 
 @given(numbers)
 def test_what_is_taken_is_what_came(take, value):
-    """Whatever Python's own numbers say is the same number is taken, and nothing else."""
+    """A number is taken if it equals an int by Python's own comparison, and nothing else is."""
     fits = all(v == v and abs(v) != float("inf") and v == int(v) for v in value.tolist())
     fits = fits and all(-(2**31) <= v < 2**31 for v in value.tolist())
     try:

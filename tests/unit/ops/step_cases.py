@@ -493,7 +493,6 @@ CASES = {
     "append_tokens": (append_tokens, append_args, appended),
 }
 
-
 WRITTEN = {argmax_rows: 1, grow_tree: 3, ngram_drafts: 1, append_tokens: 1}
 """How many arguments an op writes: its first ones."""
 

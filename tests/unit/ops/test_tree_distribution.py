@@ -1,4 +1,4 @@
-"""Sampled verification follows the target's distribution, whatever was drafted: chi-square tests.
+"""Sampled verification follows the target's distribution, for any drafts: chi-square tests.
 
 The target is a Markov chain: the row after a node depends on the node's token alone. So the first
 token that a request emits must follow the row of its root, and the second, given the first, the row

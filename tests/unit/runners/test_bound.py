@@ -68,7 +68,7 @@ def test_staged_batches_have_no_rows_of_them(make_bound, expect, assert_same, na
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_rows_of_them_are_refused(make_bound, expect, assert_same, assert_in_step, name):
-    """Nobody would read them."""
+    """The runner would not read them."""
     runner, refill = make_bound(name)
     batch, whole = refill(3)
     for way in (runner.replay, runner.run, runner.fall_back):

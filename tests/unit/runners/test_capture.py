@@ -41,11 +41,11 @@ def fail_at_two(inputs, how):
 def test_a_failed_capture_leaves_no_trace(
     make_runner, make_batch, model, expect, assert_same, assert_in_step, how, cause
 ):
-    steps, mended = torch.zeros(1), []
+    steps, repaired = torch.zeros(1), []
 
     def forward(inputs):
         steps.add_(torch.rand(1) + 1)
-        if not mended:
+        if not repaired:
             fail_at_two(inputs, how)
         return model(inputs)
 
@@ -63,7 +63,7 @@ def test_a_failed_capture_leaves_no_trace(
     with pytest.raises(ReplayError, match="planned"):
         runner.replay(batch)
 
-    mended.append(True)
+    repaired.append(True)
     runner.capture()
     assert steps.item() == 0
     assert torch.equal(torch.random.get_rng_state(), random_state)

@@ -47,7 +47,7 @@ def case(make_runner, make_batch):
 
 
 class Unwilling(AttentionBackend):
-    """Serves no graphs, but whatever runs without one."""
+    """Supports no graphs, only steps that run without one."""
 
     def supports(self, mode):
         return False

@@ -23,7 +23,7 @@ VOCAB, WIDTH = 16, 2
 
 
 class Mode(Enum):
-    """Stands for a member of ``ForwardMode``."""
+    """Replaces a member of ``ForwardMode``."""
 
     BLOCK_DRAFT = "block_draft"
 
@@ -42,7 +42,7 @@ class BlockDraftInputBuffers(gk.InputBuffers):
 
 
 class BlockDraftRunner(Runner[BlockDraftInputs, gk.ForwardOutput]):
-    """Two rows per request, whatever the spec says."""
+    """Two rows per request, for any spec."""
 
     mode = Mode.BLOCK_DRAFT
     attention_mode = gk.ForwardMode.TARGET_VERIFY

@@ -95,7 +95,7 @@ def test_the_next_replay_overwrites_what_was_not_cloned(runner, make_batch, expe
 def test_rows_by_address_live_until_the_device_has_read_them(
     make_runner, make_batch, expect, assert_same, way
 ):
-    """The caller may drop them at once; they go when a later replay shows that nobody reads."""
+    """The caller may drop them at once. A later replay frees them, once they have been read."""
     runner = make_runner(optional_fields=["input_embeds"])
     runner.capture()
     refs = []

@@ -142,7 +142,7 @@ def test_the_work_of_an_export_grows_with_the_number_of_nodes(make_graph, graph,
 )  # fmt: skip
 @given(st.one_of(*map(st.from_type, GRAPHED)))
 def test_any_record_that_can_be_read_can_be_shown(text, record):
-    """Whatever its numbers, names and indices are."""
+    """With any numbers, names and indices."""
     check_all_forms(record)
     text(inspect_view(record))
     text(diff_view(diff_records(record, record)))

@@ -1,4 +1,4 @@
-"""Chains that cannot be built, captured or run, and what their graphs are made of."""
+"""Chains that cannot be built, captured or run, and the operations of their graphs."""
 
 from __future__ import annotations
 
