@@ -24,6 +24,10 @@ class Verifier:
         context: Settings and shared state.
         state: State of the requests.
         max_path: Most tokens that one step can accept, bonus included.
+
+    Attributes:
+        runner: Runs the target's forward.
+        recurrent_state: States of the target's linear-attention or Mamba layers, or ``None``.
     """
 
     def __init__(
@@ -33,8 +37,8 @@ class Verifier:
         state: RequestState,
         max_path: int,
     ) -> None:
-        self._model, self._context, self._state = model, context, state
-        self._max_path = max_path
+        self._context, self._state, self._max_path = context, state, max_path
+        self._kv_pool, self.recurrent_state = model.attention.kv_pool, model.recurrent_state
         self._is_tree = context.spec.topk > 1
         runner = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
         self.runner: Runner[TargetVerifyInputs, ForwardOutput] = runner(
@@ -61,7 +65,7 @@ class Verifier:
             out_cache_loc: Their KV slots, [C] int64.
         """
         length, device = len(input_ids), input_ids.device
-        states = self._model.recurrent_state
+        states = self.recurrent_state
         if states is not None and start == 0:
             states.reset(req_pool_indices)
         output = self.runner.fall_back(
@@ -132,12 +136,12 @@ class Verifier:
                 accept_greedily(*given) if is_greedy else accept_sampled(*given, self._draws(rows))
             )
             accept_index, drafts = path.accept_index, path.num_accepted_drafts
-            if self._model.recurrent_state is not None:
+            if self.recurrent_state is not None:
                 last = accept_index.gather(1, drafts.long()[:, None])[:, 0]
-                self._model.recurrent_state.commit(rows, last % width)
+                self.recurrent_state.commit(rows, last % width)
             hidden_states = output.hidden_states
             if self._is_tree:
-                move_accepted_kv(self._model.attention.kv_pool, accept_index, slots, width)
+                move_accepted_kv(self._kv_pool, accept_index, slots, width)
                 if hidden_states is not None:
                     hidden_states = compact_accepted_to_front(hidden_states, accept_index, width)
         return Verified(

@@ -92,7 +92,7 @@ class RequestRuns:
         by_row = self._runner.state.tensors()
         stashed = step.context.future_map.tensors()
         by_row |= {f"future map {name}": each for name, each in stashed.items()}
-        recurrent = step.verifier._model.recurrent_state
+        recurrent = step.verifier.recurrent_state
         if recurrent is not None:  # the first slot of each row is the committed state
             committed = {k: each[:: recurrent.width + 1] for k, each in recurrent.tensors().items()}
             by_row |= {f"recurrent {name}": each for name, each in committed.items()}
