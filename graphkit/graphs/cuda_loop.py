@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,6 @@ _SET_CONDITION = b"""
 }
 \0"""
 
-
 _ASSIGN_DEFAULT = 1
 """``cudaGraphCondAssignDefault``: set the default at each launch. The bindings do not have it."""
 
@@ -82,24 +82,16 @@ class CudaLoop:
         self.pool_bytes = 0
         self.origins: tuple[NodeOrigin, ...] = ()
         self.allocations: tuple[Allocation, ...] = ()
-        self.graph: Any = checked(bindings.cudaGraphCreate(0))[0]
-        first = self._add_child(self.graph, [], prologue)
-        while_handle = self._create_handle(1, _ASSIGN_DEFAULT)
-        (inside,), _ = self._add_conditional(self.graph, [first], while_handle, "While", 1)
-        if len(bodies) == 1:
-            last = self._add_child(inside, [], bodies[0])
-        else:
-            switch_handle = self._create_handle(0, 0)
-            chosen = self._add_set_condition(inside, [], switch_handle, body)
-            cases, last = self._add_conditional(
-                inside, [chosen], switch_handle, "Switch", len(bodies)
-            )
-            for case, each in zip(cases, bodies, strict=True):
-                self._add_child(case, [], each)
-        self._add_set_condition(inside, [last], while_handle, again)
-        self._executable: Any = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
-        stream = runtime_stream(torch.cuda.current_stream())
-        checked(bindings.cudaGraphUpload(self._executable, stream))
+        # If a later call fails, what was made is destroyed, and that call's error is raised.
+        with ExitStack() as made:
+            self.graph: Any = checked(bindings.cudaGraphCreate(0))[0]
+            made.callback(bindings.cudaGraphDestroy, self.graph)
+            self._build(prologue, bodies, again, body)
+            self._executable: Any = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
+            made.callback(bindings.cudaGraphExecDestroy, self._executable)
+            stream = runtime_stream(torch.cuda.current_stream())
+            checked(bindings.cudaGraphUpload(self._executable, stream))
+            self._made = made.pop_all()
         self.num_nodes = prologue.num_nodes + sum(each.num_nodes for each in bodies)
 
     def replay(self) -> None:
@@ -138,11 +130,33 @@ class CudaLoop:
 
     def close(self) -> None:
         """Wait for the launches and destroy the executable. The bodies stay open."""
-        if self._executable is not None:
+        if self.graph is not None:
             self.wait()
-            checked(self._bindings.cudaGraphExecDestroy(self._executable))
-            checked(self._bindings.cudaGraphDestroy(self.graph))
+            self._made.close()
             self._executable = self.graph = self.output = None
+
+    def _build(
+        self,
+        prologue: CudaGraph,
+        bodies: Sequence[CudaGraph],
+        again: torch.Tensor,
+        body: torch.Tensor,
+    ) -> None:
+        """Add all nodes to the graph."""
+        first = self._add_child(self.graph, [], prologue)
+        while_handle = self._create_handle(1, _ASSIGN_DEFAULT)
+        (inside,), _ = self._add_conditional(self.graph, [first], while_handle, "While", 1)
+        if len(bodies) == 1:
+            last = self._add_child(inside, [], bodies[0])
+        else:
+            switch_handle = self._create_handle(0, 0)
+            chosen = self._add_set_condition(inside, [], switch_handle, body)
+            cases, last = self._add_conditional(
+                inside, [chosen], switch_handle, "Switch", len(bodies)
+            )
+            for case, each in zip(cases, bodies, strict=True):
+                self._add_child(case, [], each)
+        self._add_set_condition(inside, [last], while_handle, again)
 
     def _create_handle(self, default: int, flags: int) -> Any:
         create = self._bindings.cudaGraphConditionalHandleCreate
