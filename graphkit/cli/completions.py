@@ -151,4 +151,5 @@ def _record(
         capture_seconds=capture_seconds,
         replays=stats.replays,
         fallbacks=stats.fallbacks,
+        accepted_lengths=stats.accepted_lengths,
     )

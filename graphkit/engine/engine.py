@@ -12,11 +12,11 @@ from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.engine.device_generation import OnDevice
 from graphkit.engine.generations import Generation, HostInLoop, Overlapped, RunningBatch
 from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request import Request
+from graphkit.engine.request import FinishReason, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.transfers import NewTokens
-from graphkit.errors import ConfigError, ReplayError
+from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, backend_for
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
@@ -188,6 +188,31 @@ class SpeculativeEngine:
         self._queue.put([request])
         return request
 
+    def abort(self, request: Request) -> None:
+        """End a request. It keeps its tokens, with ``finish_reason`` ``ABORTED``, and gets no more.
+
+        A waiting request leaves the queue. The row and the KV slots of a running one are freed by
+        the next ``step``, before waiting requests join; a device loop of v3 ends after the step
+        that it runs. Does nothing for a request that has finished. Does not wait.
+
+        Raises:
+            InputError: The request is none of this engine's.
+            ReplayError: The engine is closed.
+        """
+        self._check_open()
+        require_type("abort", "request", request, Request, "a graphkit.Request")
+        if request.is_finished:
+            return
+        if request in self._queue.running:
+            self._steps.interrupt()
+        elif not self._queue.drop(request):
+            raise InputError(
+                "abort got a request that neither waits nor runs in this engine. Pass a request "
+                "that this engine's submit returned.",
+                field="request",
+            )
+        request.finish_reason = FinishReason.ABORTED
+
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
@@ -213,6 +238,7 @@ class SpeculativeEngine:
             The new tokens of each request, in order. If a step raises, the tokens that it had
             delivered are returned by the next call.
         """
+        self._remove_finished()  # requests that were aborted
         if self._queue.can_admit:
             self._steps.interrupt()
         if self._steps.can_admit:
@@ -265,7 +291,7 @@ class SpeculativeEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise ReplayError(
-                "the engine is closed: submit needs an open one. Create a new engine."
+                "the engine is closed: submit and abort need an open one. Create a new engine."
             )
 
     def _remove_finished(self) -> None:

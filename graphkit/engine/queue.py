@@ -125,6 +125,13 @@ class RequestQueue:
             self._free(request)
         self.running = [request for request in self.running if request.row]
 
+    def drop(self, request: Request) -> bool:
+        """Drop a request if it is waiting; return whether it was."""
+        is_waiting = request in self._waiting
+        if is_waiting:
+            self._waiting.remove(request)
+        return is_waiting
+
     def clear(self) -> None:
         """Drop all waiting requests."""
         self._waiting.clear()

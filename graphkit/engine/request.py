@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,13 +16,14 @@ class FinishReason(Enum):
     STOP = "stop token"
     LENGTH = "max_new_tokens"
     CONTEXT = "context limit"
+    ABORTED = "aborted"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request:
     """A request and its output so far.
 
-    ``SpeculativeEngine.submit`` creates it; the engine alone changes it, inside ``step``.
+    ``SpeculativeEngine.submit`` creates it; the engine alone changes it, in ``step`` and ``abort``.
 
     Attributes:
         prompt_ids: Tokens to continue.
@@ -30,9 +32,9 @@ class Request:
         output_ids: Tokens generated so far, without the prompt.
         finish_reason: ``None`` until the request has finished.
         row: Row in the request pool while the request runs, else 0.
-        num_verifies: Verify steps that generated tokens for the request.
-        num_accepted_tokens: Tokens that those steps accepted, bonus tokens included. Counts tokens
-            behind the end of the request too.
+        accepted_lengths: Verify steps that generated tokens for the request, by the number of
+            tokens that they accepted, the bonus token included. Counts tokens behind the end of the
+            request too.
     """
 
     prompt_ids: tuple[int, ...]
@@ -41,8 +43,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     row: int = 0
-    num_verifies: int = 0
-    num_accepted_tokens: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
 
     @property
     def num_tokens(self) -> int:
@@ -58,6 +59,16 @@ class Request:
     def is_finished(self) -> bool:
         """Whether the request has its last token."""
         return self.finish_reason is not None
+
+    @property
+    def num_verifies(self) -> int:
+        """Verify steps that generated tokens for the request."""
+        return self.accepted_lengths.total()
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Tokens that those steps accepted, bonus tokens included."""
+        return sum(length * count for length, count in self.accepted_lengths.items())
 
     @property
     def accept_length(self) -> float:

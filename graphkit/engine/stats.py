@@ -17,44 +17,53 @@ class EngineStats:
 
     Attributes:
         new_tokens: Tokens generated.
-        num_verifies: Verify steps, counted once per request that took part.
-        accept_length: Mean tokens accepted per request and verify step, bonus included; 0 before
-            the first step. Counts tokens behind the end of a request too.
+        accepted_lengths: Verify steps by the number of tokens that they accepted, the bonus token
+            included, shortest first. A step counts once per request that took part. Counts tokens
+            behind the end of a request too.
         replays: Graph replays by forward mode.
         fallbacks: Eager runs by forward mode and reason.
     """
 
     new_tokens: int
-    num_verifies: int
-    accept_length: float
+    accepted_lengths: Mapping[int, int]
     replays: Mapping[str, int]
     fallbacks: Mapping[str, Mapping[str, int]]
+
+    @property
+    def num_verifies(self) -> int:
+        """Verify steps, counted once per request that took part."""
+        return sum(self.accepted_lengths.values())
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens accepted per request and verify step; 0 before the first step."""
+        accepted = sum(length * count for length, count in self.accepted_lengths.items())
+        return accepted / self.num_verifies if accepted else 0.0
 
 
 class Tally:
     """Sums the counters of finished requests."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._new_tokens = 0
+        self._accepted_lengths: Counter[int] = Counter()
 
     def add(self, request: Request) -> None:
         """Add a finished request."""
-        self._counts["tokens"] += len(request.output_ids)
-        self._counts["verifies"] += request.num_verifies
-        self._counts["accepted"] += request.num_accepted_tokens
+        self._new_tokens += len(request.output_ids)
+        self._accepted_lengths.update(request.accepted_lengths)
 
     def stats(self, running: Iterable[Request], runners: Iterable[Runner[Any, Any]]) -> EngineStats:
         """Return the counts, those of the running requests included."""
         total = Tally()
-        total._counts.update(self._counts)
+        total._new_tokens = self._new_tokens
+        total._accepted_lengths.update(self._accepted_lengths)
         for request in running:
             total.add(request)
-        counts, by_mode = total._counts, [(runner.mode.name, runner.stats) for runner in runners]
-        verifies = counts["verifies"]
+        by_mode = [(runner.mode.name, runner.stats) for runner in runners]
         return EngineStats(
-            new_tokens=counts["tokens"],
-            num_verifies=verifies,
-            accept_length=counts["accepted"] / verifies if verifies else 0.0,
+            new_tokens=total._new_tokens,
+            accepted_lengths=dict(sorted(total._accepted_lengths.items())),
             replays={mode: stats.replays for mode, stats in by_mode},
             fallbacks={mode: stats.fallbacks for mode, stats in by_mode if stats.fallbacks},
         )

@@ -61,8 +61,7 @@ def deliver(rows: Iterable[tuple[Request, Sequence[int]]], is_verify: bool) -> N
         if request.is_finished:  # an earlier step, delivered after this one was launched
             continue
         if is_verify:
-            request.num_verifies += 1
-            request.num_accepted_tokens += row[Report.ACCEPTED]
+            request.accepted_lengths[row[Report.ACCEPTED]] += 1
         tokens = row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]
         new_tokens.append((request, request.append(tokens)))
     return new_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from graphkit.records.environment import Environment
@@ -46,6 +46,7 @@ class GenerateRecord(Record):
         capture_seconds: Time of all captures; ``None`` if nothing was captured.
         replays: Graph replays by forward mode.
         fallbacks: Eager runs by forward mode and reason.
+        accepted_lengths: Verify steps by the number of tokens that they accepted, bonus included.
     """
 
     KIND: ClassVar[str] = "generate"
@@ -67,3 +68,4 @@ class GenerateRecord(Record):
     capture_seconds: Duration | None
     replays: Mapping[str, Count]
     fallbacks: Mapping[str, Mapping[str, Count]]
+    accepted_lengths: Mapping[int, Count] = field(default_factory=dict)

@@ -29,6 +29,8 @@ def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
     yield "ended by", _finish_reasons(record)
     yield "speed", f"{record.tokens_per_second:.1f} tokens/s"
     yield "accept length", f"{record.accept_length:.2f}" if record.accept_length else "-"
+    if record.accepted_lengths:
+        yield "accepted", _accepted_lengths(record)
     if record.capture_seconds is not None:
         yield "capture", f"{record.capture_seconds:.2f} s"
     yield "graphs", "\n".join(_replays(record)) or "none"
@@ -53,6 +55,12 @@ def _finish_reasons(record: GenerateRecord) -> str:
     if len(record.completions) == 1:
         return next(iter(reasons))
     return ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
+
+
+def _accepted_lengths(record: GenerateRecord) -> str:
+    """Return how many verify steps accepted how many tokens."""
+    lengths = record.accepted_lengths.items()
+    return ", ".join(f"{count_of(length, 'token')}: {count}x" for length, count in lengths)
 
 
 def _replays(record: GenerateRecord) -> Iterator[str]:

@@ -102,6 +102,8 @@ def test_all_settings_give_the_same_text_and_count_their_replays(recorded, optio
     assert record.new_tokens == 8
     assert record.tokens_per_second == record.new_tokens / record.seconds
     assert 1 <= record.accept_length <= record.num_draft_tokens
+    lengths = record.accepted_lengths
+    assert sum(n * lengths[n] for n in lengths) / sum(lengths.values()) == record.accept_length
 
 
 def test_json_has_the_measurements_at_the_top_level(generate):
@@ -152,7 +154,7 @@ def test_a_pipe_gets_only_the_text(generate, recorded):
     assert "\x1b" not in ended.err
     facts = dict(line.split("  ", 1) for line in ended.err.splitlines() if line[0] != " ")
     assert list(facts) == [
-        "algorithm", "device", "output", "ended by", "speed", "accept length", "graphs",
+        "algorithm", "device", "output", "ended by", "speed", "accept length", "accepted", "graphs",
         "without a graph",
     ]  # fmt: skip
     assert facts["without a graph"].strip() == "STEP: 8 runs, not captured"

@@ -41,6 +41,7 @@ RECORD = GenerateRecord(
     accept_length=2.75,
     capture_seconds=1.234,
     replays={"TARGET_VERIFY": 3, "DRAFT": 1, "DRAFT_EXTEND_V2": 0},
+    accepted_lengths={1: 1, 3: 2},
     fallbacks={"DRAFT_EXTEND_V2": {"not captured": 1, "batch too large": 2}},
 )  # fmt: skip
 FACTS = """\
@@ -52,6 +53,7 @@ output           12 tokens in 0.05 s
 ended by         stop token (1), max_new_tokens (1)
 speed            240.0 tokens/s
 accept length    2.75
+accepted         1 token: 1x, 3 tokens: 2x
 capture          1.23 s
 graphs           TARGET_VERIFY: 3 replays
                  DRAFT: 1 replay

@@ -66,6 +66,11 @@ def test_accept_length_counts_the_bonus_token(make_engine, task, generation):
     accepted = sum(request.num_accepted_tokens for request in requests)
     stats = engine.stats
     assert (stats.num_verifies, stats.accept_length) == (verifies, accepted / verifies)
+    lengths = stats.accepted_lengths
+    assert (sum(lengths.values()), sum(n * lengths[n] for n in lengths)) == (verifies, accepted)
+    assert list(lengths) == sorted(lengths) != [1], "the draft model errs in some rows, not in all"
+    assert set(lengths) <= {1, 2, 3, 4}
+    assert plain.stats.accepted_lengths == {1: 5}
     assert stats.new_tokens == sum(len(request.output_ids) for request in requests)
     assert accepted >= stats.new_tokens - len(requests), (
         "all but the first tokens, which prefill generates"
