@@ -12,17 +12,20 @@ from graphkit.reference import reference_engine
 UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::empty_like")
 """Operations of the recorder that have no node on CUDA."""
 MOST = {
-    ("EAGLE", 1): 23,
-    ("EAGLE", 2): 34,
-    ("STANDALONE", 1): 20,
-    ("STANDALONE", 2): 29,
-    ("MULTI_LAYER_EAGLE", 1): 32,
-    ("MULTI_LAYER_EAGLE", 2): 46,
-    ("NGRAM", 1): 9,
-    ("NGRAM", 2): 13,
-    ("NONE", 1): 7,
+    ("EAGLE", 1): (23, 24),
+    ("EAGLE", 2): (33, 35),
+    ("STANDALONE", 1): (20, 21),
+    ("STANDALONE", 2): (28, 30),
+    ("MULTI_LAYER_EAGLE", 1): (32, 33),
+    ("MULTI_LAYER_EAGLE", 2): (45, 50),
+    ("NGRAM", 1): (9, 10),
+    ("NGRAM", 2): (12, 14),
+    ("NONE", 1): (7, 8),
 }
-"""Nodes by algorithm and topk; three draft steps. A tree moves KV in two nodes on CUDA."""
+"""Operations of the recorder and nodes on CUDA by algorithm and topk; three draft steps.
+
+On CUDA, the refresh, the move of KV and the start of a tree have several nodes.
+"""
 
 
 def own_nodes(algorithm, topk, device):
@@ -43,4 +46,4 @@ def own_nodes(algorithm, topk, device):
 @pytest.mark.parametrize(("algorithm", "topk"), MOST)
 def test_nodes_between_the_forwards(algorithm, topk, device):
     own = own_nodes(algorithm, topk, device)
-    assert own.total() <= MOST[algorithm, topk], own
+    assert own.total() <= MOST[algorithm, topk][device == "cuda"], own

@@ -90,9 +90,9 @@ def host_counter(drafter, _rows):
     return drafter.calls % 3
 
 
-def replaced_tensor(drafter, _rows):
+def replaced_tensor(drafter, rows):
     drafter.turn = drafter.turn + 1
-    return drafter.turn[0].long() % 3
+    return drafter.turn[rows, None].long() % 3
 
 
 def tensor_in_place(drafter, rows):
