@@ -35,7 +35,7 @@ def load_checkpoint(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> LlamaModel:
-    """Build the model that a local Llama, Qwen2 or Qwen3 checkpoint folder describes.
+    """Build the model that a local Llama, Mistral, Qwen2 or Qwen3 folder describes.
 
     Args:
         folder: Holds ``config.json`` and ``model.safetensors``, or shards with an index, or

@@ -65,7 +65,8 @@ class LlamaConfig:
         num_attention_heads: Query heads (N).
         num_key_value_heads: Key and value heads (M); divides N.
         head_dim: Width of one head (D), even; N x D need not be H.
-        max_position_embeddings: Longest context that the model supports, in tokens.
+        max_position_embeddings: Longest context that the model supports, in tokens; at most the
+            sliding window of a Mistral model.
         rms_norm_eps: Added to the mean square before the square root.
         rope_theta: Base of the rotary frequencies.
         rope_scaling: Scaling of those frequencies, or ``None``.
@@ -131,7 +132,7 @@ class LlamaConfig:
         hidden_size = hf.integer(data, "hidden_size")
         # Qwen3 alone has a fixed default, see transformers' Qwen3Config.
         head_dim = 128 if model_type == "qwen3" else max(1, hidden_size // heads)
-        output_bias = model_type != "qwen2" and hf.flag(data, "attention_bias")
+        output_bias = model_type in ("llama", "qwen3") and hf.flag(data, "attention_bias")
         rope = hf.rope_parameters(data)
         max_positions = hf.integer(data, "max_position_embeddings", 2048)
         try:
@@ -143,7 +144,7 @@ class LlamaConfig:
                 num_attention_heads=heads,
                 num_key_value_heads=hf.integer(data, "num_key_value_heads", heads),
                 head_dim=hf.integer(data, "head_dim", head_dim),
-                max_position_embeddings=max_positions,
+                max_position_embeddings=hf.longest_context(data, model_type),
                 rms_norm_eps=hf.number(data, "rms_norm_eps", 1e-6),
                 rope_theta=hf.number(rope, "rope_theta", 10000.0),
                 rope_scaling=_rope_scaling(rope, max_positions),
@@ -159,7 +160,7 @@ class LlamaConfig:
 
     @property
     def model_type(self) -> str:
-        """The Hugging Face ``model_type`` with these options."""
+        """The Hugging Face ``model_type`` with these options; Mistral is ``llama``."""
         if self.qk_norm:
             return "qwen3"
         return "qwen2" if self.attention_bias and not self.output_bias else "llama"

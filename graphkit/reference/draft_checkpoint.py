@@ -50,8 +50,8 @@ def load_eagle_head(
     """Build the EAGLE or EAGLE-2 head of a local folder.
 
     Args:
-        folder: ``config.json`` of one Llama, Qwen2 or Qwen3 layer beside ``model.safetensors`` or
-            ``pytorch_model.bin``.
+        folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
+            ``model.safetensors`` or ``pytorch_model.bin``.
         target: The model that the head was trained for. The head uses its output head, and its
             embedding unless the folder contains one.
         device: Device of the weights; ``None`` takes the target's.

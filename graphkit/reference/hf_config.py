@@ -10,6 +10,7 @@ from graphkit.errors import CheckpointError, ConfigError
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
@@ -22,7 +23,10 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "use_sliding_window": (False, None),
 }
-_REMEDY = "Use a dense llama, qwen2 or qwen3 checkpoint, or write a CaptureTarget for this model."
+_REMEDY = (
+    "Use a dense llama, mistral, qwen2 or qwen3 checkpoint, or write a CaptureTarget for this "
+    "model."
+)
 
 
 def check_supported(data: Mapping[str, object]) -> str:
@@ -60,6 +64,20 @@ def rope_parameters(data: Mapping[str, object]) -> dict[str, object]:
     if rope.get("partial_rotary_factor") not in (1.0, None):
         _unsupported("partial_rotary_factor", rope["partial_rotary_factor"], (1.0, None))
     return rope
+
+
+def longest_context(data: Mapping[str, object], model_type: str) -> int:
+    """Return the longest context in which full attention computes what the model does, in tokens.
+
+    A Mistral model attends to its last ``sliding_window`` tokens (4096 if the key is absent), so
+    that its context is limited to the window. ``None`` in the file means full attention.
+
+    Raises:
+        CheckpointError: A value is no int of at least 1.
+    """
+    positions = integer(data, "max_position_embeddings", 2048)
+    has_window = model_type == "mistral" and data.get("sliding_window", 4096) is not None
+    return min(positions, integer(data, "sliding_window", 4096)) if has_window else positions
 
 
 def integer(data: Mapping[str, object], key: str, default: int | None = None) -> int:

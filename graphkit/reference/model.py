@@ -39,7 +39,7 @@ class LlamaDecoder(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """A dense Llama, Qwen2 or Qwen3 language model.
+    """A dense Llama, Mistral, Qwen2 or Qwen3 language model.
 
     Parameters have the names of a Hugging Face state dict. ``forward`` and ``logits`` never
     synchronise and have static shapes, so that they can be captured.

@@ -50,9 +50,9 @@ def reference_target(
         topk: 1 drafts and verifies chains of 4 tokens. More drafts trees of 8 tokens; sample
             batches of TARGET_VERIFY contain random trees then.
         max_batch_size: Number of requests; ``None`` takes 64 on CUDA and 8 elsewhere.
-        checkpoint: A local Llama, Qwen2 or Qwen3 folder. The target then has TARGET_VERIFY and
-            DECODE only, since there is no draft model for it. ``None`` takes the models that ship
-            with graphkit, with all modes.
+        checkpoint: A local Llama, Mistral, Qwen2 or Qwen3 folder. The target then has
+            TARGET_VERIFY and DECODE only, since there is no draft model for it. ``None`` takes the
+            models that ship with graphkit, with all modes.
         attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
 
     Raises:

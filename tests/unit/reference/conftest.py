@@ -76,6 +76,8 @@ def build(kind):
         case "llama-tied-bias":
             config = hf.LlamaConfig(**SIZES, tie_word_embeddings=True, attention_bias=True)
             return hf.LlamaForCausalLM(config)
+        case "mistral":
+            return hf.MistralForCausalLM(hf.MistralConfig(**SIZES, head_dim=24))
         case "qwen2":
             rope = {"rope_type": "default", "rope_theta": 1e6}
             return hf.Qwen2ForCausalLM(hf.Qwen2Config(**SIZES, rope_parameters=rope))

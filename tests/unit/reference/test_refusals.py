@@ -40,13 +40,17 @@ def edit_tensors(folder, **changes):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model_type": "gemma3"}, "model_type 'gemma3', but only llama or qwen2 or qwen3 is"),
+        (
+            {"model_type": "gemma3"},
+            "model_type 'gemma3', but only llama or mistral or qwen2 or",
+        ),
         ({"model_type": ["llama"]}, r"model_type \['llama'\]"),
         ({"model_type": None}, "model_type None"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu', but only silu is supported"),
         ({"mlp_bias": True}, "mlp_bias True, but only False is supported"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config .*but only none is supported"),
+        ({"model_type": "mistral", "sliding_window": "x"}, "sliding_window must be an int >= 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn', but only default or"),
@@ -87,6 +91,26 @@ def test_qwen2_ignores_attention_bias():
     config = LlamaConfig.from_dict(CONFIG | {"model_type": "qwen2", "attention_bias": True})
     assert (config.attention_bias, config.output_bias) == (True, False)
     assert LlamaConfig.from_dict(CONFIG | {"model_type": "qwen2"}) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "context"),
+    [
+        ({}, 2048),
+        ({"max_position_embeddings": 32768}, 4096),
+        ({"max_position_embeddings": 32768, "sliding_window": 100}, 100),
+        ({"max_position_embeddings": 32768, "sliding_window": None}, 32768),
+        ({"model_type": "llama", "max_position_embeddings": 32768, "sliding_window": 100}, 32768),
+    ],
+)
+def test_a_mistral_context_ends_at_the_sliding_window(change, context):
+    config = LlamaConfig.from_dict(CONFIG | {"model_type": "mistral"} | change)
+    assert config.max_position_embeddings == context
+
+
+def test_mistral_has_no_bias():
+    config = LlamaConfig.from_dict(CONFIG | {"model_type": "mistral", "attention_bias": True})
+    assert config == LlamaConfig.from_dict(CONFIG)
 
 
 def test_a_config_built_by_hand_is_checked():
