@@ -40,12 +40,18 @@ class Draws(NamedTuple):
     Shapes:
         req_pool_indices: [B] int64, rows of the requests.
         temperatures: [R] float32; 0 is greedy.
+        top_ks: [R] int32, see ``ops.target_probs`` for these three.
+        top_ps: [R] float32.
+        min_ps: [R] float32.
         seeds: [R] int64, keys of the random numbers.
         positions: [R] int32, positions of the roots; a request draws once at each.
     """
 
     req_pool_indices: torch.Tensor
     temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
     seeds: torch.Tensor
     positions: torch.Tensor
 
@@ -78,8 +84,8 @@ def accept_sampled(
         longest_path: Most tokens of a path, the bonus token included (P).
         draws: What the draws depend on.
     """
-    rows, temperatures, seeds, positions = draws
-    probs = target_probs(logits, rows, temperatures, candidates.shape[1])
+    rows, *filters, seeds, positions = draws
+    probs = target_probs(logits, rows, *filters, candidates.shape[1])
     return AcceptedPath(
         *accept_samples(candidates, *links, probs, rows, seeds, positions, longest_path)
     )

@@ -7,14 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from graphkit.errors import InputError
 from graphkit.ops.begin_step import begin_step
 from graphkit.ops.finish_step import finish_step
-from graphkit.step.sampling_params import SamplingParams
+from graphkit.step.sampling_params import MAX_STOP_IDS, SamplingParams
 from graphkit.step.transfers import to_device
-
-MAX_STOP_IDS = 16
-"""Stop tokens of one request."""
 
 
 class RequestState:
@@ -35,6 +31,9 @@ class RequestState:
             ended. A row without remaining tokens runs as a pad.
         stop_ids: [rows + 1, 16] int64, stop tokens, padded with -1.
         temperatures: [rows + 1] float32; 0 is greedy.
+        top_ks: [rows + 1] int32; 0 or -1 keeps every token.
+        top_ps: [rows + 1] float32; 1 keeps every token.
+        min_ps: [rows + 1] float32; 0 keeps every token.
         seeds: [rows + 1] int64, keys of the random numbers.
     """
 
@@ -45,6 +44,9 @@ class RequestState:
         self.remaining = torch.zeros(size, dtype=torch.int32, device=device)
         self.stop_ids = torch.full((size, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
         self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
+        self.top_ks = torch.zeros(size, dtype=torch.int32, device=device)
+        self.top_ps = torch.ones(size, dtype=torch.float32, device=device)
+        self.min_ps = torch.zeros(size, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
         self._device = device
         self._sampled: set[int] = set()
@@ -61,27 +63,24 @@ class RequestState:
             length: Tokens of the prompt.
             sampling: Its parameters; ``seed`` must be set if the temperature is not 0.
             max_new_tokens: Most tokens to generate, the context limit included.
-
-        Raises:
-            InputError: The request has more than 16 stop tokens.
         """
-        stops = sorted(sampling.stop_token_ids)
-        if len(stops) > MAX_STOP_IDS:
-            raise InputError(
-                f"a request has {len(stops)} stop tokens: the device keeps {MAX_STOP_IDS}. Pass "
-                "fewer stop_token_ids.",
-                field="stop_token_ids",
-            )
-        stops += [-1] * (MAX_STOP_IDS - len(stops))
         (self._sampled.add if sampling.temperature else self._sampled.discard)(row)
-        temperature = int(np.float32(sampling.temperature).view(np.int32))
-        numbers = [length - 1, max_new_tokens, temperature, sampling.seed or 0, *stops]
+        stops = sorted(sampling.stop_token_ids)
+        stops += [-1] * (MAX_STOP_IDS - len(stops))
+        # One copy holds all numbers: the bits of float32 as int32, and these in int64.
+        floats = [sampling.temperature, sampling.top_p, sampling.min_p]
+        bits = np.array(floats, np.float32).view(np.int32).tolist()
+        numbers = [length - 1, max_new_tokens, sampling.top_k, sampling.seed or 0, *bits, *stops]
         values = to_device(numbers, self._device)
+        as_floats = values[4:7].int().view(torch.float32)
         self.seq_lens[row] = values[0]
         self.remaining[row] = values[1]
-        self.temperatures[row] = values[2:3].int().view(torch.float32)[0]
+        self.top_ks[row] = values[2]
         self.seeds[row] = values[3]
-        self.stop_ids[row] = values[4:]
+        self.temperatures[row] = as_floats[0]
+        self.top_ps[row] = as_floats[1]
+        self.min_ps[row] = as_floats[2]
+        self.stop_ids[row] = values[7:]
 
     def is_greedy(self, rows: Iterable[int]) -> bool:
         """Return whether the requests of all rows have temperature 0; known to the host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from numbers import Real
 from graphkit.config import require_int
 from graphkit.errors import ConfigError
 
+MAX_STOP_IDS = 16
+"""Stop tokens of one request."""
 _SEED_BITS = 63
 
 
@@ -17,31 +20,57 @@ _SEED_BITS = 63
 class SamplingParams:
     """Sampling and stopping parameters of a request.
 
+    The filters ``top_k``, ``top_p`` and ``min_p`` apply to the target's distribution at the
+    temperature, in this order, each to the tokens that the one before it kept. The kept tokens
+    share all probability in proportion. Tokens of equal probability are kept or dropped together.
+    At temperature 0 no filter has an effect. See ``graphkit.ops.target_probs`` for the formulas.
+
     Attributes:
         max_new_tokens: Most tokens to generate, at least 1.
         temperature: 0 selects the most probable token. Above 0, tokens follow the target's
             distribution with its logits divided by the temperature.
-        stop_token_ids: Tokens that finish the request; stored as a frozenset. The stop token is
-            part of the output.
+        top_k: Keeps the ``top_k`` most probable tokens; 0 or -1 keeps all, as in vLLM.
+        top_p: Keeps the smallest set of most probable tokens whose probabilities reach this sum,
+            above 0 and at most 1; 1 keeps all.
+        min_p: Keeps the tokens whose probability is at least this share, 0 to 1, of the largest
+            one; 0 keeps all.
+        stop_token_ids: Tokens that finish the request, 16 at most; stored as a frozenset. The stop
+            token is part of the output.
         seed: Key of the request's random numbers, 0 to 2**63 - 1. Equal seeds give equal tokens in
             any batch and generation. ``None`` takes one from the engine's seed.
 
     Raises:
-        ConfigError: A value is out of range.
+        ConfigError: A value is out of range; ``field`` names it.
     """
 
     max_new_tokens: int = 64
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     stop_token_ids: Collection[int] = frozenset()
     seed: int | None = None
 
     def __post_init__(self) -> None:
         require_int("SamplingParams", "max_new_tokens", self.max_new_tokens)
-        if not _is_temperature(self.temperature):
+        require_int("SamplingParams", "top_k", self.top_k, least=-1)
+        if not 0 <= _number(self.temperature) < math.inf:
             raise ConfigError(
                 "SamplingParams.temperature must be a finite number >= 0, got "
                 f"{self.temperature!r}. Use 0 for greedy decoding.",
                 field="temperature",
+            )
+        if not 0 < _number(self.top_p) <= 1:
+            raise ConfigError(
+                f"SamplingParams.top_p must be a number above 0 and at most 1, got {self.top_p!r}. "
+                "Use 1 to keep every token.",
+                field="top_p",
+            )
+        if not 0 <= _number(self.min_p) <= 1:
+            raise ConfigError(
+                f"SamplingParams.min_p must be a number from 0 to 1, got {self.min_p!r}. "
+                "Use 0 to keep every token.",
+                field="min_p",
             )
         if self.seed is not None and not _is_seed(self.seed):
             raise ConfigError(
@@ -56,11 +85,21 @@ class SamplingParams:
                 f"{self.stop_token_ids!r}. Pass a collection of ints.",
                 field="stop_token_ids",
             ) from error
+        if len(tokens) > MAX_STOP_IDS:
+            raise ConfigError(
+                f"SamplingParams.stop_token_ids has {len(tokens)} tokens, but the device keeps "
+                f"{MAX_STOP_IDS} per request. Pass fewer.",
+                field="stop_token_ids",
+            )
         object.__setattr__(self, "stop_token_ids", tokens)
 
 
-def _is_temperature(value: object) -> bool:
-    return isinstance(value, Real) and 0 <= float(value) < float("inf")
+def _number(value: object) -> float:
+    """Return a real number as a float; NaN for anything else, or if no float can hold it."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _is_seed(value: object) -> bool:

@@ -157,4 +157,7 @@ class Verifier:
     def _draws(self, rows: torch.Tensor) -> Draws:
         """Return what the draws of requests depend on, at their present positions."""
         state = self._state
-        return Draws(rows, state.temperatures, state.seeds, state.seq_lens)
+        return Draws(
+            rows, state.temperatures, state.top_ks, state.top_ps, state.min_ps, state.seeds,
+            state.seq_lens,
+        )  # fmt: skip

@@ -108,12 +108,16 @@ def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, ge
     assert 1.2 < engine.stats.accept_length < 3.8, "some drafts are accepted, some refused"
 
 
-def drawn_from(logits, temperature):
-    """Draw a token from each row, with the row's number as the seed."""
+def draws_of(logits, temperature):
+    """Draws of one token per row of logits, with the row's number as the seed, without filters."""
     rows = torch.arange(len(logits), device=logits.device)
-    temperatures = torch.full((len(rows),), temperature, device=logits.device)
-    positions = torch.ones_like(rows, dtype=torch.int32)
-    return sample_tokens(logits, Draws(rows, temperatures, seeds=rows, positions=positions))
+    ones = torch.ones_like(rows, dtype=torch.int32)
+    zeros = torch.zeros_like(rows, dtype=torch.float32)
+    return Draws(rows, zeros + temperature, 0 * ones, zeros + 1, zeros, seeds=rows, positions=ones)
+
+
+def drawn_from(logits, temperature):
+    return sample_tokens(logits, draws_of(logits, temperature))
 
 
 def test_first_tokens_follow_the_target(logits, device):
@@ -165,8 +169,8 @@ def test_no_temperature_is_too_cold(temperature, device):
     """Logits divided by it leave float32, and below 1e-45 it is 0 there."""
     logits = torch.tensor([[1.0, 30.0, 20.0], [50.0, 4.0, -float("inf")]], device=device)
     assert drawn_from(logits, temperature).tolist() == [1, 0]
-    temperatures = torch.full((2,), temperature, device=device)
-    probs = target_probs(logits, torch.arange(2, device=device), temperatures, 1)
+    *settings, _, _ = draws_of(logits, temperature)
+    probs = target_probs(logits, *settings, 1)
     assert probs.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
@@ -174,6 +178,27 @@ def test_no_temperature_is_too_cold(temperature, device):
 def test_what_is_no_temperature_is_refused(temperature):
     with pytest.raises(ConfigError, match="temperature must be a finite number >= 0"):
         SamplingParams(temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    {
+        "temperature": [10**400],
+        "top_k": [-2, 2**31, 1.0, True, None],
+        "top_p": [0, 1.1, -0.5, float("nan"), "1", None, 10**400],
+        "min_p": [-0.1, 1.1, float("nan"), "0", None],
+        "stop_token_ids": [range(17)],
+    }.items(),
+)
+def test_values_out_of_range_are_refused(field, values):
+    for value in values:
+        with pytest.raises(ConfigError, match=f"^SamplingParams.{field} ") as caught:
+            SamplingParams(**{field: value})
+        assert caught.value.field == field
+
+
+def test_the_ends_of_the_ranges_are_accepted():
+    SamplingParams(top_k=-1, top_p=1e-300, min_p=1, stop_token_ids=range(16))
 
 
 @chain_and_tree

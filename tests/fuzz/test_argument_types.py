@@ -160,7 +160,10 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         "Runner.stage": (runner.stage, {"batch_size": 1, "num_tokens": None}),
         "SamplingParams": (
             gk.SamplingParams,
-            {"max_new_tokens": 1, "temperature": 0.0, "stop_token_ids": frozenset(), "seed": None},
+            {
+                "max_new_tokens": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+                "stop_token_ids": frozenset(), "seed": None,
+            },
         ),
         "SdpaAttention": (gk.SdpaAttention, pools),
         "ShadowWatch": (

@@ -125,8 +125,9 @@ def test_distributions_over_a_large_vocabulary(vocab):
     torch.manual_seed(vocab)
     logits, rows = torch.randn(12, vocab) * 4, torch.tensor([2, 0, 1, 3])
     temperatures = torch.tensor([1.0, 0.0, 0.2, 1e-44])
-    probs = target_probs(*on_device([logits, rows, temperatures]), 3)
-    want = target_probs(logits, rows, temperatures, 3)
+    filters = torch.zeros(4, dtype=torch.int32), torch.ones(4), torch.zeros(4)
+    probs = target_probs(*on_device([logits, rows, temperatures, *filters]), 3)
+    want = target_probs(logits, rows, temperatures, *filters, 3)
     torch.testing.assert_close(probs.cpu(), want, rtol=1e-4, atol=1e-9)
     assert torch.equal(probs[3:6].sum(1).cpu() > 0.999, torch.ones(3, dtype=torch.bool))
     assert torch.equal(probs[6:9].cpu(), want[6:9]), "temperature 0 is exact"

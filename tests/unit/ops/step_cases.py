@@ -260,24 +260,45 @@ def sampled(candidates, child, sibling, probs, rows, seeds, positions, longest):
 
 
 def probs_args(requests, seed):
+    """Half of the requests have no filter; of bfloat16, some logits are equal."""
     random, width, vocab = Random(seed), 1 + seed % 3, (1, 5, 300)[seed % 3]
     logits = torch.tensor([random.gauss(0, 5) for _ in range(requests * width * vocab)])
-    temperatures = torch.tensor([0.0, 1.0, 0.3, 1e-20, 1e-44, 50.0])
     dtype = (torch.float32, torch.bfloat16)[seed % 2]
-    rows = int64(numbers(random, requests, 0, 5))
-    return logits.view(-1, vocab).to(dtype), rows, temperatures, width
+    rows = int64(numbers(random, requests, 0, 11))
+    return (
+        logits.view(-1, vocab).to(dtype), rows,
+        torch.tensor([0.0, 1.0, 0.3, 1e-20, 1e-44, 50.0] * 2),
+        int32([0] * 6 + [random.choice([-1, 0, 1, 2, 40, 400]) for _ in range(6)]),
+        torch.tensor([1.0] * 6 + [random.choice([1.0, 0.9, 0.5, 1e-3, 1e-50]) for _ in range(6)]),
+        torch.tensor([0.0] * 6 + [random.choice([0.0, 0.01, 0.3, 1.0]) for _ in range(6)]),
+        width,
+    )  # fmt: skip
 
 
-def distributions(logits, rows, temperatures, width):
+def distributions(logits, rows, temperatures, top_ks, top_ps, min_ps, width):
     result = []
     for row, each in enumerate(logits.double().tolist()):
-        temperature, best = temperatures[rows[row // width]].item(), each.index(max(each))
+        request, best = rows[row // width], each.index(max(each))
+        temperature = temperatures[request].item()
         if temperature == 0:
             result.append([float(token == best) for token in range(len(each))])
             continue
         weights = [math.exp((x - each[best]) / temperature) for x in each]
+        for keep in (
+            lambda ranked, k=top_ks[request]: ranked[: k if k > 0 else None],
+            lambda ranked, p=top_ps[request]: nucleus(ranked, p.item()),
+            lambda ranked, p=min_ps[request]: [w for w in ranked if w >= p.item()],
+        ):
+            least = min(keep(sorted(weights, reverse=True)))
+            weights = [weight * (weight >= least) for weight in weights]
         result.append([weight / sum(weights) for weight in weights])
     return (result,)
+
+
+def nucleus(ranked, share):
+    """The fewest of the largest weights that have a share of their sum."""
+    enough = (n for n in range(1, len(ranked)) if sum(ranked[:n]) >= share * sum(ranked))
+    return ranked[: next(enough, None) if share < 1 else None]
 
 
 def top_args(topk, has_temperature, is_selected):

@@ -53,6 +53,7 @@ def test_inputs_are_not_changed(name):
 
 
 INT = torch.zeros(2, dtype=torch.int64)
+DRAWN = INT, torch.zeros(2), INT.int(), torch.ones(2), torch.zeros(2)
 REFUSED = [
     (lambda: argmax_rows(INT, torch.zeros(3, 4)), r"logits is \[3, 4\].*expected floats \[2, V\]"),
     (lambda: argmax_rows(INT, torch.zeros(2, 4).int()), "int32 on cpu, expected floats"),
@@ -67,8 +68,8 @@ REFUSED = [
         "topk is 3, expected at most the 2 columns",
     ),
     (lambda: grow_tree(*CASES["grow_tree"][1](2, 1)[:-1], 9), "step is 9"),
-    (lambda: target_probs(INT[:, None], INT, torch.zeros(2), 1), "expected floats"),
-    (lambda: target_probs(torch.zeros(3, 4), INT, torch.zeros(2), 1), r"logits is .* = \[2, V\]"),
+    (lambda: target_probs(INT[:, None], *DRAWN, 1), "expected floats"),
+    (lambda: target_probs(torch.zeros(3, 4), *DRAWN, 1), r"logits is .* = \[2, V\]"),
     (
         lambda: accept_tokens(INT[:, None], INT[:, None], INT[:, None], INT, 2),
         "accept_tokens: longest_path is 2, expected at most the 1 nodes",
