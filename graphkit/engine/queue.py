@@ -11,7 +11,7 @@ import torch
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.errors import InputError
-from graphkit.step import MAX_STOP_IDS, Prefill, SamplingParams
+from graphkit.step import Prefill, SamplingParams
 from graphkit.step.prompts import validate_prompt
 
 
@@ -74,12 +74,6 @@ class RequestQueue:
             InputError: The prompt is invalid, or the request needs more slots than the pool has.
         """
         sampling = sampling or SamplingParams()
-        if len(sampling.stop_token_ids) > MAX_STOP_IDS:
-            raise InputError(
-                f"a request has {len(sampling.stop_token_ids)} stop tokens: the device keeps "
-                f"{MAX_STOP_IDS}. Pass fewer stop_token_ids.",
-                field="stop_token_ids",
-            )
         ids = validate_prompt(
             prompt_ids,
             vocab_size=self._vocab_size,
