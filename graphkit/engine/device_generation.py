@@ -51,14 +51,14 @@ class OnDevice(Generation):
             self._launch(batch, is_anyone_waiting)
             self._deliver_pending(earlier)
         if self._stream is not None:
-            self._read(self._stream, wait=True)
+            self._read(self._stream)
 
     def drain(self) -> None:
         """See ``Generation.drain``. Stops a running loop."""
         self._deliver_pending(len(self._pending))
         while self._stream is not None:
             self._stream.stop()
-            self._read(self._stream, wait=True)
+            self._read(self._stream)
 
     def _launch(self, batch: RunningBatch, is_anyone_waiting: bool) -> None:
         if not self._runner.can_launch:
@@ -76,13 +76,10 @@ class OnDevice(Generation):
         for _ in range(count):
             self._new_tokens += self._pending.popleft().deliver()
 
-    def _read(self, stream: StepStream, *, wait: bool) -> None:
-        """Deliver the steps that are there; wait for one if ``wait`` is set."""
-        step = next(stream, None) if wait else stream.poll()
-        while step is not None:
+    def _read(self, stream: StepStream) -> None:
+        """Wait for a step, and deliver all steps that are there."""
+        for step in stream.available():
             self._deliver(step)
-            # A loop of the recorder runs when it is polled: its steps are delivered one by one.
-            step = stream.poll() if self._runner.device.type == "cuda" else None
         if stream.end is not None:
             self._stream = None
 

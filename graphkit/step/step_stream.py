@@ -45,10 +45,14 @@ class LoopReader:
 
     def poll(self, unread: deque[StepReport]) -> StepReport | None:
         """Return the next step of a stream if it is there, else ``None``."""
+        if (report := self.arrived(unread)) is not None:
+            return report
+        self._advance()
+        return self.arrived(unread)
+
+    def arrived(self, unread: deque[StepReport]) -> StepReport | None:
+        """Return what ``poll`` does, but do not let a loop advance that runs on the host."""
         self.collect()
-        if not unread:
-            self._advance()
-            self.collect()
         return unread.popleft() if unread else None
 
     def collect(self) -> None:
@@ -65,7 +69,10 @@ class LoopReader:
         unread: deque[StepReport] = deque()
         self._unread[launch] = unread
         return StepStream(
-            partial(self.wait, unread), partial(self.poll, unread), partial(self.ring.stop, launch)
+            partial(self.wait, unread),
+            partial(self.poll, unread),
+            partial(self.arrived, unread),
+            partial(self.ring.stop, launch),
         )
 
     def wait(self, unread: deque[StepReport]) -> StepReport:
@@ -112,28 +119,41 @@ class StepStream:
         self,
         wait: Callable[[], StepReport],
         poll: Callable[[], StepReport | None],
+        arrived: Callable[[], StepReport | None],
         stop: Callable[[], None],
     ) -> None:
-        self._wait, self._poll, self._stop = wait, poll, stop
+        self._wait, self._poll, self._arrived, self._stop = wait, poll, arrived, stop
         self.end: LoopEnd | None = None
 
     def __iter__(self) -> Iterator[StepReport]:
         return self
 
     def __next__(self) -> StepReport:
-        if self.end is not None:
-            raise StopIteration
         try:
-            report = self._wait()
+            report = self._read(self._wait)
         except BaseException:  # such as ^C: without a reader, the loop must end
             self.stop()
             raise
-        return self._noted(report)
+        if report is None:
+            raise StopIteration
+        return report
 
     def poll(self) -> StepReport | None:
-        """Return the next step if it is there, else ``None``. Does not wait."""
-        report = None if self.end is not None else self._poll()
-        return None if report is None else self._noted(report)
+        """Return the next step if it is there, else ``None``. Does not wait.
+
+        The recorder runs the next step when it is polled.
+        """
+        return self._read(self._poll)
+
+    def available(self) -> Iterator[StepReport]:
+        """Wait for the next step, then yield it and all further ones that have arrived.
+
+        Yields nothing after the step that ended the loop. The recorder runs one step per call.
+        """
+        report = next(self, None)
+        while report is not None:
+            yield report
+            report = self._read(self._arrived)
 
     def stop(self) -> None:
         """End the loop, and those launched before, after the step that runs.
@@ -153,7 +173,9 @@ class StepStream:
     ) -> None:
         self.stop()
 
-    def _noted(self, report: StepReport) -> StepReport:
-        if report.is_last:
+    def _read(self, read: Callable[[], StepReport | None]) -> StepReport | None:
+        """Return the next step if ``read`` returns one; ``None`` after the last."""
+        report = None if self.end is not None else read()
+        if report is not None and report.is_last:
             self.end = report.loop_end
         return report

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -272,6 +274,22 @@ class TestRunner:
             assert len(found[row]) < len(tokens)
             assert found[row] == tokens[len(tokens) - len(found[row]) :]
         assert not runner._loops._reader._unread
+
+    def test_available_steps_are_those_that_have_arrived(self, runner, task):
+        stream, steps = runner.launch(self.ROWS, max_steps=50), []
+        while stream.end is None:
+            steps.append(list(stream.available()))
+        assert all(steps)
+        if runner.device.type == "cpu":  # the recorder runs one step per call
+            assert {len(each) for each in steps} == {1}
+        assert list(stream.available()) == []
+        assert self.tokens(chain.from_iterable(steps)) == self.rest(task)
+
+    def test_available_steps_include_all_of_a_loop_that_has_ended(self, runner):
+        stream = runner.launch(self.ROWS, max_steps=3)
+        runner._loops._running.wait()
+        assert len(list(stream.available())) == 3
+        assert stream.end is LoopEnd.STEPS
 
     def test_streams_may_be_read_in_any_order(self, runner, task):
         first = runner.launch(self.ROWS, max_steps=2)

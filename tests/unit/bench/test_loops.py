@@ -11,8 +11,7 @@ import torch
 
 from graphkit.ops.loop_layout import LoopEnd, Report, RequestEnd
 from graphkit.records import BenchReport
-from graphkit.step import StepStream
-from graphkit.step.output_ring import OutputRing
+from graphkit.step.output_ring import OutputRing, StepReport
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench"
 
@@ -108,14 +107,8 @@ def test_a_lost_step_is_found(reader, monkeypatch):
 
 
 def test_a_wrong_reason_of_an_end_is_found(reader, monkeypatch):
-    noted = StepStream._noted
-
-    def note_steps(stream, report):
-        noted(stream, report)
-        stream.end = stream.end and LoopEnd.STEPS
-        return report
-
-    monkeypatch.setattr(StepStream, "_noted", note_steps)
+    wrong = property(lambda report: LoopEnd.STEPS if report.is_last else LoopEnd.RUNNING)
+    monkeypatch.setattr(StepReport, "loop_end", wrong)
     for _ in range(10):
         reader.turn()
     reader.deliver()
