@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import NoneType
 from typing import Literal, Self
 
 import torch
@@ -94,26 +93,21 @@ class SpeculativeEngine:
         seed: int = 0,
         debug: bool = False,
     ) -> None:
-        name = "SpeculativeEngine"
-        require_type(name, "target", target, EngineModel, "a graphkit.EngineModel")
-        require_type(name, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
-        require_type(name, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
-        require_type(name, "batch_sizes", batch_sizes, (Iterable, NoneType), "ints, or None")
-        require_int(name, "steps_per_launch", steps_per_launch)
+        require_int("SpeculativeEngine", "steps_per_launch", steps_per_launch)
         _check_generation(generation)
-        self.spec, self.sizes = spec, sizes
         backend = backend_for(device, backend)
         context = EngineContext.create(
             target,
             spec,
             sizes,
+            owner="SpeculativeEngine",
             generation=generation or "v3",
             backend=backend,
             batch_sizes=batch_sizes,
             chunked_prefill_size=chunked_prefill_size,
             debug=debug,
         )
-        self.device = context.device
+        self.spec, self.sizes, self.device = spec, sizes, context.device
         device_step = DeviceStep(target, drafter, context)
         self.plan = _plan(spec, generation, device_step.host_reason or backend.loop_refusal)
         self.generation = self.plan.generation

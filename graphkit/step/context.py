@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
 
 from graphkit.attention import PagedAttention
-from graphkit.config import BufferSizes
+from graphkit.config import BufferSizes, require_type
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend
 from graphkit.kv import RecurrentStatePool, ReqToTokenPool
@@ -97,6 +98,7 @@ class EngineContext:
         spec: SpecConfig,
         sizes: BufferSizes,
         *,
+        owner: str,
         generation: str,
         backend: Backend,
         batch_sizes: Iterable[int] | None,
@@ -109,6 +111,7 @@ class EngineContext:
             target: The model whose output the requests receive.
             spec: The drafting and verification settings.
             sizes: Limits on batch and context.
+            owner: Name of the class whose arguments these are, for messages.
             generation: ``"v1"``, ``"v2"`` or ``"v3"``.
             backend: Backend of all runners.
             batch_sizes: Sizes to capture.
@@ -116,9 +119,13 @@ class EngineContext:
             debug: See ``FutureMap``.
 
         Raises:
-            ConfigError: Settings and pools contradict each other, or ``create_future_map`` of the
-                algorithm returns no ``FutureMap``.
+            ConfigError: An argument has a wrong type, settings and pools contradict each other, or
+                ``create_future_map`` of the algorithm returns no ``FutureMap``.
         """
+        require_type(owner, "target", target, EngineModel, "a graphkit.EngineModel")
+        require_type(owner, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
+        require_type(owner, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
+        require_type(owner, "batch_sizes", batch_sizes, (Iterable, NoneType), "ints, or None")
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
         _check_pools(pool, spec, sizes)

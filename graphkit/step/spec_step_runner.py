@@ -77,15 +77,11 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         chunked_prefill_size: int = 512,
         ring_entries: int = 256,
     ) -> None:
-        name = "SpecStepRunner"
-        require_type(name, "target", target, EngineModel, "a graphkit.EngineModel")
-        require_type(name, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
-        require_type(name, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
-        require_type(name, "batch_sizes", batch_sizes, (Iterable, NoneType), "ints, or None")
         context = EngineContext.create(
             target,
             spec,
             sizes,
+            owner="SpecStepRunner",
             generation="v3",
             backend=backend_for(device, backend),
             batch_sizes=batch_sizes,
