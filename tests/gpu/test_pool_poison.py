@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.pool_poison import audit_pool_poison
-from graphkit.audit.pool_poison.trials import PoisonTrials
 from graphkit.reference import reference_target
+from tiny_target import (
+    REQUESTS,
+    VERIFY,
+    TinyLayers,
+    bytes_of,
+    check_failed_audits,
+    sample_batch,
+    target_of,
+)
 
 pytestmark = pytest.mark.gpu
-VERIFY = gk.ForwardMode.TARGET_VERIFY
-VOCAB, HIDDEN, WIDTH, REQUESTS = 32, 64, 4, 4
+HIDDEN = 64
 
 
-class Tiny(nn.Module):
+class Tiny(TinyLayers):
     """Allocates with ``allocate(model)`` at the start of a step, and uses that with ``use``.
 
     The first allocation of a capture does not reuse memory that the same graph has written.
     """
 
     def __init__(self, allocate, use):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB)
-        self.register_buffer("cache", torch.zeros(64, HIDDEN))
-        self.cuda().requires_grad_(False)
-        self.allocate, self.use, self.kept, self.calls = allocate, use, {}, 0
+        super().__init__(HIDDEN, "cuda")
+        self.allocate, self.use = allocate, use
 
     def forward(self, inputs):
         self.calls += 1
@@ -38,31 +40,6 @@ class Tiny(nn.Module):
         hidden = self.use(self.embedding(inputs.input_ids), memory)
         self.cache.index_copy_(0, inputs.out_cache_loc, hidden)
         return gk.ForwardOutput(next_token_logits=self.head(hidden), hidden_states=hidden)
-
-
-def sample_batch(_mode, batch_size, seed):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = batch_size * WIDTH
-    return gk.TargetVerifyInputs(
-        req_pool_indices=1 + torch.arange(batch_size),
-        seq_lens=torch.full((batch_size,), 5, dtype=torch.int32),
-        input_ids=torch.randint(1, VOCAB, (tokens,), generator=generator),
-        positions=torch.arange(tokens),
-        out_cache_loc=1 + torch.arange(tokens),
-    )
-
-
-def target_of(model, **facts):
-    return gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(REQUESTS, 64, HIDDEN, VOCAB, torch.float32),
-        forwards={VERIFY: model},
-        sample_batch=sample_batch,
-        weights=dict(model.named_parameters()),
-        mutable_state={"cache": model.cache},
-        **facts,
-    )
 
 
 @pytest.fixture
@@ -103,12 +80,6 @@ def added(hidden, memory):
 
 def masked(hidden, memory):
     return hidden + memory * torch.zeros_like(memory)
-
-
-def bytes_of(runner):
-    torch.cuda.synchronize()
-    blocks = [block for graph in runner.graphs.values() for block in graph.pool_memory()]
-    return torch.cat([block.data for block in blocks]).clone()
 
 
 @pytest.mark.parametrize(("value", "content"), [(0.5, "zeros"), (0.0, "other numbers")])
@@ -193,20 +164,7 @@ def test_the_reference_target_has_no_finding_in_any_mode(mode, topk):
 def test_a_failed_audit_leaves_the_runner_usable(captured, monkeypatch):
     model, runner = captured(kept_bias, added)
     model.kept["bias"].fill_(0.5)
-    batch = sample_batch(VERIFY, REQUESTS, 0)
-    expected, before = runner.replay(batch, clone=True).next_token_logits, bytes_of(runner)
-
-    def fail(self, poison, *_args):
-        self.memory.overwrite(poison)
-        raise RuntimeError("the search failed")
-
-    for method in ("effect", "image"):
-        with monkeypatch.context() as patched:
-            patched.setattr(PoisonTrials, method, fail)
-            with pytest.raises(RuntimeError, match="the search failed"):
-                audited(model, runner)
-        assert torch.equal(bytes_of(runner), before)
-        assert torch.equal(runner.replay(batch).next_token_logits, expected)
+    check_failed_audits(target_of(model), runner, monkeypatch)
 
 
 def test_replays_of_another_stream_and_another_runner_of_the_pool(captured):

@@ -4,70 +4,40 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog, audit_target
 from graphkit.audit.pool_poison import audit_pool_poison
-from graphkit.audit.pool_poison.trials import PoisonTrials
 from graphkit.errors import TargetError
 from graphkit.reference.target import model_target
+from tiny_target import (
+    REQUESTS,
+    VERIFY,
+    VOCAB,
+    WIDTH,
+    TinyLayers,
+    bytes_of,
+    check_failed_audits,
+    sample_batch,
+    target_of,
+)
 
-VERIFY = gk.ForwardMode.TARGET_VERIFY
-VOCAB, HIDDEN, WIDTH, REQUESTS, SLOTS = 32, 8, 4, 4, 64
+HIDDEN = 8
 KIND = "stale pool memory"
 
 
-class Tiny(nn.Module):
-    """Calls ``mix(model, hidden, inputs)`` between its two layers, and keeps tensors in ``kept``.
-
-    Attributes:
-        kept: Tensors by name, for mixes that keep what they allocate.
-        calls: Number of forwards since the model was made. The first size that is captured runs
-            twice to warm up, and is then captured.
-    """
+class Tiny(TinyLayers):
+    """Calls ``mix(model, hidden, inputs)`` between its two layers."""
 
     def __init__(self, mix):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB)
-        self.register_buffer("cache", torch.zeros(SLOTS, HIDDEN))
-        self.requires_grad_(False)
-        self.mix, self.kept, self.calls = mix, {}, 0
+        super().__init__(HIDDEN, "cpu")
+        self.mix = mix
 
     def forward(self, inputs):
         self.calls += 1
         hidden = self.mix(self, self.embedding(inputs.input_ids), inputs)
         return gk.ForwardOutput(next_token_logits=self.head(hidden))
-
-
-def sample_batch(_mode, batch_size, seed):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = batch_size * WIDTH
-    return gk.TargetVerifyInputs(
-        req_pool_indices=1 + torch.arange(batch_size),
-        seq_lens=torch.full((batch_size,), 5, dtype=torch.int32),
-        input_ids=torch.randint(1, VOCAB, (tokens,), generator=generator),
-        positions=torch.arange(tokens),
-        out_cache_loc=1 + torch.arange(tokens),
-    )
-
-
-def target_of(model, **facts):
-    return gk.CaptureTarget(
-        name="tiny",
-        spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-        sizes=gk.BufferSizes(REQUESTS, 64, HIDDEN, VOCAB, torch.float32),
-        sample_batch=sample_batch,
-        **{
-            "forwards": {VERIFY: model},
-            "weights": dict(model.named_parameters()),
-            "mutable_state": {"cache": model.cache},
-            "batch_sizes": [REQUESTS],
-            **facts,
-        },
-    )
 
 
 @pytest.fixture
@@ -375,11 +345,6 @@ def test_a_graph_without_memory_of_its_own():
 # Memory, state and the runner after an audit.
 
 
-def bytes_of(runner):
-    blocks = [block for graph in runner.graphs.values() for block in graph.pool_memory()]
-    return torch.cat([block.data for block in blocks]).clone()
-
-
 @pytest.mark.parametrize("mix", [with_bias, masked, lambda _model, hidden, _inputs: hidden + 1])
 def test_memory_state_and_random_numbers_are_restored(captured, mix):
     target, model, runner = captured(mix, fill(0.5), batch_sizes=[2, REQUESTS])
@@ -392,20 +357,4 @@ def test_memory_state_and_random_numbers_are_restored(captured, mix):
 
 def test_a_failed_audit_restores_memory_and_leaves_the_runner_usable(captured, monkeypatch):
     target, _, runner = captured(with_bias, fill(0.5))
-    batch = sample_batch(VERIFY, REQUESTS, 0)
-    expected, before = runner.replay(batch, clone=True), bytes_of(runner)
-    calls = []
-
-    def fail(self, *args):
-        calls.append(args)
-        self.memory.overwrite(args[0])
-        raise RuntimeError("the search failed")
-
-    for method in ("effect", "image"):
-        with monkeypatch.context() as patched:
-            patched.setattr(PoisonTrials, method, fail)
-            with pytest.raises(RuntimeError, match="the search failed"):
-                audit_pool_poison(target, runner, AuditLog())
-        assert torch.equal(bytes_of(runner), before)
-        assert torch.equal(runner.replay(batch).next_token_logits, expected.next_token_logits)
-    assert len(calls) == 2
+    check_failed_audits(target, runner, monkeypatch)
