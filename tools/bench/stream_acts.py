@@ -13,6 +13,7 @@ from operator import methodcaller
 import torch
 from decode_graphs import DecodeGraphs, Graph, TorchGraph
 from graphkit_graphs import RunnerGraph
+from torch.nn.functional import rms_norm
 
 from graphkit.graphs import CudaBackend
 from graphkit.graphs.driver import checked, runtime
@@ -43,6 +44,26 @@ def kernel(graphs: DecodeGraphs) -> None:
 def kernel_in_new_memory(_graphs: DecodeGraphs) -> None:
     """Run two tiny kernels in new memory: 2 MiB of the driver's if the stream has none yet."""
     torch.zeros(1, device="cuda").add_(1)
+
+
+def kernels(count: int) -> Act:
+    """Return an act that runs tiny kernels in a row."""
+
+    def run(graphs: DecodeGraphs) -> None:
+        for _ in range(count):
+            kernel(graphs)
+
+    return run
+
+
+def reduction(graphs: DecodeGraphs) -> None:
+    """Sum a weight."""
+    graphs.weight.sum()
+
+
+def norm(graphs: DecodeGraphs) -> None:
+    """Normalise the rows of a weight, with one kernel."""
+    rms_norm(graphs.weight, graphs.weight.shape[-1:])
 
 
 def new_kernel(name: str) -> Act:

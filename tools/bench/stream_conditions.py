@@ -77,6 +77,18 @@ LATER = {
             "captured again": capture,
         },
     ),
+    "product after": Condition(ONE_STREAM, {"small product": elsewhere(acts.small_product)}),
+    "kernels after": Condition(
+        ONE_STREAM,
+        {
+            "norm elsewhere": elsewhere(acts.norm),
+            "reduction elsewhere": elsewhere(acts.reduction),
+            "10 kernels elsewhere": elsewhere(acts.kernels(10)),
+            "100 kernels elsewhere": elsewhere(acts.kernels(100)),
+            "1,000 kernels elsewhere": elsewhere(acts.kernels(1000)),
+            "10,000 kernels elsewhere": elsewhere(acts.kernels(10_000)),
+        },
+    ),
     "other work after": Condition(
         ONE_STREAM,
         {
