@@ -50,8 +50,10 @@ class SpeculativeEngine:
         device: As for ``Runner``; all runners share it.
         backend: As for ``Runner``; all runners share it.
         generation: ``"v1"`` waits for each step's tokens. ``"v2"`` launches a step before it reads
-            the previous one's tokens. ``"v3"`` runs many steps in one launch, see
-            ``SpecStepRunner``. ``None`` takes v3 where it can run, else v2; see ``plan``.
+            the previous one's tokens. ``"v3"`` runs up to ``steps_per_launch`` steps in one launch,
+            see ``SpecStepRunner``; it needs a drafter and a backend that do not need the host
+            between steps and, on CUDA, cuda-bindings. ``None`` takes v3 where it can run, else v2;
+            see ``plan``.
         steps_per_launch: Most steps of one launch of v3.
         chunked_prefill_size: Most prompt tokens per forward.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
@@ -65,15 +67,15 @@ class SpeculativeEngine:
         plan: The generation that runs, and why.
         generation: The generation that runs.
         device: The device of all tensors.
-        runners: The runner of each mode, the target's first.
+        runners: The runner of each mode, the target's first; in v3, one ``SpecStepRunner``.
         context_limit: Most tokens of a request's prompt and output together.
         memory: Rows and KV slots of the running requests.
 
     Raises:
         ConfigError: An argument has a wrong type, settings or pools contradict each other, the
-            drafter or the algorithm does not implement its interface, or ``spec.linear_attention``
-            is set for a target without ``recurrent_state``: rejected drafts would stay in its
-            state.
+            drafter or the algorithm does not implement its interface, ``generation="v3"`` cannot
+            run, or ``spec.linear_attention`` is set for a target without ``recurrent_state``:
+            rejected drafts would stay in its state.
     """
 
     def __init__(

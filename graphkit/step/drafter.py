@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 class Drafter(ABC):
     """Proposes the tokens that the target verifies. Subclass it to add a drafting algorithm.
 
-    The engine calls ``prepare`` once, ``prefill`` for each chunk of a prompt, and then in every
-    step ``draft`` and one of ``extend`` (v2) or ``extend_accepted`` (v1).
+    The engine calls ``prepare`` once, ``prefill`` for each chunk of a prompt, and in every step
+    ``draft`` and then ``extend`` (v2 and v3) or ``extend_accepted`` (v1).
 
     ``prepare`` and ``extend_accepted`` may wait for the device. ``prefill``, ``draft`` and
-    ``extend`` must only enqueue work on the current stream: a wait there does not change the
-    output, but in v2 it removes the overlap of host and device.
+    ``extend`` must only enqueue work on the current stream. A wait there does not change the output
+    of v2, but removes the overlap of host and device. v3 captures ``draft`` and ``extend``, where a
+    wait is a ``CaptureError``.
 
     The output does not depend on the proposals: the engine sets root tokens and positions itself,
     see ``DraftTree``. An invalid result of ``draft`` raises an ``InputError`` that names it.
@@ -85,7 +86,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def extend(self, verified: Verified) -> None:
-        """Catch up on all W rows of every request (v2). Must not wait for the device.
+        """Catch up on all W rows of every request (v2 and v3). Must not wait for the device.
 
         The host does not know yet which rows were accepted, nor which requests have finished.
         """

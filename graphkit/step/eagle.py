@@ -196,7 +196,7 @@ class EagleDrafter(Drafter):
         logits, hidden_states = out.next_token_logits, out.hidden_states
         topk_p, topk_index = out.topk_p, out.topk_index
         if topk_index is None:
-            assert select_index is not None, "v2 passes the last rows"
+            assert select_index is not None, "extend passes the last rows"
             if self._uses_hidden and hidden_states is not None:
                 hidden_states = hidden_states.index_select(0, select_index)
             if self._is_chain:
