@@ -133,6 +133,27 @@ def test_distributions_over_a_large_vocabulary(vocab):
     assert torch.equal(probs[6:9].cpu(), want[6:9]), "temperature 0 is exact"
 
 
+@pytest.mark.parametrize("vocab", [*VOCABS, 262_144])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_filters_of_a_large_vocabulary(vocab, dtype):
+    """Rounding of a sum may choose the next bound of top_p, which one token separates."""
+    torch.manual_seed(vocab)
+    top_ks = torch.tensor([0, 1, 40, 5000, vocab + 1, 0, 40, 5000, 0, 0], dtype=torch.int32)
+    top_ps = torch.tensor([1, 1, 1, 1, 1, 0.9, 0.8, 0.99, 1e-50, 1])
+    min_ps = torch.tensor([0, 0, 0, 0, 0, 0, 0, 0.001, 0, 0.02])
+    rows, temperatures = torch.arange(10), torch.linspace(0.5, 1.5, 10)
+    logits = (torch.randn(20, vocab) * 3).to(dtype)
+    settings = rows, temperatures, top_ks, top_ps, min_ps
+    probs = target_probs(*on_device([logits, *settings]), 2).cpu()
+    want = target_probs(logits, *settings, 2)
+    assert (probs - want).abs().sum(1).max() < 1e-4
+    more = (probs > 0).sum(1) - (want > 0).sum(1)
+    assert more[:10].eq(0).all(), "no sum decides"
+    assert more.abs().max() <= 1
+    again = target_probs(*on_device([logits[12:14], rows[6:7], *settings[1:]]), 2)
+    assert torch.equal(again.cpu(), probs[12:14]), "no other row takes part"
+
+
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_certain_tokens_of_a_large_vocabulary_are_drawn(vocab):
     requests, width = 33, 4

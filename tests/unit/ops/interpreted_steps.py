@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import runpy
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,19 @@ def test_equal_candidates_are_in_the_order_of_their_ids(vocab, topk):
     probs, tokens = op.launch(op.arguments(logits, topk))
     assert probs.isnan().all()
     assert 0 <= tokens.min() <= tokens.max() < vocab
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_every_combination_of_filters(is_tied):
+    """The sums of tied weights are the same in any order, so that no rounding decides."""
+    torch.manual_seed(5)
+    logits = torch.randint(0, 3, (12, 99)) * math.log(2) if is_tied else torch.randn(12, 99) * 3
+    filters = list(product([0, 1, 20], [1.0, 0.7], [0.0, 0.1]))
+    top_ks, top_ps, min_ps = (torch.tensor(each) for each in zip(*filters, strict=True))
+    rows = torch.arange(12)
+    args = logits, rows, torch.ones(12), top_ks.int(), top_ps, min_ps, 1
+    op = OPS["target_probs"]
+    assert_equal([op.launch(op.arguments(*args))], [op.reference(*args)])
 
 
 @pytest.mark.parametrize("name", CASES)
