@@ -1,93 +1,139 @@
-"""Runs prompts through an engine with the reference models, whose tokens are bytes."""
+"""Runs prompts through an engine with the models of the command."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
 
 from graphkit.cli.exit_codes import UsageError
-from graphkit.cli.generated_text import OnText, TextDisplay
+from graphkit.cli.generated_text import OnText, TextDisplay, prompt_end
 from graphkit.cli.output import progress_on_stderr
 from graphkit.cli.threads import use_one_thread
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import Completion, GenerateRecord
-from graphkit.reference import LlamaConfig, decode, default_checkpoint, reference_engine
+from graphkit.reference import (
+    LlamaConfig,
+    TextStream,
+    checkpoint_dtype,
+    default_checkpoint,
+    load_tokenizer,
+    reference_engine,
+)
 from graphkit.reference.checkpoint_folder import read_config
-from graphkit.reference.tokenizer import END_OF_TEXT, VOCAB_SIZE
 
 _LARGEST_BATCH = 32
 """Further prompts wait in the queue."""
+_LARGEST_DEFAULT_CONTEXT = 4096
+"""The KV pools hold every running request at its longest, so more is allocated on request only."""
 
 
 def complete(
-    arguments: argparse.Namespace, prompts: Sequence[bytes], display: TextDisplay
+    arguments: argparse.Namespace, prompts: Sequence[str], display: TextDisplay
 ) -> GenerateRecord:
     """Continue prompts with the options of ``graphkit generate``.
 
     Args:
         arguments: The parsed options.
-        prompts: At least one.
+        prompts: At least one; bytes that are not UTF-8 are lone surrogates.
         display: Shows the text as it is generated.
 
     Raises:
-        UsageError: A prompt is too long, or the checkpoint's tokens are not bytes.
-        GraphkitError: The engine refuses its settings, or a forward cannot be captured.
+        UsageError: A prompt or the context is too long.
+        GraphkitError: A folder cannot be loaded, the engine refuses its settings, or a forward
+            cannot be captured.
     """
+    folder = arguments.checkpoint or default_checkpoint()
+    config = _read_config(folder)
+    tokenizer = load_tokenizer(folder, config.vocab_size)
+    encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
+    prompt_ids = [encode(prompt) for prompt in prompts]
     sampling = SamplingParams(
         max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
-        stop_token_ids=frozenset({END_OF_TEXT}),
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        stop_token_ids=tokenizer.stop_ids,
     )
-    with _engine(arguments, len(prompts)) as engine:
-        for prompt in prompts:
-            _check_length(prompt, engine.context_limit)
-        requests = [engine.submit(prompt, sampling) for prompt in prompts]
+    streams = [TextStream(tokenizer, ids, arguments.stop) for ids in prompt_ids]
+    with _engine(arguments, config, len(prompts)) as engine:
+        for ids in prompt_ids:
+            _check_length(ids, engine.context_limit)
+        requests = [engine.submit(ids, sampling) for ids in prompt_ids]
         capture_seconds = None if arguments.eager else _capture(engine)
         max_new_tokens = sum(request.max_tokens - len(request.prompt_ids) for request in requests)
-        with display(prompts, max_new_tokens) as on_text:
-            seconds = _run_to_end(engine, on_text)
-        completions = tuple(map(_completion, prompts, requests))
+        by_request = dict(zip(requests, streams, strict=True))
+        shown = [_printable(prompt) for prompt in prompts]
+        heads = [prompt + prompt_end(arguments.chat) for prompt in shown]
+        with display(heads, max_new_tokens) as on_text:
+            seconds = _run_to_end(engine, by_request, tokenizer.stop_ids, on_text)
+        completions = tuple(map(_completion, shown, requests, streams))
         return _record(arguments, engine, completions, seconds, capture_seconds)
 
 
-def _engine(arguments: argparse.Namespace, num_prompts: int) -> SpeculativeEngine:
-    """Return an engine with room for the longest context of its model."""
-    device = resolve_device(arguments.device)
-    folder = arguments.checkpoint or default_checkpoint()
+def _read_config(folder: Path) -> LlamaConfig:
     try:
-        config = LlamaConfig.from_dict(read_config(folder))
+        return LlamaConfig.from_dict(read_config(folder))
     except OSError as error:  # such as a name that is too long
         raise UsageError(f"cannot read checkpoint {folder}: {error.strerror}.") from error
-    if config.vocab_size != VOCAB_SIZE:
-        raise UsageError(
-            f"{folder} has a vocabulary of {config.vocab_size} tokens, but generate needs the "
-            f"{VOCAB_SIZE} bytes as tokens. Choose a different --checkpoint."
-        )
-    if device.type == "cpu" and arguments.checkpoint is None:
+
+
+def _engine(
+    arguments: argparse.Namespace, config: LlamaConfig, num_prompts: int
+) -> SpeculativeEngine:
+    """Return an engine for so many prompts."""
+    device, folder = resolve_device(arguments.device), arguments.checkpoint
+    if device.type == "cpu" and folder is None:
         use_one_thread()
+    is_in_own_dtype = device.type == "cuda" and folder is not None
     return reference_engine(
-        arguments.algorithm,
+        _algorithm(arguments),
         topk=arguments.topk,
         num_steps=arguments.num_steps,
         num_draft_tokens=arguments.num_draft_tokens,
         max_batch_size=min(num_prompts, _LARGEST_BATCH),
-        max_context_len=config.max_position_embeddings,
+        max_context_len=_context_len(arguments, config.max_position_embeddings),
+        page_size=arguments.page_size,
         device=device,
+        dtype=checkpoint_dtype(folder) if is_in_own_dtype else torch.float32,
         generation=arguments.generation,
         steps_per_launch=arguments.steps_per_launch,
-        checkpoint=arguments.checkpoint,
+        checkpoint=folder,
+        draft=arguments.draft,
         seed=arguments.seed,
     )
 
 
-def _check_length(prompt: bytes, limit: int) -> None:
-    if len(prompt) < limit:
+def _algorithm(arguments: argparse.Namespace) -> str:
+    if arguments.algorithm is not None:
+        return str(arguments.algorithm).upper()
+    has_head = arguments.checkpoint is None or arguments.draft is not None
+    return "EAGLE" if has_head else "NGRAM"
+
+
+def _context_len(arguments: argparse.Namespace, longest: int) -> int:
+    """Return the most tokens of a request, drafts included; ``longest`` is that of the target."""
+    if arguments.max_context_len is None:
+        return min(longest, _LARGEST_DEFAULT_CONTEXT)
+    if not 1 <= arguments.max_context_len <= longest:
+        raise UsageError(
+            f"--max-context-len is {arguments.max_context_len}, but the target has contexts of 1 "
+            f"to {longest} tokens. Choose one of these."
+        )
+    return int(arguments.max_context_len)
+
+
+def _check_length(prompt_ids: Sequence[int], limit: int) -> None:
+    if len(prompt_ids) < limit:
         return
     raise UsageError(
-        f"a prompt has {len(prompt)} bytes, but prompt and output together are limited to {limit}. "
-        "Shorten the prompt."
+        f"a prompt has {len(prompt_ids)} tokens, but prompt and output together are limited to "
+        f"{limit}. Shorten the prompt, or increase --max-context-len if the target allows it."
     )
 
 
@@ -100,25 +146,37 @@ def _capture(engine: SpeculativeEngine) -> float:
     return time.perf_counter() - started
 
 
-def _run_to_end(engine: SpeculativeEngine, on_text: OnText) -> float:
+def _run_to_end(
+    engine: SpeculativeEngine,
+    streams: Mapping[Request, TextStream],
+    stop_ids: frozenset[int],
+    on_text: OnText,
+) -> float:
     """Generate all tokens and return the seconds taken."""
     started = time.perf_counter()
     while engine.has_work:
-        for _, tokens in engine.step():
-            on_text(_text_of(tokens))
+        for request, tokens in engine.step():
+            stream = streams[request]
+            piece = stream.append([token for token in tokens if token not in stop_ids])
+            on_text(piece, len(tokens))
+            if stream.is_stopped:
+                engine.abort(request)
+    for stream in streams.values():
+        on_text(stream.finish(), 0)
     return time.perf_counter() - started
 
 
-def _text_of(tokens: Sequence[int]) -> bytes:
-    """Return the tokens as bytes, without the token that ends a text."""
-    return bytes(tokens).removesuffix(bytes([END_OF_TEXT]))
+def _printable(text: str) -> str:
+    """Replace the surrogates of bytes that are not UTF-8 by U+FFFD."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _completion(prompt: bytes, request: Request) -> Completion:
+def _completion(prompt: str, request: Request, stream: TextStream) -> Completion:
+    reason = request.finish_reason.value if request.finish_reason else ""
     return Completion(
-        prompt=decode(prompt),
-        text=decode(_text_of(request.output_ids)),
-        finish_reason=request.finish_reason.value if request.finish_reason else "",
+        prompt=prompt,
+        text=stream.text,
+        finish_reason="stop string" if stream.is_stopped else reason,
         tokens=len(request.output_ids),
         accept_length=request.accept_length,
     )
@@ -137,13 +195,17 @@ def _record(
         completions=completions,
         environment=environment(engine.device),
         backend=engine.runners[0].backend.name,
-        algorithm=arguments.algorithm.upper(),
+        algorithm=_algorithm(arguments),
         topk=spec.topk,
         num_steps=spec.num_steps,
         num_draft_tokens=spec.num_draft_tokens,
         generation=engine.generation,
         temperature=arguments.temperature,
         seed=arguments.seed,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        is_chat=arguments.chat,
         new_tokens=stats.new_tokens,
         seconds=seconds,
         tokens_per_second=stats.new_tokens / seconds,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from graphkit.cli.exit_codes import DONE, UsageError
+from graphkit.cli.exit_codes import DONE
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.output import is_terminal
+from graphkit.cli.prompts import read_prompts
 from graphkit.cli.target_options import add_device_option
 
-_DEFAULT_PROMPT = b"def read(self, size=-1):\n"
 _LARGEST_SEED = 2**63 - 1
 
 
@@ -20,8 +19,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Declare the command."""
     parser = commands.add_parser(
         "generate",
-        help="continue prompts with the reference models",
-        description="Continue prompts with speculative decoding, by a small model of Python source "
+        help="continue prompts with the reference models, or those of local folders",
+        description="Continue prompts with speculative decoding, by the model of a local Llama, "
+        "Mistral, Qwen2 or Qwen3 folder with its tokenizer, or by a small model of Python source "
         "that ships with graphkit and its draft models. The text goes to stdout, the measurements "
         "to stderr.",
         epilog="""
@@ -32,9 +32,12 @@ Examples:
   graphkit generate --prompt 'import os' --max-new-tokens 64
   graphkit generate --algorithm NGRAM --topk 2 --num-draft-tokens 8 --json
   git show HEAD:setup.py | graphkit generate --temperature 0.7 --seed 1
+  graphkit generate --checkpoint ~/Qwen3-8B --chat --prompt 'What is a CUDA graph?'
+  graphkit generate --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --prompts questions.txt
 """,
         formatter_class=HelpFormatter,
     )
+    _add_models(parser)
     _add_input(parser)
     _add_speculation(parser)
     _add_sampling(parser)
@@ -44,6 +47,27 @@ Examples:
     parser.set_defaults(run=run)
 
 
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER",
+        help="Llama, Mistral, Qwen2 or Qwen3 folder of the target, with config.json, safetensors "
+        "and tokenizer.json; runs in its own data type on CUDA, in float32 on the CPU; default: "
+        "the reference model, in float32",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draft", type=Path, metavar="FOLDER",
+        help="folder of an EAGLE head that was trained for the target",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-context-len", type=int, metavar="N",
+        help="most tokens of a prompt and its output, drafts included; the KV pools have room for "
+        "it; default: the context of the target, at most 4096",
+    )  # fmt: skip
+    parser.add_argument(
+        "--page-size", type=int, default=1, metavar="N", help="KV slots per page; default: 1"
+    )
+
+
 def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt", action="append", metavar="TEXT",
@@ -51,17 +75,20 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         "head of a Python function",
     )  # fmt: skip
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="FOLDER",
-        help="checkpoint of a target whose tokens are bytes, for NONE and NGRAM; default: the "
-        "reference model",
+        "--prompts", type=Path, metavar="FILE",
+        help='file with one prompt per line, or with one JSON object per line: {"prompt": "..."}',
+    )  # fmt: skip
+    parser.add_argument(
+        "--chat", action="store_true",
+        help="make each prompt a user message by the chat template of the checkpoint",
     )  # fmt: skip
 
 
 def _add_speculation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--algorithm", default="EAGLE", metavar="A",
+        "--algorithm", metavar="A",
         help="speculative algorithm, in any case: NONE, EAGLE, MULTI_LAYER_EAGLE, STANDALONE or "
-        "NGRAM; default: EAGLE",
+        "NGRAM; default: EAGLE, or NGRAM for a --checkpoint without --draft",
     )  # fmt: skip
     parser.add_argument(
         "--topk", type=int, default=1, metavar="K",
@@ -96,6 +123,22 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         help="sampling temperature; default: 0, which is greedy decoding",
     )  # fmt: skip
     parser.add_argument(
+        "--top-k", type=int, default=0, metavar="K",
+        help="sample from the K most probable tokens; default: 0, which is all",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P",
+        help="sample from the fewest tokens whose probabilities reach P; default: 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P",
+        help="sample from tokens with at least P times the largest probability; default: 0",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT",
+        help="end a text before this string; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
         "--seed", type=_parse_seed, default=0, metavar="N",
         help="seed of the random numbers, 0 to 2**63 - 1; default: 0",
     )  # fmt: skip
@@ -104,11 +147,11 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from graphkit.cli.completions import complete
-    from graphkit.cli.generated_text import count_text, print_generated, stream_text
+    from graphkit.cli.generated_text import count_tokens, print_generated, stream_text
 
-    prompts = _read_prompts(arguments.prompt)
+    prompts = read_prompts(arguments.prompt, arguments.prompts)
     is_streamed = len(prompts) == 1 and is_terminal(sys.stdout) and not arguments.json
-    record = complete(arguments, prompts, stream_text if is_streamed else count_text)
+    record = complete(arguments, prompts, stream_text if is_streamed else count_tokens)
     print_generated(record, as_json=arguments.json, is_streamed=is_streamed)
     return DONE
 
@@ -117,24 +160,3 @@ def _parse_seed(text: str) -> int:
     if text.isdecimal() and int(text) <= _LARGEST_SEED:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {_LARGEST_SEED}")
-
-
-def _read_prompts(texts: list[str] | None) -> list[bytes]:
-    """Return the prompts as bytes, which need not be UTF-8: the model's tokens are bytes."""
-    if texts is None:
-        is_piped = sys.stdin is not None and not sys.stdin.isatty()
-        return [(is_piped and _read_stdin()) or _DEFAULT_PROMPT]
-    if texts.count("-") > 1:
-        raise UsageError(
-            "--prompt - was given more than once, but stdin can be read once. Give it once."
-        )
-    return [_read_stdin() if text == "-" else os.fsencode(text) for text in texts]
-
-
-def _read_stdin() -> bytes:
-    if sys.stdin is None:
-        raise UsageError("cannot read a prompt from stdin: it is closed. Give --prompt TEXT.")
-    try:
-        return sys.stdin.buffer.read()
-    except OSError as error:
-        raise UsageError(f"cannot read a prompt from stdin: {error}. Give --prompt TEXT.") from None

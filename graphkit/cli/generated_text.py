@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -13,39 +12,36 @@ from graphkit.cli.output import is_terminal, print_message, progress_on_stderr, 
 from graphkit.records import Completion, GenerateRecord
 from graphkit.views import generate_view, visible
 
-OnText = Callable[[bytes], None]
-"""Takes each new piece of text, which may end within a character."""
-TextDisplay = Callable[[Sequence[bytes], int], AbstractContextManager[OnText]]
-"""Takes the prompts and the largest number of new bytes; the block receives an ``OnText``."""
+OnText = Callable[[str, int], None]
+"""Takes each new piece of text, in whole characters, and the number of new tokens."""
+TextDisplay = Callable[[Sequence[str], int], AbstractContextManager[OnText]]
+"""Takes the prompts and the largest number of new tokens; the block receives an ``OnText``."""
 
 
 @contextmanager
-def count_text(_prompts: Sequence[bytes], max_new_bytes: int) -> Iterator[OnText]:
-    """Show the number of new bytes in a progress bar on stderr."""
+def count_tokens(_prompts: Sequence[str], max_new_tokens: int) -> Iterator[OnText]:
+    """Show the number of new tokens in a progress bar on stderr."""
     done = 0
     with progress_on_stderr() as progress:
 
-        def on_text(text: bytes) -> None:
+        def on_text(_text: str, new_tokens: int) -> None:
             nonlocal done
-            done += len(text)
-            progress(done, max_new_bytes, "generating")
+            done += new_tokens
+            progress(done, max_new_tokens, "generating")
 
         yield on_text
 
 
 @contextmanager
-def stream_text(prompts: Sequence[bytes], _max_new_bytes: int) -> Iterator[OnText]:
+def stream_text(prompts: Sequence[str], _max_new_tokens: int) -> Iterator[OnText]:
     """Print the only prompt to the terminal, then its continuation as it is generated.
 
-    A character is printed once all of its bytes have arrived. The block always ends its line, also
-    after an error.
+    The block always ends its line, also after an error.
     """
-    decoder = getincrementaldecoder("utf-8")(errors="replace")
     (prompt,) = prompts
     try:
-        write_stdout(_dimmed(prompt.decode(errors="replace")))
-        yield lambda text: write_stdout(visible(decoder.decode(text)))
-        write_stdout(visible(decoder.decode(b"", final=True)))
+        write_stdout(_dimmed(prompt))
+        yield lambda text, _new_tokens: write_stdout(visible(text))
     finally:
         write_stdout("\n")
 
@@ -62,17 +58,23 @@ def print_generated(record: GenerateRecord, *, as_json: bool, is_streamed: bool)
         write_stdout(record.to_json())
         return
     if not is_streamed:
-        write_stdout("\n".join(map(_text_of, record.completions)))
+        texts = (_text_of(each, prompt_end(record.is_chat)) for each in record.completions)
+        write_stdout("\n".join(texts))
     if is_terminal(sys.stdout):
         print_message("")
     print_message(generate_view(record))
 
 
-def _text_of(completion: Completion) -> str:
+def prompt_end(is_chat: bool) -> str:
+    """Return what separates a prompt from its text on a terminal: a reply starts a line."""
+    return "\n" if is_chat else ""
+
+
+def _text_of(completion: Completion, end: str) -> str:
     """Return the text with a newline at its end; on a terminal, escaped and after its prompt."""
     text = completion.text
     if is_terminal(sys.stdout):
-        text = _dimmed(completion.prompt) + visible(text)
+        text = _dimmed(completion.prompt + end) + visible(text)
     return text if text.endswith("\n") else f"{text}\n"
 
 

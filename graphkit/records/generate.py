@@ -38,7 +38,8 @@ class GenerateRecord(Record):
         completions: One per prompt, in order.
         environment, backend: Where it ran; ``cuda`` or ``recorder``.
         algorithm, topk, num_steps, num_draft_tokens, generation: Settings of speculation.
-        temperature, seed: Settings of sampling.
+        temperature, seed, top_k, top_p, min_p: Settings of sampling.
+        is_chat: Whether each prompt was a user message of a chat.
         new_tokens: Number of tokens of all completions.
         seconds: Wall time from the first prompt to the last token, without loading and capture.
         tokens_per_second: ``new_tokens / seconds``.
@@ -69,3 +70,7 @@ class GenerateRecord(Record):
     replays: Mapping[str, Count]
     fallbacks: Mapping[str, Mapping[str, Count]]
     accepted_lengths: Mapping[int, Count] = field(default_factory=dict)
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    is_chat: bool = False

@@ -1,6 +1,10 @@
-"""A small trained model in Llama layout, its draft models, and loaders for such checkpoints."""
+"""A small trained model in Llama layout, its draft models, and loaders for such checkpoints.
+
+Also the tokenizers of checkpoint folders, and the text of requests while it is generated.
+"""
 
 from graphkit.reference.checkpoint import (
+    checkpoint_dtype,
     default_checkpoint,
     default_standalone_checkpoint,
     load_checkpoint,
@@ -18,6 +22,7 @@ from graphkit.reference.draft_checkpoint import (
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine import ALGORITHMS, reference_engine
+from graphkit.reference.folder_tokenizer import FolderTokenizer, load_tokenizer
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
 from graphkit.reference.model import LlamaModel, causal_attend, full_logits
 from graphkit.reference.mtp import MTPHead
@@ -30,15 +35,18 @@ from graphkit.reference.runner_forwards import (
     VerifyForward,
 )
 from graphkit.reference.target import model_target, reference_target, tree_target
-from graphkit.reference.tokenizer import decode, encode
+from graphkit.reference.text_stream import TextStream
+from graphkit.reference.tokenizer import ByteTokenizer, Tokenizer, decode, encode
 
 __all__ = [
     "ALGORITHMS",
     "Attend",
+    "ByteTokenizer",
     "DecoderLayer",
     "Eagle3Head",
     "EagleForward",
     "EagleHead",
+    "FolderTokenizer",
     "LlamaConfig",
     "LlamaModel",
     "MTPForward",
@@ -48,8 +56,11 @@ __all__ = [
     "RopeScaling",
     "RotaryEmbedding",
     "StandaloneForward",
+    "TextStream",
+    "Tokenizer",
     "VerifyForward",
     "causal_attend",
+    "checkpoint_dtype",
     "decode",
     "default_checkpoint",
     "default_eagle_checkpoint",
@@ -62,6 +73,7 @@ __all__ = [
     "load_eagle3_head",
     "load_eagle_head",
     "load_mtp_head",
+    "load_tokenizer",
     "model_target",
     "reference_engine",
     "reference_target",

@@ -60,6 +60,19 @@ def load_checkpoint(
     return model.eval().requires_grad_(False)
 
 
+def checkpoint_dtype(folder: str | Path) -> torch.dtype:
+    """Return the data type in which a model folder stores its embedding, read without the weights.
+
+    float32 if it is none of float16, bfloat16 and float32.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+    """
+    forms = StoredWeights(Path(folder)).forms
+    _, name = forms.get(_EMBEDDING, ([], ""))
+    return {"F16": torch.float16, "BF16": torch.bfloat16}.get(name, torch.float32)
+
+
 def save_checkpoint(model: LlamaModel, folder: str | Path) -> None:
     """Write a model, in its current dtype, as a folder that transformers can load.
 

@@ -37,6 +37,15 @@ def read_config(folder: Path) -> Mapping[str, object]:
     return _read_json(folder, _CONFIG)
 
 
+def read_json_if_present(folder: Path, name: str) -> Mapping[str, object]:
+    """Read a JSON object from a file of the folder; empty if there is no such file.
+
+    Raises:
+        CheckpointError: The file is not a JSON object.
+    """
+    return _read_json(folder, name) if (folder / name).exists() else {}
+
+
 class StoredWeights:
     """Names, shapes and dtypes of the tensors in a folder, read without loading the tensors.
 

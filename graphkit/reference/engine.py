@@ -64,10 +64,13 @@ def reference_engine(
     generation: Literal["v1", "v2", "v3"] | None = None,
     steps_per_launch: int = 16,
     checkpoint: str | Path | None = None,
+    draft: str | Path | None = None,
     seed: int = 0,
     debug: bool = False,
 ) -> SpeculativeEngine:
-    """Create an engine over the models that ship with graphkit. Nothing is captured yet.
+    """Create an engine over the models that ship with graphkit, or of folders.
+
+    Nothing is captured yet.
 
     Args:
         algorithm: One of ``ALGORITHMS``.
@@ -89,14 +92,16 @@ def reference_engine(
             batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
         attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
         checkpoint: Folder of a different target. Supported for NONE and NGRAM, which need no
-            trained draft model.
+            trained draft model, and for EAGLE with ``draft``.
+        draft: Folder of an EAGLE head that was trained for the target. For EAGLE only.
 
     Raises:
-        ConfigError: A setting is out of range, or ``checkpoint`` is given for an algorithm that
-            needs a trained draft model.
-        CheckpointError: The folder cannot be loaded.
+        ConfigError: A setting is out of range, or ``checkpoint`` and ``draft`` do not fit the
+            algorithm.
+        CheckpointError: A folder cannot be loaded, or the head does not match the target.
     """
-    name = _check_algorithm(algorithm, checkpoint)
+    name = _check_algorithm(algorithm, checkpoint, draft)
+    spec = _spec(name, num_steps, topk, num_draft_tokens, page_size)
     torch_device = resolve_device(device)
     model = load_checkpoint(checkpoint or default_checkpoint(), device=torch_device, dtype=dtype)
     kind = attention or (TritonAttention if torch_device.type == "cuda" else SdpaAttention)
@@ -105,8 +110,8 @@ def reference_engine(
     target_attention = pools.attention(model.config)
     return SpeculativeEngine(
         EngineModel(VerifyForward(model, target_attention), target_attention),
-        _drafter(name, model, pools, num_steps),
-        spec=_spec(name, num_steps, topk, num_draft_tokens, page_size),
+        _drafter(name, model, pools, num_steps, draft),
+        spec=spec,
         sizes=BufferSizes(
             max_batch_size=max_batch_size,
             max_context_len=max_context_len,
@@ -120,13 +125,15 @@ def reference_engine(
         backend=backend,
         generation=generation,
         steps_per_launch=steps_per_launch,
-        bos_token_id=END_OF_TEXT,
+        bos_token_id=END_OF_TEXT if checkpoint is None else None,
         seed=seed,
         debug=debug,
     )
 
 
-def _check_algorithm(algorithm: str, checkpoint: str | Path | None) -> str:
+def _check_algorithm(
+    algorithm: str, checkpoint: str | Path | None, draft: str | Path | None
+) -> str:
     name = algorithm.upper()
     if name not in ALGORITHMS:
         raise ConfigError(
@@ -134,10 +141,16 @@ def _check_algorithm(algorithm: str, checkpoint: str | Path | None) -> str:
             f"{', '.join(ALGORITHMS)}.",
             field="algorithm",
         )
-    if checkpoint is not None and name not in ("NONE", "NGRAM"):
+    if draft is not None and name != "EAGLE":
+        raise ConfigError(
+            f"{name} takes no draft head, but {str(draft)!r} is given as one. Use EAGLE, or omit "
+            "the draft head.",
+            field="draft",
+        )
+    if checkpoint is not None and draft is None and name not in ("NONE", "NGRAM"):
         raise ConfigError(
             f"{name} needs a draft model trained for its target, and graphkit has none for "
-            f"{str(checkpoint)!r}. Use NONE or NGRAM, or omit the checkpoint.",
+            f"{str(checkpoint)!r}. Use NONE or NGRAM, or EAGLE with a draft head for it.",
             field="checkpoint",
         )
     return name
@@ -155,9 +168,11 @@ def _spec(
     return SpecConfig(kind, num_steps, topk, width, page_size=page_size)
 
 
-def _drafter(name: str, model: LlamaModel, pools: PoolFactory, num_steps: int) -> Drafter | None:
+def _drafter(
+    name: str, model: LlamaModel, pools: PoolFactory, num_steps: int, draft: str | Path | None
+) -> Drafter | None:
     makers: dict[str, Callable[[], Drafter]] = {
-        "EAGLE": lambda: _eagle(model, pools),
+        "EAGLE": lambda: _eagle(model, pools, draft),
         "MULTI_LAYER_EAGLE": lambda: _multi_layer(model, pools, num_steps),
         "STANDALONE": lambda: _standalone(pools),
         "NGRAM": NgramDrafter,
@@ -165,8 +180,8 @@ def _drafter(name: str, model: LlamaModel, pools: PoolFactory, num_steps: int) -
     return makers[name]() if name in makers else None
 
 
-def _eagle(model: LlamaModel, pools: PoolFactory) -> Drafter:
-    head = load_eagle_head(default_eagle_checkpoint(), model)
+def _eagle(model: LlamaModel, pools: PoolFactory, folder: str | Path | None) -> Drafter:
+    head = load_eagle_head(default_eagle_checkpoint() if folder is None else folder, model)
     attention = pools.attention(head.config)
     return EagleDrafter(EngineModel(EagleForward(head, attention), attention))
 

@@ -1,19 +1,84 @@
-"""Byte-level tokenizer of the reference model: a token id is the value of a byte."""
+"""Tokenizers: their interface, and that of the reference model, whose tokens are bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from graphkit.errors import InputError
+from graphkit.errors import CheckpointError, InputError
 
 VOCAB_SIZE = 256
 END_OF_TEXT = 0
 """Separator between the files of the training corpus."""
 
 
+class Tokenizer(Protocol):
+    """Converts text to token ids and back.
+
+    Text may contain lone surrogates from ``surrogateescape``, one per byte that is not UTF-8.
+
+    Attributes:
+        stop_ids: Tokens that end a text.
+    """
+
+    stop_ids: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, with the special tokens that start one.
+
+        Raises:
+            InputError: The text cannot be encoded.
+        """
+
+    def encode_chat(self, message: str) -> list[int]:
+        """Return the token ids of a chat of one user message, up to the start of the reply.
+
+        Raises:
+            CheckpointError: The model has no chat template, or it cannot be rendered.
+            InputError: The text cannot be encoded.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens.
+
+        Bytes that are not UTF-8 become U+FFFD, also those of a character that is not complete yet.
+        """
+
+
+class ByteTokenizer:
+    """Tokenizer whose token ids are the values of bytes, with the interface ``Tokenizer``."""
+
+    stop_ids = frozenset({END_OF_TEXT})
+
+    def encode(self, text: str) -> list[int]:
+        """Return the UTF-8 bytes of a text, or ``END_OF_TEXT`` for an empty one."""
+        return encode(text) or [END_OF_TEXT]
+
+    def encode_chat(self, message: str) -> list[int]:  # noqa: ARG002
+        """Refuse the message: models of bytes have no chat template."""
+        raise CheckpointError(
+            "a model whose tokens are bytes has no chat template. Pass the prompt as plain text."
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of bytes; see ``decode``."""
+        return decode(ids)
+
+
 def encode(text: str) -> list[int]:
-    """Return the UTF-8 bytes of ``text`` as token ids."""
-    return list(text.encode())
+    """Return the UTF-8 bytes of ``text`` as token ids.
+
+    Raises:
+        InputError: The text contains a surrogate that is no byte of ``surrogateescape``.
+    """
+    try:
+        return list(text.encode(errors="surrogateescape"))
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text is not valid Unicode: {error.reason} at position {error.start}. Remove the "
+            "character.",
+            field="text",
+        ) from error
 
 
 def decode(ids: Iterable[int]) -> str:

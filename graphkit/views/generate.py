@@ -38,11 +38,23 @@ def _facts(record: GenerateRecord) -> Iterator[tuple[str, str]]:
 
 
 def _settings(record: GenerateRecord) -> str:
-    temperature = f", temperature {record.temperature:g}" if record.temperature else ""
+    sampling = "".join(f", {name} {value:g}" for name, value in _sampling(record))
     return (
         f"{record.algorithm}, topk {record.topk}, num_steps {record.num_steps}, "
-        f"num_draft_tokens {record.num_draft_tokens}, {record.generation}{temperature}"
+        f"num_draft_tokens {record.num_draft_tokens}, {record.generation}{sampling}"
     )
+
+
+def _sampling(record: GenerateRecord) -> Iterator[tuple[str, float]]:
+    """Yield the sampling parameters that have an effect."""
+    if record.temperature:
+        yield "temperature", record.temperature
+        if record.top_k > 0:
+            yield "top_k", record.top_k
+        if record.top_p < 1:
+            yield "top_p", record.top_p
+        if record.min_p:
+            yield "min_p", record.min_p
 
 
 def _device(record: GenerateRecord) -> str:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from graphkit.reference import default_checkpoint
+from graphkit.reference import default_checkpoint, default_eagle_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,20 @@ from graphkit.reference import default_checkpoint
         (2, ("--max-new-tokens", "0"), "SamplingParams.max_new_tokens must be an int >= 1, got 0"),
         (2, ("--temperature", "nan"), "SamplingParams.temperature must be a finite number"),
         (2, ("--temperature", "-1"), "got -1.0"),
-        (2, ("--prompt", "x" * 2000), "a prompt has 2000 bytes, but prompt and output together"),
+        (2, ("--prompt", "x" * 2000), "a prompt has 2000 tokens, but prompt and output together"),
         (2, ("--algorithm", "EAGLE", "--checkpoint", str(default_checkpoint())), "Use NONE"),
+        (2, ("--algorithm", "NGRAM", "--draft", str(default_eagle_checkpoint())), "Use EAGLE"),
+        (1, ("--draft", "nowhere"), "folder 'nowhere' does not exist"),
+        (1, ("--chat",), "tokens are bytes has no chat template"),
+        (2, ("--max-context-len", "1025"), "the target has contexts of 1 to 1024 tokens"),
+        (2, ("--max-context-len", "0"), "--max-context-len is 0"),
+        (2, ("--max-context-len", "9"), "BufferSizes.max_context_len is 9"),
+        (2, ("--page-size", "0"), "page_size must be an int >= 1, got 0"),
+        (2, ("--top-k", "-2"), "SamplingParams.top_k"),
+        (2, ("--top-p", "0"), "SamplingParams.top_p"),
+        (2, ("--min-p", "nan"), "SamplingParams.min_p"),
+        (2, ("--stop", ""), "a stop string is empty"),
+        (2, ("--prompts", "nowhere"), "cannot read the prompts in nowhere: No such file"),
         (
             1,
             ("--algorithm", "NONE", "--checkpoint", "nowhere"),
@@ -71,9 +83,9 @@ def test_a_closed_stdin_is_a_usage_error(run, monkeypatch, options, text):
     assert text in ended.error
 
 
-def test_a_vocabulary_other_than_bytes_is_a_usage_error(run, here):
+def test_a_vocabulary_other_than_bytes_needs_a_tokenizer(run, here):
     config = json.loads((default_checkpoint() / "config.json").read_text())
     (here / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
     ended = run("generate", "--prompt", "a", "--algorithm", "none", "--checkpoint", here)
-    assert (ended.code, ended.out) == (2, "")
-    assert "has a vocabulary of 300" in ended.error
+    assert (ended.code, ended.out) == (1, "")
+    assert "contains no tokenizer.json, and its vocabulary of 300 tokens" in ended.error

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from graphkit.cli.generated_text import count_text, print_generated, stream_text
+from graphkit.cli.generated_text import count_tokens, print_generated, stream_text
 from graphkit.records import Completion, Environment, GenerateRecord
-from graphkit.reference import decode
 from graphkit.views import generate_view, visible
 
 RECORD = GenerateRecord(
@@ -104,42 +102,24 @@ def test_json_is_the_only_output(printed, is_terminal):
 
 def test_streaming_shows_the_prompt_first_and_ends_its_line(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with stream_text([b"a\x1b\xff"], 9) as on_text:
-        assert capsys.readouterr().out == "\x1b[2ma\\x1b\ufffd\x1b[0m"
-        on_text(b"b\xc3")
-        assert capsys.readouterr().out == "b"
-    assert capsys.readouterr().out == "\ufffd\n"
+    with stream_text(["a\x1b"], 9) as on_text:
+        assert capsys.readouterr().out == "\x1b[2ma\\x1b\x1b[0m"
+        on_text("b\x1b", 2)
+        assert capsys.readouterr().out == "b\\x1b"
+    assert capsys.readouterr().out == "\n"
+
+
+def test_a_reply_starts_a_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_generated(replace(RECORD, is_chat=True), as_json=False, is_streamed=False)
+    assert capsys.readouterr().out.startswith("\x1b[2ma\n\x1b[0mé\n")
 
 
 def test_counting_writes_nothing_to_stdout(capsys):
-    with count_text([b"a", b"b"], 4) as on_text:
-        on_text(b"ab")
-        on_text(b"")
+    with count_tokens(["a", "b"], 4) as on_text:
+        on_text("ab", 2)
+        on_text("", 1)
     assert capsys.readouterr().out == ""
-
-
-@given(st.binary() | st.text().map(str.encode), st.data())
-def test_streamed_pieces_give_the_same_output_as_the_whole_text(text, data):
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdout", stdout)
-        with stream_text([b""], 0) as on_text:
-            for piece in pieces:
-                on_text(piece)
-    stdout.seek(0)
-    assert stdout.read() == visible(decode(text)) + "\n"
-
-
-def test_an_incomplete_character_waits_for_its_last_byte(monkeypatch):
-    pieces = []
-    monkeypatch.setattr(sys.stdout, "write", pieces.append)
-    with stream_text([b""], 0) as on_text:
-        pieces.clear()
-        for byte in "é日".encode():
-            on_text(bytes([byte]))
-        assert pieces == ["", "é", "", "", "日"]
 
 
 @pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0)])
@@ -164,6 +144,12 @@ def shown(record, width):
     console = Console(file=io.StringIO(), width=width)
     console.print(generate_view(record))
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+def test_filters_are_shown_with_a_temperature():
+    filtered = replace(RECORD, top_k=5, top_p=0.9, min_p=0.05)
+    assert "temperature 0.7, top_k 5, top_p 0.9, min_p 0.05\n" in shown(filtered, 200)
+    assert "top_k" not in shown(replace(filtered, temperature=0.0), 200)
 
 
 def test_the_measurements_on_a_narrow_terminal():
