@@ -51,6 +51,8 @@ def audit_misses(
         TargetError: The target lacks a mode.
     """
     for mode in target.forwards if modes is None else modes:
+        if mode is ForwardMode.STEP and target.engine is not None:
+            continue  # its batches come from the engine
         runner = target.runner(mode, device=device)
         with log.check("misses", mode.name) as check, runner:
             _check_batches(target, runner, check)

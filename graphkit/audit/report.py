@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import NoneType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.baked import audit_baked
 from graphkit.audit.causes import merged_by_cause
+from graphkit.audit.engine_step import audited_step
 from graphkit.audit.finite import audit_finite
 from graphkit.audit.launch import audit_launch, audit_streams
 from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
@@ -41,7 +43,7 @@ AFTER_CAPTURE: dict[str, RunnerAudit] = {
     "launch": audit_launch,
 }
 """Audits of a captured runner, by name."""
-AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "misses")
+AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "loop", "misses")
 """Names of all audits."""
 
 
@@ -88,9 +90,11 @@ def audit_target(
     for done, mode in enumerate(all_modes):
         progress(done, len(all_modes), f"auditing {mode.name}")
         sizes = batch_sizes or representative_sizes(target)
-        with target.runner(mode, batch_sizes=sizes, device=device) as runner:
-            _audit_runner(target, runner, log, chosen)
-            graphs += graphs_to_lock(target, runner) if lock is not None else []
+        with _audited(target, mode, log, chosen, sizes, device, lock is not None) as runner:
+            graphs += graphs_to_lock(target, runner) if lock is not None and runner else []
+    if "loop" in chosen and modes is None and target.engine is None:
+        with log.check("loop") as check:
+            check.text = "not run: the target declares no engine, so that there is no loop"
     if "misses" in chosen:
         audit_misses(target, log, modes=modes, device=device)
     if "launch" in chosen:
@@ -125,9 +129,8 @@ def lock_target(
     graphs: list[GraphRecord] = []
     for mode in selected_modes(target, modes):
         sizes = batch_sizes or representative_sizes(target)
-        with target.runner(mode, batch_sizes=sizes, device=device) as runner:
-            runner.capture(attribution=Attribution(target.weights))
-            graphs += graphs_to_lock(target, runner)
+        with _audited(target, mode, AuditLog(), (), sizes, device, True) as runner:
+            graphs += graphs_to_lock(target, runner) if runner else []
     if not graphs:
         raise TargetError(f"target {target.name!r} has no graph to lock: its modes run eagerly.")
     return lock_of(target.name, graphs, graphs[0].environment)
@@ -150,13 +153,28 @@ def _names(only: Collection[str] | None) -> Collection[str]:
     return AUDITS if only is None else only
 
 
-def _audit_runner(
-    target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog, chosen: Collection[str]
-) -> None:
-    for name, audit in BEFORE_CAPTURE.items():
-        if name in chosen and not runner.eager_reason:
-            audit(target, runner, log)
-    runner.capture(attribution=Attribution(target.weights))
-    for name, audit in AFTER_CAPTURE.items():
-        if name in chosen and not runner.eager_reason:
-            audit(target, runner, log)
+@contextmanager
+def _audited(
+    target: CaptureTarget,
+    mode: ForwardMode,
+    log: AuditLog,
+    chosen: Collection[str],
+    batch_sizes: Sequence[int],
+    device: str,
+    needs_graphs: bool,
+) -> Iterator[Runner[Any, Any] | None]:
+    """Audit a mode, and yield its captured runner; ``None`` if there are no graphs."""
+    if mode not in target.forwards:
+        settings: dict[str, Any] = {"batch_sizes": batch_sizes, "device": device}
+        with audited_step(target, log, chosen, needs_graphs=needs_graphs, **settings) as of_engine:
+            yield of_engine
+        return
+    with target.runner(mode, batch_sizes=batch_sizes, device=device) as runner:
+        for name, audit in BEFORE_CAPTURE.items():
+            if name in chosen and not runner.eager_reason:
+                audit(target, runner, log)
+        runner.capture(attribution=Attribution(target.weights))
+        for name, audit in AFTER_CAPTURE.items():
+            if name in chosen and not runner.eager_reason:
+                audit(target, runner, log)
+        yield runner

@@ -118,7 +118,7 @@ def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] |
     if batch_sizes is None:
         batch_sizes = target.batch_sizes
     sizes = SizeTable(target.sizes.max_batch_size, batch_sizes).sizes
-    modes = [mode.name for mode in dict.fromkeys(selection.modes or target.forwards)]
+    modes = [mode.name for mode in dict.fromkeys(selection.modes or target.modes)]
     text = f"{verb} {', '.join(modes)} of {target.name} on {device}: {count_of(len(sizes), 'size')}"
     if len(modes) > 1:
         text += " per mode"

@@ -9,6 +9,8 @@ from graphkit.records.bench import BenchReport, Measure
 from graphkit.records.capture import (
     BufferRecord,
     CaptureRecord,
+    LoopBody,
+    LoopRecord,
     Mismatch,
     ModeRecord,
     ReplayStats,
@@ -65,6 +67,8 @@ __all__ = [
     "GraphMemory",
     "GraphRecord",
     "LockRecord",
+    "LoopBody",
+    "LoopRecord",
     "Measure",
     "MetricChange",
     "Mismatch",

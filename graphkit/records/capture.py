@@ -86,6 +86,36 @@ class BufferRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopBody:
+    """The step of one size inside a device loop.
+
+    Attributes:
+        batch_size: Captured size.
+        num_nodes: Number of graph nodes; of operations on the recorder.
+    """
+
+    batch_size: Count
+    num_nodes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRecord:
+    """A device loop: a prologue, then ``WHILE again { SWITCH size { a step per size } }``.
+
+    Attributes:
+        kind: ``greedy`` for requests of temperature 0, ``sampled`` for all others.
+        prologue_nodes: Number of nodes that run once per launch.
+        bodies: In the order of the SWITCH; a single body has none.
+        steps_compared: Steps of launches that were compared with replays of single steps.
+    """
+
+    kind: str
+    prologue_nodes: Count
+    bodies: tuple[LoopBody, ...]
+    steps_compared: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModeRecord:
     """All sizes of one runner.
 
@@ -99,6 +129,7 @@ class ModeRecord:
         eager_reason: Sentence that says why the mode stays eager; empty if it is captured.
         buffers: Fields of the inputs, in the order of their declaration.
         stats: Counts of replays and fallbacks until the record was made.
+        loops: Device loops over the step; empty without any.
     """
 
     mode: str
@@ -109,6 +140,7 @@ class ModeRecord:
     eager_reason: str = ""
     buffers: tuple[BufferRecord, ...] = ()
     stats: ReplayStats | None = None
+    loops: tuple[LoopRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

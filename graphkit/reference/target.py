@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
+from graphkit.engine import EagleDrafter, EngineModel, SpeculativeEngine
 from graphkit.graphs import tensors_of
 from graphkit.kv import ReqToTokenPool
 from graphkit.reference.checkpoint import default_checkpoint, load_checkpoint
@@ -94,7 +96,8 @@ def model_target(
 
     Args:
         model: Runs TARGET_VERIFY and DECODE.
-        eagle: Runs DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2; ``None`` omits these modes.
+        eagle: Runs DRAFT, DRAFT_EXTEND, DRAFT_EXTEND_V2 and, in an engine with ``model``, STEP;
+            ``None`` omits these modes.
         mtp: Runs MULTI_LAYER_EAGLE; needs at least 3 layers. ``None`` omits the mode.
         name: Name of the target in records and reports.
         topk: As for ``reference_target``.
@@ -112,16 +115,17 @@ def model_target(
     pools = PoolFactory(ReqToTokenPool(count, CONTEXT, weight.device), kind, 1, weight.dtype)
     requests = PrefilledRequests(count, spec, pools.requests)
     entries = list(_prefilled_models(model, eagle, mtp, pools, requests))
+    sizes = BufferSizes(
+        max_batch_size=count,
+        max_context_len=CONTEXT,
+        hidden_size=model.config.hidden_size,
+        vocab_size=model.config.vocab_size,
+        dtype=weight.dtype,
+    )
     return CaptureTarget(
         name=name,
         spec=spec,
-        sizes=BufferSizes(
-            max_batch_size=count,
-            max_context_len=CONTEXT,
-            hidden_size=model.config.hidden_size,
-            vocab_size=model.config.vocab_size,
-            dtype=weight.dtype,
-        ),
+        sizes=sizes,
         forwards={mode: entry.forward for entry in entries for mode in entry.modes},
         sample_batch=SampleBatches(requests),
         weights=_prefixed({entry.name: tensors_of(entry.model) for entry in entries}),
@@ -130,6 +134,29 @@ def model_target(
         ),
         attention={mode: entry.attention for entry in entries for mode in entry.modes},
         batch_sizes=None if is_cuda or max_batch_size else (1, 2, 4, 8),
+        engine=None if eagle is None else partial(_eagle_engine, model, eagle, spec, sizes, kind),
+    )
+
+
+def _eagle_engine(
+    model: LlamaModel,
+    eagle: EagleHead,
+    spec: SpecConfig,
+    sizes: BufferSizes,
+    kind: type[PagedAttention],
+    **options: Any,
+) -> SpeculativeEngine:
+    """Create an engine of given models, over pools of its own."""
+    weight = model.lm_head.weight
+    requests = ReqToTokenPool(sizes.max_batch_size, sizes.max_context_len, weight.device)
+    pools = PoolFactory(requests, kind, 1, weight.dtype)
+    target, draft = pools.attention(model.config), pools.attention(eagle.config)
+    return SpeculativeEngine(
+        EngineModel(VerifyForward(model, target), target),
+        EagleDrafter(EngineModel(EagleForward(eagle, draft), draft)),
+        spec=spec,
+        sizes=sizes,
+        **options,
     )
 
 

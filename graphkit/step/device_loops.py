@@ -16,6 +16,7 @@ from graphkit.errors import ReplayError
 from graphkit.graphs import Backend, CapturedGraph, LoopGraph, SizeTable, scope
 from graphkit.ops.device_loop import advance_loop, begin_loop
 from graphkit.ops.loop_layout import Control
+from graphkit.records import LoopBody, LoopRecord
 from graphkit.runners import Output, StepRunner, declare_output
 from graphkit.runners.capture import SizeCapture
 from graphkit.runners.replayer import Replayer
@@ -154,6 +155,21 @@ class DeviceLoops:
         # The captures ran everything on pads.
         self._control.zero_()
         self._ring.clear()
+
+    def records(self) -> tuple[LoopRecord, ...]:
+        """Return the composition of each loop."""
+        return tuple(
+            LoopRecord(
+                kind="greedy" if is_greedy else "sampled",
+                prologue_nodes=loop.graph.num_nodes
+                - sum(each.num_nodes for each in loop.bodies.values()),
+                bodies=tuple(
+                    LoopBody(batch_size=size, num_nodes=loop.bodies[size].num_nodes)
+                    for size in self._table
+                ),
+            )
+            for is_greedy, loop in self._loops.items()
+        )
 
     def launch(
         self, rows: NDArray[np.int64], is_watched: NDArray[np.bool_], max_steps: int, *,

@@ -88,6 +88,23 @@ class DeviceStep:
             if runner.buffers.value_checks is not None:
                 runner.buffers.value_checks.report()
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every tensor that a step changes or that its attention reads, each once, by name.
+
+        ``future map`` tensors exist from the first prefill on.
+        """
+        named = dict(self.state.tensors())
+        stashed = self.context.future_map.tensors()
+        named |= {f"future map {name}": each for name, each in stashed.items()}
+        if self.verifier.recurrent_state is not None:
+            recurrent = self.verifier.recurrent_state.tensors()
+            named |= {f"recurrent {name}": each for name, each in recurrent.items()}
+        for runner in self.runners:
+            held = runner.memory_names()["state"]
+            named |= {f"{runner.mode.name} {name}": each for name, each in held.items()}
+        by_memory = {(each.data_ptr(), each.shape): name for name, each in reversed(named.items())}
+        return {name: named[name] for name in reversed(by_memory.values())}
+
     def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
         """Draft, verify, and commit the accepted tokens.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import NoneType
@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
@@ -234,10 +235,11 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             kinds = (True,) if self._is_greedy else (True, False)
             self._loops.capture({kind: partial(self._run, is_greedy=kind) for kind in kinds})
         try:
-            return super().capture(progress, attribution=attribution)
+            record = super().capture(progress, attribution=attribution)
         except BaseException:
             self._loops.close()
             raise
+        return replace(record, modes=(replace(record.modes[0], loops=self._loops.records()),))
 
     def replay(
         self,
@@ -291,6 +293,13 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         is_watched = np.isin(rows, np.fromiter(until, np.int64, len(until)))
         is_greedy = self.state.is_greedy(rows.tolist())
         return self._loops.launch(rows, is_watched, max_steps, is_greedy=is_greedy)
+
+    def memory_names(
+        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """See ``Runner.memory_names``; the state is that of the requests and of all models."""
+        names = super().memory_names(weights)
+        return {**names, "state": {**names["state"], **self.device_step.tensors()}}
 
     @property
     def stats(self) -> ReplayStats:

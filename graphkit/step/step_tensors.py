@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from graphkit.buffers import AcceptedCounts
+from graphkit.graphs import scope
 from graphkit.ops import build_tree
 from graphkit.spec import SpecConfig
 
@@ -64,16 +65,17 @@ class DraftTree:
             seq_lens: [B] int32, committed tokens.
             spec: Gives S, K and W.
         """
-        mask, positions, index, next_token, next_sibling, tokens = build_tree(
-            bonus_tokens,
-            candidates["parent_list"],
-            candidates["top_scores_index"],
-            candidates["draft_tokens"],
-            seq_lens,
-            spec.num_steps,
-            spec.topk,
-            spec.num_draft_tokens,
-        )
+        with scope("build"):
+            mask, positions, index, next_token, next_sibling, tokens = build_tree(
+                bonus_tokens,
+                candidates["parent_list"],
+                candidates["top_scores_index"],
+                candidates["draft_tokens"],
+                seq_lens,
+                spec.num_steps,
+                spec.topk,
+                spec.num_draft_tokens,
+            )
         return cls(
             draft_tokens=tokens,
             positions=positions,

@@ -33,6 +33,10 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
     ),
     "host_values": (Mapping, "a mapping from a name to a setter and its values"),
     "served_modes": ((NoneType, Collection), "the graphkit.ForwardMode members, or None"),
+    "engine": (
+        (NoneType, Callable),  # type: ignore[dict-item]
+        "a function that returns a graphkit.SpeculativeEngine, or None",
+    ),
 }
 """Types of each argument, and what to pass."""
 _TYPES_BY_MODE: Mapping[str, tuple[_Types, str]] = {
@@ -53,6 +57,11 @@ def check_arguments(target: CaptureTarget) -> None:
     for name, (types, expected) in _TYPES.items():
         _check_type(target, name, getattr(target, name), types, expected)
     _check_forwards(target)
+    if target.engine is not None and ForwardMode.STEP in target.forwards:
+        raise TargetError(
+            f"target {target.name!r} has a forward for STEP, and an engine whose step is STEP. "
+            "Pass one of the two."
+        )
     for name, (types, expected) in _TYPES_BY_MODE.items():
         _check_by_mode(target, name, types, expected)
     _check_host_values(target)

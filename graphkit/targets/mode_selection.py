@@ -17,14 +17,14 @@ def selected_modes(target: object, modes: object = None) -> list[ForwardMode]:
         modes: Modes of the target; ``None`` takes all of it.
 
     Raises:
-        TargetError: ``target`` is no target or has no forward, or ``modes`` has something other
-            than modes that it has a forward for.
+        TargetError: ``target`` is no target or has no mode, or ``modes`` has something other than
+            modes that it has.
     """
     if not isinstance(target, CaptureTarget):
         raise TargetError(f"a target must be a graphkit.CaptureTarget, got {target!r}.")
     if not isinstance(modes, (Iterable, type(None))) or isinstance(modes, str):
         raise TargetError(f"modes must be graphkit.ForwardMode members, got {modes!r}.")
-    chosen = list(modes or target.forwards)
+    chosen = list(modes or target.modes)
     if not chosen:
         raise TargetError(f"target {target.name!r} has no forward. Give it one for a mode.")
     for mode in chosen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from graphkit.graphs.capture_failure import describe_exception
 from graphkit.runners import RUNNERS, Output, Runner
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets.argument_checks import check_arguments, has_runner
+
+if TYPE_CHECKING:
+    from graphkit.engine import SpeculativeEngine
 
 Forward = Callable[[Any], Any]
 T = TypeVar("T")
@@ -61,10 +64,14 @@ class CaptureTarget:
         served_modes: Modes that this target serves; an audit warns of each that has no graph, and
             of no other. ``None`` stands for the modes of ``forwards``; an audit then notes which
             further modes the algorithm runs.
+        engine: ``engine(batch_sizes=..., device=..., backend=...)`` returns a new
+            ``SpeculativeEngine`` with these arguments, for ``sizes.max_batch_size`` requests. It
+            has pools of its own; models may be shared. Its whole step, captured as one graph, is
+            then the target's STEP. Commands admit requests with random prompts to it, and close it.
 
     Raises:
-        TargetError: An argument has a wrong type, a forward cannot be called, or ``forwards`` has a
-            key without a runner.
+        TargetError: An argument has a wrong type, a forward cannot be called, ``forwards`` has a
+            key without a runner, or STEP has both a forward and an engine.
     """
 
     name: str
@@ -84,9 +91,15 @@ class CaptureTarget:
     inputs_type: type[StepInputs] | Mapping[ForwardMode, type[StepInputs]] | None = None
     output_type: type[Output] | Mapping[ForwardMode, type[Output]] | None = None
     served_modes: Collection[ForwardMode] | None = None
+    engine: Callable[..., SpeculativeEngine] | None = None
 
     def __post_init__(self) -> None:
         check_arguments(self)
+
+    @property
+    def modes(self) -> tuple[ForwardMode, ...]:
+        """The modes of ``forwards``, then STEP if there is an ``engine``."""
+        return (*self.forwards, *([ForwardMode.STEP] if self.engine is not None else ()))
 
     def kept_tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of ``kept_memory`` as it is now, by name.
@@ -135,14 +148,14 @@ class CaptureTarget:
         return batch
 
     def check_mode(self, mode: ForwardMode) -> None:
-        """Check that the target has a forward for a mode.
+        """Check that the target has a forward for a mode, or an engine for STEP.
 
         Raises:
             TargetError: It has none, or ``mode`` is no ``ForwardMode``.
         """
         _check_type_of(mode)
-        if mode not in self.forwards:
-            names = ", ".join(mode.name for mode in self.forwards) or "none"
+        if mode not in self.modes:
+            names = ", ".join(mode.name for mode in self.modes) or "none"
             raise TargetError(
                 f"target {self.name!r} has no forward for {mode.name}; it has {names}."
             )
@@ -155,12 +168,17 @@ class CaptureTarget:
         device: torch.device | str = "auto",
         backend: Backend | None = None,
     ) -> Runner[Any, Any]:
-        """Return a planned runner for one of the target's modes.
+        """Return a planned runner for one of the modes of ``forwards``.
 
         Raises:
             TargetError: The target has no forward for the mode.
         """
         self.check_mode(mode)
+        if mode not in self.forwards:
+            raise TargetError(
+                f"target {self.name!r} has no forward for STEP, but an engine. Use "
+                "graphkit.capture_target, or the runner of a SpeculativeEngine."
+            )
         kind, attention = RUNNERS[mode], _of_mode(self.attention, mode)
         settings = kind.declared(_of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode))
         if attention is not None:

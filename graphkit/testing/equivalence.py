@@ -90,7 +90,7 @@ def assert_target_equivalent(
 
     Args:
         target: What to capture.
-        modes: Modes to capture; ``None`` takes all that the target has.
+        modes: Modes to capture; ``None`` takes all that the target has a forward for.
         batch_sizes: Sizes to capture; ``None`` takes the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
         tolerance: As for ``assert_replay_equivalent``.
@@ -103,7 +103,8 @@ def assert_target_equivalent(
         ConfigError: A tolerance is invalid, see ``assert_replay_equivalent``.
         TargetError: The target lacks a mode.
     """
-    for mode in selected_modes(target, modes):
+    chosen = selected_modes(target, modes)
+    for mode in chosen if modes else target.forwards:
         with target.runner(mode, batch_sizes=batch_sizes, device=device) as runner:
             runner.capture()
             for size in () if runner.eager_reason else runner.table:

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from graphkit.graphs import Attribution, Backend
-from graphkit.records import CaptureRecord, ModeRecord, SizeRecord
+import torch
+
+from graphkit.engine import SpeculativeEngine
+from graphkit.graphs import Attribution, Backend, backend_for, environment
+from graphkit.records import CaptureRecord, Mismatch, ModeRecord, SizeRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
+from graphkit.step import SpecStepInputs
 from graphkit.targets import CaptureTarget, selected_modes
+from graphkit.verify.comparison import Comparison, compare_runs
+from graphkit.verify.engine_step import (
+    MOST_NEW_TOKENS,
+    allocate_rows,
+    open_engine,
+    random_requests,
+    step_refusal,
+    step_runner,
+)
+from graphkit.verify.request_runs import RequestRuns
 from graphkit.verify.size_check import SizeCheck
+from graphkit.verify.step_comparison import compare_loop, compare_steps
 
 Progress = Callable[[int, int, str], None]
+_SEED = 20
+_LOOP_STEPS = 8
+"""Most steps of a launch that is compared with single replays."""
 
 
 def capture_target(
@@ -28,6 +47,10 @@ def capture_target(
     progress: Progress = lambda _done, _total, _what: None,
 ) -> CaptureRecord:
     """Capture every mode and size, and check each size with every live batch size that it holds.
+
+    A replay of STEP, if that is the whole step of ``target.engine``, is compared with the same step
+    without its graph, in its report and in the state of the requests; and a launch of several steps
+    with replays of single steps.
 
     Args:
         target: What to capture.
@@ -44,36 +67,56 @@ def capture_target(
 
     Raises:
         CaptureError: A forward cannot be captured.
-        TargetError: ``target`` is no target, or lacks a mode.
+        TargetError: ``target`` is no target, lacks a mode, or has an invalid engine.
     """
     chosen = selected_modes(target, modes)
+    used = backend_for(device, backend)
     attribution = Attribution(target.weights) if inspect else None
-    with ExitStack() as runners:
-        records, checks = [], list[SizeCheck]()
+    settings: dict[str, Any] = {"batch_sizes": batch_sizes, "device": device, "backend": backend}
+    with ExitStack() as stack:
+        captured = []
         for mode in chosen:
-            runner = runners.enter_context(
-                target.runner(mode, batch_sizes=batch_sizes, device=device, backend=backend)
-            )
-            record, of_mode = _capture_mode(target, runner, attribution, progress)
-            records.append(record)
-            checks += of_mode
+            if mode in target.forwards:
+                runner = stack.enter_context(target.runner(mode, **settings))
+                batch_of = partial(_batch_of, target, mode)
+                captured.append(_captured(runner, batch_of, compare_runs, attribution, progress))
+            else:
+                engine = stack.enter_context(open_engine(target, **settings))
+                captured.append(_captured_step(target, engine, attribution, progress))
+        checks = [check for each in captured for check in each.checks]
         # Last, since a profiler that was on once makes every later launch slower.
-        graphs = tuple(check.inspected() for check in checks) if inspect else ()
-    return replace(
-        records[0],
+        graphs = tuple(check.inspected(target.weights) for check in checks) if inspect else ()
+    return CaptureRecord(
         target=target.name,
-        modes=tuple(mode for record in records for mode in record.modes),
-        mismatches=tuple(mismatch for check in checks for mismatch in check.mismatches),
+        backend=used.name,
+        environment=environment(used.device),
+        modes=tuple(each.mode for each in captured),
+        mismatches=tuple(mismatch for each in captured for mismatch in each.mismatches),
         graphs=graphs,
     )
 
 
-def _capture_mode(
-    target: CaptureTarget,
+@dataclass(frozen=True, slots=True)
+class _CapturedMode:
+    """The record of a mode, the checks of its sizes, and what they found."""
+
+    mode: ModeRecord
+    checks: Sequence[SizeCheck]
+    mismatches: Sequence[Mismatch]
+
+
+def _batch_of(target: CaptureTarget, mode: ForwardMode, batch_size: int) -> Any:
+    return target.batch(mode, batch_size, _SEED + batch_size)
+
+
+def _captured(
     runner: Runner[Any, Any],
+    batch_of: Callable[[int], Any],
+    compare: Callable[[Any, Any, int], Comparison],
     attribution: Attribution | None,
     progress: Progress,
-) -> tuple[CaptureRecord, list[SizeCheck]]:
+) -> _CapturedMode:
+    """Capture a runner and check its sizes; arguments as for ``SizeCheck``."""
     sizes = runner.table.sizes
     total, done = len(sizes) + sum(sizes), 0
 
@@ -89,7 +132,7 @@ def _capture_mode(
     measured: list[SizeRecord] = []
     checks: list[SizeCheck] = []
     for size in record.modes[0].sizes:
-        check = SizeCheck(target, runner, size.batch_size)
+        check = SizeCheck(runner, size.batch_size, batch_of, compare)
         for live in range(1, size.batch_size + 1):
             check.compare(live)
             step(f"comparing {live} at {size.batch_size}")
@@ -98,4 +141,50 @@ def _capture_mode(
     if not checks:
         progress(total, total, f"{runner.mode.name} stays eager")
     mode: ModeRecord = replace(record.modes[0], sizes=tuple(measured), stats=runner.stats)
-    return replace(record, modes=(mode,)), checks
+    return _CapturedMode(mode, checks, [found for check in checks for found in check.mismatches])
+
+
+def _captured_step(
+    target: CaptureTarget,
+    engine: SpeculativeEngine,
+    attribution: Attribution | None,
+    progress: Progress,
+) -> _CapturedMode:
+    """Capture the whole step of an engine, and check its sizes and its loops."""
+    runner = step_runner(engine)
+    if runner is None:
+        return _CapturedMode(_eager_step(step_refusal(engine)), (), ())
+    rows = allocate_rows(target, engine)
+    requests = random_requests(engine, rows, lambda _index: MOST_NEW_TOKENS)
+    RequestRuns(runner, requests).admit()
+    captured = _captured(
+        runner,
+        lambda count: SpecStepInputs(req_pool_indices=torch.tensor(rows[:count])),
+        compare_steps,
+        attribution,
+        progress,
+    )
+    loops, mismatches = [], [*captured.mismatches]
+    for loop in captured.mode.loops:
+        progress(0, 1, f"{runner.mode.name} comparing the {loop.kind} loop")
+        # The requests end after different steps, so that the loop changes its size.
+        some = random_requests(
+            engine, rows, lambda index: 2 + 5 * index % 23, is_greedy=loop.kind == "greedy"
+        )
+        steps, mismatch = compare_loop(runner, some, _LOOP_STEPS)
+        loops.append(replace(loop, steps_compared=steps))
+        mismatches += [] if mismatch is None else [mismatch]
+    RequestRuns(runner, requests).admit()  # for the inspection of the graphs
+    mode = replace(captured.mode, loops=tuple(loops), stats=runner.stats)
+    return replace(captured, mode=mode, mismatches=mismatches)
+
+
+def _eager_step(reason: str) -> ModeRecord:
+    return ModeRecord(
+        mode=ForwardMode.STEP.name,
+        tokens_per_request=1,
+        host_planned=False,
+        input_bytes=0,
+        sizes=(),
+        eager_reason=reason,
+    )

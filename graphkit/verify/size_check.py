@@ -13,10 +13,8 @@ import torch
 from graphkit.graphs import StateSnapshot
 from graphkit.records import GraphRecord, Mismatch, SizeRecord
 from graphkit.runners import Runner
-from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import compare_runs, restorable_state
+from graphkit.verify.comparison import Comparison, restorable_state
 
-_SEED = 20
 _REPEATS = {"cuda": 20, "cpu": 3}
 
 
@@ -24,29 +22,36 @@ class SizeCheck:
     """Compares and measures replays at one captured size.
 
     Args:
-        target: Makes the batches.
-        runner: One of the target's, captured.
+        runner: Captured.
         size: The captured size.
+        batch_of: Returns a batch of a number of requests.
+        compare: Compares the replay of a batch at a captured size with the step without a graph.
 
     Attributes:
         mismatches: Wrong replays so far.
     """
 
-    def __init__(self, target: CaptureTarget, runner: Runner[Any, Any], size: int) -> None:
-        self._target, self._runner, self._size = target, runner, size
+    def __init__(
+        self,
+        runner: Runner[Any, Any],
+        size: int,
+        batch_of: Callable[[int], Any],
+        compare: Callable[[Any, Any, int], Comparison],
+    ) -> None:
+        self._runner, self._size, self._batch_of, self._compare = runner, size, batch_of, compare
         self._largest, self._compared = 0.0, 0
         self.mismatches: list[Mismatch] = []
 
     def compare(self, live: int) -> None:
         """Compare the replay of a batch of ``live`` requests with the step without a graph."""
-        comparison = compare_runs(self._runner, self._batch(live), self._size)
+        comparison = self._compare(self._runner, self._batch_of(live), self._size)
         self._compared += 1
         self._largest = max(self._largest, comparison.largest_difference)
         self.mismatches += comparison.mismatches
 
     def measured(self, record: SizeRecord) -> SizeRecord:
         """Return the size's record with the outcome so far and the duration of a full batch."""
-        batch = self._batch(self._size)
+        batch = self._batch_of(self._size)
         return replace(
             record,
             replay_us=self._duration_us(lambda: self._runner.replay(batch)),
@@ -55,18 +60,19 @@ class SizeCheck:
             batches_compared=self._compared,
         )
 
-    def inspected(self) -> GraphRecord:
-        """Return the graph's record, with the cost of its nodes for a full batch."""
-        batch = self._batch(self._size)
+    def inspected(self, weights: Any) -> GraphRecord:
+        """Return the graph's record, with the cost of its nodes for a full batch.
+
+        Args:
+            weights: As for ``Runner.inspect``.
+        """
+        batch = self._batch_of(self._size)
         with self._preserved():
             return self._runner.inspect(
                 self._size,
-                weights=self._target.weights,
+                weights=weights,
                 replay=lambda: self._runner.replay(batch, padded_batch_size=self._size),
             )
-
-    def _batch(self, live: int) -> Any:
-        return self._target.batch(self._runner.mode, live, _SEED + live)
 
     def _preserved(self) -> StateSnapshot:
         return StateSnapshot(restorable_state(self._runner), self._runner.device)

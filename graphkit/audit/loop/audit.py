@@ -8,13 +8,12 @@ from itertools import zip_longest
 import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.loop.request_runs import Lines, RequestRuns, Requests, Run
 from graphkit.audit.object_snapshot import ObjectSnapshot
 from graphkit.config import require_int
 from graphkit.records import Finding, count_of, distinct_text
 from graphkit.step import SpecStepRunner
 from graphkit.verify import check_tolerance
-from graphkit.verify.differences import even_owner, first_difference
+from graphkit.verify.request_runs import Lines, RequestRuns, Requests, Run
 from graphkit.verify.rounding import Rounding
 
 _SHOWN = 3
@@ -58,13 +57,19 @@ def audit_loop(
     """
     require_int("audit_loop", "steps", steps)
     check_tolerance(tolerance)
-    log, runs = AuditLog(tolerance), RequestRuns(runner, requests)
+    log = AuditLog(tolerance)
+    check_loop(runner, requests, steps, log)
+    return tuple(log.findings)
+
+
+def check_loop(runner: SpecStepRunner, requests: Requests, steps: int, log: AuditLog) -> None:
+    """Log the check and the finding of ``audit_loop``."""
+    runs = RequestRuns(runner, requests)
     with torch.no_grad(), log.check("loop", runner.mode.name) as check:
         try:
-            _Search(runner, runs, steps, tolerance).report_to(check)
+            _Search(runner, runs, steps, log.tolerance).report_to(check)
         finally:
             runs.release()
-    return tuple(log.findings)
 
 
 class _Search:
@@ -79,7 +84,6 @@ class _Search:
         self, runner: SpecStepRunner, runs: RequestRuns, steps: int, tolerance: float
     ) -> None:
         self._runs, self._rounding = runs, Rounding(runner.sizes.dtype, tolerance)
-        self._allowed = self._rounding.beside(0.0)
         drafter, target = runner.device_step.drafter, runner.device_step.verifier.runner
         self._roots = {
             "draft": drafter.draft,
@@ -158,18 +162,8 @@ class _Search:
 
     def _differences(self, steps: int, got: Run) -> dict[str, tuple[str, str]]:
         """Return the expected and the actual value of what differs after some steps, by name."""
-        expected, found = self.expected[steps], {}
-        for name, one in expected.state.items():
-            other = got.state[name]
-            if one.shape != other.shape:  # such as the KV of more tokens
-                found[name] = str(list(one.shape)), str(list(other.shape))
-            elif mismatch := first_difference(
-                {name: one}, {name: other}, even_owner(1), self._rounding, self._allowed
-            ):
-                found[name] = distinct_text(mismatch.expected, mismatch.got)
-        if expected.reports != got.reports:
-            found["reports"] = str(expected.reports), str(got.reports)
-        return found
+        found = self.expected[steps].differences(got, self._rounding)
+        return {name: distinct_text(each.expected, each.got) for name, each in found.items()}
 
 
 def _names(names: Iterable[str]) -> str:
