@@ -112,13 +112,14 @@ class Verifier:
         """
         rows, width = req_pool_indices, self._context.verify_width
         mask = tree.tree_mask if self._is_tree else None
-        with scope("verify"):
+        with scope("build"):
             # The host does not see values on a device. The op makes ids outside the vocabulary
             # valid there; the target accepts them only if they equal its own tokens.
             tokens, positions, slots = verify_rows(
                 rows, self._context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
                 width, self._context.sizes.vocab_size,
             )  # fmt: skip
+        with scope("verify"):
             output = self.runner.run(
                 TargetVerifyInputs(
                     req_pool_indices=rows,
