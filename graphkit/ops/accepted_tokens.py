@@ -128,8 +128,7 @@ def accept_samples(
     samples = philox_uniform(seeds[req_pool_indices], positions[req_pool_indices], width + 1)
     probs = target_probs.view(*candidates.shape, target_probs.shape[1])
     tree_speculative_sampling_target_only(
-        *path, candidates, *links, samples[:, :width], samples[:, width],
-        probs, torch.zeros_like(probs), 1.0, 1.0,
+        *path, candidates, *links, samples[:, :width], samples[:, width], probs
     )  # fmt: skip
     return _ordered(width, *path)
 

@@ -31,9 +31,9 @@ def tree_speculative_sampling_target_only(
     uniform_samples: Annotated[torch.Tensor, "[B, W] float32"],
     uniform_samples_for_final_sampling: Annotated[torch.Tensor, "[B] float32"],
     target_probs: Annotated[torch.Tensor, "[B, W, V >= 1] float32"],
-    draft_probs: Annotated[torch.Tensor, "[B, W, V] float32"],
-    threshold_single: Annotated[float, "0 <= threshold_single <= 1"],
-    threshold_acc: Annotated[float, "0 <= threshold_acc <= 1"],
+    draft_probs: Annotated[torch.Tensor | None, "[B, W, V] float32"] = None,
+    threshold_single: Annotated[float, "0 <= threshold_single <= 1"] = 1.0,
+    threshold_acc: Annotated[float, "0 <= threshold_acc <= 1"] = 1.0,
 ) -> None:
     """Accept a path of each tree by one uniform sample per node, then draw the bonus token.
 
@@ -50,10 +50,11 @@ def tree_speculative_sampling_target_only(
     Where the total is 0 or not finite, the bonus token is the most probable one of the target's
     row, NaN excluded.
 
-    With both thresholds 1 and draft_probs 0, tokens follow the target's distribution exactly for
-    any drafts: a child is accepted for u in [s - p, s), an interval of length p, and the bonus
-    token shares the rest in proportion. A threshold below 1 accepts more; draft_probs other than 0
-    change the distribution of the bonus token.
+    By default, with both thresholds 1 and without draft_probs, tokens follow the target's
+    distribution exactly for any drafts: a child is accepted for u in [s - p, s), an interval of
+    length p, and the bonus token shares the rest in proportion. A threshold below 1 accepts more;
+    draft_probs change the distribution of the bonus token. See ``accept_by_rejection`` for drafts
+    that were sampled from known probabilities.
 
     Contract of SGLang's op of this name (sgl-kernel, speculative_sampling.cu), with two
     differences: equal siblings count their probability once, and a token of probability 0 is
@@ -73,8 +74,7 @@ def tree_speculative_sampling_target_only(
         uniform_samples: Sample of each node, in [0, 1).
         uniform_samples_for_final_sampling: Sample of each request's bonus token, in [0, 1).
         target_probs: The target's distribution after each node.
-        draft_probs: Subtracted from the target's before the bonus token is drawn; zeros to follow
-            the target's distribution.
+        draft_probs: Subtracted from the target's before the bonus token is drawn; None for zeros.
         threshold_single: Probability from which a drafted token is always accepted.
         threshold_acc: Factor on the samples.
 
@@ -110,15 +110,16 @@ def tree_speculative_sampling_target_only(
         row_BV = target_probs[request_B, walk.node_B]
         left_BV = torch.where(accepted_B[:, None], row_BV, left_BV)
 
-    weight_BV = (left_BV - draft_probs[request_B, walk.node_B]).relu()
+    if draft_probs is not None:
+        left_BV = left_BV - draft_probs[request_B, walk.node_B]
     fallback_BV = target_probs[request_B, walk.node_B]
-    final_B = _sample(weight_BV, fallback_BV, uniform_samples_for_final_sampling)
+    final_B = sample_rows(left_BV.relu(), fallback_BV, uniform_samples_for_final_sampling)
     after_BA = candidates.gather(1, walk.path_BA.clamp(min=0)).roll(-1, 1)
     token_BA = torch.where(walk.is_last(), final_B[:, None], after_BA)
     write_paths(predicts, accept_index, accept_token_num, retrieve_index, walk, token_BA)
 
 
-def _sample(
+def sample_rows(
     weight_BV: torch.Tensor, fallback_BV: torch.Tensor, coin_B: torch.Tensor
 ) -> torch.Tensor:
     """Draw a token by inverse transform, int64 [B]; the fallback's largest without a finite sum."""

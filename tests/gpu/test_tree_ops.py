@@ -124,6 +124,7 @@ def test_tree_sampling(shape, vocab, damaged):
     for columns in (1, shape[0] + 1, 9):
         args = sampling_args(shape, 7, vocab, damaged)
         assert_same_results(tree_speculative_sampling_target_only, columns, args)
+        assert_same_results(tree_speculative_sampling_target_only, columns, args[:-3])
 
 
 @pytest.mark.parametrize("requests", [0, 9])

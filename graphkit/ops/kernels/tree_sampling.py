@@ -138,9 +138,12 @@ def tree_sampling_kernel(
     draw = tl.arange(0, BLOCK_D)
     samples = tl.load(uniform_samples + first + draw, mask=draw < WIDTH, other=0)
     last = tl.load(uniform_samples_for_final_sampling + request)
+    draft = draft_probs
+    if draft_probs is not None:
+        draft = draft_probs + first * VOCAB
     path, tokens, drafts = walk_by_samples(
         candidates + first, retrieve_next_token + first, retrieve_next_sibling + first,
-        target_probs + first * VOCAB, draft_probs + first * VOCAB,
+        target_probs + first * VOCAB, draft,
         tl.where(draw == WIDTH, last, samples), threshold_single, threshold_acc,
         WIDTH, COLUMNS, VOCAB, BLOCK_W, BLOCK_A, BLOCK_D, BLOCK_V, BLOCKS,
     )  # fmt: skip

@@ -144,8 +144,9 @@ def test_verify_tree_greedy(shape, damaged, dtype):
 def test_tree_sampling(shape, vocab, damaged):
     op = tree_speculative_sampling_target_only
     for columns, thresholds in ((1, (1.0, 1.0)), (2, (0.25, 0.5)), (shape[2], (1.0, 1.0))):
-        args = (*sampling_args(shape, vocab, damaged), *thresholds)
-        assert_same_results(op, columns, args)
+        args = sampling_args(shape, vocab, damaged)
+        assert_same_results(op, columns, (*args, *thresholds))
+        assert_same_results(op, columns, args[:-1])
 
 
 @pytest.mark.parametrize("token", [0, MAX_BLOCK - 1, MAX_BLOCK, 2 * MAX_BLOCK + 4])

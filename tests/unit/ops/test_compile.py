@@ -39,7 +39,8 @@ def walk_args(requests, seed):
 def sampling_args(requests, seed):
     *walk, target = walk_args(requests, seed)
     samples, probs = torch.rand(target.shape), torch.rand(*target.shape, 9)
-    return *walk, samples, samples[:, 0].clone(), probs, probs, 1.0, 1.0
+    draft_probs = probs if seed % 2 else None
+    return *walk, samples, samples[:, 0].clone(), probs, draft_probs, 1.0, 1.0
 
 
 MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {

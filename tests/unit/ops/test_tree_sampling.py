@@ -28,7 +28,7 @@ def sample(links, tokens, coins, final, target, *, draft=None, columns=3, single
         torch.full((1,), 99, dtype=torch.int32),
     )
     target = torch.tensor([target])
-    draft = torch.zeros_like(target) if draft is None else torch.tensor([draft])
+    draft = None if draft is None else torch.tensor([draft])
     tree_speculative_sampling_target_only(
         *out, torch.tensor([tokens]), torch.arange(width)[None],
         *(torch.tensor([part]) for part in links), torch.tensor([coins]), torch.tensor([final]),
