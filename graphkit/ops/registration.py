@@ -72,6 +72,31 @@ class RegisteredOp:
         """Return empty results of the right shapes and dtypes, for tracers."""
         return self.fake(self.arguments(*args, **kwargs)) if self.fake else None
 
+    def backward(self, context: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients of the arguments: run the reference again and differentiate it."""
+        with torch.enable_grad():
+            args = [
+                each.detach().requires_grad_(each.is_floating_point())
+                if isinstance(each, torch.Tensor)
+                else each
+                for each in context.inputs
+            ]
+            results = self.reference(*args)
+        results = results if isinstance(results, tuple) else (results,)
+        pairs = zip(results, gradients, strict=True)
+        given = [(result, each) for result, each in pairs if each is not None]
+        is_variable = [isinstance(each, torch.Tensor) and each.requires_grad for each in args]
+        variables = [each for each, is_one in zip(args, is_variable, strict=True) if is_one]
+        found = iter(
+            torch.autograd.grad(
+                [result for result, _ in given],
+                variables,
+                [each for _, each in given],
+                allow_unused=True,
+            )
+        )
+        return tuple(next(found) if is_one else None for is_one in is_variable)
+
     def _checked(self, args: tuple[Any, ...]) -> Any:
         given = self.arguments(*args)
         self.rules.check(given)
@@ -89,6 +114,7 @@ def register_op(
     ignored: Callable[[Any], Collection[str]] | None = None,
     error: ArgumentError = InputError,
     number_error: ArgumentError | None = None,
+    differentiable: bool = False,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Register the decorated torch reference as the op ``graphkit::NAME``.
 
@@ -100,6 +126,8 @@ def register_op(
         ignored: Arguments that a call does not use.
         error: Raised for a tensor that does not fit.
         number_error: Raised for a number that does not fit.
+        differentiable: Whether gradients flow through the op: those of the reference, which runs
+            again for them.
 
     Returns:
         A decorator. The public function has the reference's signature and documentation and calls
@@ -123,6 +151,8 @@ def register_op(
         )  # fmt: skip
         definition.register_kernel("cuda", op.run_cuda)
         definition.register_fake(op.run_fake)
+        if differentiable:
+            definition.register_autograd(op.backward, setup_context=_keep_inputs)
         OPS[name] = op
         overload = getattr(torch.ops.graphkit, name).default
 
@@ -134,6 +164,12 @@ def register_op(
         return call
 
     return register
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep the arguments of a call for its backward."""
+    del output
+    ctx.inputs = inputs
 
 
 def _plain(function: FunctionType) -> FunctionType:

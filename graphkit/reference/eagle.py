@@ -76,7 +76,7 @@ class EagleHead(nn.Module):
             hidden_TH, result: [T, H].
         """
         merged_TH = self.fc(torch.cat((self._embed(input_ids_T), hidden_TH), dim=-1))
-        rotation = self.rotary_emb(positions_T, merged_TH.dtype)
+        rotation = self.rotary_emb(positions_T)
         out_TH: Tensor = self.layers[0](merged_TH, rotation, attend)
         return out_TH
 

@@ -33,8 +33,9 @@ class Eagle3Layer(nn.Module):
     ) -> Tensor:
         """Return the residual stream after this layer, [T, H]. It starts with the feature."""
         both = torch.cat((self.input_layernorm(embedded_TH), self.hidden_norm(hidden_TH)), dim=-1)
-        hidden_TH = hidden_TH + self.self_attn(both, rotation, attend)
-        fed_TH: Tensor = self.mlp(self.post_attention_layernorm(hidden_TH))
+        mixed_TH: Tensor = self.self_attn(both, rotation, attend)
+        normed_TH, hidden_TH = self.post_attention_layernorm.add(mixed_TH, hidden_TH)
+        fed_TH: Tensor = self.mlp(normed_TH)
         return hidden_TH + fed_TH
 
 
@@ -104,7 +105,7 @@ class Eagle3Head(nn.Module):
             result: [T, H], before the final norm.
         """
         hidden_TH = self.fc(hidden_TF) if hidden_TF.shape[1] == self.fc.in_features else hidden_TF
-        rotation = self.rotary_emb(positions_T, hidden_TH.dtype)
+        rotation = self.rotary_emb(positions_T)
         out_TH: Tensor = self.midlayer(self._embed(input_ids_T), hidden_TH, rotation, attend)
         return out_TH
 

@@ -1,4 +1,4 @@
-"""Layers of a Llama-layout decoder, with the parameter names of Hugging Face.
+"""Layers of a Llama-layout decoder. Their state dicts have the names of Hugging Face.
 
 Tensor suffixes: T tokens, H hidden, N query heads, M key and value heads, D head dim.
 Every forward can be captured in a CUDA graph: no host synchronisation, static shapes.
@@ -12,10 +12,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
+from graphkit.ops.rms_norm import add_rms_norm, rms_norm
+from graphkit.ops.rotary import rotated_heads
+from graphkit.ops.swiglu import silu_and_mul
 from graphkit.reference.config import LlamaConfig
-from graphkit.reference.rope import Rotation, rotate
+from graphkit.reference.merged_linear import MergedLinear, MergesProjections
+from graphkit.reference.rope import Rotation
 
 
 class Attend(Protocol):
@@ -34,11 +37,7 @@ class Attend(Protocol):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation, computed in float32; the weight is applied in x's dtype.
-
-    Shapes:
-        x, result: [..., size].
-    """
+    """Root mean square normalisation of rows [T, size]; see ``graphkit.ops.rms_norm``."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -46,14 +45,15 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        scaled: Tensor = self.weight * wide.to(x.dtype)
-        return scaled
+        """Normalise rows."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normalised sum of two tensors, and the sum."""
+        return add_rms_norm(x.to(residual.dtype), residual, self.weight, self.eps)
 
 
-class Attention(nn.Module):
+class Attention(MergesProjections):
     """Grouped-query attention. The caller stores keys and values.
 
     Args:
@@ -65,48 +65,49 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig, layer: int, *, input_size: int | None = None) -> None:
         super().__init__()
         self.layer = layer
-        self.head_dim = config.head_dim
-        self.has_qk_norm = config.qk_norm
-        query_size = config.num_attention_heads * config.head_dim
-        key_size = config.num_key_value_heads * config.head_dim
-        input_size = input_size or config.hidden_size
-        self.q_proj = nn.Linear(input_size, query_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(input_size, key_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(input_size, key_size, bias=config.attention_bias)
+        self.heads = config.num_attention_heads, config.num_key_value_heads
+        query_size, key_size = (count * config.head_dim for count in self.heads)
+        self.qkv_proj = MergedLinear(
+            input_size or config.hidden_size,
+            {"q_proj": query_size, "k_proj": key_size, "v_proj": key_size},
+            bias=config.attention_bias,
+        )
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.output_bias)
+        self.eps = config.rms_norm_eps
+        self.has_qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """Project to heads, rotate, call ``attend``, and project back to [T, H]."""
-        query_TND = self._split(self.q_proj(hidden_TH))
-        key_TMD = self._split(self.k_proj(hidden_TH))
-        value_TMD = self._split(self.v_proj(hidden_TH))
-        if self.has_qk_norm:
-            query_TND, key_TMD = self.q_norm(query_TND), self.k_norm(key_TMD)
-        query_TND, key_TMD = rotate(query_TND, rotation), rotate(key_TMD, rotation)
+        positions_T, frequencies = rotation
+        query_heads, key_heads = self.heads
+        query_TND, key_TMD, value_TMD = rotated_heads(
+            self.qkv_proj(hidden_TH), positions_T, frequencies, query_heads, key_heads,
+            self.q_norm.weight if self.has_qk_norm else None,
+            self.k_norm.weight if self.has_qk_norm else None,
+            self.eps,
+        )  # fmt: skip
         attended_TND = attend(self.layer, query_TND, key_TMD, value_TMD)
         out_TH: Tensor = self.o_proj(attended_TND.flatten(1))
         return out_TH
 
-    def _split(self, flat: Tensor) -> Tensor:
-        return flat.reshape(flat.shape[0], flat.shape[1] // self.head_dim, self.head_dim)
 
-
-class MLP(nn.Module):
+class MLP(MergesProjections):
     """SwiGLU feed-forward network."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        width = config.intermediate_size
+        self.gate_up_proj = MergedLinear(
+            config.hidden_size, {"gate_proj": width, "up_proj": width}, bias=False
+        )
+        self.down_proj = nn.Linear(width, config.hidden_size, bias=False)
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """Return down(silu(gate(x)) * up(x)), [T, H]."""
-        gated = silu(self.gate_proj(hidden_TH)) * self.up_proj(hidden_TH)
-        out_TH: Tensor = self.down_proj(gated)
+        out_TH: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden_TH)))
         return out_TH
 
 
@@ -130,8 +131,8 @@ class DecoderLayer(nn.Module):
     def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """Return the residual stream after this layer, [T, H]."""
         mixed_TH: Tensor = self.self_attn(self.input_layernorm(hidden_TH), rotation, attend)
-        hidden_TH = hidden_TH + mixed_TH
-        fed_TH: Tensor = self.mlp(self.post_attention_layernorm(hidden_TH))
+        normed_TH, hidden_TH = self.post_attention_layernorm.add(mixed_TH, hidden_TH)
+        fed_TH: Tensor = self.mlp(normed_TH)
         return hidden_TH + fed_TH
 
 

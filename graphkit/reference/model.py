@@ -31,7 +31,7 @@ class LlamaDecoder(nn.Module):
 
     def forward(self, hidden_TH: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Run all layers and the final norm over embedded tokens, [T, H] to [T, H]."""
-        rotation = self.rotary_emb(positions_T, hidden_TH.dtype)
+        rotation = self.rotary_emb(positions_T)
         for layer in self.layers:
             hidden_TH = layer(hidden_TH, rotation, attend)
         normed_TH: Tensor = self.norm(hidden_TH)

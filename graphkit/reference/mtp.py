@@ -80,7 +80,7 @@ class MTPHead(nn.Module):
         layer = self.layers[i]
         assert isinstance(layer, MTPLayer), "self.layers contains MTPLayer only"
         merged_TH = layer.merge(self._embed(input_ids_T), hidden_TH)
-        out_TH: Tensor = layer(merged_TH, self.rotary_emb(positions_T, merged_TH.dtype), attend)
+        out_TH: Tensor = layer(merged_TH, self.rotary_emb(positions_T), attend)
         return out_TH
 
     def logits(self, i: int, hidden_TH: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Tensor suffixes: T tokens, D head dim.
 """
-# ruff: noqa: N803, N806 -- the suffixes are shapes
+# ruff: noqa: N803 -- the suffixes are shapes
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from graphkit.reference.config import LlamaConfig
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosine and sine of the rotation angles, [T, D] each."""
+"""Positions, [T], and inverse frequencies, [D / 2] float32, as ``rotated_heads`` takes them."""
 
 
 def inverse_frequencies(config: LlamaConfig) -> Tensor:
@@ -37,7 +37,7 @@ def inverse_frequencies(config: LlamaConfig) -> Tensor:
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary position embedding, computed from the positions in each forward.
+    """Frequencies of the rotary position embedding.
 
     ``inv_freq`` stays float32 when the model is cast: at large positions, rounded frequencies would
     change the angles by whole radians.
@@ -51,11 +51,9 @@ class RotaryEmbedding(nn.Module):
         frequencies = inverse_frequencies(config).to(torch.get_default_device())
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
-    def forward(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
-        """Return cosine and sine in ``dtype``, [T, D] each, of positions [T] of any int dtype."""
-        half = positions_T[:, None].float() * self.inv_freq
-        angles_TD = torch.cat((half, half), dim=-1)
-        return angles_TD.cos().to(dtype), angles_TD.sin().to(dtype)
+    def forward(self, positions_T: Tensor) -> Rotation:
+        """Return the rotation of rows at positions [T]."""
+        return positions_T, self.inv_freq
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = self.inv_freq
@@ -65,13 +63,3 @@ class RotaryEmbedding(nn.Module):
         else:
             self.inv_freq = inverse_frequencies(self.config).to(self.inv_freq.device)
         return self
-
-
-def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate each head by the angles of its token; [T, heads, D] to the same shape.
-
-    Dimension i is paired with i + D / 2, as in Hugging Face checkpoints.
-    """
-    cos, sin = (table_TD[:, None] for table_TD in rotation)
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin

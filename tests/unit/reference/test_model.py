@@ -148,6 +148,6 @@ def test_initialise_damps_what_adds_to_the_residual():
     model = LlamaModel(CONFIG)
     initialise(model, 8)
     layer = model.model.layers[0]
-    assert layer.mlp.up_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert layer.mlp.gate_up_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert layer.mlp.down_proj.weight.std().item() == pytest.approx(0.005, rel=0.05)
     assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)

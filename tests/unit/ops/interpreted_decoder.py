@@ -1,0 +1,25 @@
+"""Launchers of the ops of decoder layers against their references; see ``test_interpreted.py``."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphkit.ops.kernels import rms_norm
+from graphkit.ops.registration import OPS
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
+
+CASES = runpy.run_path(str(Path(__file__).with_name("decoder_cases.py")))
+
+
+@pytest.mark.parametrize("block", [64, 1024], ids=["several blocks", "one block"])
+def test_launchers_match_the_references(block, monkeypatch):
+    monkeypatch.setattr(rms_norm, "MAX_BLOCK", block)
+    for op, args in CASES["cases"](torch.device("cpu")):
+        registered = OPS[op.__name__]
+        CASES["assert_close"](registered.launch(registered.arguments(*args)), op(*args))
