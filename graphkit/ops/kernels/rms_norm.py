@@ -38,6 +38,7 @@ def rms_norm_kernel(
         wide = value.to(tl.float32)
         squares += wide * wide
     scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
+    tl.debug_barrier()  # other threads may read the sums that a thread has written
     for begin in tl.static_range(0, WIDTH, BLOCK):
         inside = begin + lane < WIDTH
         source = x if residual is None else total
