@@ -37,8 +37,9 @@ def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
 
 
 def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
+    width = f"{count_of(mode.tokens_per_request, 'token')} per request"
     table = Table(
-        title=f"{mode.mode}, {count_of(mode.tokens_per_request, 'token')} per request",
+        title=f"{mode.mode}, {'whole step of the engine' if mode.loops else width}",
         title_justify="left",
         title_style="bold",
     )
@@ -70,11 +71,14 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
         yield Text("No graph was captured: every batch falls back.", style="yellow")
         return
     if not record.mismatches:
-        yield Text(
-            f"{count_of(compared, 'live batch')} replayed: each equals the padded path without a "
-            "graph bit by bit, and eager within rounding.",
-            style="green",
-        )
+        of_steps = sum(e.batches_compared for m in record.modes if m.loops for e in m.sizes)
+        if compared > of_steps:
+            yield Text(
+                f"{count_of(compared - of_steps, 'live batch')} replayed: each equals the padded "
+                "path without a graph bit by bit, and eager within rounding.",
+                style="green",
+            )
+        yield from (_step_verdict(mode, of_steps) for mode in record.modes if mode.loops)
         return
     wrong = {(m.mode, m.batch_size, m.padded_batch_size) for m in record.mismatches}
     verb = "is" if len(wrong) == 1 else "are"
@@ -84,6 +88,18 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
     more = len(record.mismatches) - _MAX_MISMATCHES
     if more > 0:
         yield Text(f"  and {more} more; --json lists all", style="red")
+
+
+def _step_verdict(mode: ModeRecord, compared: int) -> Text:
+    text = f"{mode.mode}: {count_of(compared, 'live batch')} replayed: each equals the padded step "
+    text += "without a graph bit by bit, in its report and in the state of the requests"
+    steps = min(loop.steps_compared for loop in mode.loops)
+    if steps:
+        return Text(
+            f"{text}; {count_of(steps, 'step')} in one launch equal single replays.", "green"
+        )
+    text += ". Launches were not compared: the step is not repeatable."
+    return Text(text, style="yellow")
 
 
 def _sentence(m: Mismatch) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,7 +70,12 @@ def shortened(branch: Branch) -> tuple[str, Branch]:
 
 def module_tree(record: GraphRecord) -> Branch:
     """Return the tree of a graph."""
-    return _branch(nodes_in_modules(record), ())
+    return tree_of(nodes_in_modules(record))
+
+
+def tree_of(nodes: Sequence[NodeInModules]) -> Branch:
+    """Return the tree of nodes."""
+    return _branch(nodes, ())
 
 
 def nodes_in_modules(record: GraphRecord) -> list[NodeInModules]:
@@ -97,7 +102,7 @@ def duration_of(nodes: Iterable[Node]) -> float | None:
     return sum(measured) if measured else None
 
 
-def _branch(nodes: list[NodeInModules], names: tuple[str, ...]) -> Branch:
+def _branch(nodes: Sequence[NodeInModules], names: tuple[str, ...]) -> Branch:
     depth = len(names)
     inside: dict[str, list[NodeInModules]] = {}
     for modules, node in nodes:

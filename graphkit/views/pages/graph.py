@@ -1,4 +1,7 @@
-"""Page of one graph: the modules whose forward made its nodes, and what the nodes cost."""
+"""Page of one graph: the modules whose forward made its nodes, and what the nodes cost.
+
+Those of a whole step are inside its phases.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from itertools import groupby
 
 from graphkit.records import GraphRecord, Node, count_of, extent
 from graphkit.views.formatting import bar, size, us
-from graphkit.views.module_tree import Branch, duration_of, module_tree, shortened
+from graphkit.views.module_tree import Branch, duration_of, shortened
 from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.node import page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
+from graphkit.views.phases import phases_of, step_tree
 
 _OPEN_ROWS = 16
 """Rows that a terminal of 24 lines shows."""
@@ -96,7 +100,8 @@ class _Tree:
     """Makes the rows of modules and nodes when they are needed."""
 
     def __init__(self, graph: GraphRecord) -> None:
-        self.root, self._graph = module_tree(graph), graph
+        self.root, self._graph = step_tree(graph), graph
+        self._phases = frozenset(phases_of(graph))
         programmatic = (edge.target for edge in graph.edges if edge.kind == "programmatic")
         self._programmatic = frozenset(programmatic)
         needs = {_ALWAYS}
@@ -119,10 +124,12 @@ class _Tree:
                 yield self._node(first)
 
     def _module(self, branch: Branch) -> Row:
-        name, inner = shortened(branch)
+        is_phase = branch.path in self._phases
+        name, inner = (branch.name, branch) if is_phase else shortened(branch)
+        kind = "phase" if is_phase else "module"
         return Row(
             key=inner.path,
-            values=self._values(name, inner.all_nodes, inner.duration_us, None),
+            values=self._values(name, inner.all_nodes, inner.duration_us, None, kind),
             note=inner.path,
             make_children=partial(self.rows, inner),
         )
@@ -148,7 +155,12 @@ class _Tree:
         )
 
     def _values(
-        self, name: str, nodes: Sequence[Node], duration: float | None, launch: Node | None
+        self,
+        name: str,
+        nodes: Sequence[Node],
+        duration: float | None,
+        launch: Node | None,
+        kind: str = "",
     ) -> tuple[object, ...]:
         """Return the values of nodes in the used columns; ``launch`` is any of equal nodes."""
         whole = self.root.duration_us
@@ -157,7 +169,7 @@ class _Tree:
         kind, grid, block, shared, source = (
             (launch.kind, launch.grid, launch.block, launch.shared_memory_bytes, launch.source)
             if launch
-            else ("module", (), (), 0, "")
+            else (kind, (), (), 0, "")
         )
         values = (
             name, len(nodes), duration, share, share, kind, grid or None, block or None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from graphkit.records import CaptureRecord, ModeRecord, SizeRecord, count_of
+from graphkit.records import CaptureRecord, LoopRecord, ModeRecord, SizeRecord, count_of
 from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import size, us
+from graphkit.views.loops import loop_text
 from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import GraphGroup, graph_groups
-from graphkit.views.pages.page import Column, Link, Page, Row, count_column
+from graphkit.views.pages.page import Column, Link, Page, Row, count_column, section
 
 _NO_GRAPHS = (
     "the record holds no nodes: the capture was not inspected. Run graphkit inspect TARGET."
@@ -64,7 +65,7 @@ def _mode_row(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGro
         ),
         note="; ".join(_remarks(mode)),
         tone="warning" if mode.eager_reason or fallbacks else "",
-        make_children=partial(_size_rows, mode, record, groups) if mode.sizes else None,
+        make_children=partial(_rows, mode, record, groups) if mode.sizes else None,
         links={"buffers": buffers_link(record.modes, mode.mode)},
     )  # fmt: skip
 
@@ -79,6 +80,30 @@ def _remarks(mode: ModeRecord) -> Iterator[str]:
     yield f"computed {count_of(mode.stats.padded_rows, 'padded row')}"
     for reason, count in mode.stats.fallbacks.items():
         yield f"fell back {count_of(count, 'time')}: {reason}"
+
+
+def _rows(mode: ModeRecord, record: CaptureRecord, groups: Sequence[GraphGroup]) -> Iterator[Row]:
+    yield from _size_rows(mode, record, groups)
+    for loop in mode.loops:
+        yield _loop_row(loop, f"{mode.mode} {loop.kind} loop")
+
+
+def _loop_row(loop: LoopRecord, key: str) -> Row:
+    """Return the composition of a loop, as rows inside of rows."""
+
+    def row(name: str, nodes: int | None, children: Sequence[Row] = (), note: str = "") -> Row:
+        values = name, nodes, *(None for _ in range(6))
+        return section(f"{key} {name}", values, children, note=note)
+
+    bodies = [
+        row(f"{index}: body of size {each.batch_size}", each.num_nodes)
+        for index, each in enumerate(loop.bodies)
+    ]
+    size = sum(each.num_nodes for each in loop.bodies)
+    inside = [row("SWITCH size", size, bodies)] if len(bodies) > 1 else bodies
+    parts = row("prologue", loop.prologue_nodes), row("WHILE again", size, inside)
+    compared = f"; {count_of(loop.steps_compared, 'step')} compared with single replays"
+    return row(f"{loop.kind} loop", loop.prologue_nodes + size, parts, loop_text(loop) + compared)
 
 
 def _size_rows(
