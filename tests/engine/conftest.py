@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,8 @@ class Assembly:
         self._tokens, self._page_size = kv_tokens or max_batch_size * room, page_size
         if algorithm == "NONE":
             num_steps, topk = 0, 1
+        if algorithm == "EAGLE3":
+            target = partial(target, num_layers=3)
         attention = self._attention(1)
         return SpeculativeEngine(
             EngineModel(target(self.model, attention), attention),
@@ -185,6 +188,7 @@ class Assembly:
                 self.model.config.vocab_size,
                 torch.float32,
                 page_size=page_size,
+                spec_hidden_size=3 * HIDDEN if algorithm == "EAGLE3" else None,
             ),
             device=self.device,
             **options,

@@ -31,12 +31,21 @@ def with_errors(logits: torch.Tensor, labels: torch.Tensor, topk: int) -> torch.
 
 
 class LabellingForward(VerifyForward):
-    """The target, with labels as hidden states."""
+    """The target, with labels as hidden states.
+
+    Args:
+        num_layers: Target layers whose hidden states the draft model reads, as in EAGLE-3.
+    """
+
+    def __init__(self, model: LlamaModel, attention: PagedAttention, num_layers: int = 1) -> None:
+        super().__init__(model, attention)
+        self._num_layers = num_layers
 
     def __call__(self, inputs: Any) -> ForwardOutput:
         output = super().__call__(inputs)
         assert output.hidden_states is not None, "the target returns hidden states"
-        labels = labels_of(inputs.input_ids, inputs.positions, output.hidden_states)
+        like = output.hidden_states.repeat(1, self._num_layers)
+        labels = labels_of(inputs.input_ids, inputs.positions, like)
         return ForwardOutput(next_token_logits=output.next_token_logits, hidden_states=labels)
 
 

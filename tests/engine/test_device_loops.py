@@ -13,49 +13,10 @@ from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
 from graphkit.step import SpecStepInputs, SpecStepRunner
 
-SETTINGS = [
-    *(
-        (algorithm, topk, page_size)
-        for algorithm, page_size in (
-            ("EAGLE", 1), ("MULTI_LAYER_EAGLE", 16), ("STANDALONE", 16), ("NGRAM", 1),
-        )
-        for topk in (1, 2)
-    ),
-    ("NONE", 1, 16),
-]  # fmt: skip
-
 
 def run(engine):
     while engine.has_work:
         engine.step()
-
-
-@pytest.mark.parametrize(("algorithm", "topk", "page_size"), SETTINGS)
-def test_requests_that_join_and_end_in_loops(
-    make_engine, task, run_in_waves, algorithm, topk, page_size
-):
-    engine = make_engine(
-        algorithm, topk=topk, page_size=page_size, generation="v3", steps_per_launch=3,
-        batch_sizes=[2, 8], max_batch_size=8,
-    )  # fmt: skip
-    engine.capture()
-    some = task.first(14)
-    requests = run_in_waves(engine, some)
-    assert [request.output_ids for request in requests] == some.expected
-    assert {request.finish_reason for request in requests} == {FinishReason.LENGTH}
-    (replays,) = engine.stats.replays.values()
-    assert replays > 0
-    assert engine.stats.fallbacks == {}
-
-
-@pytest.mark.parametrize("steps_per_launch", [1, 64])
-def test_any_number_of_steps_per_launch(make_engine, task, run_in_waves, steps_per_launch):
-    engine = make_engine(
-        generation="v3", steps_per_launch=steps_per_launch, batch_sizes=[1, 2, 4, 8]
-    )
-    engine.capture()
-    some = task.first(12)
-    assert [r.output_ids for r in run_in_waves(engine, some)] == some.expected
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
@@ -235,7 +196,7 @@ class TestRunner:
     def test_an_interrupt_while_waiting_ends_it(self, runner, task, monkeypatch):
         stream = runner.launch(self.ROWS, max_steps=50)
         with monkeypatch.context() as patch:
-            patch.setattr(stream, "_wait", interrupt)
+            patch.setattr(runner._loops._reader, "wait", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 next(stream)
         steps = list(stream)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 VOCAB, TEMPERATURES = 6, (0.6, 2.0)
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
+each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,9 @@ def transitions(requests):
 @chain_and_tree
 def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, generation, topk):
     """Two temperatures and greedy requests in one batch, drafts often right."""
-    engine = engine_of(topk=topk, generation=generation, seed=topk)
+    engine = engine_of(topk=topk, generation=generation, seed=topk, batch_sizes=[32])
+    if generation == "v3":  # which loops only if it is captured
+        engine.capture()
     requests = {
         temperature: [
             engine.submit([i % VOCAB], SamplingParams(max_new_tokens=60, temperature=temperature))
@@ -205,8 +207,12 @@ def test_the_ends_of_the_ranges_are_accepted():
 def test_equal_seeds_draw_equal_tokens_in_any_batch_and_generation(make_engine, task, topk):
     params = [SamplingParams(max_new_tokens=8, temperature=0.9, seed=100 + i) for i in range(5)]
     texts = []
-    for generation, batch in (("v1", 5), ("v2", 5), ("v2", 2), ("v1", 1)):
-        engine = make_engine(topk=topk, generation=generation, max_batch_size=batch)
+    for generation, batch in (("v1", 5), ("v2", 5), ("v3", 5), ("v2", 2), ("v3", 2), ("v1", 1)):
+        engine = make_engine(
+            topk=topk, generation=generation, max_batch_size=batch, batch_sizes=[batch]
+        )
+        if generation == "v3":
+            engine.capture()
         requests = [
             engine.submit(prompt, param)
             for prompt, param in zip(task.prompts[:5], params, strict=True)
