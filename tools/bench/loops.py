@@ -4,7 +4,7 @@ Requests run in rows of ``SpecStepRunner``, whose text is known (``table_model.p
 admits and aborts some, and launches a loop over some of those that run, with random limits and
 watched rows. Streams are read at once, slowly, much later, in another order, or up to an exception
 or a stop. Every report is compared with the requests that were running, and every request's
-tokens with its text. A watchdog ends the process if a turn hangs.
+tokens with its text. A watchdog ends the process if 100 turns take two minutes.
 
     python tools/bench/loops.py --out tools/bench/results/loops.json
 """
@@ -30,7 +30,7 @@ from graphkit.views import bench_view
 
 ROWS, BATCH_SIZES, RING_ENTRIES = 12, (1, 2, 4, 8), 8
 HANG_S = 120.0
-NOTE_EVERY = 1000
+NOTE_EVERY = 100
 NAMED = 20
 """Most faults that a report names."""
 
