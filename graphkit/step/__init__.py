@@ -19,11 +19,12 @@ from graphkit.step.prefill import Prefill
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import MAX_STOP_IDS, SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
-from graphkit.step.step_stream import StepStream
+from graphkit.step.step_stream import LoopReader, StepStream
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
 from graphkit.step.tree_path import MovableKVPool, finalize_accepted_tree_path
 
 __all__ = [
+    "LoopReader",
     "MAX_STOP_IDS",
     "DeviceStep",
     "DraftTree",

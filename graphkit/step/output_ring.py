@@ -53,13 +53,14 @@ class StepReport:
         batch_size: Captured size at which it ran.
     """
 
-    __slots__ = ("_loop_end", "_rows", "batch_size", "launch")
+    __slots__ = ("_block", "_columns", "_index", "_loop_end", "batch_size", "launch")
 
     def __init__(
-        self, launch: int, batch_size: int, loop_end: int, rows: NDArray[np.int64]
+        self, words: Sequence[int], block: NDArray[np.int64], index: int, columns: int
     ) -> None:
-        self.launch, self.batch_size = launch, batch_size
-        self._loop_end, self._rows = loop_end, rows
+        self.launch, self.batch_size = words[_LAUNCH], words[_BATCH_SIZE]
+        self._loop_end = words[_LOOP_END]
+        self._block, self._index, self._columns = block, index, columns
 
     @property
     def loop_end(self) -> LoopEnd:
@@ -72,10 +73,15 @@ class StepReport:
         return self._loop_end != 0
 
     @property
+    def words(self) -> NDArray[np.int64]:
+        """The report, [batch_size, 4 + longest path]; see ``Report``."""
+        words = self._block[self._index, ENTRY_WORDS:][: self.batch_size * self._columns]
+        return words.reshape(self.batch_size, self._columns)
+
+    @property
     def lines(self) -> list[list[int]]:
-        """Rows of the report of the requests that took part; see ``Report``."""
-        rows = self._rows.reshape(self.batch_size, -1).tolist()
-        return [line for line in rows if line[_ROW]]
+        """Rows of the report of the requests that took part."""
+        return [line for line in self.words.tolist() if line[_ROW]]
 
     @property
     def requests(self) -> list[RequestReport]:
@@ -105,9 +111,11 @@ class OutputRing:
         entry_words = ENTRY_WORDS + max_batch_size * self._columns
         size = RING_WORDS + entries * entry_words
         self.words = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._array: NDArray[np.int64] = self.words.numpy()
+        array: NDArray[np.int64] = self.words.numpy()
+        self._by_entry = array[RING_WORDS:].reshape(entries, entry_words)
+        self._counted = np.arange(1, entries + 1)
         # Single words are read through a memoryview, ten times as fast as through numpy.
-        self._words = memoryview(self._array)  # type: ignore[arg-type]
+        self._words = memoryview(array)  # type: ignore[arg-type]
         self._entry_words = entry_words
 
     @property
@@ -123,22 +131,21 @@ class OutputRing:
         """Forget everything. The device must be idle."""
         self.words.zero_()
 
-    def read(self) -> StepReport | None:
-        """Return the oldest entry that was not read yet; ``None`` if there is none."""
-        words, number = self._words, self._words[_READ]
-        begin = RING_WORDS + number % self.entries * self._entry_words
-        if words[begin + _SEQUENCE] != number + 1:
-            return None
-        size, rows = words[begin + _BATCH_SIZE], begin + ENTRY_WORDS
-        report = StepReport(
-            words[begin + _LAUNCH],
-            size,
-            words[begin + _LOOP_END],
-            self._array[rows : rows + size * self._columns].copy(),
+    def read(self) -> Sequence[StepReport]:
+        """Return the entries that were not read yet, up to the end of the ring, oldest first."""
+        number = self._words[_READ]
+        first = number % self.entries
+        if self._words[RING_WORDS + first * self._entry_words + _SEQUENCE] != number + 1:
+            return ()
+        written = (
+            self._by_entry[first:, _SEQUENCE] == self._counted[: self.entries - first] + number
         )
-        # Last, because the device may write the entry again from now on.
-        words[_READ] = number + 1
-        return report
+        count = int(np.count_nonzero(written))
+        block = self._by_entry[first : first + count].copy()
+        words = block[:, : len(EntryWord)].tolist()
+        # Last, because the device may write the entries again from now on.
+        self._words[_READ] = number + count
+        return [StepReport(each, block, index, self._columns) for index, each in enumerate(words)]
 
 
 def _request_of(line: Sequence[int]) -> RequestReport:

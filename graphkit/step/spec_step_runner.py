@@ -290,8 +290,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
         require_int("launch", "max_steps", max_steps)
         rows = self._validated(req_pool_indices, until)
-        is_watched = np.isin(rows, np.fromiter(until, np.int64, len(until)))
-        is_greedy = self.state.is_greedy(rows.tolist())
+        listed, watched = rows.tolist(), set(until)
+        is_watched = np.array([row in watched for row in listed])
+        is_greedy = self.state.is_greedy(listed)
         return self._loops.launch(rows, is_watched, max_steps, is_greedy=is_greedy)
 
     def memory_names(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -14,9 +13,10 @@ from graphkit.errors import ReplayError
 from graphkit.ops.loop_layout import LoopEnd
 from graphkit.step.output_ring import OutputRing, StepReport
 
-_SPINS = 20
-"""Polls without a pause."""
 _PAUSE_S = 2e-5
+_LONGEST_PAUSE_S = 5e-3
+_SLEPT_SHARE = 0.75
+"""Part of the time until a step is due that is slept. The rest is polled with short pauses."""
 _CHECK_EVERY_S = 1.0
 _GIVE_UP_S = 60.0
 
@@ -42,54 +42,54 @@ class LoopReader:
         self._unread: WeakValueDictionary[int, deque[StepReport]] = WeakValueDictionary()
         self.last_ended = 0
         self.steps_by_size: Counter[int] = Counter()
-
-    def poll(self, unread: deque[StepReport]) -> StepReport | None:
-        """Return the next step of a stream if it is there, else ``None``."""
-        if (report := self.arrived(unread)) is not None:
-            return report
-        self._advance()
-        return self.arrived(unread)
-
-    def arrived(self, unread: deque[StepReport]) -> StepReport | None:
-        """Return what ``poll`` does, but do not let a loop advance that runs on the host."""
-        self.collect()
-        return unread.popleft() if unread else None
+        self._step_s = 0.0
+        """Mean time between steps that were waited for."""
 
     def collect(self) -> None:
         """Move all steps out of the ring, which makes room for further ones."""
-        while (report := self.ring.read()) is not None:
-            if (unread := self._unread.get(report.launch)) is not None:
-                unread.append(report)
-            self.steps_by_size[report.batch_size] += 1
-            if report.is_last:
-                self.last_ended = report.launch
+        launch, unread = 0, None
+        while reports := self.ring.read():
+            for report in reports:
+                if report.launch != launch:
+                    launch = report.launch
+                    unread = self._unread.get(launch)
+                if unread is not None:
+                    unread.append(report)
+                self.steps_by_size[report.batch_size] += 1
+                if report.is_last:
+                    self.last_ended = launch
+
+    def advance(self) -> None:
+        """Let a loop advance that runs on the host, and collect its steps."""
+        self._advance()
+        self.collect()
 
     def stream(self, launch: int) -> StepStream:
         """Return the steps of a launch."""
         unread: deque[StepReport] = deque()
         self._unread[launch] = unread
-        return StepStream(
-            partial(self.wait, unread),
-            partial(self.poll, unread),
-            partial(self.arrived, unread),
-            partial(self.ring.stop, launch),
-        )
+        return StepStream(self, launch, unread)
 
-    def wait(self, unread: deque[StepReport]) -> StepReport:
-        """Return the next step of a stream as soon as it is there.
+    def wait(self, unread: deque[StepReport]) -> None:
+        """Wait until a stream has an unread step.
+
+        Sleeps for most of the time that steps took lately, so that waiting costs little CPU time.
 
         Raises:
             ReplayError: The device wrote no step for a minute.
         """
-        began = checked = time.monotonic()
-        for _ in range(_SPINS):
-            if (report := self.poll(unread)) is not None:
-                return report
+        self.advance()
+        if unread:
+            return
+        began = checked = now = time.monotonic()
         read = self.ring.num_read
-        while (report := self.poll(unread)) is None:
-            time.sleep(_PAUSE_S)
+        while not unread:
+            left = _SLEPT_SHARE * (began + self._step_s - now)
+            time.sleep(min(max(left, _PAUSE_S), _LONGEST_PAUSE_S))
+            self.advance()
             now = time.monotonic()
-            if read != self.ring.num_read:  # a step of an earlier launch
+            if read != self.ring.num_read:
+                self._step_s += 0.25 * ((now - began) / (self.ring.num_read - read) - self._step_s)
                 read, began = self.ring.num_read, now
             if now - checked > _CHECK_EVERY_S:
                 checked = now
@@ -99,7 +99,6 @@ class LoopReader:
                     f"the device wrote no step for {_GIVE_UP_S:.0f} s. Look for a kernel that does "
                     "not end."
                 )
-        return report
 
 
 class StepStream:
@@ -115,35 +114,34 @@ class StepStream:
         end: Why the loop ended; ``None`` until its last step has been read.
     """
 
-    def __init__(
-        self,
-        wait: Callable[[], StepReport],
-        poll: Callable[[], StepReport | None],
-        arrived: Callable[[], StepReport | None],
-        stop: Callable[[], None],
-    ) -> None:
-        self._wait, self._poll, self._arrived, self._stop = wait, poll, arrived, stop
+    def __init__(self, reader: LoopReader, launch: int, unread: deque[StepReport]) -> None:
+        self._reader, self._launch, self._unread = reader, launch, unread
         self.end: LoopEnd | None = None
 
     def __iter__(self) -> Iterator[StepReport]:
         return self
 
     def __next__(self) -> StepReport:
-        try:
-            report = self._read(self._wait)
-        except BaseException:  # such as ^C: without a reader, the loop must end
-            self.stop()
-            raise
-        if report is None:
-            raise StopIteration
-        return report
+        self._reader.collect()
+        if not self._unread:
+            if self.end is not None:
+                raise StopIteration
+            try:
+                self._reader.wait(self._unread)
+            except BaseException:  # such as ^C: without a reader, the loop must end
+                self.stop()
+                raise
+        return self._next()
 
     def poll(self) -> StepReport | None:
         """Return the next step if it is there, else ``None``. Does not wait.
 
         The recorder runs the next step when it is polled.
         """
-        return self._read(self._poll)
+        self._reader.collect()
+        if not self._unread and self.end is None:
+            self._reader.advance()
+        return self._next() if self._unread else None
 
     def available(self) -> Iterator[StepReport]:
         """Wait for the next step, then yield it and all further ones that have arrived.
@@ -153,14 +151,15 @@ class StepStream:
         report = next(self, None)
         while report is not None:
             yield report
-            report = self._read(self._arrived)
+            self._reader.collect()
+            report = self._next() if self._unread else None
 
     def stop(self) -> None:
         """End the loop, and those launched before, after the step that runs.
 
         Does not wait; may be called at any time.
         """
-        self._stop()
+        self._reader.ring.stop(self._launch)
 
     def __enter__(self) -> Self:
         return self
@@ -173,9 +172,8 @@ class StepStream:
     ) -> None:
         self.stop()
 
-    def _read(self, read: Callable[[], StepReport | None]) -> StepReport | None:
-        """Return the next step if ``read`` returns one; ``None`` after the last."""
-        report = None if self.end is not None else read()
-        if report is not None and report.is_last:
+    def _next(self) -> StepReport:
+        report = self._unread.popleft()
+        if report.is_last:
             self.end = report.loop_end
         return report

@@ -327,7 +327,7 @@ class TestRunner:
             runner.launch([1], max_steps=0)
 
 
-def interrupt():
+def interrupt(*_):
     raise KeyboardInterrupt
 
 

@@ -75,12 +75,13 @@ def test_a_spoilt_report_is_found(reader, monkeypatch, spoil, message):
     read, spoilt = OutputRing.read, []
 
     def read_spoilt(ring):
-        report = read(ring)
-        for line in report._rows.reshape(report.batch_size, -1) if report else ():
-            if not spoilt and line[Report.NEW] > 1 and not line[Report.END]:
-                spoil(line)
-                spoilt.append(line)
-        return report
+        reports = read(ring)
+        for report in reports:
+            for line in report.words:
+                if not spoilt and line[Report.NEW] > 1 and not line[Report.END]:
+                    spoil(line)
+                    spoilt.append(line)
+        return reports
 
     monkeypatch.setattr(OutputRing, "read", read_spoilt)
     while not spoilt:
@@ -93,11 +94,11 @@ def test_a_lost_step_is_found(reader, monkeypatch):
     read, lost = OutputRing.read, []
 
     def read_but_one(ring):
-        report = read(ring)
-        if report and not lost and report.loop_end is LoopEnd.RUNNING:
-            lost.append(report)
-            return read(ring)
-        return report
+        reports = read(ring)
+        if reports and not lost and reports[0].loop_end is LoopEnd.RUNNING:
+            lost.append(reports[0])
+            return reports[1:] or read(ring)
+        return reports
 
     monkeypatch.setattr(OutputRing, "read", read_but_one)
     while not lost:
