@@ -24,7 +24,6 @@ from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
 from graphkit.step.tree_path import MovableKVPool, finalize_accepted_tree_path
 
 __all__ = [
-    "LoopReader",
     "MAX_STOP_IDS",
     "DeviceStep",
     "DraftTree",
@@ -33,6 +32,7 @@ __all__ = [
     "EngineContext",
     "EngineModel",
     "LoopEnd",
+    "LoopReader",
     "MovableKVPool",
     "MultiLayerDrafter",
     "NgramDrafter",

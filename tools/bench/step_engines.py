@@ -30,7 +30,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 WARM_UP_STEPS = 64
 CONTEXT = 4096
 _PROMPT = 64
-_MIN_LAUNCHES = 3
+_MIN_LAUNCHES = 12
 
 
 @dataclass(frozen=True)
