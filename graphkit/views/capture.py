@@ -72,7 +72,7 @@ def _verdict(record: CaptureRecord) -> Iterator[Text]:
         return
     if not record.mismatches:
         of_steps = sum(e.batches_compared for m in record.modes if m.loops for e in m.sizes)
-        if compared > of_steps:
+        if compared > of_steps or not of_steps:
             yield Text(
                 f"{count_of(compared - of_steps, 'live batch')} replayed: each equals the padded "
                 "path without a graph bit by bit, and eager within rounding.",

@@ -95,12 +95,12 @@ def _loop_row(loop: LoopRecord, key: str) -> Row:
         values = name, nodes, *(None for _ in range(6))
         return section(f"{key} {name}", values, children, note=note)
 
+    size, has_switch = sum(each.num_nodes for each in loop.bodies), len(loop.bodies) > 1
     bodies = [
-        row(f"{index}: body of size {each.batch_size}", each.num_nodes)
-        for index, each in enumerate(loop.bodies)
+        row(f"{f'{at}: ' * has_switch}body of size {each.batch_size}", each.num_nodes)
+        for at, each in enumerate(loop.bodies)
     ]
-    size = sum(each.num_nodes for each in loop.bodies)
-    inside = [row("SWITCH size", size, bodies)] if len(bodies) > 1 else bodies
+    inside = [row("SWITCH size", size, bodies)] if has_switch else bodies
     parts = row("prologue", loop.prologue_nodes), row("WHILE again", size, inside)
     compared = f"; {count_of(loop.steps_compared, 'step')} compared with single replays"
     return row(f"{loop.kind} loop", loop.prologue_nodes + size, parts, loop_text(loop) + compared)
