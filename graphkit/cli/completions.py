@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -48,7 +47,7 @@ def complete(
             cannot be captured.
     """
     folder = arguments.checkpoint or default_checkpoint()
-    config = _read_config(folder)
+    config = LlamaConfig.from_dict(read_config(folder))
     tokenizer = load_tokenizer(folder, config.vocab_size)
     encode = tokenizer.encode_chat if arguments.chat else tokenizer.encode
     prompt_ids = [encode(prompt) for prompt in prompts]
@@ -74,13 +73,6 @@ def complete(
             seconds = _run_to_end(engine, by_request, tokenizer.stop_ids, on_text)
         completions = tuple(map(_completion, shown, requests, streams))
         return _record(arguments, engine, completions, seconds, capture_seconds)
-
-
-def _read_config(folder: Path) -> LlamaConfig:
-    try:
-        return LlamaConfig.from_dict(read_config(folder))
-    except OSError as error:  # such as a name that is too long
-        raise UsageError(f"cannot read checkpoint {folder}: {error.strerror}.") from error
 
 
 def _engine(

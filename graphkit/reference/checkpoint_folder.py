@@ -119,18 +119,25 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _read_json(folder: Path, name: str) -> Mapping[str, object]:
-    if not folder.is_dir():
+    path = folder / name
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if folder.is_dir():
+            raise CheckpointError(
+                f"{str(folder)!r} contains no {name}. Pass a folder in Hugging Face layout."
+            ) from error
         raise CheckpointError(
             f"the checkpoint folder {str(folder)!r} does not exist. Pass a local folder that "
             f"contains {_CONFIG} and {_WEIGHTS}."
-        )
-    path = folder / name
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{str(folder)!r} contains no {name}. Pass a folder in Hugging Face layout."
         ) from error
+    except (OSError, ValueError) as error:  # a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"cannot read {str(path)!r}: {reason}. Pass a folder that can be read."
+        ) from error
+    try:
+        data = json.loads(text)
     except ValueError as error:
         raise CheckpointError(
             f"{str(path)!r} is not valid JSON: {error}. Download it again."

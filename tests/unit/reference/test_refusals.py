@@ -127,7 +127,14 @@ def test_a_config_built_by_hand_is_checked():
 
 
 def test_no_folder(tmp_path):
-    refused(tmp_path / "nowhere", "the checkpoint folder .*nowhere' does not exist")
+    refused(tmp_path / "nowhere", "^the checkpoint folder .*nowhere' does not exist")
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file", "^the checkpoint folder .*file' does not exist")
+
+
+def test_a_name_that_no_file_can_have():
+    refused("x" * 300, "^cannot read 'x+/config.json': File name too long")
+    refused("\0", "^cannot read .* null byte")
 
 
 def test_no_config(tmp_path):

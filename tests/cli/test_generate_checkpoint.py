@@ -1,0 +1,301 @@
+"""``graphkit generate --checkpoint``: the text of transformers' own greedy decoding."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint_folders import (
+    FAMILIES,
+    byte_fallback_tokenizer,
+    byte_level_tokenizer,
+    continuation,
+    greedy_ids,
+    write_checkpoint,
+    write_eagle_head,
+)
+from graphkit.records import GenerateRecord
+from graphkit.reference import FolderTokenizer, load_checkpoint, load_tokenizer, save_checkpoint
+
+pytestmark = pytest.mark.slow
+PROMPT, COUNT = "The verifier reads é日", 24
+PLAIN = ("--algorithm", "none", "--eager")
+"""The fastest settings."""
+
+
+@dataclass
+class Folder:
+    """A checkpoint, its head, and what transformers generates with it."""
+
+    path: Path
+    head: Path
+    model: Any
+    tokenizer: FolderTokenizer
+    new_ids: list[int]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return ``folders(family)``."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            path, head = tmp_path_factory.mktemp(family), tmp_path_factory.mktemp("head")
+            train = byte_fallback_tokenizer if family == "Mistral" else byte_level_tokenizer
+            model = write_checkpoint(path, family, train())
+            write_eagle_head(head, path)
+            tokenizer = load_tokenizer(path, model.config.vocab_size)
+            prompt_ids = tokenizer.encode(PROMPT)
+            new_ids = greedy_ids(model, prompt_ids, COUNT)
+            text = continuation(tokenizer, prompt_ids, new_ids)
+            made[family] = Folder(path, head, model, tokenizer, new_ids, text)
+        return made[family]
+
+    return make
+
+
+@pytest.fixture
+def copied(folders, tmp_path):
+    """Return ``copied(family)``: a folder that a test may change."""
+    return lambda family: shutil.copytree(folders(family).path, tmp_path / family)
+
+
+@pytest.fixture
+def recorded(run):
+    """Return ``recorded(folder, argument, ...)``, which returns the record."""
+
+    def command(folder, *arguments):
+        count = () if "--max-new-tokens" in arguments else ("--max-new-tokens", COUNT)
+        ended = run("generate", "--checkpoint", folder, *count, *arguments, "--json")
+        assert (ended.code, ended.err.strip()) == (0, "")
+        return GenerateRecord.from_json(ended.out)
+
+    return command
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "NGRAM", "EAGLE"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_transformers(folders, recorded, family, algorithm):
+    """The algorithm is chosen by --draft, except for NONE."""
+    folder = folders(family)
+    options = {
+        "NONE": ("--algorithm", "NONE"), "NGRAM": (), "EAGLE": ("--draft", folder.head),
+    }[algorithm]  # fmt: skip
+    record = recorded(folder.path, "--prompt", PROMPT, *options)
+    assert record.text == folder.text
+    assert (record.algorithm, record.backend) == (algorithm, "recorder")
+    assert record.fallbacks == {}
+    assert sum(record.replays.values()) > 0
+    (completion,) = record.completions
+    assert (completion.prompt, completion.tokens) == (PROMPT, COUNT)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--topk", "2", "--generation", "v2", "--page-size", "8"),
+        ("--generation", "v1", "--page-size", "4"),
+    ],
+    ids=" ".join,
+)
+def test_trees_pages_and_other_generations(folders, recorded, options):
+    folder = folders("Mistral")
+    assert recorded(folder.path, "--draft", folder.head, "--prompt", PROMPT, *options).text == (
+        folder.text
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1")], ids=" ".join
+)
+def test_a_filter_that_keeps_one_token_is_greedy(folders, recorded, options):
+    folder = folders("Llama")
+    record = recorded(folder.path, *PLAIN, "--prompt", PROMPT, "--temperature", "5", *options)
+    assert record.text == folder.text
+    assert getattr(record, options[0].strip("-").replace("-", "_")) == float(options[1])
+    free = recorded(folder.path, *PLAIN, "--prompt", PROMPT, "--temperature", "5")
+    assert free.text != folder.text
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_the_stop_tokens_are_those_of_the_folder(folders, copied, recorded, name):
+    folder, path = folders("Qwen3"), copied("Qwen3")
+    token = folder.new_ids[9]
+    end = folder.new_ids.index(token)
+    (path / "generation_config.json").write_text("{}")
+    config = json.loads((path / name).read_text())
+    (path / name).write_text(json.dumps(config | {"eos_token_id": [token, 2]}))
+    (completion,) = recorded(path, *PLAIN, "--prompt", PROMPT).completions
+    assert (completion.finish_reason, completion.tokens) == ("stop token", end + 1)
+    ids = folder.tokenizer.encode(PROMPT)
+    assert completion.text == continuation(folder.tokenizer, ids, folder.new_ids[:end])
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+def test_a_stop_string_ends_the_text_before_it(folders, recorded, generation):
+    folder = folders("Mistral")
+    stop = folder.text[7:12]
+    record = recorded(
+        folder.path, "--draft", folder.head, "--prompt", PROMPT, "--stop", stop, "--stop", "zzz",
+        "--generation", generation, "--eager",
+    )  # fmt: skip
+    assert record.text == folder.text[: folder.text.index(stop)]
+    (completion,) = record.completions
+    assert completion.finish_reason == "stop string"
+    assert completion.tokens < COUNT, "the request was aborted"
+
+
+def test_a_chat_is_rendered_and_encoded_as_by_transformers(folders, recorded):
+    import transformers
+
+    folder = folders("Llama")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder.path)
+    ids = theirs.apply_chat_template(
+        [{"role": "user", "content": "hi é"}], add_generation_prompt=True, return_dict=False
+    )
+    assert folder.tokenizer.encode_chat("hi é") == ids
+    assert folder.tokenizer.encode(PROMPT) == theirs(PROMPT)["input_ids"]
+    record = recorded(folder.path, *PLAIN, "--chat", "--prompt", "hi é")
+    new_ids = greedy_ids(folder.model, ids, COUNT)
+    assert record.text == continuation(folder.tokenizer, ids, new_ids)
+    assert (record.is_chat, record.completions[0].prompt) == (True, "hi é")
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_file_of_prompts(folders, recorded, tmp_path, is_json):
+    folder = folders("Llama")
+    lines = [json.dumps({"prompt": each}) if is_json else each for each in ("class A", PROMPT)]
+    (tmp_path / "prompts").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    record = recorded(folder.path, *PLAIN, "--prompts", tmp_path / "prompts", "--prompt", "x")
+    assert [each.prompt for each in record.completions] == ["x", "class A", PROMPT]
+    assert record.completions[2].text == folder.text
+
+
+def test_a_terminal_gets_the_text_as_it_is_generated(folders, run, monkeypatch):
+    written, folder = [], folders("Mistral")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "write", written.append)
+    arguments = ("--checkpoint", folder.path, "--prompt", PROMPT, "--max-new-tokens", COUNT)
+    assert run("generate", *PLAIN, *arguments).code == 0
+    assert "".join(written[1:]) == f"{folder.text}\n"
+    assert len(written) > 10
+
+
+def test_the_context_ends_at_the_limit(folders, recorded):
+    folder = folders("Llama")
+    record = recorded(folder.path, *PLAIN, "--prompt", PROMPT, "--max-context-len", "30")
+    (completion,) = record.completions
+    assert completion.finish_reason == "context limit"
+    assert folder.text.startswith(completion.text[:-1])
+    assert 0 < completion.tokens < 30 - len(folder.tokenizer.encode(PROMPT))
+
+
+def change(name, **values):
+    """Return a change of a JSON file, in which ``None`` deletes."""
+
+    def apply(folder):
+        body = json.loads((folder / name).read_text()) | values
+        kept = {key: value for key, value in body.items() if value is not None}
+        (folder / name).write_text(json.dumps(kept))
+
+    return apply
+
+
+def delete(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name, text):
+    return lambda folder: (folder / name).write_bytes(text)
+
+
+def cut_a_shard(folder):
+    shard = max(folder.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def delete_a_shard(folder):
+    max(folder.glob("*.safetensors")).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "options", "text"),
+    [
+        (delete("tokenizer.json"), (), "contains no tokenizer.json, and its vocabulary of 320"),
+        (write("tokenizer.json", b"{"), (), "is not a tokenizer that tokenizers"),
+        (write("tokenizer.json", b"\xff"), (), "is not a tokenizer that tokenizers"),
+        (change("config.json", vocab_size=300), (), "has token ids up to 319, but the model has"),
+        (change("config.json", vocab_size=400), (), "but config.json requires [400, 32]"),
+        (change("config.json", hidden_size=64), (), "config.json requires"),
+        (change("config.json", model_type="gemma3"), (), "config.json has model_type 'gemma3'"),
+        (change("config.json", use_sliding_window=True), (), "has use_sliding_window True"),
+        (change("config.json", eos_token_id="</s>"), (), "eos_token_id must be a token id or"),
+        (write("config.json", b"{"), (), "config.json' is not valid JSON"),
+        (cut_a_shard, (), "is not a valid safetensors file"),
+        (delete_a_shard, (), "which its index lists"),
+        (delete("chat_template.jinja"), ("--chat",), "has no chat template"),
+        (write("chat_template.jinja", b"{% if %}"), ("--chat",), "TemplateSyntaxError"),
+        (write("chat_template.jinja", b"{{ 1 // 0 }}"), ("--chat",), "ZeroDivisionError"),
+        (write("chat_template.jinja", b"\xff"), ("--chat",), "chat_template.jinja' is not UTF-8"),
+        (lambda folder: None, ("--prompt", "\udcff"), "not valid UTF-8 at position 0"),
+        (lambda folder: None, ("--prompt", "x " * 100), "but prompt and output together are"),
+    ],
+)
+def test_a_bad_folder_or_prompt_is_refused_on_one_line(run, copied, damage, options, text):
+    folder = copied("Qwen2")
+    (folder / "generation_config.json").unlink()
+    damage(folder)
+    prompt = () if "--prompt" in options else ("--prompt", "x")
+    ended = run("generate", "--checkpoint", folder, *prompt, *options)
+    assert (ended.code, ended.out) == (2 if "together" in text else 1, "")
+    assert text in ended.error
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "jinja2"])
+def test_a_missing_package_is_named(run, folders, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    ended = run("generate", "--checkpoint", folders("Llama").path, "--prompt", "x", "--chat")
+    assert ended.code == 1
+    assert f"needs the package {package}, which is not installed" in ended.error
+    assert ended.error.endswith("Install graphkit[models].")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"hidden_size": 16}, "the draft head has hidden_size 16, but its target has 32"),
+        ({"vocab_size": 100}, "the draft head has vocab_size 100, but its target has 320"),
+        ({"num_hidden_layers": 2}, "must have num_hidden_layers 1, got 2"),
+        ({"model_type": "gemma3"}, "config.json has model_type 'gemma3'"),
+    ],
+)
+def test_a_head_of_another_model_is_refused(run, folders, tmp_path, change, text):
+    folder = folders("Llama")
+    head = shutil.copytree(folder.head, tmp_path / "head")
+    body = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(body | change))
+    ended = run("generate", "--checkpoint", folder.path, "--draft", head, "--prompt", "x")
+    assert (ended.code, ended.out) == (1, "")
+    assert text in ended.error
+
+
+def test_a_model_is_no_head(run, folders):
+    folder = folders("Llama")
+    ended = run("generate", "--checkpoint", folder.path, "--draft", folder.path, "--prompt", "x")
+    assert (ended.code, ended.out) == (1, "")
+    assert "must have num_hidden_layers 1" in ended.error
+
+
+def test_a_model_saved_by_graphkit_runs(folders, recorded, tmp_path):
+    folder = folders("Mistral")
+    save_checkpoint(load_checkpoint(folder.path), tmp_path)
+    shutil.copy(folder.path / "tokenizer.json", tmp_path)
+    assert recorded(tmp_path, *PLAIN, "--prompt", PROMPT).text == folder.text
