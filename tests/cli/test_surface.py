@@ -32,9 +32,10 @@ COMMANDS = {
     "export": {"RECORD", "--out", "--mode", "--batch-size"},
     "record": {"SCRIPT", "-m", "--out"},
     "generate": {
-        "--prompt", "--checkpoint", "--algorithm", "--topk", "--num-steps", "--num-draft-tokens",
-        "--generation", "--steps-per-launch", "--max-new-tokens", "--temperature", "--seed",
-        "--device", "--eager", "--json",
+        "--checkpoint", "--draft", "--max-context-len", "--page-size", "--prompt", "--prompts",
+        "--chat", "--algorithm", "--topk", "--num-steps", "--num-draft-tokens", "--generation",
+        "--steps-per-launch", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
+        "--stop", "--seed", "--device", "--eager", "--json",
     },
     "doctor": {"--json"},
 }  # fmt: skip
