@@ -23,7 +23,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "capture",
         help="capture the graphs of a target and check every replay",
         description="Capture every mode and size of a target, replay every batch size that each "
-        "graph holds, and compare the replays with the same step run without a graph.",
+        "graph holds, and compare the replays with the same step run without a graph. If TARGET "
+        "has an engine, its whole step is the mode STEP, and its loops are compared, too.",
         epilog="""
 Exit code 1: a replay is wrong, or a forward cannot be captured.
 

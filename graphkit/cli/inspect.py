@@ -27,8 +27,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "inspect",
         help="show the nodes of graphs, the source of each node and its cost",
         description="Show the nodes of graphs, the line and module that each node comes from, and "
-        "its cost: on a terminal as a screen (press ? for its keys), in a pipe as text. A saved "
-        "record needs neither a GPU nor a model.",
+        "its cost: on a terminal as a screen (press ? for its keys), in a pipe as text. A whole "
+        "step is shown by phase, with its loops. A saved record needs neither a GPU nor a model.",
         epilog="""
 With a RECORD, --mode selects what is shown, by the name of a mode or of a graph, and --batch-sizes
 does not apply.

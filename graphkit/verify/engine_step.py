@@ -87,7 +87,7 @@ def allocate_rows(target: CaptureTarget, engine: SpeculativeEngine) -> list[int]
     """
     memory, count = engine.memory, engine.sizes.max_batch_size
     ahead = engine.sizes.max_context_len - engine.context_limit
-    tokens, rows = _most_tokens(engine) + ahead, []
+    tokens, rows = _most_tokens(engine) + ahead, list[int]()
     while len(rows) < count and memory.has_room(tokens):
         rows.append(memory.allocate_row(tokens))
     if len(rows) < count:

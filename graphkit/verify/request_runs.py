@@ -134,11 +134,15 @@ def _lines(output: SpecStepOutput) -> Lines:
 
 def _first_report(expected: Sequence[Lines], got: Sequence[Lines]) -> Mismatch:
     """Return the first number of two lists of reports that differs; NaN where one has none."""
-    for step, pair in enumerate(zip_longest(expected, got, fillvalue=[]), 1):
-        for row, lines in enumerate(zip_longest(*pair, fillvalue=[])):
-            for numbers in zip_longest(*lines, fillvalue=nan):
-                if numbers[0] != numbers[1]:
+    none: Lines = []
+    for step, (lines, others) in enumerate(zip_longest(expected, got, fillvalue=none), 1):
+        for row in range(max(len(lines), len(others))):
+            for one, other in zip_longest(_at(lines, row), _at(others, row), fillvalue=nan):
+                if one != other:
                     field = f"report of step {step}"
-                    one, other = map(float, numbers)
                     return Mismatch(field=field, row=row, request=row, expected=one, got=other)
     raise AssertionError("the reports differ")
+
+
+def _at(lines: Lines, row: int) -> list[int]:
+    return lines[row] if row < len(lines) else []

@@ -38,9 +38,10 @@ def compare_steps(
         found = runs.graph_difference(padded, replayed)
         if found is not None:
             found = runs.judge_graph(padded, replayed).wrong
-    facts = {"mode": runner.mode.name, "padded_batch_size": padded_batch_size}
-    facts |= {"kind": GRAPH_DIFFERS, "batch_size": batch.batch_size}
-    mismatches = () if found is None else (replace(found, **facts),)
+    mismatches: tuple[Mismatch, ...] = ()
+    if found is not None:
+        where = runner.mode.name, batch.batch_size, padded_batch_size
+        mismatches = (_located(found, GRAPH_DIFFERS, *where),)
     return Comparison(replayed, mismatches, largest_difference(padded, replayed))
 
 
@@ -69,9 +70,13 @@ def compare_loop(
         return 0, None
     mismatch = found.get("reports") or next(iter(found.values()), None)
     if mismatch is not None:
-        facts = {"mode": runner.mode.name, "padded_batch_size": runner.table.fit(len(requests))}
-        mismatch = replace(mismatch, kind=LOOP_DIFFERS, batch_size=len(requests), **facts)
+        size = runner.table.fit(len(requests))
+        mismatch = _located(mismatch, LOOP_DIFFERS, runner.mode.name, len(requests), size)
     return len(launched.reports), mismatch
+
+
+def _located(found: Mismatch, kind: str, mode: str, batch_size: int, size: int) -> Mismatch:
+    return replace(found, kind=kind, mode=mode, batch_size=batch_size, padded_batch_size=size)
 
 
 class _WholeStepRuns(StepRuns):
