@@ -89,14 +89,16 @@ def test_modes_ignore_case_and_come_in_the_order_given(run, tiny):
 
 
 def test_every_mode_of_the_reference_model_is_correct(run):
-    ended = run("capture", "--batch-sizes", "2", "--json")
-    record = CaptureRecord.from_json(ended.out)
-    assert (ended.code, record.mismatches) == (0, ())
-    assert [mode.mode for mode in record.modes] == [
+    ended = run("capture", "--batch-sizes", "2")
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert [line.partition(",")[0] for line in lines if "per request" in line] == [
         "TARGET_VERIFY", "DECODE", "DRAFT", "DRAFT_EXTEND", "DRAFT_EXTEND_V2", "MULTI_LAYER_EAGLE",
-        "STEP",
     ]  # fmt: skip
-    assert [size.batches_compared for size in record.sizes] == [2, 8] * 7
+    text = " ".join(ended.out.split())
+    assert "60 live batches replayed: each equals the padded path" in text
+    assert "STEP: 10 live batches replayed: each equals the padded step" in text
+    assert "8 steps in one launch equal single replays" in text
 
 
 def test_the_modes_of_draft_models_can_be_named(run):
