@@ -21,7 +21,8 @@ from graphkit.reference.draft_checkpoint import (
 )
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
-from graphkit.reference.engine import ALGORITHMS, reference_engine
+from graphkit.reference.engine import engine_of, reference_engine, spec_of
+from graphkit.reference.engine_models import ALGORITHMS, EngineModels, load_models
 from graphkit.reference.folder_tokenizer import FolderTokenizer, load_tokenizer
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
 from graphkit.reference.model import LlamaModel, causal_attend, full_logits
@@ -46,6 +47,7 @@ __all__ = [
     "Eagle3Head",
     "EagleForward",
     "EagleHead",
+    "EngineModels",
     "FolderTokenizer",
     "LlamaConfig",
     "LlamaModel",
@@ -67,11 +69,13 @@ __all__ = [
     "default_mtp_checkpoint",
     "default_standalone_checkpoint",
     "encode",
+    "engine_of",
     "full_logits",
     "initialise",
     "load_checkpoint",
     "load_eagle3_head",
     "load_eagle_head",
+    "load_models",
     "load_mtp_head",
     "load_tokenizer",
     "model_target",
@@ -79,5 +83,6 @@ __all__ = [
     "reference_target",
     "save_checkpoint",
     "save_draft_head",
+    "spec_of",
     "tree_target",
 ]

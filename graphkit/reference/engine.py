@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -10,41 +10,19 @@ import torch
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
-from graphkit.engine import (
-    Drafter,
-    EagleDrafter,
-    EngineModel,
-    MultiLayerDrafter,
-    NgramDrafter,
-    SpeculativeEngine,
-)
-from graphkit.errors import ConfigError
+from graphkit.engine import EngineModel, SpeculativeEngine
 from graphkit.graphs import Backend, resolve_device
 from graphkit.kv import ReqToTokenPool
-from graphkit.reference.checkpoint import (
-    default_checkpoint,
-    default_standalone_checkpoint,
-    load_checkpoint,
+from graphkit.reference.engine_models import (
+    EngineModels,
+    check_algorithm,
+    check_folders,
+    load_models,
 )
-from graphkit.reference.draft_checkpoint import (
-    default_eagle_checkpoint,
-    default_mtp_checkpoint,
-    load_eagle_head,
-    load_mtp_head,
-)
-from graphkit.reference.model import LlamaModel
 from graphkit.reference.pools import PoolFactory
-from graphkit.reference.runner_forwards import (
-    EagleForward,
-    MTPForward,
-    StandaloneForward,
-    VerifyForward,
-)
+from graphkit.reference.runner_forwards import VerifyForward
 from graphkit.reference.tokenizer import END_OF_TEXT
 from graphkit.spec import SpecConfig
-
-ALGORITHMS = ("NONE", "EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
-"""Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
 
 
 def reference_engine(
@@ -100,29 +78,20 @@ def reference_engine(
             algorithm.
         CheckpointError: A folder cannot be loaded, or the head does not match the target.
     """
-    name = _check_algorithm(algorithm, checkpoint, draft)
-    spec = _spec(name, num_steps, topk, num_draft_tokens, page_size)
-    torch_device = resolve_device(device)
-    model = load_checkpoint(checkpoint or default_checkpoint(), device=torch_device, dtype=dtype)
-    kind = attention or (TritonAttention if torch_device.type == "cuda" else SdpaAttention)
-    requests = ReqToTokenPool(max_batch_size, max_context_len, torch_device)
-    pools = PoolFactory(requests, kind, page_size, dtype)
-    target_attention = pools.attention(model.config)
-    return SpeculativeEngine(
-        EngineModel(VerifyForward(model, target_attention), target_attention),
-        _drafter(name, model, pools, num_steps, draft),
-        spec=spec,
-        sizes=BufferSizes(
-            max_batch_size=max_batch_size,
-            max_context_len=max_context_len,
-            hidden_size=model.config.hidden_size,
-            vocab_size=model.config.vocab_size,
-            dtype=dtype,
-            page_size=page_size,
-        ),
+    name = check_algorithm(algorithm)
+    check_folders(name, checkpoint, draft)
+    spec = spec_of(name, num_steps, topk, num_draft_tokens, page_size)
+    models = load_models(
+        name, checkpoint=checkpoint, draft=draft, device=resolve_device(device), dtype=dtype
+    )
+    return engine_of(
+        models,
+        spec,
+        max_batch_size=max_batch_size,
+        max_context_len=max_context_len,
         batch_sizes=batch_sizes,
-        device=torch_device,
         backend=backend,
+        attention=attention,
         generation=generation,
         steps_per_launch=steps_per_launch,
         bos_token_id=END_OF_TEXT if checkpoint is None else None,
@@ -131,77 +100,73 @@ def reference_engine(
     )
 
 
-def _check_algorithm(
-    algorithm: str, checkpoint: str | Path | None, draft: str | Path | None
-) -> str:
-    name = algorithm.upper()
-    if name not in ALGORITHMS:
-        raise ConfigError(
-            f"algorithm {algorithm!r} has no reference drafter. Use one of "
-            f"{', '.join(ALGORITHMS)}.",
-            field="algorithm",
-        )
-    if draft is not None and name != "EAGLE":
-        raise ConfigError(
-            f"{name} takes no draft head, but {str(draft)!r} is given as one. Use EAGLE, or omit "
-            "the draft head.",
-            field="draft",
-        )
-    if checkpoint is not None and draft is None and name not in ("NONE", "NGRAM"):
-        raise ConfigError(
-            f"{name} needs a draft model trained for its target, and graphkit has none for "
-            f"{str(checkpoint)!r}. Use NONE or NGRAM, or EAGLE with a draft head for it.",
-            field="checkpoint",
-        )
-    return name
+def engine_of(
+    models: EngineModels,
+    spec: SpecConfig,
+    *,
+    max_batch_size: int = 8,
+    max_context_len: int = 1024,
+    batch_sizes: Iterable[int] | None = None,
+    backend: Backend | None = None,
+    attention: type[PagedAttention] | None = None,
+    generation: Literal["v1", "v2", "v3"] | None = None,
+    steps_per_launch: int = 16,
+    bos_token_id: int | None = None,
+    seed: int = 0,
+    debug: bool = False,
+) -> SpeculativeEngine:
+    """Create an engine over models that several engines can share, with KV pools of its own.
+
+    ``spec`` is what ``spec_of`` returns for the algorithm of the models. The options are those of
+    ``reference_engine``, and ``bos_token_id`` of ``SpeculativeEngine``. Nothing is captured yet.
+
+    Raises:
+        ConfigError: A setting is out of range.
+    """
+    device, target = models.device, models.target
+    kind = attention or (TritonAttention if device.type == "cuda" else SdpaAttention)
+    requests = ReqToTokenPool(max_batch_size, max_context_len, device)
+    pools = PoolFactory(requests, kind, spec.page_size, models.dtype)
+    target_attention = pools.attention(target.config)
+    return SpeculativeEngine(
+        EngineModel(VerifyForward(target, target_attention), target_attention),
+        models.drafter(pools, spec.num_steps),
+        spec=spec,
+        sizes=BufferSizes(
+            max_batch_size=max_batch_size,
+            max_context_len=max_context_len,
+            hidden_size=target.config.hidden_size,
+            vocab_size=target.config.vocab_size,
+            dtype=models.dtype,
+            page_size=spec.page_size,
+        ),
+        batch_sizes=batch_sizes,
+        device=device,
+        backend=backend,
+        generation=generation,
+        steps_per_launch=steps_per_launch,
+        bos_token_id=bos_token_id,
+        seed=seed,
+        debug=debug,
+    )
 
 
-def _spec(
-    name: str, num_steps: int, topk: int, num_draft_tokens: int | None, page_size: int
+def spec_of(
+    algorithm: str,
+    num_steps: int = 3,
+    topk: int = 1,
+    num_draft_tokens: int | None = None,
+    page_size: int = 1,
 ) -> SpecConfig:
-    if name == "NONE":
-        return SpecConfig(name, num_steps=0, topk=1, num_draft_tokens=1, page_size=page_size)
+    """Return the settings of one of ``ALGORITHMS``; arguments as for ``reference_engine``.
+
+    Raises:
+        ConfigError: A setting is out of range.
+    """
+    if algorithm == "NONE":
+        return SpecConfig(algorithm, num_steps=0, topk=1, num_draft_tokens=1, page_size=page_size)
     width = num_draft_tokens
     if width is None:
         width = num_steps + 1 if topk == 1 else 2 * (num_steps + 1)
-    kind = "EAGLE" if name == "MULTI_LAYER_EAGLE" else name
+    kind = "EAGLE" if algorithm == "MULTI_LAYER_EAGLE" else algorithm
     return SpecConfig(kind, num_steps, topk, width, page_size=page_size)
-
-
-def _drafter(
-    name: str, model: LlamaModel, pools: PoolFactory, num_steps: int, draft: str | Path | None
-) -> Drafter | None:
-    makers: dict[str, Callable[[], Drafter]] = {
-        "EAGLE": lambda: _eagle(model, pools, draft),
-        "MULTI_LAYER_EAGLE": lambda: _multi_layer(model, pools, num_steps),
-        "STANDALONE": lambda: _standalone(pools),
-        "NGRAM": NgramDrafter,
-    }
-    return makers[name]() if name in makers else None
-
-
-def _eagle(model: LlamaModel, pools: PoolFactory, folder: str | Path | None) -> Drafter:
-    head = load_eagle_head(default_eagle_checkpoint() if folder is None else folder, model)
-    attention = pools.attention(head.config)
-    return EagleDrafter(EngineModel(EagleForward(head, attention), attention))
-
-
-def _multi_layer(model: LlamaModel, pools: PoolFactory, num_steps: int) -> Drafter:
-    head = load_mtp_head(default_mtp_checkpoint(), model)
-    layers = head.config.num_hidden_layers
-    if not 1 <= num_steps <= layers:
-        raise ConfigError(
-            f"num_steps is {num_steps}, but the reference MTP chain has {layers} layers, one per "
-            f"step. Set num_steps to a value from 1 to {layers}.",
-            field="num_steps",
-        )
-    attention = pools.attention(head.config)
-    forwards = [MTPForward(head, layer, attention) for layer in range(num_steps)]
-    return MultiLayerDrafter(EngineModel(forwards, attention))
-
-
-def _standalone(pools: PoolFactory) -> Drafter:
-    folder = default_standalone_checkpoint()
-    model = load_checkpoint(folder, device=pools.requests.device, dtype=pools.dtype)
-    attention = pools.attention(model.config)
-    return EagleDrafter(EngineModel(StandaloneForward(model, attention), attention))

@@ -37,7 +37,7 @@ def modules():
         step, engines, clocks = map(
             importlib.import_module, ("step", "step_engines", "step_clocks")
         )
-        patch.setattr(reference.engine, "load_checkpoint", load_one_layer)
+        patch.setattr(reference.engine_models, "load_checkpoint", load_one_layer)
         patch.setattr(engines, "reference_engine", partial(reference_engine, num_steps=1))
         patch.setattr(engines, "WARM_UP_STEPS", LOOP)
         patch.setattr(engines, "CONTEXT", 128)
@@ -114,7 +114,7 @@ def test_the_variants_take_turns_before_and_under_load(measured):
     assert events == [
         1, 1, LOOP, 1, 1,  # warm-ups, of the bare step too
         *idle, "6 processes", *idle, "idle",
-        *([1] * 3), *([LOOP] * 3),  # host time
+        *([1] * 12), *([LOOP] * 12),  # host time
     ]  # fmt: skip
 
 

@@ -1,0 +1,157 @@
+"""The models of an engine: a target and its draft model. Several engines can share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter, NgramDrafter
+from graphkit.errors import ConfigError
+from graphkit.reference.checkpoint import (
+    default_checkpoint,
+    default_standalone_checkpoint,
+    load_checkpoint,
+)
+from graphkit.reference.draft_checkpoint import (
+    default_eagle_checkpoint,
+    default_mtp_checkpoint,
+    load_eagle_head,
+    load_mtp_head,
+)
+from graphkit.reference.eagle import EagleHead
+from graphkit.reference.model import LlamaModel
+from graphkit.reference.mtp import MTPHead
+from graphkit.reference.pools import PoolFactory
+from graphkit.reference.runner_forwards import EagleForward, MTPForward, StandaloneForward
+
+ALGORITHMS = ("NONE", "EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
+"""Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModels:
+    """A target and the draft model of an algorithm.
+
+    Attributes:
+        algorithm: One of ``ALGORITHMS``.
+        target: The target, on the device of the engines.
+        draft: The head or model that drafts; ``None`` for NONE and NGRAM.
+    """
+
+    algorithm: str
+    target: LlamaModel
+    draft: EagleHead | MTPHead | LlamaModel | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.target.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the target's weights."""
+        return self.target.lm_head.weight.dtype
+
+    def drafter(self, pools: PoolFactory, num_steps: int) -> Drafter | None:
+        """Create the drafter of one engine, over KV pools of its own.
+
+        Raises:
+            ConfigError: ``num_steps`` is larger than the number of draft layers.
+        """
+        draft = self.draft
+        if draft is None:
+            return NgramDrafter() if self.algorithm == "NGRAM" else None
+        attention = pools.attention(draft.config)
+        if isinstance(draft, MTPHead):
+            return MultiLayerDrafter(
+                EngineModel(
+                    [MTPForward(draft, layer, attention) for layer in _layers(draft, num_steps)],
+                    attention,
+                )
+            )
+        if isinstance(draft, EagleHead):
+            return EagleDrafter(EngineModel(EagleForward(draft, attention), attention))
+        return EagleDrafter(EngineModel(StandaloneForward(draft, attention), attention))
+
+
+def load_models(
+    algorithm: str,
+    *,
+    checkpoint: str | Path | None = None,
+    draft: str | Path | None = None,
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+) -> EngineModels:
+    """Load the models that ship with graphkit, or those of folders.
+
+    Args:
+        algorithm: One of ``ALGORITHMS``.
+        checkpoint: Folder of a different target, as for ``reference_engine``.
+        draft: Folder of an EAGLE head, as for ``reference_engine``.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+
+    Raises:
+        ConfigError: ``checkpoint`` and ``draft`` do not fit the algorithm.
+        CheckpointError: A folder cannot be loaded, or the head does not match the target.
+    """
+    check_folders(algorithm, checkpoint, draft)
+    target = load_checkpoint(checkpoint or default_checkpoint(), device=device, dtype=dtype)
+    if algorithm == "EAGLE":
+        head = load_eagle_head(default_eagle_checkpoint() if draft is None else draft, target)
+        return EngineModels(algorithm, target, head)
+    if algorithm == "MULTI_LAYER_EAGLE":
+        return EngineModels(algorithm, target, load_mtp_head(default_mtp_checkpoint(), target))
+    if algorithm == "STANDALONE":
+        model = load_checkpoint(default_standalone_checkpoint(), device=device, dtype=dtype)
+        return EngineModels(algorithm, target, model)
+    return EngineModels(algorithm, target)
+
+
+def check_algorithm(algorithm: str) -> str:
+    """Return the name of an algorithm in capitals.
+
+    Raises:
+        ConfigError: It is none of ``ALGORITHMS``.
+    """
+    name = algorithm.upper()
+    if name not in ALGORITHMS:
+        raise ConfigError(
+            f"algorithm {algorithm!r} has no reference drafter. Use one of "
+            f"{', '.join(ALGORITHMS)}.",
+            field="algorithm",
+        )
+    return name
+
+
+def check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | Path | None) -> None:
+    """Check that an algorithm can run with the folders of a target and of a draft head.
+
+    Raises:
+        ConfigError: It takes no draft head, or needs one.
+    """
+    if draft is not None and algorithm != "EAGLE":
+        raise ConfigError(
+            f"{algorithm} takes no draft head, but {str(draft)!r} is given as one. Use EAGLE, or "
+            "omit the draft head.",
+            field="draft",
+        )
+    if checkpoint is not None and draft is None and algorithm not in ("NONE", "NGRAM"):
+        raise ConfigError(
+            f"{algorithm} needs a draft model trained for its target, and graphkit has none for "
+            f"{str(checkpoint)!r}. Use NONE or NGRAM, or EAGLE with a draft head for it.",
+            field="checkpoint",
+        )
+
+
+def _layers(head: MTPHead, num_steps: int) -> range:
+    layers = head.config.num_hidden_layers
+    if not 1 <= num_steps <= layers:
+        raise ConfigError(
+            f"num_steps is {num_steps}, but the reference MTP chain has {layers} layers, one per "
+            f"step. Set num_steps to a value from 1 to {layers}.",
+            field="num_steps",
+        )
+    return range(num_steps)
