@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -13,6 +15,7 @@ from graphkit.errors import ReplayError
 from graphkit.ops.loop_layout import LoopEnd
 from graphkit.step.output_ring import OutputRing, StepReport
 
+_LAUNCH, _BATCH_SIZE = attrgetter("launch"), attrgetter("batch_size")
 _PAUSE_S = 2e-5
 _LONGEST_PAUSE_S = 5e-3
 _SLEPT_SHARE = 0.75
@@ -47,16 +50,13 @@ class LoopReader:
 
     def collect(self) -> None:
         """Move all steps out of the ring, which makes room for further ones."""
-        launch, unread = 0, None
         while reports := self.ring.read():
-            for report in reports:
-                if report.launch != launch:
-                    launch = report.launch
-                    unread = self._unread.get(launch)
-                if unread is not None:
-                    unread.append(report)
-                self.steps_by_size[report.batch_size] += 1
-                if report.is_last:
+            for launch, group in groupby(reports, _LAUNCH):
+                steps = list(group)
+                if (unread := self._unread.get(launch)) is not None:
+                    unread.extend(steps)
+                self.steps_by_size.update(map(_BATCH_SIZE, steps))
+                if steps[-1].is_last:
                     self.last_ended = launch
 
     def advance(self) -> None:

@@ -56,6 +56,13 @@ def kernels(count: int) -> Act:
     return run
 
 
+def kernels_with_pauses(graphs: DecodeGraphs) -> None:
+    """Run 100 tiny kernels, each after the one before has ended."""
+    for _ in range(100):
+        kernel(graphs)
+        torch.cuda.synchronize()
+
+
 def reduction(graphs: DecodeGraphs) -> None:
     """Sum a weight."""
     graphs.weight.sum()

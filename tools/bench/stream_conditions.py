@@ -77,16 +77,25 @@ LATER = {
             "captured again": capture,
         },
     ),
-    "product after": Condition(ONE_STREAM, {"small product": elsewhere(acts.small_product)}),
+    "products after": Condition(
+        ONE_STREAM,
+        {
+            "small product elsewhere": elsewhere(acts.small_product),
+            "kernels with pauses": elsewhere(acts.kernels_with_pauses),
+            "products elsewhere": elsewhere(acts.products),
+        },
+    ),
     "kernels after": Condition(
         ONE_STREAM,
         {
             "norm elsewhere": elsewhere(acts.norm),
             "reduction elsewhere": elsewhere(acts.reduction),
+            "2 kernels elsewhere": elsewhere(acts.kernels(2)),
+            "3 kernels elsewhere": elsewhere(acts.kernels(3)),
+            "4 kernels elsewhere": elsewhere(acts.kernels(4)),
+            "6 kernels elsewhere": elsewhere(acts.kernels(6)),
+            "8 kernels elsewhere": elsewhere(acts.kernels(8)),
             "10 kernels elsewhere": elsewhere(acts.kernels(10)),
-            "100 kernels elsewhere": elsewhere(acts.kernels(100)),
-            "1,000 kernels elsewhere": elsewhere(acts.kernels(1000)),
-            "10,000 kernels elsewhere": elsewhere(acts.kernels(10_000)),
         },
     ),
     "other work after": Condition(
