@@ -60,4 +60,5 @@ def with_declared_step(target: gk.CaptureTarget) -> gk.CaptureTarget:
         sample_batch=sample,
         inputs_type={gk.ForwardMode.STEP: HeadInputs},
         output_type={gk.ForwardMode.STEP: HeadOutput},
+        engine=None,
     )

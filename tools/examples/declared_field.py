@@ -40,7 +40,7 @@ def target(device: str = "cpu") -> gk.CaptureTarget:
         return SampledVerifyInputs(**vars(batch), temperatures=torch.linspace(0.5, 2, batch_size))
 
     fields = {"forwards": {VERIFY: forward}, "inputs_type": SampledVerifyInputs}
-    return replace(base, name="declared field", sample_batch=sample_batch, **fields)
+    return replace(base, name="declared field", sample_batch=sample_batch, engine=None, **fields)
 
 
 def main() -> int:

@@ -138,7 +138,8 @@ def test_only_a_captured_runner_is_inspected(runner):
 
 
 def capture(target, **options):
-    only = replace(target, forwards={mode: target.forwards[mode] for mode in (VERIFY, DECODE)})
+    forwards = {mode: target.forwards[mode] for mode in (VERIFY, DECODE)}
+    only = replace(target, forwards=forwards, engine=None)
     return gk.capture_target(only, device="cpu", **options)
 
 
@@ -179,9 +180,8 @@ def test_inspection_restores_the_state(target):
         calls.add_(1)
         return target.forwards[DECODE](inputs)
 
-    counting = replace(
-        target, forwards={DECODE: counted}, mutable_state={**target.mutable_state, "calls": calls}
-    )
+    state = {**target.mutable_state, "calls": calls}
+    counting = replace(target, forwards={DECODE: counted}, mutable_state=state, engine=None)
     record = gk.capture_target(counting, device="cpu", batch_sizes=[SIZE], inspect=True)
     assert record.graphs[0].timing.replays == 3
     assert calls.item() == 0
