@@ -1,7 +1,7 @@
 """A CaptureTarget for a custom model and the EAGLE head that drafts for it.
 
-The target declares what ``graphkit.CaptureTarget`` takes: forwards, sample batches, weights, mutable
-state, attention, and a host value that graphs must not bake in. Run it with:
+The target declares forwards, sample batches, weights, mutable state, attention, and a host value
+that graphs must not bake in. Run it with:
 
 graphkit capture tools.examples.own_target:target
 graphkit audit tools.examples.own_target:target
