@@ -31,7 +31,7 @@ def empty_accepted(given: Any) -> Accepted:
     return candidates.new_empty(requests * width), accept_index, counts[0], counts[1]
 
 
-def _check_path(given: Any) -> None:
+def check_path(given: Any) -> None:
     """Refuse paths of more tokens than a tree has nodes."""
     width = given.candidates.shape[1]
     if given.longest_path > width:
@@ -42,7 +42,7 @@ def _check_path(given: Any) -> None:
         )
 
 
-@register_op(fake=empty_accepted, check=_check_path)
+@register_op(fake=empty_accepted, check=check_path)
 def accept_tokens(
     candidates: Annotated[torch.Tensor, "[B, W >= 1] int64"],
     retrieve_next_token: Annotated[torch.Tensor, "[B, W] int64"],
@@ -78,13 +78,13 @@ def accept_tokens(
     Raises:
         InputError: A tensor has the wrong shape, dtype or device, or P is not 1 to W.
     """
-    path = _empty_path(candidates, longest_path)
-    links = _rows_of(candidates), retrieve_next_token, retrieve_next_sibling
+    path = empty_path(candidates, longest_path)
+    links = rows_of(candidates), retrieve_next_token, retrieve_next_sibling
     verify_tree_greedy(*path, candidates, *links, target_predict.view(candidates.shape))
-    return _ordered(candidates.shape[1], *path)
+    return ordered_paths(candidates.shape[1], *path)
 
 
-@register_op(fake=empty_accepted, check=_check_path)
+@register_op(fake=empty_accepted, check=check_path)
 def accept_samples(
     candidates: Annotated[torch.Tensor, "[B, W >= 1] int64"],
     retrieve_next_token: Annotated[torch.Tensor, "[B, W] int64"],
@@ -123,17 +123,17 @@ def accept_samples(
         InputError: A tensor has the wrong shape, dtype or device, or P is not 1 to W.
     """
     width = candidates.shape[1]
-    path = _empty_path(candidates, longest_path)
-    links = _rows_of(candidates), retrieve_next_token, retrieve_next_sibling
+    path = empty_path(candidates, longest_path)
+    links = rows_of(candidates), retrieve_next_token, retrieve_next_sibling
     samples = philox_uniform(seeds[req_pool_indices], positions[req_pool_indices], width + 1)
     probs = target_probs.view(*candidates.shape, target_probs.shape[1])
     tree_speculative_sampling_target_only(
         *path, candidates, *links, samples[:, :width], samples[:, width], probs
     )  # fmt: skip
-    return _ordered(width, *path)
+    return ordered_paths(width, *path)
 
 
-def _empty_path(
+def empty_path(
     candidates: torch.Tensor, longest_path: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Allocate what the walks write: tokens by row, accept_index and the number of drafts."""
@@ -142,12 +142,13 @@ def _empty_path(
     return predicts, predicts.new_empty(requests, longest_path), predicts.new_empty(requests)
 
 
-def _rows_of(candidates: torch.Tensor) -> torch.Tensor:
+def rows_of(candidates: torch.Tensor) -> torch.Tensor:
+    """Return the flat row of each node, [B, W] int64."""
     rows = torch.arange(candidates.numel(), device=candidates.device)
     return rows.view(candidates.shape)
 
 
-def _ordered(
+def ordered_paths(
     width: int, predicts: torch.Tensor, accept_index: torch.Tensor, drafts: torch.Tensor
 ) -> Accepted:
     """Return the results, with the tokens of each path at the front of its request's."""

@@ -13,7 +13,7 @@ from graphkit.ops.kernels.verification import walk_greedily
 
 
 @triton.jit
-def _write(
+def write_accepted(
     predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path, tokens, drafts,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
@@ -41,13 +41,13 @@ def accept_tokens_kernel(
         target_predict + first, WIDTH, COLUMNS, BLOCK_W,
     )  # fmt: skip
     tokens = tl.load(target_predict + first + path, mask=path >= 0, other=0)
-    _write(predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path, tokens,
-           drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
+    write_accepted(predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path,
+                   tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
 
 
 def launch_accept_tokens(given: Any) -> Accepted:
     """Launch ``accept_tokens``."""
-    return _launch(accept_tokens_kernel, given, num_warps=1)
+    return launch_per_request(accept_tokens_kernel, given, num_warps=1)
 
 
 @triton.jit
@@ -67,20 +67,20 @@ def accept_samples_kernel(
         target_probs + first * VOCAB, None, samples, 1.0, 1.0,
         WIDTH, COLUMNS, VOCAB, BLOCK_W, BLOCK_W, BLOCK_D, BLOCK_V, BLOCKS,
     )  # fmt: skip
-    _write(predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path, tokens,
-           drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
+    write_accepted(predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path,
+                   tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
 
 
 def launch_accept_samples(given: Any) -> Accepted:
     """Launch ``accept_samples``."""
     vocab_size, width = given.target_probs.shape[1], given.candidates.shape[1]
-    return _launch(
+    return launch_per_request(
         accept_samples_kernel, given, VOCAB=vocab_size,
         BLOCK_D=triton.next_power_of_2(width + 1), **vocabulary_blocks(vocab_size),
     )  # fmt: skip
 
 
-def _launch(kernel: Any, given: Any, **options: Any) -> Accepted:
+def launch_per_request(kernel: Any, given: Any, **options: Any) -> Accepted:
     """Launch one program per request."""
     predict, accept_index, drafts, tokens = accepted = empty_accepted(given)
     requests, width = given.candidates.shape

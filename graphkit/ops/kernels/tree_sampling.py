@@ -14,9 +14,9 @@ _NO_TOKEN = tl.constexpr(2**62)
 
 
 @triton.jit
-def _weights(target, draft, token, begin, end, refused, VOCAB: tl.constexpr):
+def _weights(source, draft, token, begin, end, refused, VOCAB: tl.constexpr):
     """Return the weights of the tokens from ``begin`` to ``end`` in the draw after a node."""
-    p = tl.load(target + token, mask=token < VOCAB, other=0)
+    p = tl.load(source + token, mask=token < VOCAB, other=0)
     next_refused = tl.min(tl.where(refused >= begin, refused, _NO_TOKEN), 0)
     while next_refused < end:  # ascending, so each block visits its own refused tokens only
         p = tl.where(token == next_refused, 0, p)
@@ -38,18 +38,20 @@ def _first_past(limit, before, weight, index, BEHIND: tl.constexpr):
 
 
 @triton.jit
-def _draw(
-    target, draft, refused, coin, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+def draw_token(
+    source, draft, refused, target, coin,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Draw a token by inverse transform: first its block, then the token within it.
 
-    Without a finite sum of weights, return the token of the target's largest probability.
+    The weights are those of ``source`` without the refused tokens, less ``draft`` unless it is
+    None. Without a finite sum, return the token of the target's largest probability.
     """
     lane = tl.arange(0, BLOCK)
     block = tl.arange(0, BLOCKS)
     sums = tl.zeros([BLOCKS], tl.float32)
     for begin in range(0, VOCAB, BLOCK):
-        weight = _weights(target, draft, begin + lane, begin, begin + BLOCK, refused, VOCAB)
+        weight = _weights(source, draft, begin + lane, begin, begin + BLOCK, refused, VOCAB)
         sums = tl.where(block * BLOCK == begin, tl.sum(weight, 0), sums)
 
     drawn = 0
@@ -58,7 +60,7 @@ def _draw(
         hit = _first_past(coin * total, 0.0, sums, block, BLOCKS)
         before = tl.sum(tl.where(block < hit, sums, 0), 0)
         begin = hit * BLOCK
-        weight = _weights(target, draft, begin + lane, begin, begin + BLOCK, refused, VOCAB)
+        weight = _weights(source, draft, begin + lane, begin, begin + BLOCK, refused, VOCAB)
         drawn = _first_past(coin * total, before, weight, begin + lane, VOCAB)
     else:
         largest = -float("inf")
@@ -120,7 +122,8 @@ def walk_by_samples(
     draft = draft_probs
     if draft_probs is not None:
         draft = draft_probs + row
-    drawn = _draw(target_probs + row, draft, refused, coin, VOCAB, BLOCK_V, BLOCKS)
+    target = target_probs + row
+    drawn = draw_token(target, draft, refused, target, coin, VOCAB, BLOCK_V, BLOCKS)
     return path, tl.where(column == drafts, drawn, tokens), drafts
 
 

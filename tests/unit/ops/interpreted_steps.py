@@ -47,6 +47,12 @@ def test_launchers_match_the_references(name, requests):
         assert_equal(got, results(op, op(*theirs), theirs))
 
 
+def test_many_refused_siblings():
+    _, make, _ = CASES["accept_by_rejection"]
+    args, op = make(90, 7), OPS["accept_by_rejection"]
+    assert_equal(op.launch(op.arguments(*args)), op.reference(*args))
+
+
 @pytest.mark.parametrize("vocab", [9, 64, 65, 300])
 @pytest.mark.parametrize("topk", [1, 2, 9])
 def test_equal_candidates_are_in_the_order_of_their_ids(vocab, topk):

@@ -18,6 +18,7 @@ from graphkit.ops.begin_step import begin_step
 from graphkit.ops.draft_rows import chain_candidates, draft_step_rows, first_draft_rows
 from graphkit.ops.ngram import append_tokens, ngram_drafts
 from graphkit.ops.philox import philox_uniform
+from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_rows import extend_rows, verify_rows
 from graphkit.ops.top_candidates import top_candidates
@@ -191,11 +192,11 @@ def accept_args(requests, seed):
 
 
 def walked(tokens, child, sibling, accepts, longest):
-    """The nodes that a walk accepts: ``accepts(node, token)`` for each child in turn."""
+    """The nodes that a walk accepts: ``accepts(node, child)`` for each child in turn."""
     path, node, tried = [0], child[0], 0
     while 0 <= node < len(tokens) and tried < len(tokens) - 1 and len(path) < longest:
         tried += 1
-        is_accepted = accepts(path[-1], tokens[node])
+        is_accepted = accepts(path[-1], node)
         path += [node] * is_accepted
         node = (child if is_accepted else sibling)[node]
     return path
@@ -217,24 +218,35 @@ def accepted(candidates, child, sibling, target, longest):
         wanted_of,
         strict=True,
     ):
-        paths.append(walked(*tree, lambda node, token, w=wanted: w[node] == token, longest))
+        tokens_of = tree[0]
+        paths.append(
+            walked(*tree, lambda node, child, w=wanted, t=tokens_of: w[node] == t[child], longest)
+        )
         tokens.append([wanted[node] for node in paths[-1]])
     return results_of(paths, tokens, width, longest)
 
 
 def samples_args(requests, seed):
-    """Distributions of multiples of 1/64, a quarter of them certain."""
-    random = Random(seed)
     candidates, child, sibling, _, longest = accept_args(requests, 3 * seed)
-    count = candidates.numel()
+    random = Random(seed)
+    probs = distributions_of(random, candidates.numel())
+    return candidates, child, sibling, probs, *draws_of(random, requests), longest
+
+
+def distributions_of(random, count):
+    """Distributions of multiples of 1/64, a quarter of them certain."""
     probs = torch.zeros(count, VOCAB)
     for row in probs:
         for token in random.choices(range(VOCAB), k=random.choice([1, 64, 64, 64])):
             row[token] += 1
         row /= row.sum()
+    return probs
+
+
+def draws_of(random, requests):
+    """Rows of requests, and seeds and positions by row."""
     states = int64(numbers(random, 9, -(2**62), 2**62)), int32(numbers(random, 9, 0, 9999))
-    rows = int64(numbers(random, requests, 0, 8))
-    return candidates, child, sibling, probs, rows, *states, longest
+    return int64(numbers(random, requests, 0, 8)), *states
 
 
 def sampled(candidates, child, sibling, probs, rows, seeds, positions, longest):
@@ -245,7 +257,8 @@ def sampled(candidates, child, sibling, probs, rows, seeds, positions, longest):
         left = [row.double().tolist() for row in probs.view(len(rows), width, -1)[request]]
         summed = [0.0] * width
 
-        def accepts(node, token, left=left, summed=summed, coin=coin):
+        def accepts(node, draft, tree=tree, left=left, summed=summed, coin=coin):
+            token = tree[draft]
             summed[node] += left[node][token]
             is_accepted = left[node][token] > 0 and coin[node] < summed[node]
             left[node][token] = left[node][token] * is_accepted
@@ -254,6 +267,55 @@ def sampled(candidates, child, sibling, probs, rows, seeds, positions, longest):
         path = walked(tree, child[request].tolist(), sibling[request].tolist(), accepts, longest)
         weights, limit = left[path[-1]], coin[width] * sum(left[path[-1]])
         drawn = next(i for i in range(VOCAB) if weights[i] and sum(weights[: i + 1]) > limit)
+        paths.append(path)
+        tokens.append([tree[node] for node in path[1:]] + [drawn])
+    return results_of(paths, tokens, width, longest)
+
+
+def rejection_args(requests, seed):
+    """Half of the trees have all nodes below the root; drafts are often refused."""
+    candidates, *links, probs, rows, seeds, positions, longest = samples_args(requests, seed)
+    random, width = Random(-seed - 1), candidates.shape[1]
+    if seed % 2:
+        longest = width
+        siblings = [-1, *range(2, width), -1][:width]
+        links = [int64([1 % width or -1] + [-1] * (width - 1)), int64(siblings)]
+        links = [each.repeat(requests, 1) for each in links]
+        candidates = int64(numbers(random, requests * width, -1, 4)).view(requests, width)
+    draft_probs = distributions_of(random, len(probs))
+    if seed % 2:
+        probs, draft_probs = (probs + 0.01) ** 2, (draft_probs + 0.01) ** 2
+        probs[:, :4] /= 3
+        draft_probs[:, 4:] /= 3
+        probs, draft_probs = (each / each.sum(1, keepdim=True) for each in (probs, draft_probs))
+    return candidates, *links, probs, draft_probs, rows, seeds, positions, longest
+
+
+def kept_by_rejection(
+    candidates, child, sibling, probs, draft_probs, rows, seeds, positions, longest
+):
+    width, paths, tokens = candidates.shape[1], [], []
+    coins = philox_uniform(seeds[rows], positions[rows], width + 1).double().tolist()
+    p_of, q_of = (each.double().view(-1, width, VOCAB).tolist() for each in (probs, draft_probs))
+    for tree, coin, p, q, *links in zip(
+        candidates.tolist(), coins, p_of, q_of, child.tolist(), sibling.tolist(), strict=True
+    ):
+
+        def accepts(node, draft, tree=tree, coin=coin, p=p, q=q):
+            token, target, drafted = tree[draft], p[node], q[node]
+            if token < 0 or not drafted[token]:
+                return False
+            share = [x / sum(drafted) for x in drafted]
+            if coin[draft] * share[token] < target[token]:
+                return True
+            left = [max(x - y, 0) for x, y in zip(target, share, strict=True)]
+            p[node] = [x / sum(left) for x in left]
+            drafted[token] = 0
+            return False
+
+        path = walked(tree, *links, accepts, longest)
+        last = p[path[-1]]
+        drawn = next(i for i in range(VOCAB) if last[i] and sum(last[: i + 1]) > coin[width])
         paths.append(path)
         tokens.append([tree[node] for node in path[1:]] + [drawn])
     return results_of(paths, tokens, width, longest)
@@ -502,6 +564,7 @@ CASES = {
     "argmax_rows of some rows": (argmax_rows, argmax_args(torch.float64, True), best_of_rows),
     "accept_tokens": (accept_tokens, accept_args, accepted),
     "accept_samples": (accept_samples, samples_args, sampled),
+    "accept_by_rejection": (accept_by_rejection, rejection_args, kept_by_rejection),
     "target_probs": (target_probs, probs_args, distributions),
     "accepted_moves": (accepted_moves, moves_args, moves),
     "top_candidates of 1": (top_candidates, top_args(1, False, True), best_tokens),

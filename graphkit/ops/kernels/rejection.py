@@ -1,0 +1,106 @@
+"""Acceptance by rejection sampling for CUDA. Contract: ``graphkit.ops.rejection``."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from graphkit.ops.accepted_tokens import Accepted
+from graphkit.ops.kernels.accepted_tokens import launch_per_request, write_accepted
+from graphkit.ops.kernels.philox import uniform
+from graphkit.ops.kernels.tree_sampling import draw_token, vocabulary_blocks
+
+
+@triton.jit
+def _refuse(left, p, q, token, p_sum, q_sum, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """Write what a refused token leaves of p to ``left``; return the sums of that and of q.
+
+    -1 marks refused tokens. ``p`` may be ``left``.
+    """
+    tl.debug_barrier()  # every thread has read p of the token
+    lane = tl.arange(0, BLOCK)
+    p_sums = tl.zeros([BLOCK], tl.float32)
+    q_sums = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, VOCAB, BLOCK):
+        each = begin + lane
+        share = tl.load(p + each, mask=each < VOCAB, other=0)
+        drafted = tl.load(q + each, mask=each < VOCAB, other=0)
+        is_refused = (share < 0) | (each == token)
+        rest = tl.div_rn(share, p_sum) - tl.div_rn(drafted, q_sum)
+        rest = tl.where(rest <= 0, 0, rest)  # NaN stays
+        tl.store(left + each, tl.where(is_refused, -1.0, rest), mask=each < VOCAB)
+        p_sums += tl.where(is_refused, 0, rest)
+        q_sums += tl.where(is_refused, 0, drafted)
+    tl.debug_barrier()  # threads read what others have written
+    return tl.sum(p_sums, 0), tl.sum(q_sums, 0)
+
+
+@triton.jit
+def accept_by_rejection_kernel(
+    predict, accept_index, num_accepted_drafts, num_accepted_tokens, candidates,
+    retrieve_next_token, retrieve_next_sibling, target_probs, draft_probs, left, req_pool_indices,
+    seeds, positions, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, VOCAB: tl.constexpr,
+    BLOCK_W: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """One program per request. It reads the vocabulary once per refused draft, and for the bonus.
+
+    ``left``, [B, V], holds p after a refused draft.
+    """
+    request = tl.program_id(0).to(tl.int64)
+    first = request * WIDTH
+    pool_row = tl.load(req_pool_indices + request)
+    draw = tl.arange(0, BLOCK_D)
+    samples = uniform(tl.load(seeds + pool_row), tl.load(positions + pool_row), draw)
+    column = tl.arange(0, BLOCK_W)
+    path = tl.where(column == 0, 0, -1).to(tl.int64)
+    tokens = tl.zeros([BLOCK_W], tl.int64)
+
+    left += request * VOCAB
+    row = first * VOCAB
+    p = target_probs + row
+    p_sum = 1.0
+    q_sum = 1.0
+    child = tl.load(retrieve_next_token + first)
+    tried = 0
+    drafts = 0
+    while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
+        token = tl.load(candidates + first + child)
+        is_token = (token >= 0) & (token < VOCAB)
+        share = tl.load(p + token, mask=is_token, other=-1)
+        drafted = tl.load(draft_probs + row + token, mask=is_token, other=0)
+        coin = tl.sum(tl.where(draw == child, samples, 0), 0)
+        link = retrieve_next_sibling
+        if (drafted > 0) & ((share >= 0) | (share != share)):  # -1 is refused
+            if coin * tl.div_rn(drafted, q_sum) < tl.div_rn(share, p_sum):
+                tokens = tl.where(column == drafts, token, tokens)
+                drafts += 1
+                path = tl.where(column == drafts, child, path)
+                row = (first + child) * VOCAB
+                p = target_probs + row
+                p_sum = 1.0
+                q_sum = 1.0
+                link = retrieve_next_token
+            else:
+                p_sum, q_sum = _refuse(
+                    left, p, draft_probs + row, token, p_sum, q_sum, VOCAB, BLOCK_V
+                )  # fmt: skip
+                p = left
+        child = tl.load(link + first + child)
+        tried += 1
+
+    coin = tl.sum(tl.where(draw == WIDTH, samples, 0), 0)
+    none = tl.full([BLOCK_W], -1, tl.int64)  # p of refused tokens is below 0
+    bonus = draw_token(p, None, none, target_probs + row, coin, VOCAB, BLOCK_V, BLOCKS)
+    tokens = tl.where(column == drafts, bonus, tokens)
+    write_accepted(predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path,
+                   tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
+
+
+def launch_accept_by_rejection(given: Any) -> Accepted:
+    """Launch ``accept_by_rejection``."""
+    (requests, width), vocab_size = given.candidates.shape, given.target_probs.shape[1]
+    return launch_per_request(
+        accept_by_rejection_kernel, given, left=given.target_probs.new_empty(requests, vocab_size),
+        VOCAB=vocab_size, BLOCK_D=triton.next_power_of_2(width + 1),
+        **vocabulary_blocks(vocab_size),
+    )  # fmt: skip
