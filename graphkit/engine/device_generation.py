@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-
-import torch
-
-from graphkit.engine.generations import Generation, RunningBatch
+from graphkit.engine.generations import Overlapped, RunningBatch
 from graphkit.engine.request import Request
-from graphkit.engine.transfers import PendingReport, deliver
+from graphkit.engine.transfers import deliver
 from graphkit.ops.loop_layout import Report
-from graphkit.step import SpecStepInputs, SpecStepRunner, StepReport, StepStream
+from graphkit.runners.dispatch import Reason
+from graphkit.step import SpecStepRunner, StepReport, StepStream
 
 
-class OnDevice(Generation):
+class OnDevice(Overlapped):
     """Generation v3: one launch runs many steps; the device removes requests that have ended.
 
-    Until the runner has been captured, each step runs eagerly.
+    Until the runner has been captured, each step runs as in v2, and counts as a fallback of the
+    runner.
 
     Args:
         runner: Runs the steps.
@@ -26,7 +24,6 @@ class OnDevice(Generation):
     def __init__(self, runner: SpecStepRunner, steps_per_launch: int) -> None:
         super().__init__(runner.device_step)
         self._runner, self._steps_per_launch = runner, steps_per_launch
-        self._pending: deque[PendingReport] = deque()
         self._stream: StepStream | None = None
         self._by_row: dict[int, Request] = {}
 
@@ -40,50 +37,38 @@ class OnDevice(Generation):
         if self._stream is not None:
             self._stream.stop()
 
-    def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Generation.begin``. Does not wait; the next step delivers the token."""
-        self._pending.append(PendingReport.send([request], report, is_verify=False))
-
     def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
         """Launch a loop if none runs, and deliver what has arrived, at least one step."""
+        if not self._runner.can_launch:
+            super().advance(batch, is_anyone_waiting=is_anyone_waiting)
+            self._runner.dispatch.fallbacks[Reason.NOT_CAPTURED.value] += 1
+            return
         if self._stream is None:
-            earlier = len(self._pending)
-            self._launch(batch, is_anyone_waiting)
-            self._deliver_pending(earlier)
-        if self._stream is not None:
-            self._read(self._stream)
+            self._stream = self._launch_loop(batch, is_anyone_waiting)
+            self._deliver(len(self._pending))
+        self._read(self._stream)
 
     def drain(self) -> None:
         """See ``Generation.drain``. Stops a running loop."""
-        self._deliver_pending(len(self._pending))
+        super().drain()
         while self._stream is not None:
             self._stream.stop()
             self._read(self._stream)
 
-    def _launch(self, batch: RunningBatch, is_anyone_waiting: bool) -> None:
-        if not self._runner.can_launch:
-            output = self._runner.run(SpecStepInputs(req_pool_indices=batch.rows))
-            assert output.report is not None, "the batch is not empty"
-            self._pending.append(PendingReport.send(batch.requests, output.report, is_verify=True))
-            return
+    def _launch_loop(self, batch: RunningBatch, is_anyone_waiting: bool) -> StepStream:
         self._by_row = {request.row: request for request in batch.requests}
         rows = list(self._by_row)
-        self._stream = self._runner.launch(
-            rows, max_steps=self._steps_per_launch, until=rows if is_anyone_waiting else ()
-        )
-
-    def _deliver_pending(self, count: int) -> None:
-        for _ in range(count):
-            self._new_tokens += self._pending.popleft().deliver()
+        until = rows if is_anyone_waiting else ()
+        return self._runner.launch(rows, max_steps=self._steps_per_launch, until=until)
 
     def _read(self, stream: StepStream) -> None:
         """Wait for a step, and deliver all steps that are there."""
         for step in stream.available():
-            self._deliver(step)
+            self._deliver_step(step)
         if stream.end is not None:
             self._stream = None
 
-    def _deliver(self, step: StepReport) -> None:
+    def _deliver_step(self, step: StepReport) -> None:
         lines = step.lines
         rows = ((self._by_row[line[Report.ROW]], line) for line in lines)
         self._new_tokens += deliver(rows, is_verify=True)

@@ -8,7 +8,7 @@ from graphkit.buffers import DraftExtendInputs, DraftInputs, TargetVerifyInputs
 from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
 from graphkit.errors import InputError
 
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
+each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 
 
