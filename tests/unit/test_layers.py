@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
     ("cli", "tui"),
     ("views",),
+    ("benchmarks",),
     ("reference",),
     ("testing", "audit"),
     ("verify",),

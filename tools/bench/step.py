@@ -7,7 +7,7 @@ the report, which is written after each section.
 - time per step: wall time of a round divided by its steps, the median of the rounds.
 - p50, p99: intervals between steps as the host receives them; 0 if two arrive together.
 - host: CPU time of the host's thread per step without its waits. In v3, launch and reading.
-- bare step: device time of the captured whole step, replayed back to back.
+- bare step: device time of the captured greedy step, replayed back to back.
 - GPU busy: the bare step divided by the time per step.
 - own nodes: nodes of the whole step that no module of a model created.
 
@@ -36,15 +36,13 @@ from statistics import median
 import torch
 from busy_processes import busy_processes
 from rich.console import Console
-from step_engines import VARIANTS, MeasuredEngine, Setting, Steps
+from step_engines import VARIANTS, Setting, measured_engine
 from step_results import Results, SettingResults
-from timing import Variant, api_calls
 
-import graphkit as gk
+from graphkit.benchmarks import Steps
 from graphkit.graphs import resolve_device
 from graphkit.views import bench_view
 
-_COUNTED_RUNS = 2
 _RIVALS_S = 120.0
 
 
@@ -55,18 +53,17 @@ def measure_setting(
     seen = {loaded: {name: Steps() for name in VARIANTS} for loaded in (False, True)}
     bare_ms: dict[bool, list[float]] = {False: [], True: []}
     with ExitStack() as stack:
-
-        def engine_of(name: str, attribution: gk.Attribution | None = None) -> MeasuredEngine:
-            made = MeasuredEngine(setting, VARIANTS[name], results.device, attribution)
-            return stack.enter_context(closing(made))
-
-        engines = {name: engine_of(name) for name in VARIANTS}
-        bare = engine_of("one launch", gk.Attribution())
+        open_engine = partial(measured_engine, setting, device=results.device)
+        engines = {
+            name: stack.enter_context(open_engine(variant)) for name, variant in VARIANTS.items()
+        }
+        alone = stack.enter_context(open_engine(VARIANTS["one launch"]))
+        bare = stack.enter_context(closing(alone.bare_step()))
         for loaded in (False, True) * rounds if processes else (False,) * rounds:
             with busy_processes(processes) if loaded else nullcontext():
                 for name, engine in engines.items():
                     engine.run(steps, seen[loaded][name])
-                bare_ms[loaded].append(bare.bare_ms(steps))
+                bare_ms[loaded].append(bare.ms(steps))
         SettingResults(
             setting=setting,
             idle=seen[False],
@@ -88,13 +85,9 @@ def measure_setting(
 def count_calls(results: Results, *, setting: Setting, steps: int) -> None:
     """Count the calls of the CUDA API per step of each variant."""
     print(f"\n{setting}: calls of the CUDA API per step", flush=True)
-    for name, options in VARIANTS.items():
-        with closing(MeasuredEngine(setting, options, results.device)) as engine:
-            seen = Steps()
-            run = Variant(lambda _, each=engine, into=seen: each.run(steps, into))
-            counted = api_calls(run, _COUNTED_RUNS)
-        steps_of_run = len(seen.intervals_ms) / len(seen.ms)
-        calls = {call: count / steps_of_run for call, count in counted.items()}
+    for name, variant in VARIANTS.items():
+        with measured_engine(setting, variant, results.device) as engine:
+            calls = engine.cuda_calls(steps)
         results.add(f"{setting}, {name}: CUDA calls", sum(calls.values()), "per step")
         for call, count in calls.items():
             results.add(f"{setting}, {name}: {call}", count, "per step")

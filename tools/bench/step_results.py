@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from step_engines import Setting, Steps
+from step_engines import Setting
 
+from graphkit.benchmarks import Steps
 from graphkit.graphs import environment
 from graphkit.records import BenchReport, Measure
 

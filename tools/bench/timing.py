@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
+from graphkit import benchmarks
 from graphkit.records import BenchReport
 from graphkit.views import bench_view
 
@@ -75,20 +75,8 @@ def host_us(variants: Mapping[str, Variant], rounds: int) -> dict[str, float]:
 
 
 def api_calls(variant: Variant, calls: int = 20) -> dict[str, float]:
-    """Return the CUDA API calls per call of a variant by name, without those of the profiler."""
-    prepared = [variant.prepare() for _ in range(2)]
-    for each in prepared:
-        variant.act(each)
-    torch.cuda.synchronize()
-    counted: Counter[str] = Counter()
-    for _ in range(calls):
-        one = variant.prepare()
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-            variant.act(one)
-        torch.cuda.synchronize()
-        counted.update(_api_names(profiler))
-    return {name: count / calls for name, count in sorted(counted.items())}
+    """Return the CUDA API calls per call of a variant; see ``graphkit.benchmarks.api_calls``."""
+    return benchmarks.api_calls(variant.act, calls, variant.prepare)
 
 
 def kernel_us(variant: Variant, calls: int = 50) -> dict[str, float]:
@@ -118,14 +106,3 @@ def times_us(variant: Variant, calls: int) -> list[float]:
         times.append((time.perf_counter() - began) * 1e6)
     torch.cuda.synchronize()
     return times
-
-
-def _api_names(profiler: profile) -> list[str]:
-    own = ("cudaDeviceSynchronize", "Activity Buffer Request", "cuptiActivity")
-    return [
-        event.name
-        for event in profiler.events() or []
-        if event.name.startswith(("cuda", "cu"))
-        and not event.name.startswith(own)
-        and event.device_type == torch.autograd.DeviceType.CPU
-    ]

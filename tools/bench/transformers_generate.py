@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step_clocks import synchronise
 from step_engines import prompts
 
+from graphkit.benchmarks import synchronise
 from graphkit.reference import default_checkpoint, default_standalone_checkpoint
 
 _WARM_UPS = 2

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from graphkit import reference
+from graphkit.benchmarks import Variant
 from graphkit.records import BenchReport
 from graphkit.reference import load_checkpoint, reference_engine
 from graphkit.step import SpecStepRunner
@@ -34,19 +36,15 @@ def modules():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCH)
-        step, engines, clocks = map(
-            importlib.import_module, ("step", "step_engines", "step_clocks")
-        )
+        step, engines = map(importlib.import_module, ("step", "step_engines"))
         patch.setattr(reference.engine_models, "load_checkpoint", load_one_layer)
         patch.setattr(engines, "reference_engine", partial(reference_engine, num_steps=1))
         patch.setattr(engines, "WARM_UP_STEPS", LOOP)
         patch.setattr(engines, "CONTEXT", 128)
         for name in ("v1", "loop of 4", "loop of 16"):
             patch.delitem(engines.VARIANTS, name)
-        patch.setitem(
-            engines.VARIANTS, "loop of 64", {"generation": "v3", "steps_per_launch": LOOP}
-        )
-        yield SimpleNamespace(step=step, engines=engines, clocks=clocks)
+        patch.setitem(engines.VARIANTS, "loop of 64", Variant("loop of 64", "v3", LOOP))
+        yield SimpleNamespace(step=step, engines=engines)
 
 
 @pytest.fixture(scope="module")
@@ -185,49 +183,16 @@ def test_transformers_runs_in_another_process(modules, no_engines, tmp_path, mon
 
 
 def test_calls_are_counted_per_step(modules, monkeypatch):
-    class Engine:
-        """Runs twice the steps that it is asked for, as launches of many steps do."""
+    @contextmanager
+    def engine(*_):
+        yield SimpleNamespace(cuda_calls={16: {"cudaGraphLaunch": 0.5, "cudaMemcpyAsync": 2}}.get)
 
-        def __init__(self, *_):
-            pass
-
-        def run(self, steps, into):
-            into.ms.append(1.0)
-            into.intervals_ms += [1.0] * 2 * steps
-
-        def close(self):
-            pass
-
-    def counted(variant, runs):
-        for _ in range(runs):
-            variant.act(None)
-        return {"cudaGraphLaunch": 16.0, "cudaMemcpyAsync": 4.0}
-
-    monkeypatch.setattr(modules.step, "MeasuredEngine", Engine)
-    monkeypatch.setattr(modules.step, "api_calls", counted)
-    results = modules.step.Results(modules.clocks.torch.device("cpu"), {})
+    monkeypatch.setattr(modules.step, "measured_engine", engine)
+    results = modules.step.Results(torch.device("cpu"), {})
     modules.step.count_calls(results, setting=modules.engines.Setting(1, 1), steps=16)
     values = {measure.name: measure.value for measure in results.measures}
-    assert values["chain, 1, v2: CUDA calls"] == 20 / 32
-    assert values["chain, 1, v2: cudaGraphLaunch"] == 16 / 32
-
-
-def test_steps_that_arrive_together_have_no_interval(modules):
-    steps = modules.engines.Steps(ms=[2.0, 4.0, 3.0], intervals_ms=[4.0, 0.0, 4.0, 4.0], tokens=12)
-    assert (steps.ms_per_step, steps.latency_ms(50), steps.latency_ms(0)) == (3.0, 4.0, 0.0)
-    assert steps.tokens_per_second == 1000.0
-
-
-def test_waits_for_events_are_counted(modules, monkeypatch):
-    torch, clock = modules.clocks.torch, iter([1.0, 3.0, 10.0, 15.0])
-    monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: None)
-    wait = torch.cuda.Event.synchronize
-    monkeypatch.setattr(modules.clocks.time, "thread_time", lambda: next(clock))
-    with modules.clocks.waits() as seconds:
-        torch.cuda.Event.synchronize("one")
-        torch.cuda.Event.synchronize("another")
-    assert seconds == [2.0, 5.0]
-    assert torch.cuda.Event.synchronize is wait
+    assert values["chain, 1, v2: CUDA calls"] == 2.5
+    assert values["chain, 1, v2: cudaGraphLaunch"] == 0.5
 
 
 def test_busy_processes_end_with_the_block(modules, monkeypatch):

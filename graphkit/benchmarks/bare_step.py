@@ -1,0 +1,51 @@
+"""The captured whole step alone: its time on the device, and its nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphkit.benchmarks.clocks import device_ms, synchronise
+from graphkit.graphs import Attribution
+from graphkit.step import SpecStepInputs, SpecStepRunner
+
+
+class BareStep:
+    """The greedy step of running requests, captured on its own and replayed without an engine.
+
+    It is the step that the loops of an engine run for requests with temperature 0; ``replay`` of
+    the engine's own runner can also sample. The step has the state of the runner, and advances its
+    requests. Closing the runner's engine closes neither its graphs nor its records: call ``close``.
+
+    Args:
+        runner: A captured runner.
+        req_pool_indices: Rows of running requests with temperature 0, as many as a captured size.
+    """
+
+    def __init__(self, runner: SpecStepRunner, req_pool_indices: NDArray[np.int64]) -> None:
+        self._runner = SpecStepRunner.from_step(runner.device_step, is_greedy=True)
+        self._runner.capture(attribution=Attribution())
+        self._batch = SpecStepInputs(req_pool_indices=req_pool_indices)
+
+    def ms(self, steps: int) -> float:
+        """Return the device's milliseconds per replay, back to back."""
+        synchronise(self._runner.device)
+        with device_ms(self._runner.device) as ms:
+            for _ in range(steps):
+                self._runner.replay(self._batch)
+        return ms[0] / steps
+
+    def nodes(self) -> dict[str, int]:
+        """Return the number of nodes: all, and graphkit's own.
+
+        Own nodes are outside of the models' modules. They are also counted by phase.
+        """
+        graph = self._runner.graphs[len(self._batch.req_pool_indices)]
+        own = [each for each in graph.origins if not each.module or each.module.startswith("(")]
+        phases = [each.scope.partition("/")[0] or "rest" for each in own]
+        by_phase = {f"own nodes, {name}": phases.count(name) for name in dict.fromkeys(phases)}
+        return {"nodes": graph.num_nodes, "own nodes": len(own), **by_phase}
+
+    def close(self) -> None:
+        """Close the graphs."""
+        self._runner.close()

@@ -1,0 +1,178 @@
+"""An engine with a full batch of long requests, and what is measured of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphkit.benchmarks.api_calls import api_calls
+from graphkit.benchmarks.bare_step import BareStep
+from graphkit.benchmarks.clocks import synchronise, waits
+from graphkit.benchmarks.variants import Variant
+from graphkit.engine import SpeculativeEngine
+from graphkit.errors import ConfigError
+from graphkit.step import SamplingParams, SpecStepRunner
+
+_MIN_LAUNCHES = 12
+_COUNTED_RUNS = 2
+
+
+@dataclass
+class Steps:
+    """Steps as the host saw them.
+
+    Attributes:
+        ms: Milliseconds per step of each round.
+        intervals_ms: Milliseconds between two steps; 0 for steps that the host received together.
+        tokens: New tokens of all requests.
+    """
+
+    ms: list[float] = field(default_factory=list)
+    intervals_ms: list[float] = field(default_factory=list)
+    tokens: int = 0
+
+    @property
+    def ms_per_step(self) -> float:
+        """The median of the rounds."""
+        return median(self.ms)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean new tokens of all requests together."""
+        return self.tokens / len(self.intervals_ms)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all requests at the median time per step."""
+        return self.tokens_per_step / self.ms_per_step * 1e3
+
+    def latency_ms(self, percentile: float) -> float:
+        """Return a percentile of the intervals."""
+        return float(np.percentile(self.intervals_ms, percentile))
+
+
+class MeasuredEngine:
+    """An engine whose batch is full of requests that do not end. Captures it and warms it up.
+
+    The n-th steps of all variants are at the same place of the same texts, if prompts and warm-ups
+    are equal. The caller closes the engine.
+
+    Args:
+        engine: A new engine for as many requests as there are prompts.
+        variant: How the engine runs its steps.
+        prompts: Token ids of each prompt.
+        warm_up_steps: Steps of the warm-up.
+    """
+
+    def __init__(
+        self,
+        engine: SpeculativeEngine,
+        variant: Variant,
+        prompts: Sequence[Sequence[int]],
+        warm_up_steps: int,
+    ) -> None:
+        self._engine, self._variant = engine, variant
+        engine.capture()
+        sampling = SamplingParams(max_new_tokens=engine.context_limit)
+        self._requests = [engine.submit(prompt, sampling) for prompt in prompts]
+        self.run(warm_up_steps, Steps())
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Tokens of each request so far."""
+        return [request.output_ids for request in self._requests]
+
+    def run(self, steps: int, into: Steps) -> None:
+        """Run a round from an idle device: at least ``steps`` steps, whole launches.
+
+        Raises:
+            ConfigError: A request ended, because it reached the context limit of the engine.
+        """
+        first, tokens = self._requests[0], sum(map(len, self.outputs))
+        done = first.num_verifies
+        end = done + self._variant.whole_launches(steps)
+        synchronise(self._engine.device)
+        seen = [time.perf_counter()]
+        while done < end:
+            self._engine.step()
+            now = time.perf_counter()
+            seen += [now] * (first.num_verifies - done)
+            done = first.num_verifies
+            if first.is_finished:
+                break
+        if any(request.is_finished for request in self._requests):
+            raise ConfigError(
+                f"a request reached its limit of {self._engine.context_limit} tokens after {done} "
+                "steps. Measure fewer steps, or enlarge the context of the engine.",
+                field="max_context_len",
+            )
+        into.ms.append((seen[-1] - seen[0]) / (len(seen) - 1) * 1e3)
+        into.intervals_ms += [(after - before) * 1e3 for before, after in pairwise(seen)]
+        into.tokens += sum(map(len, self.outputs)) - tokens
+
+    def host_us(self, steps: int) -> dict[str, float]:
+        """Return microseconds of CPU time of the host's thread per step, without its waits.
+
+        In v3, these are the launch, and the reading of steps that are done. The engine must not
+        run afterwards: it does not know the steps.
+        """
+        if self._variant.generation == "v3":
+            launching, reading = self._launch_and_reading_us(steps)
+            return {
+                "host": launching + reading, "host, launch": launching, "host, reading": reading
+            }  # fmt: skip
+        with waits() as seconds:
+            began, result = time.thread_time(), Steps()
+            self.run(steps, result)
+            busy = time.thread_time() - began - sum(seconds)
+        return {"host": busy / len(result.intervals_ms) * 1e6}
+
+    def cuda_calls(self, steps: int) -> dict[str, float]:
+        """Return the calls of the CUDA API per step, by name, in rounds of ``steps`` steps.
+
+        Measure times before: the profiler slows later launches of the process.
+        """
+        seen = Steps()
+        counted = api_calls(lambda _: self.run(steps, seen), _COUNTED_RUNS)
+        steps_of_run = len(seen.intervals_ms) / len(seen.ms)
+        return {name: count / steps_of_run for name, count in counted.items()}
+
+    def bare_step(self) -> BareStep:
+        """Return the step of these requests without the engine, which must not run afterwards."""
+        return BareStep(self._runner(), self._rows())
+
+    def _launch_and_reading_us(self, steps: int) -> tuple[float, float]:
+        runner, rows, count = self._runner(), self._rows(), self._variant.steps_per_launch
+        launching, reading = [], []
+        for _ in range(num_launches(steps, count)):
+            synchronise(self._engine.device)
+            began = time.thread_time()
+            stream = runner.launch(rows, max_steps=count)
+            launched = time.thread_time()
+            synchronise(self._engine.device)
+            ready = time.thread_time()
+            for _ in stream:
+                pass
+            read = time.thread_time()
+            launching.append((launched - began) / count * 1e6)
+            reading.append((read - ready) / count * 1e6)
+        return median(launching), median(reading)
+
+    def _runner(self) -> SpecStepRunner:
+        (runner,) = self._engine.runners
+        assert isinstance(runner, SpecStepRunner), "v3 has no other runner"
+        return runner
+
+    def _rows(self) -> NDArray[np.int64]:
+        return np.array([request.row for request in self._requests])
+
+
+def num_launches(steps: int, steps_per_launch: int) -> int:
+    """Return the launches whose host time is measured: a few launches tell little."""
+    return max(_MIN_LAUNCHES, steps // steps_per_launch)

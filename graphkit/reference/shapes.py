@@ -1,0 +1,126 @@
+"""Models in the shape of published ones, with random weights, for measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from graphkit.errors import ConfigError
+from graphkit.reference.config import LlamaConfig, RopeScaling
+from graphkit.reference.eagle import EagleHead
+from graphkit.reference.engine_models import EngineModels, check_algorithm
+from graphkit.reference.layers import RMSNorm
+from graphkit.reference.model import LlamaModel
+
+SHAPES: Mapping[str, LlamaConfig] = {
+    "llama-8b": LlamaConfig(  # meta-llama/Llama-3.1-8B
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        rope_scaling=RopeScaling(
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+    ),
+    "qwen3-8b": LlamaConfig(  # Qwen/Qwen3-8B
+        vocab_size=151936,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        rope_theta=1000000.0,
+        qk_norm=True,
+    ),
+    "tiny": LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+    ),
+}
+"""Configurations by name; ``tiny`` is for tests."""
+
+_STD = 0.02
+
+
+def random_models(
+    shape: str,
+    algorithm: str = "EAGLE",
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+) -> EngineModels:
+    """Create the models of a shape with random weights, which are made on the device.
+
+    Their speed is that of trained weights, but drafts are accepted by chance alone. Weights are
+    normal with standard deviation 0.02, those of norms 1, and biases 0. Nothing else is allocated.
+
+    Args:
+        shape: One of ``SHAPES``.
+        algorithm: EAGLE with a head of the target's sizes, or NONE or NGRAM.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+        seed: Seed of the weights.
+
+    Raises:
+        ConfigError: The shape is unknown, or the algorithm has no draft model of its sizes.
+    """
+    if shape not in SHAPES:
+        raise ConfigError(
+            f"unknown shape {shape!r}: shapes are {', '.join(SHAPES)}.", field="shape"
+        )
+    name = check_algorithm(algorithm)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.device("meta"):
+        target = LlamaModel(SHAPES[shape])
+        draft = _draft_model(name, target)
+    for module in (target, draft):
+        if module is not None:
+            _fill(module.to(dtype), generator)
+    target.tie_weights()
+    return EngineModels(name, target, draft)
+
+
+def _draft_model(algorithm: str, target: LlamaModel) -> EagleHead | None:
+    """Return the draft model of an algorithm for a target, on the meta device."""
+    if algorithm in ("NONE", "NGRAM"):
+        return None
+    if algorithm == "EAGLE":
+        return EagleHead(replace(target.config, num_hidden_layers=1), target)
+    raise ConfigError(
+        f"{algorithm} has no draft model with random weights. Use EAGLE, NGRAM or NONE.",
+        field="algorithm",
+    )
+
+
+def _fill(module: nn.Module, generator: torch.Generator) -> None:
+    """Move a module from the meta device to the generator's, and fill its weights."""
+    module.to_empty(device=generator.device).eval().requires_grad_(False)
+    for owner in module.modules():
+        for name, tensor in owner.named_parameters(recurse=False):
+            if isinstance(owner, RMSNorm):
+                tensor.fill_(1)
+            elif name == "bias":
+                tensor.zero_()
+            else:
+                tensor.normal_(std=_STD, generator=generator)

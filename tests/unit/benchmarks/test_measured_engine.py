@@ -1,0 +1,109 @@
+"""What is measured of an engine's steps."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+
+from graphkit.benchmarks import MeasuredEngine, Steps, Variant, clocks, measured_engine, waits
+from graphkit.benchmarks.prompts import pieces
+from graphkit.errors import ConfigError
+from graphkit.reference import engine_of, spec_of
+from graphkit.reference.shapes import random_models
+
+LOOP = Variant("loop of 3", "v3", 3)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return random_models("tiny", "EAGLE", device="cpu")
+
+
+@pytest.fixture
+def measured(models):
+    """Return ``measured(variant)``, which opens an engine for two requests."""
+    with ExitStack() as stack:
+
+        def opened(variant: Variant, *, context: int = 64) -> MeasuredEngine:
+            engine = engine_of(
+                models, spec_of("EAGLE", num_steps=1), max_batch_size=2, batch_sizes=[2],
+                max_context_len=context, generation=variant.generation,
+                steps_per_launch=variant.steps_per_launch,
+            )  # fmt: skip
+            stack.enter_context(engine)
+            return MeasuredEngine(engine, variant, pieces(range(64), 2, 5), 1)
+
+        yield opened
+
+
+@pytest.mark.parametrize(("variant", "steps"), [(Variant("v2", "v2"), 4), (LOOP, 6)])
+def test_a_round_runs_whole_launches(measured, variant, steps):
+    engine, seen = measured(variant), Steps()
+    before = sum(map(len, engine.outputs))
+    engine.run(4, seen)
+    assert len(seen.intervals_ms) == steps
+    assert len(seen.ms) == 1
+    assert seen.tokens == sum(map(len, engine.outputs)) - before >= 2 * steps
+
+
+def test_a_request_that_ends_is_an_error(measured):
+    with pytest.raises(ConfigError, match=r"reached its limit of \d+ tokens .* fewer steps"):
+        measured(LOOP, context=16).run(100, Steps())
+
+
+def test_the_bare_step_continues_the_requests(measured):
+    engine = measured(LOOP)
+    with closing(engine.bare_step()) as bare:
+        (row, _) = engine._rows()
+        before = int(engine._runner().state.seq_lens[row])
+        assert bare.ms(3) > 0
+        assert int(engine._runner().state.seq_lens[row]) >= before + 3
+        nodes = bare.nodes()
+    phases = {name.removeprefix("own nodes, ") for name in nodes if name.startswith("own nodes, ")}
+    assert phases >= {"draft", "verify", "accept", "extend"}
+    assert sum(nodes[f"own nodes, {phase}"] for phase in phases) == nodes["own nodes"]
+    assert 0 < nodes["own nodes"] < nodes["nodes"]
+
+
+def test_host_time_of_a_loop_is_that_of_launch_and_reading(measured, monkeypatch):
+    monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 2)
+    host = measured(LOOP).host_us(3)
+    assert host["host"] == host["host, launch"] + host["host, reading"]
+
+
+def test_calls_are_those_of_a_step(measured, monkeypatch):
+    def counted(act, runs):
+        for _ in range(runs):
+            act(None)
+        return {"cudaGraphLaunch": 2.0, "cudaMemcpyAsync": 12.0}
+
+    monkeypatch.setattr(measured_engine, "api_calls", counted)
+    calls = measured(LOOP).cuda_calls(4)
+    assert calls == {"cudaGraphLaunch": 2 / 6, "cudaMemcpyAsync": 2.0}
+
+
+def test_steps_that_arrive_together_have_no_interval():
+    steps = Steps(ms=[2.0, 4.0, 3.0], intervals_ms=[4.0, 0.0, 4.0, 4.0], tokens=12)
+    assert (steps.ms_per_step, steps.latency_ms(50), steps.latency_ms(0)) == (3.0, 4.0, 0.0)
+    assert steps.tokens_per_second == 1000.0
+
+
+def test_waits_for_events_are_counted(monkeypatch):
+    clock = iter([1.0, 3.0, 10.0, 15.0])
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: None)
+    wait = torch.cuda.Event.synchronize
+    monkeypatch.setattr(clocks.time, "thread_time", lambda: next(clock))
+    with waits() as seconds:
+        torch.cuda.Event.synchronize("one")
+        torch.cuda.Event.synchronize("another")
+    assert seconds == [2.0, 5.0]
+    assert torch.cuda.Event.synchronize is wait
+
+
+def test_prompts_are_different_pieces_of_a_text():
+    assert pieces([1, 2, 3, 4, 5, 6], 2, 2) == [[1, 2], [3, 4]]
+    short = pieces([1, 2, 3], 4, 5)
+    assert [len(piece) for piece in short] == [5] * 4
+    assert len({tuple(piece) for piece in short}) > 1
