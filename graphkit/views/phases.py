@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphkit.records import GraphRecord, Node
 from graphkit.views.module_tree import Branch, module_tree, nodes_in_modules, tree_of
 
-PHASES = ("draft", "build", "verify", "accept", "extend", "advance")
+PHASES = ("draft", "build", "verify", "accept", "extend")
 """Scopes of ``graphkit.step`` that a whole step consists of."""
 _STEP = "STEP"
 
