@@ -16,10 +16,12 @@ from graphkit.ops.loop_layout import LoopEnd
 from graphkit.step.output_ring import OutputRing, StepReport
 
 _LAUNCH, _BATCH_SIZE = attrgetter("launch"), attrgetter("batch_size")
-_PAUSE_S = 2e-5
-_LONGEST_PAUSE_S = 5e-3
-_SLEPT_SHARE = 0.75
-"""Part of the time until a step is due that is slept. The rest is polled with short pauses."""
+_PAUSES_S = 2e-5, 5e-3
+"""Shortest and longest pause between polls."""
+_SLEPT_SHARE, _PAUSE_SHARE = 0.75, 0.125
+"""First pause and later pauses of a wait, in mean times of a step."""
+_KEPT_SHARE = 0.9
+"""Weight of earlier waits in the mean, per wait."""
 _CHECK_EVERY_S = 1.0
 _GIVE_UP_S = 60.0
 
@@ -45,8 +47,9 @@ class LoopReader:
         self._unread: WeakValueDictionary[int, deque[StepReport]] = WeakValueDictionary()
         self.last_ended = 0
         self.steps_by_size: Counter[int] = Counter()
-        self._step_s = 0.0
-        """Mean time between steps that were waited for."""
+        # Time spent in waits and steps that arrived in them; earlier ones count less. Their ratio
+        # is no longer than a step even if each wait ends late, since then several steps arrive.
+        self._waited_s, self._waited_steps = 0.0, 1.0
 
     def collect(self) -> None:
         """Move all steps out of the ring, which makes room for further ones."""
@@ -73,7 +76,7 @@ class LoopReader:
     def wait(self, unread: deque[StepReport]) -> None:
         """Wait until a stream has an unread step.
 
-        Sleeps for most of the time that steps took lately, so that waiting costs little CPU time.
+        Sleeps for the time that steps took lately, so that waiting costs little CPU time.
 
         Raises:
             ReplayError: The device wrote no step for a minute.
@@ -82,15 +85,17 @@ class LoopReader:
         if unread:
             return
         began = checked = now = time.monotonic()
-        read = self.ring.num_read
+        read, share, (shortest, longest) = self.ring.num_read, _SLEPT_SHARE, _PAUSES_S
         while not unread:
-            left = _SLEPT_SHARE * (began + self._step_s - now)
-            time.sleep(min(max(left, _PAUSE_S), _LONGEST_PAUSE_S))
+            time.sleep(min(max(share * self._waited_s / self._waited_steps, shortest), longest))
+            share = _PAUSE_SHARE
             self.advance()
             now = time.monotonic()
             if read != self.ring.num_read:
-                self._step_s += 0.25 * ((now - began) / (self.ring.num_read - read) - self._step_s)
-                read, began = self.ring.num_read, now
+                steps = self.ring.num_read - read
+                self._waited_s = _KEPT_SHARE * self._waited_s + now - began
+                self._waited_steps = _KEPT_SHARE * self._waited_steps + steps
+                read, began, share = read + steps, now, _SLEPT_SHARE
             if now - checked > _CHECK_EVERY_S:
                 checked = now
                 self._check_device()
