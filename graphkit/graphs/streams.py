@@ -2,10 +2,10 @@
 
 On an H200 with driver 580, a process replays in one of two states. A decode step of 32 large layers
 takes 5.64 or 6.11 ms, a graph of 1,000 tiny kernels 0.96 or 1.14 ms. A process gets slow when it
-runs matrix products without a graph on another stream than its first. Single kernels, copies and
-allocations on other streams change nothing, nor do captures and replays there, nor the number of
-streams. A second CUDA context makes the process fast again, even if it is destroyed at once, until
-products run on another stream again (``tools/bench/streams.py``).
+runs four or more kernels without a graph on one stream other than its first. Up to three kernels,
+copies and allocations there change nothing, nor do captures and replays, nor the number of streams.
+A second CUDA context makes the process fast again, even if it is destroyed at once, until kernels
+run on another stream again (``tools/bench/streams.py``).
 
 graphkit therefore runs everything on the current stream of the caller: warm-ups, diagnoses,
 refreshes, replays and eager steps. ``CudaBackend`` has a capture stream, because CUDA refuses to
@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 
 ONE_STREAM_ADVICE = (
-    "run eager steps on one stream: products on a second one slow an H200's replays by 8 to 18 %"
+    "run eager steps on one stream: kernels on a second one slow an H200's replays by 8 to 18 %"
 )
 """How replays stay fast. No function of CUDA tells which state a process is in."""
 

@@ -76,7 +76,7 @@ def test_a_failed_warm_up_waits_for_its_work():
 
 @pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
 def test_only_captures_leave_the_callers_stream(make_runner, make_batch, forward, expected, own):
-    """Matrix products on a second stream would slow all replays of the process."""
+    """Eager steps on a second stream would slow all replays of the process."""
     count, seen = torch.zeros(1, device="cuda"), set()
 
     def step(inputs):
