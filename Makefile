@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help capture test check gpu
+.PHONY: help capture test check gpu sanitize
 
 help: ## list what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1|\2/' | column -t -s '|'
@@ -23,6 +23,13 @@ check: $(STAMP) ## lint, format and types
 
 gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## run the GPU tests; GPU_PYTHON=python3 takes a Python that holds torch already
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu
+
+SANITIZED := tests/gpu/test_loop_ops.py tests/gpu/test_step_ops.py tests/gpu/test_decoder_ops.py
+sanitize: $(if $(GPU_PYTHON),,$(STAMP)) ## run the kernels of steps under memcheck and racecheck of compute-sanitizer
+	for tool in memcheck racecheck; do \
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q $(SANITIZED) \
+	-k "(matches or match_the or ends_of_steps or random_loops) and not 300 and not 64" || exit 1; done
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
