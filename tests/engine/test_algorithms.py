@@ -13,7 +13,7 @@ from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
 
 REQUESTS = 20
 EXAMPLE = Path(__file__).parents[2] / "tools" / "examples" / "custom_algorithm.py"
-each_generation = pytest.mark.parametrize("generation", ["v1", "v2"])
+each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def test_a_custom_algorithm_is_lossless(
     engine = make_engine(
         algorithm, drafter=lambda _: drafter, num_draft_tokens=5, generation=generation
     )
-    assert engine.runners[0].tokens_per_request == 6
+    assert drafter.width == 6
     if captured:
         engine.capture()
     requests = run_in_waves(engine, task)

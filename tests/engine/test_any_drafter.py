@@ -85,6 +85,18 @@ class TestLossless:
         )
         check_lossless(engine, task, captured=alter is wrong_everything)
 
+    @pytest.mark.parametrize("kind", [EagleDrafter, NgramDrafter])
+    @chain_and_tree
+    def test_a_wrong_tree_in_a_loop_does_not_change_the_output(self, make_engine, task, topk, kind):
+        drafter = altered(kind, wrong_everything)
+        engine = make_engine(
+            topk=topk,
+            generation="v3",
+            batch_sizes=[8],
+            drafter=drafter if kind is EagleDrafter else lambda _: drafter(),
+        )
+        assert check_lossless(engine, task, captured=True).fallbacks == {}
+
     @chain_and_tree
     @each_generation
     def test_a_wrong_root_costs_no_accepted_draft(self, make_engine, task, generation, topk):
@@ -115,8 +127,9 @@ class TestNarrowTrees:
 
     @pytest.mark.parametrize("width", [1, 2, 3])
     @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"])
-    @captured_or_not
-    @each_generation
+    @pytest.mark.parametrize(
+        ("generation", "captured"), [("v1", False), ("v1", True), ("v2", True), ("v3", True)]
+    )
     def test_output_is_that_of_plain_decoding(
         self, make_engine, task, generation, captured, algorithm, width
     ):
