@@ -1,4 +1,4 @@
-"""``tools/bench/loops.py``: random loops lose no token, and lost or repeated ones are found."""
+"""``tools/bench/loops.py`` finds lost, repeated and wrong tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from graphkit.ops.loop_layout import LoopEnd, Report, RequestEnd
-from graphkit.records import BenchReport
 from graphkit.step.output_ring import OutputRing, StepReport
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench"
@@ -20,22 +19,6 @@ BENCH = Path(__file__).parents[3] / "tools" / "bench"
 def bench(monkeypatch):
     monkeypatch.syspath_prepend(BENCH)
     return importlib.import_module("loops")
-
-
-def test_loops_with_random_readers(bench, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bench, "BATCH_SIZES", (2, 8))
-    out = tmp_path / "loops.json"
-    assert bench.main(["--loops", "60", "--device", "cpu", "--out", str(out)]) == 0
-    report = BenchReport.from_json(out.read_text())
-    counts = {measure.name: measure.value for measure in report.measures}
-    assert counts["faults"] == 0
-    assert counts["loops"] >= 60
-    ends = [f"ended by {end.name.lower()}" for end in LoopEnd if end is not LoopEnd.RUNNING]
-    assert min(counts[name] for name in ends) > 0
-    assert sum(counts[name] for name in ends) == counts["loops"]
-    assert min(count for name, count in counts.items() if name.startswith("read: ")) > 0
-    assert counts["requests aborted"] > 0
-    assert "faults" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -1,0 +1,36 @@
+"""Random loops lose no token: joins, ends, aborts, stops, slow readers and full rings."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from graphkit.ops.loop_layout import LoopEnd
+from graphkit.records import BenchReport
+
+pytestmark = pytest.mark.slow
+
+BENCH = Path(__file__).parents[2] / "tools" / "bench"
+LOOPS = 300
+"""``tools/bench/loops.py`` runs 10,000 unless it is given another number."""
+
+
+def test_random_loops_with_random_readers(device, monkeypatch, tmp_path, capsys):
+    """Over chains and trees. Each token is compared with the text of its request."""
+    monkeypatch.syspath_prepend(BENCH)
+    bench = importlib.import_module("loops")
+    monkeypatch.setattr(bench, "BATCH_SIZES", (2, 8))
+    out = tmp_path / "loops.json"
+    assert bench.main(["--loops", str(LOOPS), "--device", device, "--out", str(out)]) == 0
+    report = BenchReport.from_json(out.read_text())
+    counts = {measure.name: measure.value for measure in report.measures}
+    assert counts["faults"] == 0
+    assert counts["loops"] >= LOOPS
+    ends = [f"ended by {end.name.lower()}" for end in LoopEnd if end is not LoopEnd.RUNNING]
+    assert min(counts[name] for name in ends) > 0
+    assert sum(counts[name] for name in ends) == counts["loops"]
+    assert min(count for name, count in counts.items() if name.startswith("read: ")) > 0
+    assert counts["requests aborted"] > 0
+    assert "faults" in capsys.readouterr().out
