@@ -30,24 +30,27 @@ def argmax_rows(
     tokens: Annotated[torch.Tensor, "[N] int64, contiguous"],
     logits: Annotated[torch.Tensor, "[M, V >= 1]"],
     index: Annotated[torch.Tensor | None, "[N] int64"] = None,
+    token_map: Annotated[torch.Tensor | None, "[V] int64"] = None,
 ) -> None:
-    """Write the index of the largest value of each row, as ``Tensor.argmax`` does.
+    """Write the token of the largest value of each row, as ``Tensor.argmax`` does.
 
     Of equal values the first counts, and NaN is larger than any number. One launch on the current
     stream, none without tokens. Never synchronises; may be captured.
 
     Args:
-        tokens: Receives the indices.
+        tokens: Receives the tokens.
         logits: The rows.
         index: Row of each token; by default token n is that of row n. An index outside ``logits``
             is an error on the CPU; on CUDA it counts as the nearest row.
+        token_map: Token of each column of ``logits``; by default its number.
 
     Shapes:
         tokens: [N] int64, contiguous. logits: [M, V] of any float dtype; M = N without ``index``.
-        index: [N] int64.
+        index: [N] int64. token_map: [V] int64.
 
     Raises:
         InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     rows = logits if index is None else logits.index_select(0, index)
-    tokens.copy_(rows.argmax(-1))
+    best = rows.argmax(-1)
+    tokens.copy_(best if token_map is None else token_map[best])

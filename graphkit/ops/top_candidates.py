@@ -44,6 +44,7 @@ def top_candidates(
     topk: Annotated[int, "K >= 1"],
     temperature: Annotated[torch.Tensor | None, "[N] float32"] = None,
     index: Annotated[torch.Tensor | None, "[N] int64"] = None,
+    token_map: Annotated[torch.Tensor | None, "[V] int64"] = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the probabilities and ids of the K most probable tokens of each row.
 
@@ -55,14 +56,15 @@ def top_candidates(
         temperature: Divides the logits of each returned row; 1 by default.
         index: Rows to return; by default all of them in order. An index outside ``logits`` is an
             error on the CPU; on CUDA it counts as the nearest row.
+        token_map: Token id of each column of ``logits``; by default its number.
 
     Returns:
-        Probabilities in descending order and the token ids. Of equal probabilities the smaller id
+        Probabilities in descending order and the token ids. Of equal probabilities the first column
         is first on CUDA and for K = 1; otherwise their order is that of ``Tensor.topk``.
 
     Shapes:
         logits: [M, V] of any float dtype, V >= K. temperature: [N] float32. index: [N] int64.
-        Returns [N, K] float32, [N, K] int64.
+        token_map: [V] int64. Returns [N, K] float32, [N, K] int64.
 
     Raises:
         InputError: A tensor has the wrong shape, dtype or device, or V is less than K.
@@ -71,6 +73,7 @@ def top_candidates(
     scores = rows if temperature is None else rows / temperature[:, None]
     if topk == 1:
         best, tokens = scores.max(-1, keepdim=True)
-        return (best - scores.logsumexp(-1, keepdim=True)).exp(), tokens
-    probs, tokens = scores.softmax(-1).topk(topk)
-    return probs, tokens
+        probs = (best - scores.logsumexp(-1, keepdim=True)).exp()
+    else:
+        probs, tokens = scores.softmax(-1).topk(topk)
+    return probs, tokens if token_map is None else token_map[tokens]

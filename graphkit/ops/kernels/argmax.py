@@ -39,7 +39,7 @@ def first_largest(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constex
 
 @triton.jit(do_not_specialize=["rows"])
 def argmax_rows_kernel(
-    tokens, logits, index, rows, row_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, logits, index, token_map, rows, row_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
     KEY: tl.constexpr,
 ):  # fmt: skip
     """One program per token."""
@@ -48,7 +48,10 @@ def argmax_rows_kernel(
     if index is not None:
         row = tl.minimum(tl.maximum(tl.load(index + token), 0), rows - 1)
     best, _ = first_largest(logits + row * row_stride, VOCAB, BLOCK, KEY)
-    tl.store(tokens + token, best.to(tl.int64))
+    best = best.to(tl.int64)
+    if token_map is not None:
+        best = tl.load(token_map + best)
+    tl.store(tokens + token, best)
 
 
 def launch_argmax_rows(given: Any) -> None:

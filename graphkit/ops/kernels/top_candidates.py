@@ -22,7 +22,7 @@ def _scores(row, token, divisor, VOCAB: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "topk"])
 def top_candidates_kernel(
-    probs, tokens, logits, index, temperature, rows, row_stride, topk,
+    probs, tokens, logits, index, temperature, token_map, rows, row_stride, topk,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One program per row. A lane holds its largest score that is not yet chosen."""
@@ -54,7 +54,10 @@ def top_candidates_kernel(
         best = tl.max(largest, 0)
         token = tl.min(tl.where(largest == best, first, _NO_TOKEN), 0)
         tl.store(probs + to * topk + each, tl.exp(best - top) / total)
-        tl.store(tokens + to * topk + each, token.to(tl.int64))
+        chosen = token.to(tl.int64)
+        if token_map is not None:
+            chosen = tl.load(token_map + chosen, mask=token < VOCAB, other=0)
+        tl.store(tokens + to * topk + each, chosen)
         # The lane that held it finds its next one.
         other = token % BLOCK + block * BLOCK
         score = _scores(source, other, divisor, VOCAB)

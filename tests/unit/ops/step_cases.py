@@ -157,7 +157,11 @@ def extended(seq_lens, drafts, width):
     )  # fmt: skip
 
 
-def argmax_args(dtype, is_selected):
+def map_of(random, vocab):
+    return int64(random.sample(range(-(2**40), 2**40), vocab))
+
+
+def argmax_args(dtype, is_selected, has_map=False):
     def make(requests, seed):
         random, vocab = Random(seed), (1, 5, 300)[seed % 3]
         rows = requests + 4 if is_selected else requests
@@ -165,19 +169,20 @@ def argmax_args(dtype, is_selected):
         values += [math.nan] * (seed % 2)
         logits = torch.tensor(random.choices(values, k=rows * vocab), dtype=dtype)
         index = int64(numbers(random, requests, 0, rows - 1)) if is_selected else None
-        return int64([-7] * requests), logits.view(rows, vocab), index
+        token_map = map_of(random, vocab) if has_map else None
+        return int64([-7] * requests), logits.view(rows, vocab), index, token_map
 
     return make
 
 
-def best_of_rows(tokens, logits, index):
+def best_of_rows(tokens, logits, index, token_map):
     """The first NaN, or the first of the largest numbers."""
     rows = logits.tolist()
     rows = rows if index is None else [rows[each] for each in index.tolist()]
     keys = [[math.inf if math.isnan(x) else x for x in row] for row in rows]
     nans = [[i for i, x in enumerate(row) if math.isnan(x)] for row in rows]
     best = [nan[0] if nan else row.index(max(row)) for nan, row in zip(nans, keys, strict=True)]
-    return (best,)
+    return (best if token_map is None else [int(token_map[each]) for each in best],)
 
 
 def accept_args(requests, seed):
@@ -363,7 +368,7 @@ def nucleus(ranked, share):
     return ranked[: next(enough, None) if share < 1 else None]
 
 
-def top_args(topk, has_temperature, is_selected):
+def top_args(topk, has_temperature, is_selected, has_map=False):
     def make(requests, seed):
         """Distinct logits, some of them -inf: the order of equal ones is not defined on the CPU."""
         random, vocab = Random(seed), (topk, 7, 300)[seed % 3]
@@ -376,12 +381,13 @@ def top_args(topk, has_temperature, is_selected):
         return (
             logits.to(dtype), topk, temperature if has_temperature else None,
             int64(numbers(random, requests, 0, rows - 1)) if is_selected else None,
+            map_of(random, vocab) if has_map else None,
         )  # fmt: skip
 
     return make
 
 
-def best_tokens(logits, topk, temperature, index):
+def best_tokens(logits, topk, temperature, index, token_map):
     rows = logits.double() if index is None else logits[index].double()
     rows = rows if temperature is None else rows / temperature[:, None].double()
     probs, tokens = [], []
@@ -389,7 +395,7 @@ def best_tokens(logits, topk, temperature, index):
         ranked = sorted(range(len(row)), key=lambda token, row=row: -row[token])[:topk]
         weights = [math.exp(x - max(row)) for x in row]
         probs.append([weights[token] / sum(weights) for token in ranked])
-        tokens.append(ranked)
+        tokens.append(ranked if token_map is None else token_map[ranked].tolist())
     return probs, tokens
 
 
@@ -562,6 +568,7 @@ CASES = {
     "argmax_rows": (argmax_rows, argmax_args(torch.float32, False), best_of_rows),
     "argmax_rows of bfloat16": (argmax_rows, argmax_args(torch.bfloat16, False), best_of_rows),
     "argmax_rows of some rows": (argmax_rows, argmax_args(torch.float64, True), best_of_rows),
+    "argmax_rows with a map": (argmax_rows, argmax_args(torch.float32, True, True), best_of_rows),
     "accept_tokens": (accept_tokens, accept_args, accepted),
     "accept_samples": (accept_samples, samples_args, sampled),
     "accept_by_rejection": (accept_by_rejection, rejection_args, kept_by_rejection),
@@ -570,6 +577,8 @@ CASES = {
     "top_candidates of 1": (top_candidates, top_args(1, False, True), best_tokens),
     "top_candidates of 4": (top_candidates, top_args(4, False, False), best_tokens),
     "top_candidates of some rows": (top_candidates, top_args(3, True, True), best_tokens),
+    "top_candidates with a map": (top_candidates, top_args(2, False, True, True), best_tokens),
+    "top_candidates of 1 with a map": (top_candidates, top_args(1, True, False, True), best_tokens),
     "plant_tree": (plant_tree, plant_args, planted),
     "grow_tree": (grow_tree, grow_args, grown),
     "choose_nodes": (choose_nodes, choose_args, chosen),

@@ -58,10 +58,18 @@ REFUSED = [
     (lambda: argmax_rows(INT, torch.zeros(3, 4)), r"logits is \[3, 4\].*expected floats \[2, V\]"),
     (lambda: argmax_rows(INT, torch.zeros(2, 4).int()), "int32 on cpu, expected floats"),
     (lambda: argmax_rows(INT, torch.zeros(2, 0)), r"expected .* = \[2, 1\]"),
+    (
+        lambda: argmax_rows(INT, torch.zeros(2, 4), None, INT),
+        r"token_map is \[2\] .*expected \[V\] = \[4\] int64",
+    ),
     (lambda: chain_candidates(INT[:, None], INT[None], 4), "2 steps have at most 3 nodes"),
     (lambda: draft_step_rows(INT, INT, INT.int(), 2, 1), r"positions is \[2\].* = \[4\]"),
     (lambda: top_candidates(torch.zeros(2, 4), 5), "expected floats .* with V >= topk = 5"),
     (lambda: top_candidates(torch.zeros(2, 4), 2, torch.ones(1)), r"expected \[2\] float32"),
+    (
+        lambda: top_candidates(torch.zeros(2, 2), 1, None, None, INT.int()),
+        "token_map is .* int32 on cpu, expected .* int64",
+    ),
     (lambda: choose_nodes(torch.zeros(2, 4), INT.repeat(2, 2), 6), "make at most 5 nodes"),
     (
         lambda: ngram_drafts(INT.view(1, 2), INT[:1], INT[:1].int(), INT[:1], 3, 4),
