@@ -38,7 +38,7 @@ def declare_output(
 
     Args:
         axis: ``Axis.REQUEST`` or ``Axis.TOKEN``: what the field has one row of.
-        dtype: Dtype of the field in the output of an idle batch; ``MODEL_DTYPE`` stands for
+        dtype: Dtype of the field in the output of an idle batch; ``MODEL_DTYPE`` is
             ``BufferSizes.dtype``.
         row: Shape of one row, as letters (see the module) or numbers. ``None`` leaves the field out
             of the output of an idle batch.

@@ -192,7 +192,7 @@ def check_rows(name: str, tensor: Any, allowed: Mapping[str, int]) -> None:
     Args:
         name: The output field.
         tensor: Its value, as the forward returned it.
-        allowed: Numbers of rows, by what a row stands for.
+        allowed: Numbers of rows, by what has one row each.
 
     Raises:
         OutputError: The field is not such a tensor.
