@@ -121,7 +121,7 @@ class SpeculativeEngine:
         self.memory = RequestMemory(
             attention.req_to_token_pool, attention.kv_pool.size, attention.kv_pool.page_size
         )
-        prefill = Prefill(device_step, chunked_prefill_size)
+        self._prefill = prefill = Prefill(device_step, chunked_prefill_size)
         self._steps: Generation
         if self.generation == "v1":
             self._steps = HostInLoop(device_step, self.memory)
@@ -149,6 +149,7 @@ class SpeculativeEngine:
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
 
+        Also compiles the kernels of prefills, so that the first request waits for none.
         May be called while requests are running. Waits for the device.
 
         Args:
@@ -159,10 +160,12 @@ class SpeculativeEngine:
                 graphs; call ``capture`` again to continue.
             ReplayError: The engine is closed.
         """
-        for runner in self.runners:
-            if runner.status != "captured":
-                progress(f"capturing {runner.mode.name}")
-                runner.capture()
+        planned = [runner for runner in self.runners if runner.status != "captured"]
+        if planned and self.generation != "v3":  # whose runner does it
+            self._prefill.warm_up(self.runners[0].backend)
+        for runner in planned:
+            progress(f"capturing {runner.mode.name}")
+            runner.capture()
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams | None = None) -> Request:
         """Queue a prompt. A later ``step`` admits it as soon as there is room.

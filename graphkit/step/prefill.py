@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from graphkit.config import require_int
+from graphkit.errors import CaptureError
+from graphkit.graphs import Backend, CaptureFailure
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.step_tensors import Prefilled
@@ -28,22 +31,25 @@ class Prefill:
         require_int("Prefill", "chunked_prefill_size", chunk_size)
         self._device_step, self._chunk_size = device_step, chunk_size
 
-    def warm_up(self) -> None:
-        """Prefill a token of row 0, so that all state exists and all kernels are compiled."""
-        step, context = self._device_step, self._device_step.context
-        none = torch.zeros(1, dtype=torch.int64, device=context.device)
-        output = step.verifier.prefill(none, 0, none, none)
-        step.drafter.prefill(
-            Prefilled(
-                req_pool_indices=none,
-                start=0,
-                input_ids=none,
-                next_ids=none,
-                out_cache_loc=none,
-                hidden_states=output.hidden_states,
-                is_last=True,
-            )
-        )
+    def warm_up(self, backend: Backend) -> None:
+        """Prefill pads of row 0, so that all state exists and the kernels of prompts are compiled.
+
+        Triton compiles a kernel anew for sizes that are 1 or multiples of 16.
+
+        Args:
+            backend: Backend of the graphs that are captured next.
+
+        Raises:
+            CaptureError: A forward raised an exception.
+        """
+        longest = min(self._chunk_size, self._device_step.context.sizes.max_context_len)
+        try:
+            with backend.session(), torch.no_grad():
+                for length in sorted({1, min(15, longest), min(16, longest), longest}):
+                    backend.warm_up(partial(self._run_pads, length))
+        except CaptureFailure as failure:
+            mode = self._device_step.verifier.runner.mode.name
+            raise CaptureError(mode, 1, failure.cause, failure.where) from failure.__cause__
 
     def run(
         self, row: int, prompt_ids: Sequence[int], sampling: SamplingParams, max_new_tokens: int
@@ -87,3 +93,25 @@ class Prefill:
             )
         one = torch.ones_like(rows, dtype=torch.int32)
         return step.state.advance(rows, ids[length:], one, 1)
+
+    def _run_pads(self, length: int) -> None:
+        """Run all that ``run`` does for a chunk on row 0 and slot 0."""
+        step, context = self._device_step, self._device_step.context
+        pads = torch.zeros(length, dtype=torch.int64, device=context.device)
+        row = pads[:1]
+        output = step.verifier.prefill(row, 0, pads, pads)
+        for is_greedy in (True, False):
+            logits = output.next_token_logits[-1:]
+            first = step.verifier.first_token(row, logits, is_greedy=is_greedy)
+        step.drafter.prefill(
+            Prefilled(
+                req_pool_indices=row,
+                start=0,
+                input_ids=pads,
+                next_ids=pads,
+                out_cache_loc=pads,
+                hidden_states=output.hidden_states,
+                is_last=True,
+            )
+        )
+        step.state.advance(row, first, torch.ones_like(row, dtype=torch.int32), 1)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from graphkit.config import BufferSizes, require_int, require_type
-from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
-from graphkit.graphs import Attribution, Backend, CaptureFailure, backend_for
+from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.graphs import Attribution, Backend, backend_for
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
 from graphkit.spec import SpecConfig
@@ -230,7 +230,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         if self.status != "planned":
             return super().capture()  # raises
-        self._warm_up()
+        self._prefill.warm_up(self.backend)
         if not self.loop_refusal:
             kinds = (True,) if self._is_greedy else (True, False)
             self._loops.capture({kind: partial(self._run, is_greedy=kind) for kind in kinds})
@@ -317,20 +317,6 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         super().close()
         for runner in self.device_step.runners:
             runner.close()
-
-    def _warm_up(self) -> None:
-        """Prefill pads, so that all state exists and all kernels are compiled.
-
-        Raises:
-            CaptureError: A forward raised an exception.
-        """
-        try:
-            with self.backend.session(), torch.no_grad():
-                self.backend.warm_up(self._prefill.warm_up)
-        except CaptureFailure as failure:
-            raise CaptureError(
-                self.mode.name, 1, failure.cause, failure.where
-            ) from failure.__cause__
 
     def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
         return self._run(inputs, is_greedy=self._is_greedy)

@@ -115,6 +115,6 @@ def test_layers_predict_one_after_the_other(models, sample):
         ids, hidden = text[1 : new_length + 1].tolist(), whole(model, text[:new_length])
         for layer in range(STEPS):
             hidden = whole(mtp, ids, layer, hidden)
-            logits = mtp.logits(layer, hidden[-1])
+            (logits,) = mtp.logits(layer, hidden[-1:])
             assert_near(output["next_token_logits"][row, layer], logits)
             ids = [*ids[1:], int(logits.argmax())]

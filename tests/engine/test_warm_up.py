@@ -1,0 +1,63 @@
+"""``SpeculativeEngine.capture`` prepares prefills, so that the first request waits for nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphkit.engine import EagleDrafter, SamplingParams
+from graphkit.errors import CaptureError
+
+each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+
+
+@each_generation
+def test_chunks_of_several_lengths_run_on_pads(make_engine, generation):
+    lengths = []
+
+    class Noting(EagleDrafter):
+        def prefill(self, chunk):
+            assert chunk.req_pool_indices.tolist() == [0]
+            assert not chunk.out_cache_loc.any()
+            lengths.append(len(chunk.input_ids))
+            super().prefill(chunk)
+
+    engine = make_engine(drafter=Noting, generation=generation, chunked_prefill_size=40)
+    engine.capture()
+    counts = {length: lengths.count(length) for length in lengths}
+    assert set(counts) == {1, 15, 16, 40}
+    assert engine.stats.fallbacks == {}
+
+
+@each_generation
+def test_an_error_in_a_prefill_ends_the_capture(make_engine, generation):
+    class Failing(EagleDrafter):
+        def prefill(self, chunk):
+            if len(chunk.input_ids) == 15:
+                raise ValueError("an odd number")
+            super().prefill(chunk)
+
+    engine = make_engine(drafter=Failing, generation=generation)
+    with pytest.raises(CaptureError, match="an odd number"):
+        engine.capture()
+    assert {runner.status for runner in engine.runners} == {"planned"}
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@each_generation
+def test_the_first_request_compiles_no_kernel(make_engine, task, monkeypatch, generation, topk):
+    if make_engine.device != "cuda":
+        pytest.skip("the torch references compile nothing")
+    import triton
+
+    engine = make_engine(generation=generation, topk=topk, batch_sizes=[1, 8])
+    engine.capture()
+    compiled = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **each: compiled.append(each["repr"])
+    )
+    for temperature in (0.0, 0.7):
+        sampling = SamplingParams(max_new_tokens=9, temperature=temperature)
+        engine.generate([task.prompts[3]], sampling)
+    torch.cuda.synchronize()
+    assert compiled == []
