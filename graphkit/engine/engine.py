@@ -128,7 +128,11 @@ class SpeculativeEngine:
         elif self.generation == "v2":
             self._steps = Overlapped(device_step)
         else:
-            runner = SpecStepRunner.from_step(device_step, ring_entries=4 * steps_per_launch)
+            runner = SpecStepRunner.from_step(
+                device_step,
+                chunked_prefill_size=chunked_prefill_size,
+                ring_entries=4 * steps_per_launch,
+            )
             self._steps = OnDevice(runner, steps_per_launch)
             self.runners = (runner,)
         self._queue = RequestQueue(
