@@ -11,6 +11,7 @@ import torch
 
 from graphkit.ops.accepted_tokens import accept_samples, accept_tokens
 from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.target_probs import target_probs
 
 Links = tuple[torch.Tensor, torch.Tensor]
@@ -73,7 +74,12 @@ def accept_greedily(
 
 
 def accept_sampled(
-    candidates: torch.Tensor, links: Links, logits: torch.Tensor, longest_path: int, draws: Draws
+    candidates: torch.Tensor,
+    links: Links,
+    logits: torch.Tensor,
+    longest_path: int,
+    draws: Draws,
+    draft_probs: torch.Tensor | None = None,
 ) -> AcceptedPath:
     """Accept drafts so that the tokens follow the target's distribution, for any drafts.
 
@@ -83,12 +89,15 @@ def accept_sampled(
         logits: The target's, [B * W, V].
         longest_path: Most tokens of a path, the bonus token included (P).
         draws: What the draws depend on.
+        draft_probs: Distributions that the drafts were sampled from, [B * W, V]. ``None`` accepts
+            drafts that equal the target's sample; see ``ops.rejection`` for the other rule.
     """
     rows, *filters, seeds, positions = draws
     probs = target_probs(logits, rows, *filters, candidates.shape[1])
-    return AcceptedPath(
-        *accept_samples(candidates, *links, probs, rows, seeds, positions, longest_path)
-    )
+    drawn = rows, seeds, positions, longest_path
+    if draft_probs is None:
+        return AcceptedPath(*accept_samples(candidates, *links, probs, *drawn))
+    return AcceptedPath(*accept_by_rejection(candidates, *links, probs, draft_probs, *drawn))
 
 
 def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from graphkit.attention import PagedAttention
-from graphkit.config import BufferSizes, require_type
+from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend
 from graphkit.kv import RecurrentStatePool, ReqToTokenPool
+from graphkit.ops import philox_uniform
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
+from graphkit.step.request_state import RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class EngineContext:
         spec: The drafting and verification settings.
         sizes: Limits on batch and context.
         generation: ``"v1"`` (host in the loop), ``"v2"`` (overlapped) or ``"v3"`` (on the device).
+        state: State of the requests by row, such as their temperatures; a drafter may read it.
         future_map: Holds per-request results on the device until the next step reads them.
         req_to_token: KV slot of each token, int32 [rows, context]; the request pool's own table.
         kv_slots: Slots that every KV pool must have.
@@ -85,6 +88,7 @@ class EngineContext:
     spec: SpecConfig
     sizes: BufferSizes
     generation: str
+    state: RequestState
     future_map: FutureMap
     req_to_token: torch.Tensor
     kv_slots: int
@@ -143,6 +147,7 @@ class EngineContext:
             spec=spec,
             sizes=sizes,
             generation=generation,
+            state=RequestState(pool.size, backend.device),
             future_map=future_map,
             req_to_token=pool.req_to_token,
             kv_slots=kv_pool.size,
@@ -178,6 +183,31 @@ class EngineContext:
     def verify_width(self) -> int:
         """Nodes per request in TARGET_VERIFY (W), the bonus token included."""
         return self.spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
+
+    def draft_samples(
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, draws: int
+    ) -> torch.Tensor:
+        """Draw uniform samples in [0, 1) for a drafter that samples its drafts.
+
+        They depend on the request's seed, its position and the draw alone, so that a request's
+        tokens do not depend on its batch. They are independent of the samples that decide which
+        drafts are accepted, as ``DraftTree.draft_probs`` requires. Enqueues only.
+
+        Args:
+            req_pool_indices: Request rows.
+            seq_lens: Committed tokens, as ``Drafter.draft`` receives them.
+            draws: Samples per request (n).
+
+        Shapes:
+            req_pool_indices: [B] int64. seq_lens: [B] int32. Returns [B, n] float32.
+
+        Raises:
+            ConfigError: ``draws`` is no int of at least 1.
+        """
+        require_int("draft_samples", "draws", draws)
+        used = self.verify_width + 1  # the verifier draws one per node, and one for the bonus token
+        seeds = self.state.seeds[req_pool_indices]
+        return philox_uniform(seeds, seq_lens, used + draws)[:, used:]
 
 
 def _check_pools(pool: ReqToTokenPool, spec: SpecConfig, sizes: BufferSizes) -> None:

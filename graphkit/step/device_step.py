@@ -13,7 +13,6 @@ from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
 from graphkit.step.drafter_checks import check_methods, check_prepared, check_tree
 from graphkit.step.null_drafter import NullDrafter
-from graphkit.step.request_state import RequestState
 from graphkit.step.step_tensors import Verified
 from graphkit.step.verifier import Verifier
 
@@ -59,7 +58,7 @@ class DeviceStep:
         check_prepared(self.drafter)
         self.context = context
         self.max_path = min(self.drafter.max_path, context.verify_width)
-        self.state = RequestState(target.attention.req_to_token_pool.size, context.device)
+        self.state = context.state
         self.verifier = verifier = Verifier(target, context, self.state, self.max_path)
         self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *self.drafter.runners)
         self.slots_ahead = max(context.verify_width, self.drafter.slots_needed)

@@ -20,7 +20,7 @@ from graphkit.spec.signatures import signature_mismatch
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
 from graphkit.step.step_tensors import DraftTree
-from graphkit.step.tree_checks import check_links
+from graphkit.step.tree_checks import check_links, check_probs
 
 _METHODS = ("prepare", "prefill", "draft", "extend", "extend_accepted")
 _TREE_TENSORS = {
@@ -29,12 +29,14 @@ _TREE_TENSORS = {
     "retrieve_index": ("[B, W]", torch.int64),
     "retrieve_next_token": ("[B, W]", torch.int64),
     "retrieve_next_sibling": ("[B, W]", torch.int64),
+    "draft_probs": ("[B * W, V]", torch.float32),
 }
 """Shape and dtype of each tensor of a ``DraftTree`` that the verifier reads."""
-_SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {
-    "[B * W]": lambda batch_size, width: (batch_size * width,),
-    "[B, W]": lambda batch_size, width: (batch_size, width),
-    "[B, W, W]": lambda batch_size, width: (batch_size, width, width),
+_SHAPES: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
+    "[B * W]": lambda batch_size, width, _: (batch_size * width,),
+    "[B, W]": lambda batch_size, width, _: (batch_size, width),
+    "[B, W, W]": lambda batch_size, width, _: (batch_size, width, width),
+    "[B * W, V]": lambda batch_size, width, vocab_size: (batch_size * width, vocab_size),
 }
 
 
@@ -87,22 +89,26 @@ def check_tree(
     Raises:
         InputError: It is no ``DraftTree``; a tensor has the wrong type, shape, dtype or device; or
             a token on the CPU is outside the vocabulary. In the checking mode: any token is outside
-            the vocabulary, or the links form no tree or contradict the mask. ``field`` names the
-            tensor. Values are not checked while the step is captured.
+            the vocabulary, the links form no tree or contradict the mask, or ``draft_probs`` are no
+            distributions. ``field`` names the tensor. Values are not checked while the step is
+            captured.
     """
     method = f"{type(drafter).__name__}.draft"
     if not isinstance(tree, DraftTree):
         found = "None" if tree is None else type(tree).__name__
         raise InputError(f"{method} returned {found}, expected a DraftTree.", field="draft")
     batch_size, width, device = len(seq_lens), context.verify_width, seq_lens.device
+    unread = {"tree_mask"} if context.spec.topk == 1 else set()
+    if tree.draft_probs is None:
+        unread.add("draft_probs")
     for name, (dims, dtype) in _TREE_TENSORS.items():
-        if name == "tree_mask" and context.spec.topk == 1:
+        if name in unread:
             continue
         tensor = getattr(tree, name)
         if not isinstance(tensor, torch.Tensor):
             found = type(tensor).__name__
             raise InputError(f"{method}: {name} is {found}, expected a tensor.", field=name)
-        shape = _SHAPES[dims](batch_size, width)
+        shape = _SHAPES[dims](batch_size, width, context.sizes.vocab_size)
         if (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, device):
             expected = f"{dims} = {list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
             raise InputError(
@@ -117,6 +123,8 @@ def check_tree(
         _check_vocabulary(method, drafts.cpu(), context)
     if is_checking():
         check_links(method, tree, is_chain=context.spec.topk == 1)
+        if tree.draft_probs is not None:
+            check_probs(method, tree, tree.draft_probs)
 
 
 def _check_vocabulary(method: str, drafts: torch.Tensor, context: EngineContext) -> None:

@@ -1,6 +1,7 @@
 """Tensors that the engine and its drafter exchange: prompt chunks, draft trees, accepted tokens.
 
-Shape letters: B requests, W nodes per request in TARGET_VERIFY, C prompt tokens, H hidden size.
+Shape letters: B requests, W nodes per request in TARGET_VERIFY, C prompt tokens, H hidden size,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ class DraftTree:
     read. In a tree, the mask and the links must describe the same ancestors. The verifier reads the
     tensors within the same step; a drafter may reuse their memory in its next ``draft``.
 
+    A drafter that samples its drafts may pass ``draft_probs``, the distributions that it sampled
+    from. Drafts are then accepted by rejection sampling, which accepts more of them and is exact
+    for drafts sampled as ``ops.rejection.accept_by_rejection`` says, with the numbers of
+    ``EngineContext.draft_samples``. Without them drafts may be chosen in any way, and those are
+    accepted that equal the target's own sample. At temperature 0 they have no effect.
+
     Attributes:
         positions: For the drafter's own use, such as ``build_tree``'s result; never read by the
             engine.
@@ -39,6 +46,8 @@ class DraftTree:
         retrieve_index: [B, W] int64, flat row ``b * W + i`` of each node.
         retrieve_next_token: [B, W] int64, first child of each node, -1 if it has none.
         retrieve_next_sibling: [B, W] int64, next child of the same parent, -1 if there is none.
+        draft_probs: [B * W, V] float32 or ``None``, the distribution that the children of each node
+            were sampled from. Rows of nodes without children do not count.
     """
 
     draft_tokens: torch.Tensor
@@ -47,6 +56,7 @@ class DraftTree:
     retrieve_next_token: torch.Tensor
     retrieve_next_sibling: torch.Tensor
     positions: torch.Tensor | None = None
+    draft_probs: torch.Tensor | None = None
 
     @classmethod
     def from_candidates(

@@ -1,4 +1,4 @@
-"""Check of the links and the mask of draft trees, in the checking mode.
+"""Check of the links, the mask and the probabilities of draft trees, in the checking mode.
 
 The mask says what each node attends to, and the links which nodes may be accepted after which. If
 they contradict each other, the target verifies other drafts than those that it accepts.
@@ -13,6 +13,8 @@ import torch
 from graphkit.errors import InputError
 from graphkit.step.step_tensors import DraftTree
 
+_ROUNDING = 1e-3
+"""Distance from 1 that rounding explains in a sum of probabilities."""
 _REMEDY = "Describe one tree in the links and the mask, as graphkit.ops.build_tree does."
 
 
@@ -50,6 +52,30 @@ def check_links(method: str, tree: DraftTree, *, is_chain: bool) -> None:
                     f"path {path}, but {what} {seen}. {_REMEDY}",
                     field="retrieve_next_token" if is_chain else "tree_mask",
                 )
+
+
+def check_probs(method: str, tree: DraftTree, draft_probs: torch.Tensor) -> None:
+    """Refuse rows of nodes with children that are no distributions. Waits for the device.
+
+    Args:
+        method: Name of the method that returned the tree, for messages.
+        tree: Its links.
+        draft_probs: Its probabilities, [B * W, V] float32.
+
+    Raises:
+        InputError: A number is negative or NaN, or a row does not sum to 1; ``field`` is
+            ``draft_probs``.
+    """
+    parents = (tree.retrieve_next_token.flatten() >= 0).nonzero()[:, 0]
+    rows = draft_probs[parents].double()
+    sums = rows.sum(1)
+    is_wrong = ~((rows >= 0).all(1) & ((sums - 1).abs() < _ROUNDING))
+    for row, total in zip(parents[is_wrong].tolist(), sums[is_wrong].tolist(), strict=True):
+        raise InputError(
+            f"{method}: draft_probs[{row}] has a sum of {total:.6g} or a number below 0, expected "
+            "the probabilities that the children of the node were sampled from, such as a softmax.",
+            field="draft_probs",
+        )
 
 
 def _paths(

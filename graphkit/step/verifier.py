@@ -134,7 +134,9 @@ class Verifier:
             links = tree.retrieve_next_token, tree.retrieve_next_sibling
             given = tokens.view(-1, width), links, output.next_token_logits, self._max_path
             path = (
-                accept_greedily(*given) if is_greedy else accept_sampled(*given, self._draws(rows))
+                accept_greedily(*given)
+                if is_greedy
+                else accept_sampled(*given, self._draws(rows), tree.draft_probs)
             )
             accept_index, drafts = path.accept_index, path.num_accepted_drafts
             if self.recurrent_state is not None:

@@ -9,7 +9,7 @@ import torch
 
 from graphkit.engine import DraftTree, EagleDrafter, SamplingParams
 from graphkit.errors import InputError
-from graphkit.step.tree_checks import check_links
+from graphkit.step.tree_checks import check_links, check_probs
 
 WIDTH = 5
 PARENTS = [-1, 0, 0, 1, 3]
@@ -77,6 +77,39 @@ def test_a_chain_needs_the_links_of_one_and_no_mask():
     with pytest.raises(InputError, match=r"path \[0, 2\], but the chain has \[0, 1, 2\]") as caught:
         check_links("draft", tree_of([-1, 0, 0]), is_chain=True)
     assert caught.value.field == "retrieve_next_token"
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong"),
+    [(0, [0.5, 0.4, 0.0]), (8, [1.5, -0.5, 0.0]), (5, [0.0, float("nan"), 1.0]), (1, [0.0] * 3)],
+)
+def test_probabilities_of_drafts_that_are_no_distribution(row, wrong):
+    """Nodes 0, 1 and 3 of each request have children."""
+    tree = tree_of(PARENTS)
+    probs = torch.tensor([0.25, 0.75, 0.0]).repeat(10, 1)
+    probs[[2, 4, 7, 9]] = float("nan")
+    check_probs("draft", tree, probs)
+    probs[row] = torch.tensor(wrong)
+    with pytest.raises(InputError, match=rf"^draft: draft_probs\[{row}\] has a sum of") as caught:
+        check_probs("draft", tree, probs)
+    assert caught.value.field == "draft_probs"
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"), [(95, r"expected \[B \* W, V\] = \[4, 96\]"), (96, "has a sum of 96 or")]
+)
+def test_probabilities_of_a_drafter_are_checked(make_engine, task, monkeypatch, columns, text):
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+
+    class NotNormalised(EagleDrafter):
+        def draft(self, req_pool_indices, seq_lens, bonus_tokens):
+            tree = super().draft(req_pool_indices, seq_lens, bonus_tokens)
+            ones = tree.draft_tokens.new_ones(len(tree.draft_tokens), columns)
+            return replace(tree, draft_probs=ones.float())
+
+    with pytest.raises(InputError, match=rf"NotNormalised\.draft: draft_probs.* {text}") as caught:
+        make_engine(drafter=NotNormalised).generate(task.prompts[:1])
+    assert caught.value.field == "draft_probs"
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"])

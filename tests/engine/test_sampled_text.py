@@ -1,0 +1,209 @@
+"""Sampled text follows the filtered distribution of the target, token by token.
+
+Target and drafter are tables: the logits after a token depend on the token alone. So every token of
+a text is a draw from one row of a table, and one text samples many rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+
+from graphkit.attention import SdpaAttention, TritonAttention
+from graphkit.config import BufferSizes
+from graphkit.engine import Drafter, EngineModel, SamplingParams, SpeculativeEngine
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.runners import ForwardOutput
+from graphkit.spec import SpecConfig
+from graphkit.step.chain_tree import ChainTree
+
+pytestmark = pytest.mark.slow
+
+VOCAB, REQUESTS, NEW, STEPS = 16, 8, 200, 3
+GREEDY = {"temperature": 0.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1}
+SETTINGS = (
+    {"temperature": 0.6},
+    {"temperature": 1.0, "top_k": 4},
+    {"temperature": 1.3, "top_p": 0.7},
+    {"temperature": 2.0, "min_p": 0.3},
+    {"temperature": 1.5, "top_k": 9, "top_p": 0.8, "min_p": 0.15},
+    {"temperature": 1.0, "top_p": 0.9, "min_p": 0.05},
+)
+LIKELY = 1e-3
+"""p-value that a correct rule stays above, seeds being fixed."""
+chain_and_tree = pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+with_and_without = pytest.mark.parametrize(
+    "has_probs", [False, True], ids=["drafts", "draft_probs"]
+)
+
+
+def table(seed):
+    """Logits after each token, [V, V] float32."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(VOCAB, VOCAB, generator=generator) * 1.5
+
+
+class TableDrafter(Drafter):
+    """Samples K chains that start at the root from a table, the first drafts without replacement.
+
+    Args:
+        has_probs: Whether its trees have ``draft_probs``.
+    """
+
+    max_path = STEPS + 1
+
+    def __init__(self, has_probs):
+        self._has_probs = has_probs
+
+    def prepare(self, context):
+        self._context, self._topk = context, context.spec.topk
+        width, batch_size = context.verify_width, context.sizes.max_batch_size
+        self._tree = ChainTree(self._topk, width, batch_size, context.device)
+        # Close to the target: about half of the drafts are accepted.
+        self._probs = (table(1) + table(2) / 2).softmax(1).to(context.device)
+
+    def prefill(self, chunk):
+        pass
+
+    def draft(self, req_pool_indices, seq_lens, bonus_tokens):
+        width, topk = self._context.verify_width, self._topk
+        samples = self._context.draft_samples(req_pool_indices, seq_lens, width - 1)
+        tokens = bonus_tokens[:, None].repeat(1, width)
+        left = self._probs[bonus_tokens]
+        for node in range(1, width):
+            if node > topk:
+                left = self._probs[tokens[:, node - topk]]
+            share = left.cumsum(1) / left.sum(1, keepdim=True)
+            drawn = (share <= samples[:, node - 1 : node]).sum(1).clamp(max=VOCAB - 1)
+            tokens[:, node] = drawn
+            left = left.scatter(1, drawn[:, None], 0.0)
+        probs = self._probs[tokens].flatten(0, 1) if self._has_probs else None
+        return replace(self._tree.of(tokens), draft_probs=probs)
+
+    def extend(self, verified):
+        pass
+
+    def extend_accepted(self, verified, num_accepted_tokens):
+        pass
+
+
+def engine_of(device, topk, drafter, generation, max_batch_size):
+    """An engine over the tables, captured."""
+    context_len, width = NEW + 30, 1 + STEPS * topk
+    requests = ReqToTokenPool(max_batch_size, context_len, device)
+    pool = MHATokenToKVPool(max_batch_size * context_len, 1, torch.float32, 1, 16, 1, device)
+    attention = (TritonAttention if device == "cuda" else SdpaAttention)(requests, pool)
+    logits = table(1).to(device)
+    engine = SpeculativeEngine(
+        EngineModel(
+            lambda inputs: ForwardOutput(next_token_logits=logits[inputs.input_ids]), attention
+        ),
+        drafter,
+        spec=SpecConfig("EAGLE", STEPS, topk, width),
+        sizes=BufferSizes(max_batch_size, context_len, 8, VOCAB, torch.float32),
+        batch_sizes=[max_batch_size],
+        device=device,
+        generation=generation,
+    )
+    engine.capture()
+    return engine
+
+
+@cache
+def sampled(device, topk, has_probs, generation, new, start=0, stride=1):
+    """Texts of ``REQUESTS`` requests per setting and of two greedy ones, or some of them.
+
+    Returns the texts and the mean number of accepted drafts.
+    """
+    settings = [*SETTINGS * REQUESTS, GREEDY, {}]
+    params = [
+        SamplingParams(**setting, max_new_tokens=new, seed=10_000 + number)
+        for number, setting in enumerate(settings)
+    ][start::stride]
+    drafter = TableDrafter(has_probs)
+    with engine_of(device, topk, drafter, generation, len(params)) as engine:
+        requests = [engine.submit([each.seed % VOCAB], each) for each in params]
+        while engine.has_work:
+            engine.step()
+        texts = [(*request.prompt_ids, *request.output_ids) for request in requests]
+        return texts, engine.stats.accept_length - 1
+
+
+def filtered(logits, *, temperature, top_k=0, top_p=1.0, min_p=0.0):
+    """The distribution of one row, in float64, by sorting."""
+    probs = (logits.double() / temperature).softmax(0)
+    order = probs.argsort(descending=True)
+    kept = order[:top_k] if top_k else order
+    share = probs[kept] / probs[kept].sum()
+    kept = kept[share.cumsum(0) - share < top_p]
+    kept = kept[probs[kept] >= min_p * probs.max()]
+    result = torch.zeros_like(probs)
+    result[kept] = probs[kept] / probs[kept].sum()
+    return result
+
+
+def p_value(texts, setting):
+    """Pearson's chi-square over all rows; 0 if a token comes that was filtered.
+
+    Cells that expect fewer than five draws count together.
+    """
+    counts = torch.zeros(VOCAB, VOCAB, dtype=torch.float64)
+    for text in texts:
+        for before, after in pairwise(text):
+            counts[before, after] += 1
+    probs = torch.stack([filtered(row, **setting) for row in table(1)])
+    if counts[probs == 0].any():
+        return 0.0
+    expected = probs * counts.sum(1, keepdim=True)
+    statistic, freedom = 0.0, 0
+    for drawn, wanted in zip(counts, expected, strict=True):
+        is_rare = wanted < 5
+        cells = [*zip(drawn[~is_rare], wanted[~is_rare], strict=True)]
+        cells.append((drawn[is_rare].sum(), wanted[is_rare].sum()))
+        common = [(one, other) for one, other in cells if other >= 2]
+        statistic += sum(float((one - other) ** 2 / other) for one, other in common)
+        freedom += max(len(common) - 1, 0)
+    assert freedom > 10, "too few draws to tell"
+    return float(torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2)))
+
+
+@chain_and_tree
+@with_and_without
+@pytest.mark.parametrize("setting", range(len(SETTINGS)), ids=lambda i: " ".join(SETTINGS[i]))
+def test_texts_follow_the_filtered_distribution(device, topk, has_probs, setting):
+    """In one launch per 16 steps, in a batch of requests with all filters."""
+    texts, _ = sampled(device, topk, has_probs, "v3", NEW)
+    chosen = texts[: len(SETTINGS) * REQUESTS][setting :: len(SETTINGS)]
+    assert p_value(chosen, SETTINGS[setting]) > LIKELY
+
+
+@chain_and_tree
+@with_and_without
+def test_filters_do_not_change_greedy_requests(device, topk, has_probs):
+    texts, _ = sampled(device, topk, has_probs, "v3", NEW)
+    best = table(1).argmax(1).tolist()
+    for text in texts[-2:]:
+        assert all(best[before] == after for before, after in pairwise(text))
+
+
+@chain_and_tree
+@with_and_without
+@pytest.mark.parametrize(
+    ("generation", "start", "stride"), [("v1", 0, 1), ("v2", 1, 5), ("v1", 4, 99), ("v3", 3, 9)]
+)
+def test_a_text_depends_on_its_seed_alone(device, topk, has_probs, generation, start, stride):
+    """Not on the generation, nor on the batch, of which some have a few requests or one."""
+    texts, _ = sampled(device, topk, has_probs, "v3", NEW)
+    some, _ = sampled(device, topk, has_probs, generation, 12, start, stride)
+    assert some == [text[:13] for text in texts[start::stride]]
+
+
+@chain_and_tree
+def test_known_probabilities_accept_more_drafts(device, topk):
+    _, without = sampled(device, topk, False, "v3", NEW)
+    _, known = sampled(device, topk, True, "v3", NEW)
+    assert 0.2 < without < known - 0.1
