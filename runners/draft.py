@@ -39,7 +39,7 @@ class DraftStep(Step[DraftOutput]):
         for view, lengths, best in zip(*self._steps(inputs), tokens, strict=True):
             view.input_ids, view.hidden_states = input_ids, hidden_states
             logits, hidden_states = self._run(view, lengths)
-            argmax_rows(best, logits)
+            argmax_rows(best, logits, None, self.draft_token_map)
             input_ids = best
         return chain_candidates(inputs.topk_index, tokens, self.spec.num_draft_tokens)
 
@@ -53,7 +53,8 @@ class DraftStep(Step[DraftOutput]):
             if hidden_states is not None:
                 view.hidden_states = hidden_states.index_select(0, tree.rows)
             logits, hidden_states = self._run(view, lengths)
-            tree.grow(*top_candidates(logits, self.spec.topk))
+            candidates = top_candidates(logits, self.spec.topk, token_map=self.draft_token_map)
+            tree.grow(*candidates)
         return tree.best(self.spec.num_draft_tokens)
 
     def _steps(self, inputs: DraftInputs) -> tuple[list[DraftInputs], torch.Tensor]:
@@ -88,8 +89,8 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
     ``forward`` is one draft step. It takes ``DraftInputs`` with ``input_ids``, ``positions``,
     ``out_cache_loc`` and ``hidden_states`` of that step, one row per branch. It returns a
     ``ForwardOutput`` or ``DraftExtendOutput`` with one row per branch. Algorithms without hidden
-    states may omit them. ``inputs.seq_lens`` is the committed length at every step. Arguments are
-    those of ``Runner``.
+    states may omit them. ``inputs.seq_lens`` is the committed length at every step. Batch and
+    output have target tokens, also with a ``draft_token_map``. Arguments are those of ``Runner``.
 
     Raises:
         ConfigError: ``spec`` drafts nothing, or verifies more nodes than its steps create.

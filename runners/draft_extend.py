@@ -29,7 +29,7 @@ class DraftExtendStep(Step[LastRowOutput]):
             logits = logits.index_select(0, last)
         if hidden_states is not None and hidden_states.shape[0] == tokens:
             hidden_states = hidden_states.index_select(0, last)
-        topk_p, topk_index = top_candidates(logits, self.spec.topk)
+        topk_p, topk_index = top_candidates(logits, self.spec.topk, token_map=self.draft_token_map)
         return LastRowOutput(
             next_token_logits=logits,
             hidden_states=hidden_states,
@@ -64,7 +64,8 @@ class DraftExtendRunner(_DraftExtend):
     Rows behind the packed ones are pads, even in a batch that fills its captured size. ``forward``
     returns a ``ForwardOutput`` or ``DraftExtendOutput`` with one row per token, or one row per
     request if it selects ``inputs.last_rows()`` itself. The output has one row per request, with
-    its top-k. Arguments are those of ``Runner``.
+    its top-k, which are target tokens also with a ``draft_token_map``. Arguments are those of
+    ``Runner``.
     """
 
     mode = ForwardMode.DRAFT_EXTEND
@@ -78,7 +79,8 @@ class DraftExtendV2Runner(_DraftExtend):
 
     ``forward`` returns a ``ForwardOutput`` or ``DraftExtendOutput`` with one row per token. If the
     attention backend does not support the mode, ``capture`` captures nothing, and every batch falls
-    back with that reason counted. Arguments are those of ``Runner``.
+    back with that reason counted. The worker that chooses tokens maps them by ``draft_token_map``.
+    Arguments are those of ``Runner``.
     """
 
     mode = ForwardMode.DRAFT_EXTEND_V2

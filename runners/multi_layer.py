@@ -95,7 +95,12 @@ class _Chain:
             logits = logits.index_select(0, self._select)
         if hidden_states is not None and hidden_states.shape[0] == tokens:
             hidden_states = hidden_states.index_select(0, self._select)
-        topk_p, topk_index = top_candidates(logits, self._step.spec.topk, self._inputs.temperatures)
+        topk_p, topk_index = top_candidates(
+            logits,
+            self._step.spec.topk,
+            self._inputs.temperatures,
+            token_map=self._step.draft_token_map,
+        )
         return LastRowOutput(
             next_token_logits=logits,
             hidden_states=hidden_states,

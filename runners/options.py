@@ -24,6 +24,7 @@ class RunnerOptions(TypedDict, total=False):
     bound_fields: Mapping[str, torch.Tensor] | None
     mutable_state: Mapping[str, torch.Tensor] | None
     check: bool | None
+    draft_token_map: torch.Tensor | None
 
 
 def show_options(base: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:

@@ -36,6 +36,7 @@ class Output:
         letters = {
             "V": draft_vocab or sizes.vocab_size,
             "H": sizes.hidden_size,
+            "D": sizes.spec_hidden_size or sizes.hidden_size,
             "S": spec.num_steps,
             "K": spec.topk,
             "N": spec.num_draft_tokens - 1,
@@ -109,11 +110,12 @@ class ForwardOutput(Output):
     """Output of a TARGET_VERIFY or DECODE forward. Forwards of draft models may return it, too.
 
     Shapes:
-        next_token_logits: [T, V]. hidden_states: [T, H], if the draft model reads them.
+        next_token_logits: [T, V]. hidden_states: [T, D] with D = ``spec_hidden_size``, if the draft
+        model reads them; [T, H] from a draft model.
     """
 
     next_token_logits: torch.Tensor = declare_output(Axis.TOKEN, row=("V",))
-    hidden_states: torch.Tensor | None = declare_output(Axis.TOKEN, row=("H",), optional=True)
+    hidden_states: torch.Tensor | None = declare_output(Axis.TOKEN, row=("D",), optional=True)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -35,6 +35,7 @@ from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.outputs import Output
 from graphkit.runners.replayer import Replayer
 from graphkit.runners.settings import (
+    check_draft_token_map,
     check_forward,
     check_inputs_type,
     check_types,
@@ -81,6 +82,11 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             numbers. Values on the host are checked before a replay. Values on the device are
             checked inside the graph, and the next call raises ``InputError``. ``None`` reads the
             environment variable ``GRAPHKIT_CHECK``.
+        draft_token_map: Target token of each id of a reduced draft vocabulary (d2t in other
+            engines, there as differences), int64 [V] on the device with V =
+            ``sizes.draft_vocab_size``. The logits of a draft model's forward then have V columns;
+            modes that choose tokens from them return target tokens, and feed these to further
+            draft steps. Probabilities are over the draft vocabulary. ``None``: columns are tokens.
 
     Raises:
         ConfigError: A setting contradicts another one, or the device.
@@ -106,6 +112,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         bound_fields: Mapping[str, torch.Tensor] | None = None,
         mutable_state: Mapping[str, torch.Tensor] | None = None,
         check: bool | None = None,
+        draft_token_map: torch.Tensor | None = None,
     ) -> None:
         check_types(type(self), spec, sizes, attention, check)
         check_forward(forward)
@@ -116,6 +123,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
         self.device = self.backend.device
+        check_draft_token_map(draft_token_map, sizes, self.device)
+        self.draft_token_map = draft_token_map
+        """Target token of each id of a reduced draft vocabulary, if any."""
         self.tokens_per_request = self._rows_per_request(spec)
         """Rows per request (W), num_tokens_per_bs in other engines."""
         self.eager_reason = prepare_attention(
@@ -153,6 +163,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self.output_type,
             self.buffers,
             attention,
+            draft_token_map,
         )
         """The forward with everything around it."""
         self.dispatch = Dispatch(self.table, self.buffers, self.eager_reason)
@@ -473,7 +484,10 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         Args:
             weights: The model, or its weights by name.
         """
-        return memory_names(self.buffers, self.mutable_state, self.attention, weights)
+        names = memory_names(self.buffers, self.mutable_state, self.attention, weights)
+        if self.draft_token_map is not None:
+            names["weight"]["draft_token_map"] = self.draft_token_map
+        return names
 
     @property
     def stats(self) -> ReplayStats:

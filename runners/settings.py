@@ -6,10 +6,13 @@ import os
 from types import NoneType
 from typing import Any
 
+import torch
+
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import Limits, StepInputs
 from graphkit.config import BufferSizes, require_type
 from graphkit.errors import ConfigError
+from graphkit.ops.argument_rules import describe
 from graphkit.spec import ForwardMode, SpecConfig
 
 
@@ -62,6 +65,34 @@ def check_inputs_type(given: Any, base: type[StepInputs]) -> None:
             f"inputs_type {given.__name__} restricts assignment. The runner assigns attention "
             "metadata: do not freeze it, and do not define __setattr__.",
             field="inputs_type",
+        )
+
+
+def check_draft_token_map(given: Any, sizes: BufferSizes, device: torch.device) -> None:
+    """Check the target tokens of a draft vocabulary; ``None`` is no map. Waits for the device.
+
+    Raises:
+        ConfigError: It is no int64 tensor of the right size on the device, or has a number that is
+            no target token.
+    """
+    if given is None:
+        return
+    size = sizes.draft_vocab_size or sizes.vocab_size
+    is_tensor = isinstance(given, torch.Tensor)
+    if not is_tensor or (given.shape, given.dtype, given.device) != ((size,), torch.int64, device):
+        raise ConfigError(
+            f"draft_token_map is {describe(given) if is_tensor else repr(given)}, expected [{size}]"
+            f" int64 on {device}: the target token of each of the {size} tokens of the draft "
+            "vocabulary. BufferSizes.draft_vocab_size must be its length.",
+            field="draft_token_map",
+        )
+    least, most = given.min().item(), given.max().item()
+    if least < 0 or most >= sizes.vocab_size:
+        raise ConfigError(
+            f"draft_token_map has tokens from {least} to {most}, expected 0 to "
+            f"{sizes.vocab_size - 1}. Pass target tokens; d2t of a checkpoint has the differences "
+            "from draft to target tokens.",
+            field="draft_token_map",
         )
 
 

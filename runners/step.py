@@ -31,6 +31,7 @@ class Step(Generic[OutputT]):
         output_type: Class of the output.
         buffers: The runner's buffers.
         attention: Backend that makes the metadata, if any.
+        draft_token_map: See ``Runner``.
 
     Attributes:
         name: Name of the forward, for records.
@@ -45,11 +46,13 @@ class Step(Generic[OutputT]):
         output_type: type[OutputT],
         buffers: InputBuffers,
         attention: AttentionBackend | None,
+        draft_token_map: torch.Tensor | None = None,
     ) -> None:
         self.forward = _scoped(forward)
         self.name = name_of(forward)
         self.mode, self.spec, self.output_type, self.buffers = mode, spec, output_type, buffers
         self._attention_mode, self._attention = attention_mode, attention
+        self.draft_token_map = draft_token_map
 
     def stages(self, inputs: Any) -> tuple[Callable[[], OutputT], ...]:
         """Return the functions that compute a batch, one per captured graph.

@@ -32,11 +32,15 @@ class EngineModel:
         recurrent_state: States of the target's linear-attention or Mamba layers, which its forward
             reads and writes. The engine resets a row when a request joins and commits the state of
             the last accepted node after each step. ``None`` for a model without such layers.
+        draft_token_map: Target token of each id of a draft model's reduced vocabulary, as
+            ``Runner`` takes it. ``None`` for a target, and for a draft model whose logits are over
+            the target's vocabulary.
     """
 
     forward: Any
     attention: PagedAttention
     recurrent_state: RecurrentStatePool | None = None
+    draft_token_map: torch.Tensor | None = None
 
     def check_recurrent_state(self, spec: SpecConfig) -> None:
         """Check that a target's recurrent state can follow the steps of ``spec``.

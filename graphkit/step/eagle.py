@@ -39,7 +39,9 @@ class EagleDrafter(Drafter):
     and a ``DraftExtendV2Runner`` in v2 and v3, which catches up on all rows.
 
     Args:
-        model: The draft model. Its forward receives ``DraftInputs`` and ``DraftExtendInputs``.
+        model: The draft model. Its forward receives ``DraftInputs`` and ``DraftExtendInputs``. In
+            EAGLE-3 the hidden states are [T, 3 H], of three target layers, in
+            ``DraftExtendInputs``, and [B * K, H], the model's own, in ``DraftInputs``.
     """
 
     def __init__(self, model: EngineModel) -> None:
@@ -58,6 +60,7 @@ class EagleDrafter(Drafter):
         self._is_v2 = context.generation != "v1"
         options = {**context.runner_options, "attention": self._model.attention}
         options |= {"spec": self._spec, "sizes": context.sizes}
+        options["draft_token_map"] = self._model.draft_token_map
         extend = DraftExtendV2Runner if self._is_v2 else DraftExtendRunner
         self._draft: DraftRunner = DraftRunner(self._model.forward, **options)
         self._extend = extend(self._model.forward, **options)
@@ -195,15 +198,18 @@ class EagleDrafter(Drafter):
         """
         logits, hidden_states = out.next_token_logits, out.hidden_states
         topk_p, topk_index = out.topk_p, out.topk_index
+        token_map = self._model.draft_token_map
         if topk_index is None:
             assert select_index is not None, "extend passes the last rows"
             if self._uses_hidden and hidden_states is not None:
                 hidden_states = hidden_states.index_select(0, select_index)
             if self._is_chain:
                 topk_index = select_index.new_empty(len(select_index), 1)
-                argmax_rows(topk_index.view(-1), logits, select_index)
+                argmax_rows(topk_index.view(-1), logits, select_index, token_map)
             else:
-                topk_p, topk_index = top_candidates(logits, self._spec.topk, index=select_index)
+                topk_p, topk_index = top_candidates(
+                    logits, self._spec.topk, None, select_index, token_map
+                )
         stored = {"topk_index": topk_index}
         if not self._is_chain and topk_p is not None:
             stored["topk_p"] = topk_p

@@ -47,6 +47,7 @@ class MultiLayerDrafter(Drafter):
             spec=context.spec,
             sizes=context.sizes,
             attention=self._model.attention,
+            draft_token_map=self._model.draft_token_map,
             **context.runner_options,
         )
         self.runners = (self._layers,)

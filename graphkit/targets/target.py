@@ -61,6 +61,8 @@ class CaptureTarget:
             such as ``custom_mask`` for trees.
         inputs_type: Subclass of the mode's inputs that declares further fields.
         output_type: Class of the output of STEP, which has no fixed one.
+        draft_token_map: Target token of each id of a reduced draft vocabulary, as ``Runner`` takes
+            it; ``None`` without one.
         served_modes: Modes that this target serves; an audit warns of each that has no graph, and
             of no other. ``None`` stands for the modes of ``forwards``; an audit then notes which
             further modes the algorithm runs.
@@ -90,6 +92,7 @@ class CaptureTarget:
     optional_fields: Sequence[str] | Mapping[ForwardMode, Sequence[str]] | None = None
     inputs_type: type[StepInputs] | Mapping[ForwardMode, type[StepInputs]] | None = None
     output_type: type[Output] | Mapping[ForwardMode, type[Output]] | None = None
+    draft_token_map: torch.Tensor | None = None
     served_modes: Collection[ForwardMode] | None = None
     engine: Callable[..., SpeculativeEngine] | None = None
 
@@ -192,6 +195,7 @@ class CaptureTarget:
             backend=backend,
             optional_fields=_of_mode(self.optional_fields, mode),
             mutable_state=self.mutable_state,
+            draft_token_map=self.draft_token_map,
             **settings,
         )
 
