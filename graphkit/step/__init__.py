@@ -17,14 +17,13 @@ from graphkit.step.null_drafter import NullDrafter
 from graphkit.step.output_ring import RequestReport, StepReport
 from graphkit.step.prefill import Prefill
 from graphkit.step.request_state import RequestState
-from graphkit.step.sampling_params import MAX_STOP_IDS, SamplingParams
+from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
 from graphkit.step.tree_path import MovableKVPool, finalize_accepted_tree_path
 
 __all__ = [
-    "MAX_STOP_IDS",
     "DeviceStep",
     "DraftTree",
     "Drafter",

@@ -169,8 +169,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
         Raises:
             InputError: The row is none of a request, the prompt is no sequence of token ids, prompt
-                and new tokens do not fit in a row of ``req_to_token``, the request has too many
-                stop tokens, or a temperature although the runner is greedy.
+                and new tokens do not fit in a row of ``req_to_token``, or the request has a
+                temperature although the runner is greedy.
         """
         require_type(
             "admit", "sampling", sampling, (SamplingParams, NoneType), "a graphkit.SamplingParams"

@@ -10,6 +10,7 @@ import torch
 
 from graphkit.ops.accepted_tokens import accept_samples
 from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.top_candidates import top_candidates
 
@@ -171,3 +172,28 @@ def test_certain_tokens_of_a_large_vocabulary_are_drawn(vocab):
     got = accept_samples(*on_device(args))
     assert_equal(got, accept_samples(*args))
     assert got[2].tolist() == [1 if request % 3 == 0 else 3 for request in range(requests)]
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_sampled_drafts_of_a_large_vocabulary(vocab, is_chain):
+    """Distributions over twelve tokens in multiples of 1/64, so that no rounding decides."""
+    requests, width = 32, 4
+    torch.manual_seed(vocab)
+    words = torch.randint(0, vocab, (12,))
+    words[0], words[1] = 0, vocab - 1
+    drawn = words[torch.randint(0, 12, (2, requests * width, 64))]
+    share = torch.full((requests * width, 64), 1 / 64)
+    target, draft = (torch.zeros(len(share), vocab).scatter_add_(1, each, share) for each in drawn)
+    candidates = words[torch.randint(0, 12, (requests, width))]
+    chain, alone = torch.tensor([1, 2, 3, -1]), torch.full((width,), -1)
+    links = (chain, alone) if is_chain else (alone.clone(), torch.tensor([-1, 2, 3, -1]))
+    links[0][0] = 1
+    rows = torch.arange(requests)
+    args = (
+        candidates, *(each.repeat(requests, 1) for each in links), target, draft, rows,
+        rows * 2**33, rows.int(), width,
+    )  # fmt: skip
+    got = accept_by_rejection(*on_device(args))
+    assert_equal(got, accept_by_rejection(*args))
+    assert 0 < (got[2] > 0).sum() < requests, "some drafts are accepted, some are not"
