@@ -92,12 +92,15 @@ def accept_sampled(
         draft_probs: Distributions that the drafts were sampled from, [B * W, V]. ``None`` accepts
             drafts that equal the target's sample; see ``ops.rejection`` for the other rule.
     """
-    rows, *filters, seeds, positions = draws
-    probs = target_probs(logits, rows, *filters, candidates.shape[1])
-    drawn = rows, seeds, positions, longest_path
+    rows, temperatures, top_ks, top_ps, min_ps, seeds, positions = draws
+    probs = target_probs(logits, rows, temperatures, top_ks, top_ps, min_ps, candidates.shape[1])
     if draft_probs is None:
-        return AcceptedPath(*accept_samples(candidates, *links, probs, *drawn))
-    return AcceptedPath(*accept_by_rejection(candidates, *links, probs, draft_probs, *drawn))
+        path = accept_samples(candidates, *links, probs, rows, seeds, positions, longest_path)
+    else:
+        path = accept_by_rejection(
+            candidates, *links, probs, draft_probs, rows, seeds, positions, longest_path
+        )
+    return AcceptedPath(*path)
 
 
 def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
