@@ -5,14 +5,20 @@ from graphkit.benchmarks.bare_step import BareStep
 from graphkit.benchmarks.clocks import device_ms, synchronise, waits
 from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps
 from graphkit.benchmarks.prompts import pieces
-from graphkit.benchmarks.variants import Variant, variants_of
+from graphkit.benchmarks.step_bench import StepBench
+from graphkit.benchmarks.variants import Generation, Variant, variants_of
+from graphkit.benchmarks.weight_bytes import WeightBytes, copy_bandwidth
 
 __all__ = [
     "BareStep",
+    "Generation",
     "MeasuredEngine",
+    "StepBench",
     "Steps",
     "Variant",
+    "WeightBytes",
     "api_calls",
+    "copy_bandwidth",
     "device_ms",
     "pieces",
     "synchronise",

@@ -6,10 +6,9 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from graphkit.cli.exit_codes import UsageError
 from graphkit.cli.generated_text import OnText, TextDisplay, prompt_end
+from graphkit.cli.model_options import algorithm_of, dtype_of
 from graphkit.cli.output import progress_on_stderr
 from graphkit.cli.threads import use_one_thread
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
@@ -18,7 +17,6 @@ from graphkit.records import Completion, GenerateRecord
 from graphkit.reference import (
     LlamaConfig,
     TextStream,
-    checkpoint_dtype,
     default_checkpoint,
     load_tokenizer,
     reference_engine,
@@ -82,9 +80,8 @@ def _engine(
     device, folder = resolve_device(arguments.device), arguments.checkpoint
     if device.type == "cpu" and folder is None:
         use_one_thread()
-    is_in_own_dtype = device.type == "cuda" and folder is not None
     return reference_engine(
-        _algorithm(arguments),
+        algorithm_of(arguments),
         topk=arguments.topk,
         num_steps=arguments.num_steps,
         num_draft_tokens=arguments.num_draft_tokens,
@@ -92,20 +89,13 @@ def _engine(
         max_context_len=_context_len(arguments, config.max_position_embeddings),
         page_size=arguments.page_size,
         device=device,
-        dtype=checkpoint_dtype(folder) if is_in_own_dtype else torch.float32,
+        dtype=dtype_of(folder, device),
         generation=arguments.generation,
         steps_per_launch=arguments.steps_per_launch,
         checkpoint=folder,
         draft=arguments.draft,
         seed=arguments.seed,
     )
-
-
-def _algorithm(arguments: argparse.Namespace) -> str:
-    if arguments.algorithm is not None:
-        return str(arguments.algorithm).upper()
-    has_head = arguments.checkpoint is None or arguments.draft is not None
-    return "EAGLE" if has_head else "NGRAM"
 
 
 def _context_len(arguments: argparse.Namespace, longest: int) -> int:
@@ -187,7 +177,7 @@ def _record(
         completions=completions,
         environment=environment(engine.device),
         backend=engine.runners[0].backend.name,
-        algorithm=_algorithm(arguments),
+        algorithm=algorithm_of(arguments),
         topk=spec.topk,
         num_steps=spec.num_steps,
         num_draft_tokens=spec.num_draft_tokens,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from graphkit.cli.exit_codes import DONE
 from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.model_options import add_speculation_options
 from graphkit.cli.output import is_terminal
 from graphkit.cli.prompts import read_prompts
 from graphkit.cli.target_options import add_device_option
@@ -39,7 +40,8 @@ Examples:
     )
     _add_models(parser)
     _add_input(parser)
-    _add_speculation(parser)
+    add_speculation_options(parser)
+    _add_generation(parser)
     _add_sampling(parser)
     add_device_option(parser)
     parser.add_argument("--eager", action="store_true", help="run without graphs")
@@ -84,24 +86,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_speculation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--algorithm", metavar="A",
-        help="speculative algorithm, in any case: NONE, EAGLE, MULTI_LAYER_EAGLE, STANDALONE or "
-        "NGRAM; default: EAGLE, or NGRAM for a --checkpoint without --draft",
-    )  # fmt: skip
-    parser.add_argument(
-        "--topk", type=int, default=1, metavar="K",
-        help="branches per draft step; default: 1, a chain",
-    )  # fmt: skip
-    parser.add_argument(
-        "--num-steps", type=int, default=3, metavar="S", help="draft steps; default: 3"
-    )
-    parser.add_argument(
-        "--num-draft-tokens", type=int, metavar="W",
-        help="tokens per request in one verify, the root included; default: S + 1 for topk 1, else "
-        "2 * (S + 1)",
-    )  # fmt: skip
+def _add_generation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generation", choices=("v1", "v2", "v3"),
         help="v1 waits for the host after each step, v2 overlaps steps with the host, v3 runs many "

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 import graphkit
-from graphkit.cli import audit, capture, diff, doctor, export, generate, inspect, record
+from graphkit.cli import audit, bench, capture, diff, doctor, export, generate, inspect, record
 from graphkit.cli.help_format import HelpFormatter
 
-COMMANDS = (capture, inspect, audit, diff, export, record, generate, doctor)
+COMMANDS = (capture, inspect, audit, diff, export, record, generate, bench, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

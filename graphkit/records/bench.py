@@ -19,12 +19,19 @@ class Measure:
         value: Its value.
         unit: Its unit, such as ``us``; ``x`` for a ratio.
         bar: Largest value that passes; ``None`` if it is only reported.
+        setting: Where a run has several, the one that was measured, such as ``batch 8``. A view
+            shows a table per setting.
+        variant: What was compared in this setting, such as ``v2``: the row of that table; empty
+            for a measure of the setting itself.
     """
 
+    SPARSE: ClassVar[bool] = True
     name: str
     value: float
     unit: str
     bar: float | None = None
+    setting: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,10 @@ from graphkit.reference.checkpoint import (
 )
 from graphkit.reference.config import LlamaConfig, RopeScaling
 from graphkit.reference.draft_checkpoint import (
+    default_eagle3_checkpoint,
     default_eagle_checkpoint,
     default_mtp_checkpoint,
+    head_algorithm,
     load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
@@ -25,7 +27,7 @@ from graphkit.reference.engine import engine_of, reference_engine, spec_of
 from graphkit.reference.engine_models import ALGORITHMS, EngineModels, load_models
 from graphkit.reference.folder_tokenizer import FolderTokenizer, load_tokenizer
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm, initialise
-from graphkit.reference.model import LlamaModel, causal_attend, full_logits
+from graphkit.reference.model import AuxStates, LlamaModel, causal_attend, full_logits
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.rope import RotaryEmbedding
@@ -35,13 +37,21 @@ from graphkit.reference.runner_forwards import (
     StandaloneForward,
     VerifyForward,
 )
-from graphkit.reference.target import model_target, reference_target, tree_target
+from graphkit.reference.shapes import SHAPES, random_models
+from graphkit.reference.target import (
+    eagle3_target,
+    model_target,
+    reference_target,
+    tree_target,
+)
 from graphkit.reference.text_stream import TextStream
 from graphkit.reference.tokenizer import ByteTokenizer, Tokenizer, decode, encode
 
 __all__ = [
     "ALGORITHMS",
+    "SHAPES",
     "Attend",
+    "AuxStates",
     "ByteTokenizer",
     "DecoderLayer",
     "Eagle3Head",
@@ -65,12 +75,15 @@ __all__ = [
     "checkpoint_dtype",
     "decode",
     "default_checkpoint",
+    "default_eagle3_checkpoint",
     "default_eagle_checkpoint",
     "default_mtp_checkpoint",
     "default_standalone_checkpoint",
+    "eagle3_target",
     "encode",
     "engine_of",
     "full_logits",
+    "head_algorithm",
     "initialise",
     "load_checkpoint",
     "load_eagle3_head",
@@ -79,6 +92,7 @@ __all__ = [
     "load_mtp_head",
     "load_tokenizer",
     "model_target",
+    "random_models",
     "reference_engine",
     "reference_target",
     "save_checkpoint",

@@ -2,38 +2,86 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from graphkit.records import BenchReport, Measure
+from graphkit.views.formatting import facts_table, plain, text_table
+
+_CPU_NOTE = "The device is a CPU, where the recorder runs graphs: times say nothing about a GPU."
 
 
 def bench_view(report: BenchReport) -> RenderableType:
-    """Return the measures with their bars, the environment, and the settings."""
-    where = report.environment
-    table = Table(title=report.name, title_justify="left", title_style="bold")
+    """Return a table per setting, the other measures with their bars, environment and settings."""
+    parts: list[RenderableType] = [Text(plain(report.name), style="bold"), Text()]
+    for setting in dict.fromkeys(each.setting for each in report.measures if each.setting):
+        parts += _setting([each for each in report.measures if each.setting == setting])
+    rest = [each for each in report.measures if not each.setting]
+    if rest:
+        parts += [_measures_table(rest), Text()]
+    return Group(*parts, *_circumstances(report))
+
+
+def _setting(measures: Sequence[Measure]) -> Iterator[RenderableType]:
+    """Yield the table of a setting, a row per variant, and below it what has no variant."""
+    cells = {(each.variant, each.name): each for each in measures if each.variant}
+    if cells:
+        units = {each.name: each.unit for each in cells.values()}
+        table = text_table([""], title=plain(measures[0].setting))
+        for name, unit in units.items():
+            table.add_column(Text(f"{plain(name)}\n{plain(unit)}"), justify="right")
+        for variant in dict.fromkeys(variant for variant, _ in cells):
+            row = (cells.get((variant, name)) for name in units)
+            texts = ("" if each is None else _digits(each.value) for each in row)
+            table.add_row(Text(plain(variant)), *map(Text, texts))
+        yield table
+    facts = [(each.name, _number(each.value, each.unit)) for each in measures if not each.variant]
+    if facts:
+        yield facts_table(facts)
+    yield Text()
+
+
+def _measures_table(measures: Sequence[Measure]) -> Table:
+    table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")
-    table.add_column("bar", justify="right")
-    table.add_column("")
-    for measure in report.measures:
-        table.add_row(measure.name, _number(measure.value, measure.unit), *_bar(measure))
-    settings = ", ".join(f"{name} {value}" for name, value in report.settings.items())
-    return Group(
-        table,
-        Text(f"{where.device}, driver {where.driver}, torch {where.torch}, triton {where.triton}"),
-        Text(settings),
-    )
+    if any(each.bar is not None for each in measures):
+        table.add_column("bar", justify="right")
+        table.add_column("")
+    for each in measures:
+        bar = _bar(each) if len(table.columns) > 2 else ()
+        table.add_row(Text(plain(each.name)), Text(_number(each.value, each.unit)), *bar)
+    return table
 
 
-def _bar(measure: Measure) -> tuple[str, Text]:
+def _circumstances(report: BenchReport) -> Iterator[Text]:
+    where = report.environment
+    versions = {"driver": where.driver, "torch": where.torch, "triton": where.triton}
+    parts = [where.device, *(f"{name} {each}" for name, each in versions.items() if each)]
+    yield Text(plain(", ".join(parts)))
+    yield Text(plain(", ".join(f"{name} {value}" for name, value in report.settings.items())))
+    if where.device == "cpu":
+        yield Text(_CPU_NOTE, style="yellow")
+
+
+def _bar(measure: Measure) -> tuple[Text, Text]:
     if measure.bar is None:
-        return "", Text("")
+        return Text(), Text()
     is_met = measure.value <= measure.bar
     verdict = Text("holds", style="green") if is_met else Text("missed", style="bold red")
-    return f"<= {_number(measure.bar, measure.unit)}", verdict
+    return Text(f"<= {_number(measure.bar, measure.unit)}"), verdict
 
 
 def _number(value: float, unit: str) -> str:
-    return f"{value:.2f} {unit}"
+    return plain(f"{_digits(value)} {unit}".rstrip())
+
+
+def _digits(value: float) -> str:
+    """Return a number with four digits or all that are before the point; a count as it is."""
+    if not math.isfinite(value) or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.{max(0, 4 - len(str(int(abs(value)))))}f}"

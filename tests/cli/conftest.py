@@ -81,7 +81,7 @@ class Ended:
     def messages(self):
         """Lines on stderr after the announcement of the work."""
         lines = [line for line in self.err.splitlines() if line]
-        return lines[bool(lines and re.match("(capturing|auditing) ", lines[0])) :]
+        return lines[bool(lines and re.match("(capturing|auditing|measuring) ", lines[0])) :]
 
     @property
     def error(self):

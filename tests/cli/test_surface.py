@@ -37,6 +37,11 @@ COMMANDS = {
         "--steps-per-launch", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
         "--stop", "--seed", "--device", "--eager", "--json",
     },
+    "bench": {
+        "--checkpoint", "--shape", "--draft", "--algorithm", "--topk", "--num-steps",
+        "--num-draft-tokens", "--batch-sizes", "--generations", "--steps-per-launch", "--context",
+        "--steps", "--rounds", "--accept-lengths", "--device", "--out", "--json",
+    },
     "doctor": {"--json"},
 }  # fmt: skip
 HELP = {"-h", "--help"}

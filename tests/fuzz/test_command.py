@@ -21,7 +21,7 @@ TEXTS = st.one_of(
         "", ":", "a:b", "os:getcwd", "builtins:dict", "-", "--", ".", "/", "folder", "folder/",
         "folder.json", "capture.json", "recording.json", "cut.json", "missing.json", "x" * 300,
         "\udcff", "\0", "[bold]", "-1", "0", "1", "1,2", "9" * 5000, "nan", "inf", "decode",
-        "baked", "NGRAM", "cpu",
+        "baked", "NGRAM", "cpu", "tiny", "v1,v2", "1,2.5",
     ]),
     st.text(max_size=5),
 )  # fmt: skip
@@ -48,6 +48,20 @@ OPTIONS = {
         "--top-k",
         "--top-p",
         "--min-p",
+    ),
+    "bench": (
+        "--checkpoint",
+        "--draft",
+        "--shape",
+        "--algorithm",
+        "--topk",
+        "--num-steps",
+        "--batch-sizes",
+        "--generations",
+        "--steps-per-launch",
+        "--context",
+        "--accept-lengths",
+        "--out",
     ),
     "doctor": ("--json",),
 }
@@ -98,7 +112,7 @@ def argument_lists(draw):
     arguments = draw(st.lists(TEXTS, min_size=count, max_size=count))
     for option in draw(st.lists(st.sampled_from(OPTIONS[command]), max_size=3)):
         arguments += [option, draw(TEXTS)] if draw(st.booleans()) else [option]
-    if command == "generate":  # never a run: some option must be refused
+    if command in ("generate", "bench"):  # never a run: some option must be refused
         arguments += ["--num-draft-tokens", "1"]
     return [command, *arguments]
 

@@ -222,7 +222,7 @@ def test_the_package_stays_without_torch():
 @pytest.mark.parametrize(
     "words",
     [[], ["capture"], ["inspect"], ["audit"], ["diff"], ["export"], ["record"], ["generate"],
-     ["doctor"]],
+     ["bench"], ["doctor"]],
 )  # fmt: skip
 def test_help_stays_without_torch(words):
     code = (

@@ -1,0 +1,204 @@
+"""Speculative steps of given models, measured in several generations and batch sizes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+
+from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps, num_launches
+from graphkit.benchmarks.prompts import pieces
+from graphkit.benchmarks.step_measures import (
+    bound_measures,
+    cell,
+    node_measures,
+    setting_of,
+    step_measures,
+    weight_measures,
+)
+from graphkit.benchmarks.variants import Variant
+from graphkit.benchmarks.weight_bytes import WeightBytes, copy_bandwidth
+from graphkit.graphs import environment
+from graphkit.records import BenchReport, Measure
+from graphkit.reference import EngineModels, engine_of
+from graphkit.spec import SpecConfig
+
+_COUNTED_STEPS, _COUNTED_ROUNDS = 8, 5
+"""Steps of a round whose CUDA calls are counted, and rounds with the warm-ups."""
+Progress = Callable[[int, int, str], None]
+"""Takes the parts done, all parts, and a description of the present one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBench:
+    """What is measured: models, settings, and variants that take turns.
+
+    All variants of a batch size are alive at the same time, over the same weights. Each has KV
+    pools of its own.
+
+    Attributes:
+        models: The models, on the device to measure.
+        spec: Drafting and verification settings for them.
+        variants: Ways to run the steps, at least one.
+        text_ids: Token ids whose pieces are the prompts.
+        context: Tokens of each prompt.
+        steps: Least steps of a round. The warm-up is a round, too.
+        rounds: Measured rounds of each variant.
+        accept_lengths: Tokens per step and request for which to give the tokens per second.
+    """
+
+    models: EngineModels
+    spec: SpecConfig
+    variants: Sequence[Variant]
+    text_ids: Sequence[int]
+    context: int
+    steps: int
+    rounds: int
+    accept_lengths: Sequence[float] = ()
+
+    @torch.no_grad()
+    def report(
+        self,
+        name: str,
+        batch_sizes: Sequence[int],
+        notes: Mapping[str, str],
+        progress: Progress = lambda *_: None,
+    ) -> BenchReport:
+        """Measure every batch size.
+
+        On CUDA, the report also has the host's time, the bare step and its bound, and the CUDA
+        calls, which are counted after all times: the profiler slows later launches.
+
+        Args:
+            name: Name of the report.
+            batch_sizes: Requests that run at the same time.
+            notes: Further settings of the report.
+            progress: Called before each act.
+
+        Raises:
+            CaptureError: A forward cannot be captured.
+            ConfigError: A variant cannot run.
+        """
+        parts = [partial(self._times, size) for size in batch_sizes]
+        if self._is_cuda:
+            calls = ((size, variant) for size in batch_sizes for variant in self.variants)
+            parts += [partial(self._calls, *each) for each in calls]
+        measures = list(weight_measures(self._weights))
+        for done, part in enumerate(parts):
+            measures += part(partial(progress, done, len(parts)))
+            if self._is_cuda:
+                # Runners and their steps form cycles, which keep the KV pools of closed engines.
+                gc.collect()
+        return BenchReport(
+            name=name,
+            environment=environment(self.models.device),
+            settings={**self._settings(), **notes},
+            measures=tuple(measures),
+        )
+
+    @property
+    def longest_path(self) -> int:
+        """Most tokens that a step can accept, bonus included."""
+        spec = self.spec
+        return spec.num_draft_tokens if self.models.algorithm == "NGRAM" else spec.num_steps + 1
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self.models.device.type == "cuda"
+
+    @property
+    def _weights(self) -> WeightBytes:
+        return WeightBytes.of(self.models, self.spec.num_steps)
+
+    @property
+    def _most_steps(self) -> int:
+        """Most steps that an engine runs. All engines have equal contexts, to be comparable."""
+        rounds = (self.rounds + 1) * max(each.whole_launches(self.steps) for each in self.variants)
+        counts = (each.steps_per_launch for each in self.variants)
+        host = max(count * num_launches(self.steps, count) for count in counts)
+        bare = self.rounds * self.steps
+        return rounds + host + bare if self._is_cuda else rounds
+
+    def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
+        setting, seen = setting_of(size), {variant.name: Steps() for variant in self.variants}
+        with ExitStack() as stack:
+            engines: dict[Variant, MeasuredEngine] = {}
+            for variant in self.variants:
+                progress(f"{setting}: capturing {variant.name}")
+                opened = self._open(size, variant, self.steps, self._most_steps)
+                engines[variant] = stack.enter_context(opened)
+            for number in range(1, self.rounds + 1):
+                for variant, engine in engines.items():
+                    progress(f"{setting}, round {number} of {self.rounds}: {variant.name}")
+                    engine.run(self.steps, seen[variant.name])
+            for name, steps in seen.items():
+                yield from step_measures(size, name, steps, self.accept_lengths)
+            if self._is_cuda:
+                for variant, engine in engines.items():
+                    progress(f"{setting}, host time: {variant.name}")
+                    yield cell(
+                        setting, variant.name, "host", engine.host_us(self.steps)["host"], "us"
+                    )
+            loops = (engine for variant, engine in engines.items() if variant.generation == "v3")
+            for engine in list(loops)[:1]:
+                progress(f"{setting}: the bare step")
+                yield from self._bare(size, engine, seen)
+
+    def _bare(
+        self, size: int, engine: MeasuredEngine, seen: Mapping[str, Steps]
+    ) -> Iterator[Measure]:
+        with closing(engine.bare_step()) as bare:
+            yield from node_measures(size, bare.nodes())
+            if not self._is_cuda:
+                return
+            bare_ms = median(bare.ms(self.steps) for _ in range(self.rounds))
+        bandwidth = copy_bandwidth(self.models.device)
+        yield from bound_measures(size, bare_ms, self._weights, bandwidth)
+        for name, steps in seen.items():
+            yield cell(setting_of(size), name, "GPU busy", bare_ms / steps.ms_per_step)
+
+    def _calls(
+        self, size: int, variant: Variant, progress: Callable[[str], None]
+    ) -> Iterator[Measure]:
+        setting = setting_of(size)
+        progress(f"{setting}: counting the CUDA calls of {variant.name}")
+        most = _COUNTED_ROUNDS * variant.whole_launches(_COUNTED_STEPS)
+        with self._open(size, variant, _COUNTED_STEPS, most) as engine:
+            calls = sum(engine.cuda_calls(_COUNTED_STEPS).values())
+        yield cell(setting, variant.name, "CUDA calls", calls, "per step")
+
+    @contextmanager
+    def _open(
+        self, size: int, variant: Variant, warm_up_steps: int, most_steps: int
+    ) -> Iterator[MeasuredEngine]:
+        spec = self.spec
+        ahead = spec.num_draft_tokens + spec.topk * spec.num_steps
+        with engine_of(
+            self.models,
+            spec,
+            max_batch_size=size,
+            batch_sizes=[size],
+            # Prefill gives a token, v2 runs a step more than it reports, and no request may end.
+            max_context_len=self.context + (most_steps + 3) * self.longest_path + ahead,
+            generation=variant.generation,
+            steps_per_launch=variant.steps_per_launch,
+        ) as engine:
+            prompts = pieces(self.text_ids, size, self.context)
+            yield MeasuredEngine(engine, variant, prompts, warm_up_steps)
+
+    def _settings(self) -> dict[str, int | str]:
+        return {
+            "algorithm": self.models.algorithm,
+            "topk": self.spec.topk,
+            "num_steps": self.spec.num_steps,
+            "num_draft_tokens": self.spec.num_draft_tokens,
+            "dtype": str(self.models.dtype).removeprefix("torch."),
+            "context": self.context,
+            "steps per round": self.steps,
+            "rounds": self.rounds,
+        }

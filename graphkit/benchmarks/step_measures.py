@@ -1,0 +1,64 @@
+"""Measures of the report of a ``StepBench``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from graphkit.benchmarks.measured_engine import Steps
+from graphkit.benchmarks.weight_bytes import WeightBytes
+from graphkit.records import Measure
+
+
+def cell(setting: str, variant: str, name: str, value: float, unit: str = "") -> Measure:
+    """Return the measure of a variant in a setting."""
+    return Measure(name=name, value=value, unit=unit, setting=setting, variant=variant)
+
+
+def setting_of(batch_size: int) -> str:
+    """Return the name of the setting of a batch size."""
+    return f"batch {batch_size}"
+
+
+def step_measures(
+    batch_size: int, variant: str, steps: Steps, accept_lengths: Sequence[float]
+) -> Iterator[Measure]:
+    """Yield time, latency, and tokens per second as measured and at given accept lengths."""
+    setting = setting_of(batch_size)
+    yield cell(setting, variant, "time per step", steps.ms_per_step, "ms")
+    yield cell(setting, variant, "p50", steps.latency_ms(50), "ms")
+    yield cell(setting, variant, "p99", steps.latency_ms(99), "ms")
+    yield cell(setting, variant, "accept length", steps.tokens_per_step / batch_size)
+    yield cell(setting, variant, "tokens", steps.tokens_per_second, "tokens/s")
+    for length in accept_lengths:
+        speed = batch_size * length / steps.ms_per_step * 1e3
+        yield cell(setting, variant, f"tokens at accept length {length:g}", speed, "tokens/s")
+
+
+def node_measures(batch_size: int, nodes: Mapping[str, int]) -> Iterator[Measure]:
+    """Yield the number of nodes of the bare step, and of those that no model created."""
+    for name in ("nodes", "own nodes"):
+        yield cell(setting_of(batch_size), "", name, nodes[name])
+
+
+def bound_measures(
+    batch_size: int, bare_ms: float, weights: WeightBytes, bandwidth: float
+) -> Iterator[Measure]:
+    """Yield the time of the bare step, and that of reading its weights.
+
+    Args:
+        batch_size: Requests of the step.
+        bare_ms: Milliseconds per step.
+        weights: What a step reads.
+        bandwidth: Bytes per second.
+    """
+    setting, bound_ms = setting_of(batch_size), weights.total / bandwidth * 1e3
+    yield cell(setting, "", "bare step", bare_ms, "ms")
+    yield cell(setting, "", "copy bandwidth", bandwidth / 1e9, "GB/s")
+    yield cell(setting, "", "weights at the copy bandwidth", bound_ms, "ms")
+    yield cell(setting, "", "bare step over that", bare_ms / bound_ms, "x")
+
+
+def weight_measures(weights: WeightBytes) -> Iterator[Measure]:
+    """Yield the weights that a step reads, at any batch size."""
+    yield Measure(name="weights read by verify", value=weights.verify / 1e6, unit="MB")
+    yield Measure(name="weights read by drafts", value=weights.drafts / 1e6, unit="MB")

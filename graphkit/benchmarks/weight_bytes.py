@@ -1,0 +1,78 @@
+"""The lower bound of a step's time: the weights that it reads, and the speed of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+
+from graphkit.benchmarks.clocks import device_ms, synchronise
+from graphkit.reference import Eagle3Head, EagleHead, EngineModels, MTPHead
+
+_COPIED_BYTES = 2**29
+"""Ten times the L2 cache of an H100 or H200."""
+_COPIES, _ROUNDS = 10, 5
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Bytes of weights that a step reads if it reads the weights of each forward once.
+
+    Attributes:
+        verify: Read by the target, once.
+        drafts: Read by all draft steps together; each reads its layer and its head.
+    """
+
+    verify: int
+    drafts: int
+
+    @classmethod
+    def of(cls, models: EngineModels, num_steps: int) -> WeightBytes:
+        """Return the bytes of a step with so many draft steps.
+
+        An embedding reads a row per token, which is left out unless it is also the output head.
+        """
+        draft, head = models.draft, models.target.lm_head.weight.nbytes
+        verify = _bytes_read(models.target)
+        if draft is None:
+            return cls(verify, 0)
+        if isinstance(draft, MTPHead):
+            return cls(verify, sum(_bytes_read(each) + head for each in draft.layers[:num_steps]))
+        if isinstance(draft, Eagle3Head):  # merges the target's features once
+            once = _bytes_read(draft.fc)
+            return cls(verify, num_steps * (_bytes_read(draft) - once) + once)
+        shared = head if isinstance(draft, EagleHead) else 0
+        return cls(verify, num_steps * (_bytes_read(draft) + shared))
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole step."""
+        return self.verify + self.drafts
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Return the bytes per second that a copy on a CUDA device reads and writes.
+
+    Allocates 1 GiB meanwhile.
+    """
+    source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    times = []
+    for _ in range(_ROUNDS):
+        synchronise(device)
+        with device_ms(device) as ms:
+            for _ in range(_COPIES):
+                target.copy_(source)
+        times += ms
+    return 2 * _COPIED_BYTES * _COPIES / median(times) * 1e3
+
+
+def _bytes_read(module: nn.Module) -> int:
+    children = list(module.modules())
+    embeddings = {id(each.weight) for each in children if isinstance(each, nn.Embedding)}
+    heads = {id(each.weight) for each in children if isinstance(each, nn.Linear)}
+    parameters = {id(each): each for each in module.parameters()}
+    return sum(parameters[key].nbytes for key in parameters.keys() - (embeddings - heads))

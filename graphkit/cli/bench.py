@@ -1,0 +1,150 @@
+"""``graphkit bench``: measure speculative steps by generation and batch size."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from graphkit.cli.exit_codes import DONE
+from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.model_options import add_speculation_options
+from graphkit.cli.output import print_result
+from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.target_options import add_device_option
+
+_GENERATIONS = ("v1", "v2", "v3")
+_T = TypeVar("_T")
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure speculative steps by generation and batch size",
+        description="Measure the speculative steps of a full batch in each generation: with the "
+        "host in the loop (v1), overlapped (v2), and many steps in one launch (v3). Measures the "
+        "reference model, a local folder, or a shape with random weights.",
+        epilog="""
+Requests never end. The variants of a batch size take turns, and times per step are medians of the
+rounds. On CUDA, the table also has the time of the host's thread without its waits, the share of
+time that the GPU computes, and the CUDA calls per step. Below it is the bare step, which is the
+captured step replayed back to back, and its bound: the weights that a step reads, at the speed of
+a copy. On the CPU, the recorder runs the graphs, and its times say nothing about a GPU.
+
+Examples:
+  graphkit bench
+  graphkit bench --shape llama-8b --batch-sizes 1,8,32
+  graphkit bench --shape qwen3-8b --algorithm NONE --context 8192 --generations v2,v3
+  graphkit bench --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --topk 4 --out bench.json
+""",
+        formatter_class=HelpFormatter,
+    )
+    _add_models(parser)
+    add_speculation_options(parser)
+    _add_measurements(parser)
+    add_device_option(parser)
+    parser.add_argument("--out", type=Path, metavar="F", help="write the report as JSON to file F")
+    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
+    parser.set_defaults(run=run)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER",
+        help="Llama, Mistral, Qwen2 or Qwen3 folder of the target, as for graphkit generate; "
+        "default: the reference model, in float32",
+    )  # fmt: skip
+    models.add_argument(
+        "--shape", metavar="NAME",
+        help="model with random weights, in bfloat16: llama-8b, qwen3-8b or tiny; the algorithm is "
+        "EAGLE, with a random head, NGRAM or NONE",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draft", type=Path, metavar="FOLDER",
+        help="folder of an EAGLE head that was trained for the --checkpoint",
+    )  # fmt: skip
+
+
+def _add_measurements(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch-sizes", type=_list_of(_count, "1,8"), default=[1, 8], metavar="1,8",
+        help="numbers of requests that run at the same time; default: 1,8",
+    )  # fmt: skip
+    parser.add_argument(
+        "--generations", type=_list_of(_generation, "v1,v2,v3"), metavar="v1,v2,v3",
+        help="generations to measure; default: v1, v2, and v3 where it can run",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps-per-launch", type=_list_of(_count, "1,4,16,64"), default=[1, 4, 16, 64],
+        metavar="1,4,16,64", help="steps of one launch of v3; default: 1,4,16,64",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=_count, default=256, metavar="N",
+        help="tokens of each request before the first step; default: 256",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=_count, metavar="N",
+        help="least steps of a round, which has whole launches; default: 64, on the CPU 8",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=_count, default=3, metavar="N",
+        help="rounds of each variant; default: 3",
+    )  # fmt: skip
+    parser.add_argument(
+        "--accept-lengths", type=_list_of(_length, "1,2.5"), metavar="1,2.5",
+        help="also give the tokens/s of steps that accept so many tokens per request, the bonus "
+        "token included; default: 1,2,3 for a --shape with drafts, which it accepts by chance only",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    from graphkit.cli.measured_steps import measure
+    from graphkit.views import bench_view
+
+    if arguments.out is not None:
+        check_writable(arguments.out)
+    report = measure(arguments)
+    print_result(report.to_json() if arguments.json else bench_view(report))
+    if arguments.out is not None:
+        write_output(arguments.out, report.to_json())
+    return DONE
+
+
+def _list_of(parse: Callable[[str], _T], example: str) -> Callable[[str], list[_T]]:
+    """Return a parser of lists separated by commas, without duplicates."""
+
+    def parse_list(text: str) -> list[_T]:
+        try:
+            return list(dict.fromkeys(map(parse, text.split(","))))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{error}; give a list such as {example}") from None
+
+    return parse_list
+
+
+def _count(text: str) -> int:
+    # A number of ten digits is a mistake: nothing that is measured can be so large.
+    if text.isdecimal() and len(text) < 10 and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+
+
+def _length(text: str) -> float:
+    try:
+        length = float(text)
+    except ValueError:
+        length = math.nan
+    if 1 <= length < math.inf:
+        return length
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+
+
+def _generation(text: str) -> str:
+    if text in _GENERATIONS:
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_GENERATIONS)}")

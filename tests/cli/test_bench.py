@@ -1,0 +1,203 @@
+"""``graphkit bench``: tables or a report on stdout, and settings that it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from graphkit.cli import measured_steps
+from graphkit.records import BenchReport
+from graphkit.reference import ALGORITHMS, SHAPES
+
+TINY = ("--shape", "tiny", "--steps", 1, "--rounds", 1, "--context", 4, "--batch-sizes", 2)
+"""The fastest settings."""
+
+
+@pytest.fixture
+def recorded(run):
+    """Return ``recorded(argument, ...)``, which returns the report."""
+
+    def command(*arguments):
+        ended = run("bench", *arguments, "--json")
+        assert ended.code == 0, ended.err
+        return BenchReport.from_json(ended.out)
+
+    return command
+
+
+@pytest.fixture
+def no_bench(monkeypatch):
+    """Measure nothing; returns what would have been measured."""
+    found = []
+
+    def report(bench, name, sizes, notes, progress):
+        found.append((bench, name, sizes, notes))
+        return BenchReport(name=name, environment=_environment(), settings=notes, measures=())
+
+    monkeypatch.setattr(measured_steps.StepBench, "report", report)
+    return found
+
+
+def _environment():
+    import torch
+
+    from graphkit.graphs import environment
+
+    return environment(torch.device("cpu"))
+
+
+def test_the_tables_have_a_row_per_variant_and_the_bound_of_a_step(run):
+    ended = run("bench", *TINY, "--generations", "v2,v3", "--steps-per-launch", "1,2")
+    assert (ended.code, ended.messages) == (0, [])
+    assert "measuring tiny on cpu: batch sizes 2; v2, one launch, loop of 2" in ended.err
+    _, _, table = ended.out.partition("\nbatch 2")
+    for name in ("v2", "one launch", "loop of 2"):
+        assert re.search(rf"^{name} +(\d\S* *){{8}}$", table, re.MULTILINE)
+    assert "length 3" in ended.out
+    assert "own nodes" in ended.out
+    assert "weights read by drafts" in ended.out
+    assert "times say nothing about a GPU" in ended.out
+
+
+def test_json_is_the_report_that_out_saves(run, here):
+    options = ("--algorithm", "none", "--generations", "v1", "--out", "report.json", "--json")
+    ended = run("bench", *TINY, *options)
+    assert (ended.code, ended.messages) == (0, ["wrote report.json"])
+    report = BenchReport.from_json(ended.out)
+    assert report == BenchReport.load(here / "report.json")
+    assert report.settings["algorithm"] == "NONE"
+    assert {each.variant for each in report.measures} == {"", "v1"}
+
+
+def test_the_reference_model_is_measured_without_a_source(recorded):
+    report = recorded(
+        "--steps", 1, "--rounds", 1, "--context", 4, "--batch-sizes", 1, "--generations", "v1",
+        "--accept-lengths", "2.5",
+    )  # fmt: skip
+    assert report.name == "steps of the reference model"
+    assert report.settings["dtype"] == "float32"
+    names = [each.name for each in report.measures if each.variant]
+    assert names[-2:] == ["tokens", "tokens at accept length 2.5"]
+
+
+def test_a_folder_is_measured_with_its_name_and_tokens(recorded, tiny_folder):
+    arguments = ("--algorithm", "NGRAM", "--generations", "v2", *TINY[2:])
+    report = recorded("--checkpoint", tiny_folder, *arguments)
+    assert report.name == f"steps of {tiny_folder.name}"
+    assert report.settings["algorithm"] == "NGRAM"
+
+
+@pytest.fixture
+def tiny_folder(here):
+    from graphkit.reference import random_models, save_checkpoint
+
+    folder = here / "tiny-checkpoint"
+    save_checkpoint(random_models("tiny", "NONE", device="cpu").target, folder)
+    return folder
+
+
+def test_the_defaults(run, no_bench):
+    assert run("bench", "--shape", "tiny").code == 0
+    ((bench, name, sizes, notes),) = no_bench
+    assert (name, sizes, notes) == ("steps of tiny", [1, 8], {})
+    names = [variant.name for variant in bench.variants]
+    assert names == ["v1", "v2", "one launch", "loop of 4", "loop of 16", "loop of 64"]
+    assert (bench.context, bench.steps, bench.rounds) == (256, 8, 3)
+    assert (bench.spec.num_steps, bench.spec.topk, bench.spec.num_draft_tokens) == (3, 1, 4)
+    assert bench.accept_lengths == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        (("--shape", "tiny", "--algorithm", "NONE"), []),
+        (("--shape", "tiny", "--num-steps", "1"), [1, 2]),
+        ((), []),
+        (("--accept-lengths", "4,1"), [4, 1]),
+    ],
+)
+def test_accept_lengths_are_those_that_a_step_can_accept(run, no_bench, options, lengths):
+    assert run("bench", *options).code == 0
+    assert no_bench[0][0].accept_lengths == lengths
+
+
+def test_v3_is_left_out_where_it_cannot_run_unless_it_is_asked_for(run, no_bench, monkeypatch):
+    from graphkit.graphs import RecorderBackend
+
+    monkeypatch.setattr(RecorderBackend, "loop_refusal", "cuda-bindings is missing")
+    assert run("bench", "--shape", "tiny").code == 0
+    bench, _, _, notes = no_bench.pop()
+    assert [variant.name for variant in bench.variants] == ["v1", "v2"]
+    assert notes == {"v3": "cannot run: cuda-bindings is missing"}
+    monkeypatch.undo()
+    monkeypatch.setattr(RecorderBackend, "loop_refusal", "cuda-bindings is missing")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ended = run("bench", *TINY, "--generations", "v3")
+    assert ended.code == 2
+    assert "generation 'v3' cannot run: cuda-bindings is missing" in ended.error
+
+
+def test_too_little_memory_is_an_error_with_advice(run, monkeypatch):
+    import torch
+
+    def report(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has")
+
+    monkeypatch.setattr(measured_steps.StepBench, "report", report)
+    ended = run("bench", *TINY)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.error.startswith("error: the device has too little memory: CUDA out of memory.")
+    assert "smaller --batch-sizes" in ended.error
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "text"),
+    [
+        (2, ("--shape", "llama-9b"), f"unknown shape 'llama-9b': shapes are {', '.join(SHAPES)}."),
+        (2, ("--draft", "head"), "--draft is given without the --checkpoint"),
+        (2, ("--shape", "tiny", "--draft", "head"), "--draft is given without the --checkpoint"),
+        (2, ("--shape", "tiny", "--algorithm", "STANDALONE"), "STANDALONE has no draft model"),
+        (2, ("--algorithm", "dflash"), ", ".join(ALGORITHMS)),
+        (2, ("--topk", "0"), "SpecConfig.topk must be an int >= 1, got 0"),
+        (2, ("--num-draft-tokens", "7"), "SpecConfig.num_draft_tokens is 7"),
+        (2, ("--context", "1025"), "the target has contexts of at most 1024 tokens"),
+        (2, ("--accept-lengths", "5"), "--accept-lengths has 5, but a step accepts at most 4"),
+        (2, ("--checkpoint", "folder", "--algorithm", "EAGLE"), "EAGLE needs a draft model"),
+        (1, ("--checkpoint", "folder"), "the checkpoint folder 'folder' does not exist"),
+        (2, ("--out", "missing/report.json"), "cannot write missing/report.json"),
+        (3, ("--device", "cuda"), "no CUDA device for device='cuda'"),
+    ],
+)
+def test_an_impossible_setting_is_refused_on_one_line(run, here, code, options, text):
+    ended = run("bench", *options)
+    assert (ended.code, ended.out) == (code, "")
+    assert text in ended.error
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--shape", "tiny", "--checkpoint", "folder"), "not allowed with argument --shape"),
+        (("--steps", "0"), "'0' is not a whole number of at least 1"),
+        (("--rounds", "many"), "'many' is not a whole number of at least 1"),
+        (("--context", "9" * 5000), "is not a whole number of at least 1"),
+        (("--batch-sizes", "1,,2"), "'' is not a whole number of at least 1; give a list such as"),
+        (("--steps-per-launch", "4,-1"), "'-1' is not a whole number of at least 1; give a list"),
+        (("--generations", "v2,v4"), "'v4' is none of v1, v2, v3"),
+        (("--accept-lengths", "0.5"), "'0.5' is not a number of at least 1"),
+        (("--accept-lengths", "nan"), "'nan' is not a number of at least 1"),
+        (("reference",), "unrecognized arguments: reference"),
+    ],
+)
+def test_an_argument_that_cannot_be_parsed_is_a_usage_error(run, options, text):
+    ended = run("bench", *options)
+    assert (ended.code, ended.out) == (2, "")
+    assert "usage: graphkit" in ended.err
+    assert text in ended.err
+
+
+def test_help_lists_every_shape(run):
+    *others, last = SHAPES
+    text = " ".join(run("bench", "--help").out.split())
+    assert f"{', '.join(others)} or {last}" in text

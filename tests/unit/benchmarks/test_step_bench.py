@@ -1,0 +1,144 @@
+"""The report of steps: times of every variant, nodes, and on CUDA host time, calls and bound."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from graphkit.benchmarks import (
+    MeasuredEngine,
+    StepBench,
+    Variant,
+    WeightBytes,
+    measured_engine,
+    step_bench,
+    variants_of,
+)
+from graphkit.reference import ALGORITHMS, load_models, random_models, spec_of
+
+VARIANTS = tuple(variants_of(("v1", "v2", "v3"), (1, 2)))
+TIMES = ["time per step", "p50", "p99", "accept length", "tokens"]
+
+
+def bench(algorithm="EAGLE", *, models=None, variants=VARIANTS, **options):
+    return StepBench(
+        models=models or random_models("tiny", algorithm, device="cpu"),
+        spec=spec_of(algorithm, num_steps=1),
+        variants=variants, text_ids=range(100), context=5, steps=2, rounds=2, **options,
+    )  # fmt: skip
+
+
+def values_of(report):
+    """Return values by setting, variant and name."""
+    values = defaultdict(lambda: defaultdict(dict))
+    for each in report.measures:
+        values[each.setting][each.variant][each.name] = each.value
+    return values
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    return bench(accept_lengths=[2]).report("name", [1, 3], {"note": "text"})
+
+
+def test_every_variant_of_every_batch_size_is_measured(on_cpu):
+    values = values_of(on_cpu)
+    assert list(values) == ["", "batch 1", "batch 3"]
+    for setting in ("batch 1", "batch 3"):
+        rows = values[setting]
+        assert set(rows) == {"", "v1", "v2", "one launch", "loop of 2"}
+        assert all(list(rows[name]) == [*TIMES, "tokens at accept length 2"] for name in rows if name)
+        assert 0 < rows[""]["own nodes"] < rows[""]["nodes"]
+
+
+def test_tokens_per_second_are_those_of_the_measured_or_the_given_length(on_cpu):
+    for name, row in values_of(on_cpu)["batch 3"].items():
+        if name:
+            per_second = 3 / row["time per step"] * 1e3
+            assert row["tokens"] == pytest.approx(row["accept length"] * per_second)
+            assert row["tokens at accept length 2"] == pytest.approx(2 * per_second)
+
+
+def test_what_needs_cuda_is_left_out_on_the_cpu(on_cpu):
+    names = {each.name for each in on_cpu.measures}
+    assert not names & {"host", "GPU busy", "CUDA calls", "bare step", "copy bandwidth"}
+
+
+def test_the_settings_are_in_the_report(on_cpu):
+    assert on_cpu.name == "name"
+    assert on_cpu.settings == {
+        "algorithm": "EAGLE", "topk": 1, "num_steps": 1, "num_draft_tokens": 2,
+        "dtype": "bfloat16", "context": 5, "steps per round": 2, "rounds": 2, "note": "text",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Make the recorder measure what a CUDA device does; returns rounds and counts of calls."""
+    found, run = [], MeasuredEngine.run
+
+    def noted(engine, steps, into):
+        found.append(engine._variant.name)
+        run(engine, steps, into)
+
+    def calls(engine, steps):
+        found.append("calls")
+        return {"cudaGraphLaunch": 0.5, "cudaMemcpyAsync": 1.0}
+
+    monkeypatch.setattr(StepBench, "_is_cuda", True)
+    monkeypatch.setattr(MeasuredEngine, "run", noted)
+    monkeypatch.setattr(MeasuredEngine, "cuda_calls", calls)
+    monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 1)
+    monkeypatch.setattr(step_bench, "copy_bandwidth", lambda device: 4e9)
+    return found
+
+
+def test_what_cuda_adds(events):
+    measured = bench(variants=VARIANTS[1:3])
+    row = values_of(measured.report("name", [1], {}))["batch 1"]
+    for name in ("v2", "one launch"):
+        assert list(row[name]) == [*TIMES, "host", "GPU busy", "CUDA calls"]
+        assert row[name]["host"] > 0
+        busy = row[""]["bare step"] / row[name]["time per step"]
+        assert row[name]["GPU busy"] == busy
+        assert row[name]["CUDA calls"] == 1.5
+    bound_ms = WeightBytes.of(measured.models, 1).total / 4e9 * 1e3
+    assert row[""]["copy bandwidth"] == 4.0
+    assert row[""]["weights at the copy bandwidth"] == bound_ms
+    assert row[""]["bare step over that"] == row[""]["bare step"] / bound_ms
+
+
+def test_variants_take_turns_and_calls_are_counted_after_all_times(events):
+    bench("NONE", variants=VARIANTS[:2]).report("name", [1, 2], {})
+    size = ["v1", "v2"] + 2 * ["v1", "v2"] + ["v1", "v2"]  # warm-up, rounds, host time
+    assert events == [*size, *size, *(2 * ["v1", "calls", "v2", "calls"])]
+
+
+def test_there_is_no_bare_step_without_v3(events):
+    row = values_of(bench("NONE", variants=VARIANTS[:1]).report("name", [1], {}))["batch 1"]
+    assert list(row) == ["v1"]
+    assert "GPU busy" not in row["v1"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_request_ends(algorithm):
+    """Reference models accept most drafts, so that they need the most room."""
+    models = load_models(algorithm, device="cpu")
+    variants = (Variant("v2", "v2"), Variant("loop of 5", "v3", 5))
+    report = bench(algorithm, models=models, variants=variants).report("name", [1], {})
+    assert {each.variant for each in report.measures} == {"", "v2", "loop of 5"}
+
+
+def test_progress_names_every_act():
+    acts = []
+    measured = bench("NONE", variants=VARIANTS[:1])
+    measured.report("name", [1, 2], {}, lambda done, parts, what: acts.append((done, parts, what)))
+    assert acts == [
+        (0, 2, "batch 1: capturing v1"),
+        (0, 2, "batch 1, round 1 of 2: v1"),
+        (0, 2, "batch 1, round 2 of 2: v1"),
+        (1, 2, "batch 2: capturing v1"),
+        (1, 2, "batch 2, round 1 of 2: v1"),
+        (1, 2, "batch 2, round 2 of 2: v1"),
+    ]

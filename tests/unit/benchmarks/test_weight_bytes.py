@@ -1,0 +1,78 @@
+"""The bytes of weights that a step reads, and the bandwidth that bounds its time."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from graphkit.benchmarks import WeightBytes, copy_bandwidth, weight_bytes
+from graphkit.reference import (
+    ALGORITHMS,
+    SHAPES,
+    EagleHead,
+    EngineModels,
+    LlamaModel,
+    engine_of,
+    load_models,
+    spec_of,
+)
+from graphkit.step import SpecStepInputs
+
+
+@contextmanager
+def linear_bytes(*modules):
+    """List the bytes of the weights of every linear layer that runs in a block."""
+    layers = (each for module in modules for each in module.modules())
+    counted = []
+    hooks = [
+        each.register_forward_hook(lambda layer, *_: counted.append(layer.weight.nbytes))
+        for each in layers
+        if isinstance(each, nn.Linear)
+    ]
+    yield counted
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_step_reads_the_weights_of_its_linear_layers(algorithm, topk):
+    models, spec = load_models(algorithm, device="cpu"), spec_of(algorithm, 2, topk)
+    read = WeightBytes.of(models, spec.num_steps)
+    drafts = [] if models.draft is None else [models.draft]
+    with engine_of(models, spec, max_batch_size=1, max_context_len=64, generation="v3") as engine:
+        request = engine.submit([1, 2, 3])
+        engine.step()
+        rows = SpecStepInputs(req_pool_indices=np.array([request.row]))
+        with linear_bytes(models.target, *drafts) as counted, torch.no_grad():
+            engine.runners[0].run(rows)
+    # Norms are a thousandth of the weights. An embedding would be two hundredths.
+    assert sum(counted) < read.total < 1.005 * sum(counted)
+    assert (read.drafts > 0) == bool(drafts)
+
+
+def test_a_step_of_the_8b_shape_reads_19_7_gigabytes():
+    with torch.device("meta"):
+        target = LlamaModel(SHAPES["llama-8b"]).bfloat16()
+        head = EagleHead(replace(target.config, num_hidden_layers=1), target).bfloat16()
+    read = WeightBytes.of(EngineModels("EAGLE", target, head), 3)
+    assert read.verify == 15_009_849_344
+    assert round(read.total / 1e9, 1) == 19.7
+
+
+def test_the_bandwidth_counts_what_a_copy_reads_and_writes(monkeypatch):
+    @contextmanager
+    def two_ms(_device):
+        ms = []
+        yield ms
+        ms.append(2.0)
+
+    monkeypatch.setattr(weight_bytes, "_COPIED_BYTES", 1000)
+    monkeypatch.setattr(weight_bytes, "device_ms", two_ms)
+    copies = weight_bytes._COPIES
+    assert copy_bandwidth(torch.device("cpu")) == 2 * 1000 * copies / 2e-3
