@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 _OF_THE_PROFILER = ("cudaDeviceSynchronize", "Activity Buffer Request", "cuptiActivity")
@@ -43,6 +44,6 @@ def _names(profiler: profile) -> Iterator[str]:
         if (
             event.name.startswith(("cuda", "cu"))
             and not event.name.startswith(_OF_THE_PROFILER)
-            and event.device_type == torch.autograd.DeviceType.CPU
+            and event.device_type == DeviceType.CPU
         ):
             yield event.name

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from numpy.typing import NDArray
 
 from graphkit.benchmarks.clocks import device_ms, synchronise
 from graphkit.graphs import Attribution
@@ -14,18 +15,18 @@ class BareStep:
     """The greedy step of running requests, captured on its own and replayed without an engine.
 
     It is the step that the loops of an engine run for requests with temperature 0; ``replay`` of
-    the engine's own runner can also sample. The step has the state of the runner, and advances its
-    requests. Closing the runner's engine closes neither its graphs nor its records: call ``close``.
+    the engine's own runner can also sample. The step shares the state of that runner, and advances
+    its requests. The caller closes it before the engine.
 
     Args:
         runner: A captured runner.
-        req_pool_indices: Rows of running requests with temperature 0, as many as a captured size.
+        rows: Rows of running requests with temperature 0, as many as a captured size.
     """
 
-    def __init__(self, runner: SpecStepRunner, req_pool_indices: NDArray[np.int64]) -> None:
+    def __init__(self, runner: SpecStepRunner, rows: Sequence[int]) -> None:
         self._runner = SpecStepRunner.from_step(runner.device_step, is_greedy=True)
         self._runner.capture(attribution=Attribution())
-        self._batch = SpecStepInputs(req_pool_indices=req_pool_indices)
+        self._batch = SpecStepInputs(req_pool_indices=np.array(rows))
 
     def ms(self, steps: int) -> float:
         """Return the device's milliseconds per replay, back to back."""

@@ -46,8 +46,8 @@ def waits() -> Iterator[list[float]]:
         wait(event)
         seconds.append(time.thread_time() - began)
 
-    torch.cuda.Event.synchronize = timed
+    torch.cuda.Event.synchronize = timed  # type: ignore[method-assign, assignment]
     try:
         yield seconds
     finally:
-        torch.cuda.Event.synchronize = wait
+        torch.cuda.Event.synchronize = wait  # type: ignore[method-assign]

@@ -9,7 +9,6 @@ from itertools import pairwise
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from graphkit.benchmarks.api_calls import api_calls
 from graphkit.benchmarks.bare_step import BareStep
@@ -169,8 +168,8 @@ class MeasuredEngine:
         assert isinstance(runner, SpecStepRunner), "v3 has no other runner"
         return runner
 
-    def _rows(self) -> NDArray[np.int64]:
-        return np.array([request.row for request in self._requests])
+    def _rows(self) -> list[int]:
+        return [request.row for request in self._requests]
 
 
 def num_launches(steps: int, steps_per_launch: int) -> int:

@@ -29,15 +29,17 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "reference model, a local folder, or a shape with random weights.",
         epilog="""
 Requests never end. The variants of a batch size take turns, and times per step are medians of the
-rounds. On CUDA, the table also has the time of the host's thread without its waits, the share of
-time that the GPU computes, and the CUDA calls per step. Below it is the bare step, which is the
-captured step replayed back to back, and its bound: the weights that a step reads, at the speed of
-a copy. On the CPU, the recorder runs the graphs, and its times say nothing about a GPU.
+rounds. p50 and p99 are percentiles of the intervals between steps as the host receives them, 0 for
+steps that arrive together. On CUDA, the table also has the time of the host's thread without its
+waits, the share of time that the GPU computes, and the CUDA calls per step. Below it are the bare
+step, which is the captured step replayed back to back, and its bound: the weights that a step
+reads, at the speed of a copy. On the CPU, the recorder runs the graphs, and its times say nothing
+about a GPU.
 
 Examples:
   graphkit bench
   graphkit bench --shape llama-8b --batch-sizes 1,8,32
-  graphkit bench --shape qwen3-8b --algorithm NONE --context 8192 --generations v2,v3
+  graphkit bench --shape qwen3-8b --algorithm NONE --context 8192 --batch-sizes 1
   graphkit bench --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --topk 4 --out bench.json
 """,
         formatter_class=HelpFormatter,
@@ -97,7 +99,7 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-lengths", type=_list_of(_length, "1,2.5"), metavar="1,2.5",
         help="also give the tokens/s of steps that accept so many tokens per request, the bonus "
-        "token included; default: 1,2,3 for a --shape with drafts, which it accepts by chance only",
+        "token included; default: none, but 1,2,3 for a --shape, which accepts drafts by chance",
     )  # fmt: skip
 
 
