@@ -100,9 +100,9 @@ class Prefill:
         pads = torch.zeros(length, dtype=torch.int64, device=context.device)
         row = pads[:1]
         output = step.verifier.prefill(row, 0, pads, pads)
-        for is_greedy in (True, False):
-            logits = output.next_token_logits[-1:]
-            first = step.verifier.first_token(row, logits, is_greedy=is_greedy)
+        logits = output.next_token_logits[-1:]
+        step.verifier.first_token(row, logits, is_greedy=True)
+        first = step.verifier.first_token(row, logits, is_greedy=False)
         step.drafter.prefill(
             Prefilled(
                 req_pool_indices=row,
