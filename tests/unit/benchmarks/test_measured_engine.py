@@ -67,6 +67,13 @@ def test_the_bare_step_continues_the_requests(measured):
     assert 0 < nodes["own nodes"] < nodes["nodes"]
 
 
+def test_the_bare_step_is_greedy_as_the_loops_are(measured):
+    with closing(measured(LOOP).bare_step()) as bare:
+        operations = {origin.op for origin in bare._runner.graphs[2].origins}
+    assert "graphkit::accept_tokens" in operations
+    assert "graphkit::target_probs" not in operations
+
+
 def test_host_time_of_a_loop_is_that_of_launch_and_reading(measured, monkeypatch):
     monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 2)
     host = measured(LOOP).host_us(3)
