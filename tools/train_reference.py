@@ -53,7 +53,7 @@ def train_model(
     torch.manual_seed(options.seed)
     print(f"training {name}", file=sys.stderr)
     teacher = load_target(target, options.device, torch.float32)
-    model = recipe.build(teacher).to(options.device)
+    model = recipe.build(teacher, corpus).to(options.device)
     reference.initialise(model, recipe.config.num_hidden_layers)
     steps = train(recipe, model, teacher, corpus, options)
     recipe.save(model.bfloat16(), folder)

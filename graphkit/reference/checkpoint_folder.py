@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -73,6 +73,7 @@ class StoredWeights:
         *,
         optional: frozenset[str] = frozenset(),
         ignored: frozenset[str] = frozenset(),
+        rename: Callable[[str], str] = lambda name: name,
     ) -> None:
         """Move a module from the meta device to ``device`` and copy the stored tensors into it.
 
@@ -80,27 +81,34 @@ class StoredWeights:
             module: Receives the tensors of its state dict, converted to its dtypes.
             device: The target device; tensors are copied one at a time.
             optional: Names that may be missing; their tensors stay uninitialised.
-            ignored: Stored names that are not read.
+            ignored: Names that are not read.
+            rename: Returns the module's name of a stored name.
 
         Raises:
             CheckpointError: A tensor is missing or unexpected, or has the wrong shape or dtype.
         """
-        forms = {name: form for name, form in self.forms.items() if name not in ignored}
+        forms = {rename(name): form for name, form in self.forms.items()}
+        for name in ignored:
+            forms.pop(name, None)
         check_tensors(forms, module.state_dict(), optional)
         module.to_empty(device=device)
+        state = module.state_dict()
+        targets = {name: state[rename(name)] for name in self.forms if rename(name) in state}
         for file in self._files:
-            copy_tensors(file, module.state_dict())
+            copy_tensors(file, targets)
 
 
 def write_folder(folder: Path, config: Mapping[str, object], state: Mapping[str, Tensor]) -> None:
-    """Write a configuration and tensors of one dtype, which is added to the configuration.
+    """Write a configuration and tensors of one floating dtype, which is added to the former.
 
     Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
-    (dtype,) = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    text = json.dumps({**config, "dtype": dtype}, indent=2, sort_keys=True)
+    (dtype,) = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    text = json.dumps(
+        {**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2, sort_keys=True
+    )
     (folder / _CONFIG).write_text(text + "\n")
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -21,13 +21,24 @@ from graphkit.reference.checkpoint_folder import (
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
+from graphkit.reference.eagle3_layout import (
+    aux_layers,
+    canonical_name,
+    eagle3_entries,
+    is_eagle3,
+    layer_config,
+)
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 
 Head = TypeVar("Head", bound=nn.Module)
 
 _FC_BIAS, _EMBEDDING = "fc.bias", "embed_tokens.weight"
-_ARCHITECTURES = {EagleHead: "LlamaForCausalLMEagle", MTPHead: "LlamaForCausalLMNextN"}
+_ARCHITECTURES = {
+    EagleHead: "LlamaForCausalLMEagle",
+    Eagle3Head: "LlamaForCausalLMEagle3",
+    MTPHead: "LlamaForCausalLMNextN",
+}
 
 
 def default_eagle_checkpoint() -> Path:
@@ -35,9 +46,25 @@ def default_eagle_checkpoint() -> Path:
     return default_folder("eagle")
 
 
+def default_eagle3_checkpoint() -> Path:
+    """Return the folder of the EAGLE-3 head trained for the reference model."""
+    return default_folder("eagle3")
+
+
 def default_mtp_checkpoint() -> Path:
     """Return the folder of the MTP layers trained for the reference model."""
     return default_folder("mtp")
+
+
+def head_algorithm(folder: str | Path) -> str:
+    """Return EAGLE or EAGLE3, by the names of the tensors in a folder.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+    """
+    folder = Path(folder)
+    read_config(folder)  # the error of a folder that does not exist
+    return "EAGLE3" if is_eagle3(StoredWeights(folder).forms) else "EAGLE"
 
 
 def load_eagle_head(
@@ -65,12 +92,13 @@ def load_eagle_head(
             head does not match the target.
     """
     folder = Path(folder)
-    config = LlamaConfig.from_dict(read_config(folder))
-    stored = StoredWeights(folder)
-    if any(name.startswith("midlayer.") for name in stored.forms):
+    data, stored = read_config(folder), StoredWeights(folder)
+    if is_eagle3(stored.forms):
         raise CheckpointError(
-            f"{str(folder)!r} contains an EAGLE3 head, not an EAGLE head. Use load_eagle3_head."
+            f"{str(folder)!r} contains an EAGLE-3 head, not an EAGLE head. Use the algorithm "
+            "EAGLE3, or load_eagle3_head."
         )
+    config = LlamaConfig.from_dict(data)
     with _on_meta_device():
         head = EagleHead(
             config,
@@ -90,26 +118,40 @@ def load_eagle3_head(
 ) -> Eagle3Head:
     """Build the EAGLE-3 head of a local folder; arguments as for ``load_eagle_head``.
 
-    ``draft_vocab_size`` in ``config.json`` is the size of the head's own vocabulary.
+    The folder has the layout of the authors and SpecForge, or that of Speculators; see
+    ``eagle3_layout``. ``draft_vocab_size`` in ``config.json`` is the size of the head's own
+    vocabulary.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
             head does not match the target.
     """
     folder = Path(folder)
-    data = read_config(folder)
-    config = LlamaConfig.from_dict(data)
-    stored = StoredWeights(folder)
+    data, stored = read_config(folder), StoredWeights(folder)
+    if not is_eagle3(stored.forms):
+        raise CheckpointError(
+            f"{str(folder)!r} contains no EAGLE-3 head: it has no hidden_norm. Use the algorithm "
+            "EAGLE for an EAGLE head."
+        )
+    config = LlamaConfig.from_dict(layer_config(data))
+    names = {canonical_name(name) for name in stored.forms}
+    vocab_size = hf.integer(data, "draft_vocab_size", config.vocab_size)
+    is_mapped = vocab_size != config.vocab_size or "d2t" in names
     with _on_meta_device():
         head = Eagle3Head(
             config,
             target,
-            draft_vocab_size=hf.integer(data, "draft_vocab_size", config.vocab_size),
-            fc_bias=_FC_BIAS in stored.forms,
-            has_embedding=_EMBEDDING in stored.forms,
+            aux_layers=aux_layers(data),
+            draft_vocab_size=vocab_size if is_mapped else None,
+            fc_bias=_FC_BIAS in names,
+            has_embedding=_EMBEDDING in names,
+            norm_before_residual=hf.flag(data, "norm_before_residual"),
         )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
-    return _load_weights(head, stored, target, device, dtype, ignored=frozenset({"t2d"}))
+    ignored = frozenset({"t2d"})
+    return _load_weights(
+        head, stored, target, device, dtype, ignored=ignored, rename=canonical_name
+    )
 
 
 def load_mtp_head(
@@ -142,12 +184,14 @@ def load_mtp_head(
     return _load_weights(head, stored, target, device, dtype)
 
 
-def save_draft_head(head: EagleHead | MTPHead, folder: str | Path) -> None:
+def save_draft_head(head: EagleHead | Eagle3Head | MTPHead, folder: str | Path) -> None:
     """Write a head in its current dtype, without the weights that it shares with its target.
 
     Creates the folder; overwrites ``config.json`` and ``model.safetensors`` in it.
     """
     config = head.config.to_dict() | {"architectures": [_ARCHITECTURES[type(head)]]}
+    if isinstance(head, Eagle3Head):
+        config |= eagle3_entries(head)
     write_folder(Path(folder), config, head.state_dict())
 
 
@@ -168,8 +212,9 @@ def _load_weights(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
     ignored: frozenset[str] = frozenset(),
+    rename: Callable[[str], str] = lambda name: name,
 ) -> Head:
     target_weight = target.lm_head.weight
     head.to(dtype or target_weight.dtype)
-    stored.fill(head, device or target_weight.device, ignored=ignored)
+    stored.fill(head, device or target_weight.device, ignored=ignored, rename=rename)
     return head.eval().requires_grad_(False)

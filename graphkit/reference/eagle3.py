@@ -6,9 +6,12 @@ Tensor suffixes: T tokens, H hidden, F features (H or 3 H), V draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
+from graphkit.errors import ConfigError
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import check_fit, check_one_layer
 from graphkit.reference.layers import MLP, Attend, Attention, RMSNorm
@@ -17,9 +20,14 @@ from graphkit.reference.rope import RotaryEmbedding, Rotation
 
 
 class Eagle3Layer(nn.Module):
-    """A decoder layer whose attention reads the concatenation of embedding and feature."""
+    """A decoder layer whose attention reads the concatenation of embedding and feature.
 
-    def __init__(self, config: LlamaConfig) -> None:
+    Args:
+        config: Sizes and options of the layer.
+        norm_before_residual: Whether the residual stream starts with the normalised feature.
+    """
+
+    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool = False) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config, 0, input_size=2 * size)
@@ -27,13 +35,17 @@ class Eagle3Layer(nn.Module):
         self.hidden_norm = RMSNorm(size, eps)
         self.input_layernorm = RMSNorm(size, eps)
         self.post_attention_layernorm = RMSNorm(size, eps)
+        self.norm_before_residual = norm_before_residual
 
     def forward(
         self, embedded_TH: Tensor, hidden_TH: Tensor, rotation: Rotation, attend: Attend
     ) -> Tensor:
         """Return the residual stream after this layer, [T, H]. It starts with the feature."""
-        both = torch.cat((self.input_layernorm(embedded_TH), self.hidden_norm(hidden_TH)), dim=-1)
+        feature_TH = self.hidden_norm(hidden_TH)
+        both = torch.cat((self.input_layernorm(embedded_TH), feature_TH), dim=-1)
         mixed_TH: Tensor = self.self_attn(both, rotation, attend)
+        if self.norm_before_residual:
+            hidden_TH = feature_TH
         normed_TH, hidden_TH = self.post_attention_layernorm.add(mixed_TH, hidden_TH)
         fed_TH: Tensor = self.mlp(normed_TH)
         return hidden_TH + fed_TH
@@ -42,19 +54,26 @@ class Eagle3Layer(nn.Module):
 class Eagle3Head(nn.Module):
     """The head of EAGLE-3 (arXiv 2503.01840), in the layout of its published weights.
 
-    Tokens are shifted as in ``EagleHead``. The first draft step reads the concatenated outputs of
-    three target layers; later steps read the result of the step before. The head uses the target's
-    embedding unless ``has_embedding``. Nothing synchronises; shapes are static.
+    Tokens are shifted as in ``EagleHead``. Rows of committed tokens read three residual streams of
+    the target, side by side, which ``fc`` projects to H; draft steps read the head's own results.
+    The head uses the target's embedding unless ``has_embedding``. Nothing synchronises; shapes are
+    static.
 
     Args:
         config: Sizes and options of the layer.
         target: The model that the head drafts for.
-        draft_vocab_size: Tokens that the head can draft; ``None`` takes the target's vocabulary.
+        aux_layers: Three target layers whose inputs the head reads, from 0 to the number of layers,
+            which stands for the output of the last one; see ``AuxStates``. ``None`` takes those of
+            published heads: 2, the middle, and the third to last.
+        draft_vocab_size: Tokens that the head can draft, fewer than the target has; ``None`` takes
+            the target's vocabulary, without ``d2t``.
         fc_bias: Whether ``fc`` has a bias.
         has_embedding: Whether the head has its own embedding.
+        norm_before_residual: See ``Eagle3Layer``.
 
     Raises:
-        ConfigError: The config has several layers, or does not match the target.
+        ConfigError: The config has several layers, or does not match the target, or the target has
+            none of ``aux_layers``.
     """
 
     d2t: Tensor | None
@@ -64,25 +83,26 @@ class Eagle3Head(nn.Module):
         config: LlamaConfig,
         target: LlamaModel,
         *,
+        aux_layers: Sequence[int] | None = None,
         draft_vocab_size: int | None = None,
         fc_bias: bool = False,
         has_embedding: bool = False,
+        norm_before_residual: bool = False,
     ) -> None:
         super().__init__()
         check_fit(config, target)
         check_one_layer(config)
         size, vocab_size = config.hidden_size, draft_vocab_size or config.vocab_size
         self.config = config
+        self.aux_layers = _checked(aux_layers, target.config.num_hidden_layers)
         if has_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, size)
         self.fc = nn.Linear(3 * size, size, bias=fc_bias)
-        self.midlayer = Eagle3Layer(config)
+        self.midlayer = Eagle3Layer(config, norm_before_residual=norm_before_residual)
         self.norm = RMSNorm(size, config.rms_norm_eps)
         self.lm_head = nn.Linear(size, vocab_size, bias=False)
-        is_reduced = vocab_size != config.vocab_size
-        self.register_buffer(
-            "d2t", torch.zeros(vocab_size, dtype=torch.int64) if is_reduced else None
-        )
+        has_map = draft_vocab_size is not None
+        self.register_buffer("d2t", torch.zeros(vocab_size, dtype=torch.int64) if has_map else None)
         self.rotary_emb = RotaryEmbedding(config)
         # A bound method, because assigning a module would register it as a submodule.
         embedding = self.embed_tokens if has_embedding else target.model.embed_tokens
@@ -95,7 +115,8 @@ class Eagle3Head(nn.Module):
 
         Args:
             input_ids_T: Token of the position after each row, in the target's vocabulary.
-            hidden_TF: Outputs of three target layers, or the result of the previous draft step.
+            hidden_TF: Three residual streams of the target, or the result of the previous draft
+                step.
             positions_T: Position of each row in its request.
             attend: Stores keys and values and attends; called with layer 0.
 
@@ -114,6 +135,24 @@ class Eagle3Head(nn.Module):
         logits_TV: Tensor = self.lm_head(self.norm(hidden_TH))
         return logits_TV
 
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Map draft token ids of any shape to target token ids; ``d2t`` holds the differences."""
-        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
+    def token_map(self) -> Tensor | None:
+        """Return the target token of each draft token, int64 [V]; ``None`` if they are the same.
+
+        A new tensor, for ``EngineModel.draft_token_map``; ``d2t`` has the differences.
+        """
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+
+def _checked(layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:
+    given = (2, num_layers // 2, num_layers - 3) if layers is None else tuple(layers)
+    if len(given) != 3 or not all(0 <= layer <= num_layers for layer in given):
+        raise ConfigError(
+            f"the EAGLE-3 head reads the inputs of target layers {', '.join(map(str, given))}, but "
+            f"the target has layers 0 to {num_layers}, the last of which is the output. Use the "
+            "target that the head was trained for, or name three of its layers in "
+            "eagle_aux_hidden_state_layer_ids.",
+            field="aux_layers",
+        )
+    return given

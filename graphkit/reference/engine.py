@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
-from graphkit.config import BufferSizes
 from graphkit.engine import EngineModel, SpeculativeEngine
 from graphkit.graphs import Backend, resolve_device
 from graphkit.kv import ReqToTokenPool
@@ -70,8 +69,9 @@ def reference_engine(
             batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
         attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
         checkpoint: Folder of a different target. Supported for NONE and NGRAM, which need no
-            trained draft model, and for EAGLE with ``draft``.
-        draft: Folder of an EAGLE head that was trained for the target. For EAGLE only.
+            trained draft model, and for EAGLE and EAGLE3 with ``draft``.
+        draft: Folder of an EAGLE or EAGLE-3 head that was trained for the target, for that
+            algorithm only.
 
     Raises:
         ConfigError: A setting is out of range, or ``checkpoint`` and ``draft`` do not fit the
@@ -127,19 +127,13 @@ def engine_of(
     kind = attention or (TritonAttention if device.type == "cuda" else SdpaAttention)
     requests = ReqToTokenPool(max_batch_size, max_context_len, device)
     pools = PoolFactory(requests, kind, spec.page_size, models.dtype)
-    target_attention = pools.attention(target.config)
+    attention_of_target = pools.attention(target.config)
+    forward = VerifyForward(target, attention_of_target, models.aux_layers)
     return SpeculativeEngine(
-        EngineModel(VerifyForward(target, target_attention), target_attention),
+        EngineModel(forward, attention_of_target),
         models.drafter(pools, spec.num_steps),
         spec=spec,
-        sizes=BufferSizes(
-            max_batch_size=max_batch_size,
-            max_context_len=max_context_len,
-            hidden_size=target.config.hidden_size,
-            vocab_size=target.config.vocab_size,
-            dtype=models.dtype,
-            page_size=spec.page_size,
-        ),
+        sizes=models.sizes(max_batch_size, max_context_len, spec.page_size),
         batch_sizes=batch_sizes,
         device=device,
         backend=backend,

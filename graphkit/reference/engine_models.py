@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from graphkit.config import BufferSizes
 from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter, NgramDrafter
 from graphkit.errors import ConfigError
 from graphkit.reference.checkpoint import (
@@ -15,18 +16,22 @@ from graphkit.reference.checkpoint import (
     load_checkpoint,
 )
 from graphkit.reference.draft_checkpoint import (
+    default_eagle3_checkpoint,
     default_eagle_checkpoint,
     default_mtp_checkpoint,
+    load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
 )
 from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.runner_forwards import EagleForward, MTPForward, StandaloneForward
 
-ALGORITHMS = ("NONE", "EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
+ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
+_HEAD_ALGORITHMS = ("EAGLE", "EAGLE3")
 """Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
 
 
@@ -42,7 +47,7 @@ class EngineModels:
 
     algorithm: str
     target: LlamaModel
-    draft: EagleHead | MTPHead | LlamaModel | None = None
+    draft: EagleHead | Eagle3Head | MTPHead | LlamaModel | None = None
 
     @property
     def device(self) -> torch.device:
@@ -53,6 +58,30 @@ class EngineModels:
     def dtype(self) -> torch.dtype:
         """The data type of the target's weights."""
         return self.target.lm_head.weight.dtype
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """The target layers that an EAGLE-3 head reads; empty without one."""
+        return self.draft.aux_layers if isinstance(self.draft, Eagle3Head) else ()
+
+    @property
+    def draft_token_map(self) -> torch.Tensor | None:
+        """Target token of each token of a reduced draft vocabulary; a new tensor each time."""
+        return self.draft.token_map() if isinstance(self.draft, Eagle3Head) else None
+
+    def sizes(self, max_batch_size: int, max_context_len: int, page_size: int) -> BufferSizes:
+        """Return the sizes of the buffers of an engine over these models."""
+        config, token_map = self.target.config, self.draft_token_map
+        return BufferSizes(
+            max_batch_size=max_batch_size,
+            max_context_len=max_context_len,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            dtype=self.dtype,
+            page_size=page_size,
+            spec_hidden_size=len(self.aux_layers) * config.hidden_size or None,
+            draft_vocab_size=None if token_map is None else len(token_map),
+        )
 
     def drafter(self, pools: PoolFactory, num_steps: int) -> Drafter | None:
         """Create the drafter of one engine, over KV pools of its own.
@@ -71,8 +100,9 @@ class EngineModels:
                     attention,
                 )
             )
-        if isinstance(draft, EagleHead):
-            return EagleDrafter(EngineModel(EagleForward(draft, attention), attention))
+        if isinstance(draft, EagleHead | Eagle3Head):
+            token_map, forward = self.draft_token_map, EagleForward(draft, attention)
+            return EagleDrafter(EngineModel(forward, attention, draft_token_map=token_map))
         return EagleDrafter(EngineModel(StandaloneForward(draft, attention), attention))
 
 
@@ -89,7 +119,7 @@ def load_models(
     Args:
         algorithm: One of ``ALGORITHMS``.
         checkpoint: Folder of a different target, as for ``reference_engine``.
-        draft: Folder of an EAGLE head, as for ``reference_engine``.
+        draft: Folder of an EAGLE or EAGLE-3 head, as for ``reference_engine``.
         device: Device of the weights.
         dtype: Data type of the weights.
 
@@ -100,8 +130,11 @@ def load_models(
     check_folders(algorithm, checkpoint, draft)
     target = load_checkpoint(checkpoint or default_checkpoint(), device=device, dtype=dtype)
     if algorithm == "EAGLE":
-        head = load_eagle_head(default_eagle_checkpoint() if draft is None else draft, target)
+        head = load_eagle_head(draft or default_eagle_checkpoint(), target)
         return EngineModels(algorithm, target, head)
+    if algorithm == "EAGLE3":
+        eagle3 = load_eagle3_head(draft or default_eagle3_checkpoint(), target)
+        return EngineModels(algorithm, target, eagle3)
     if algorithm == "MULTI_LAYER_EAGLE":
         return EngineModels(algorithm, target, load_mtp_head(default_mtp_checkpoint(), target))
     if algorithm == "STANDALONE":
@@ -132,16 +165,16 @@ def check_folders(algorithm: str, checkpoint: str | Path | None, draft: str | Pa
     Raises:
         ConfigError: It takes no draft head, or needs one.
     """
-    if draft is not None and algorithm != "EAGLE":
+    if draft is not None and algorithm not in _HEAD_ALGORITHMS:
         raise ConfigError(
-            f"{algorithm} takes no draft head, but {str(draft)!r} is given as one. Use EAGLE, or "
-            "omit the draft head.",
+            f"{algorithm} takes no draft head, but {str(draft)!r} is given as one. Use EAGLE or "
+            "EAGLE3, or omit the draft head.",
             field="draft",
         )
     if checkpoint is not None and draft is None and algorithm not in ("NONE", "NGRAM"):
         raise ConfigError(
             f"{algorithm} needs a draft model trained for its target, and graphkit has none for "
-            f"{str(checkpoint)!r}. Use NONE or NGRAM, or EAGLE with a draft head for it.",
+            f"{str(checkpoint)!r}. Use NONE or NGRAM, or EAGLE or EAGLE3 with a draft head for it.",
             field="checkpoint",
         )
 

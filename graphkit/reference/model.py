@@ -7,6 +7,8 @@ M key and value heads, D head dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,6 +17,28 @@ from graphkit.errors import InputError
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import Attend, DecoderLayer, RMSNorm
 from graphkit.reference.rope import RotaryEmbedding
+
+
+class AuxStates:
+    """Residual streams inside a model, recorded in a forward: what an EAGLE-3 head reads.
+
+    Args:
+        layers: Numbers of layers. The stream is recorded before layer i, i from 0 to n - 1; n
+            stands for the end of the last layer, before the final norm.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._layers = tuple(layers)
+        self._states: dict[int, Tensor] = {}
+
+    def record(self, layer: int, hidden_TH: Tensor) -> None:
+        """Keep the stream before a layer if it is wanted."""
+        if layer in self._layers:
+            self._states[layer] = hidden_TH
+
+    def joined(self) -> Tensor:
+        """Return the streams side by side, [T, layers x H]."""
+        return torch.cat([self._states[layer] for layer in self._layers], dim=-1)
 
 
 class LlamaDecoder(nn.Module):
@@ -29,11 +53,15 @@ class LlamaDecoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config)
 
-    def forward(self, hidden_TH: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, hidden_TH: Tensor, positions_T: Tensor, attend: Attend, aux: AuxStates | None = None
+    ) -> Tensor:
         """Run all layers and the final norm over embedded tokens, [T, H] to [T, H]."""
-        rotation = self.rotary_emb(positions_T)
-        for layer in self.layers:
+        aux, rotation = aux or AuxStates(()), self.rotary_emb(positions_T)
+        for number, layer in enumerate(self.layers):
+            aux.record(number, hidden_TH)
             hidden_TH = layer(hidden_TH, rotation, attend)
+        aux.record(len(self.layers), hidden_TH)
         normed_TH: Tensor = self.norm(hidden_TH)
         return normed_TH
 
@@ -67,6 +95,7 @@ class LlamaModel(nn.Module):
         attend: Attend,
         *,
         input_embeds: Tensor | None = None,
+        aux: AuxStates | None = None,
     ) -> Tensor:
         """Run the model over flat tokens up to and including the final norm.
 
@@ -75,6 +104,7 @@ class LlamaModel(nn.Module):
             positions_T: Position of each token in its request.
             attend: Stores keys and values and attends; called once per layer.
             input_embeds: Replaces the embeddings of the ids.
+            aux: Records residual streams of this forward.
 
         Shapes:
             input_ids_T, positions_T: [T] int32 or int64.
@@ -91,7 +121,7 @@ class LlamaModel(nn.Module):
                     field="input_ids_T",
                 )
             input_embeds = self.model.embed_tokens(input_ids_T)
-        hidden_TH: Tensor = self.model(input_embeds, positions_T, attend)
+        hidden_TH: Tensor = self.model(input_embeds, positions_T, attend, aux)
         return hidden_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:

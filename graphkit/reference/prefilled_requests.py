@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from graphkit.errors import ConfigError
 from graphkit.kv import ReqToTokenPool
 from graphkit.ops.top_candidates import top_candidates
 from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.layers import Attend
-from graphkit.reference.model import LlamaModel, causal_attend
+from graphkit.reference.model import AuxStates, LlamaModel, causal_attend
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.tokenizer import encode
 from graphkit.spec import SpecConfig
@@ -46,7 +48,7 @@ class PrefilledRequests:
         lengths: int64 [count], committed tokens.
         rows: int64 [count], request rows.
         slots: int64 [pool rows, CONTEXT], KV slot of each position of each row; 0 in unused rows.
-        features: [count, CONTEXT, H], the target's hidden states, set by ``prefill_target``.
+        features: [count, CONTEXT, D], the target's hidden states, set by ``prefill_target``.
         topk_p, topk_index: [count, K], candidates after each bonus token, set by
             ``prefill_eagle``.
         hidden_states: [count, H], the head's hidden states that the candidates come from, set by
@@ -81,13 +83,17 @@ class PrefilledRequests:
         return torch.from_numpy(numbers).to(self.device)
 
     @torch.no_grad()
-    def prefill_target(self, model: LlamaModel, attention: PagedAttention) -> None:
-        """Prefill all prefixes with the target and keep its hidden states."""
-        hidden = model(self._shifted_tokens(0), self._positions, self._storing_attend(attention))
-        self.features = hidden.view(self.count, CONTEXT, -1)
+    def prefill_target(
+        self, model: LlamaModel, attention: PagedAttention, aux_layers: Sequence[int] = ()
+    ) -> None:
+        """Prefill all prefixes with the target and keep the hidden states that heads read."""
+        aux, attend = AuxStates(aux_layers), self._storing_attend(attention)
+        hidden = model(self._shifted_tokens(0), self._positions, attend, aux=aux)
+        features = aux.joined() if aux_layers else hidden
+        self.features = features.view(self.count, CONTEXT, -1)
 
     @torch.no_grad()
-    def prefill_eagle(self, head: EagleHead, attention: PagedAttention) -> None:
+    def prefill_eagle(self, head: EagleHead | Eagle3Head, attention: PagedAttention) -> None:
         """Prefill all prefixes with the head and keep its candidates after each prefix."""
         features = self.features.flatten(0, 1)
         hidden = head(
@@ -95,7 +101,11 @@ class PrefilledRequests:
         )
         last = self.on_device(np.arange(self.count) * CONTEXT + self.lengths - 1)
         self.hidden_states = hidden[last]
-        topk_p, topk_index = top_candidates(head.logits(self.hidden_states), self.spec.topk)
+        topk_p, topk_index = top_candidates(
+            head.logits(self.hidden_states),
+            self.spec.topk,
+            token_map=head.token_map() if isinstance(head, Eagle3Head) else None,
+        )
         self.topk_p, self.topk_index = topk_p.cpu().numpy(), topk_index.cpu().numpy()
 
     @torch.no_grad()

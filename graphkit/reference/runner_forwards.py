@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from graphkit.attention import PagedAttention
@@ -13,8 +15,9 @@ from graphkit.buffers import (
     TargetVerifyInputs,
 )
 from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.layers import Attend
-from graphkit.reference.model import LlamaModel
+from graphkit.reference.model import AuxStates, LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.runners import ForwardOutput
 
@@ -25,31 +28,39 @@ class VerifyForward:
     Args:
         model: The target.
         attention: The backend that stores its keys and values.
+        aux_layers: Layers whose inputs an EAGLE-3 head reads; see ``AuxStates``.
     """
 
-    def __init__(self, model: LlamaModel, attention: PagedAttention) -> None:
-        self._model, self._attention = model, attention
+    def __init__(
+        self, model: LlamaModel, attention: PagedAttention, aux_layers: Sequence[int] = ()
+    ) -> None:
+        self._model, self._attention, self._aux_layers = model, attention, tuple(aux_layers)
 
     def __call__(self, inputs: TargetVerifyInputs) -> ForwardOutput:
-        """Return logits and hidden states of every row."""
+        """Return logits and hidden states of every row, [T, H], or [T, 3 H] for EAGLE-3."""
+        aux = AuxStates(self._aux_layers)
         hidden = self._model(
             inputs.input_ids,
             inputs.positions,
             _attend(self._attention, inputs),
             input_embeds=inputs.input_embeds,
+            aux=aux,
         )
-        return ForwardOutput(next_token_logits=self._model.logits(hidden), hidden_states=hidden)
+        return ForwardOutput(
+            next_token_logits=self._model.logits(hidden),
+            hidden_states=aux.joined() if self._aux_layers else hidden,
+        )
 
 
 class EagleForward:
-    """An EAGLE head in DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2.
+    """An EAGLE or EAGLE-3 head in DRAFT, DRAFT_EXTEND and DRAFT_EXTEND_V2.
 
     Args:
         head: The head.
         attention: The backend that stores its keys and values.
     """
 
-    def __init__(self, head: EagleHead, attention: PagedAttention) -> None:
+    def __init__(self, head: EagleHead | Eagle3Head, attention: PagedAttention) -> None:
         self._head, self._attention = head, attention
 
     def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
-from graphkit.config import BufferSizes
-from graphkit.engine import EagleDrafter, EngineModel, SpeculativeEngine
-from graphkit.graphs import tensors_of
+from graphkit.engine import SpeculativeEngine
+from graphkit.errors import ConfigError
+from graphkit.graphs import Backend, tensors_of
 from graphkit.kv import ReqToTokenPool
 from graphkit.reference.checkpoint import default_checkpoint, load_checkpoint
 from graphkit.reference.draft_checkpoint import (
@@ -24,6 +24,9 @@ from graphkit.reference.draft_checkpoint import (
     load_mtp_head,
 )
 from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle3 import Eagle3Head
+from graphkit.reference.engine import engine_of, spec_of
+from graphkit.reference.engine_models import EngineModels, load_models
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
@@ -82,9 +85,25 @@ def tree_target(device: str = "cpu") -> CaptureTarget:
     return reference_target(device, topk=2)
 
 
+def eagle3_target(
+    device: str = "cpu", *, topk: int = 1, max_batch_size: int | None = None
+) -> CaptureTarget:
+    """Create a target of the reference model and its EAGLE-3 head; see ``reference_target``.
+
+    The head reads three layers of the model, so that MULTI_LAYER_EAGLE is left out.
+    """
+    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    models = load_models("EAGLE3", device=device, dtype=dtype)
+    assert isinstance(models.draft, Eagle3Head), "the draft model of EAGLE3"
+    name = "reference model with EAGLE-3"
+    return model_target(
+        models.target, models.draft, name=name, topk=topk, max_batch_size=max_batch_size
+    )
+
+
 def model_target(
     model: LlamaModel,
-    eagle: EagleHead | None = None,
+    eagle: EagleHead | Eagle3Head | None = None,
     mtp: MTPHead | None = None,
     *,
     name: str,
@@ -98,34 +117,35 @@ def model_target(
         model: Runs TARGET_VERIFY and DECODE.
         eagle: Runs DRAFT, DRAFT_EXTEND, DRAFT_EXTEND_V2 and, in an engine with ``model``, STEP;
             ``None`` omits these modes.
-        mtp: Runs MULTI_LAYER_EAGLE; needs at least 3 layers. ``None`` omits the mode.
+        mtp: Runs MULTI_LAYER_EAGLE; needs at least 3 layers, and hidden states of one target layer,
+            so that it goes with no EAGLE-3 head. ``None`` omits the mode.
         name: Name of the target in records and reports.
         topk: As for ``reference_target``.
         max_batch_size: As for ``reference_target``.
         attention: As for ``reference_target``.
 
     Raises:
-        ConfigError: ``topk`` is out of range.
+        ConfigError: ``topk`` is out of range, or ``mtp`` is given with an EAGLE-3 head.
     """
+    models = EngineModels("EAGLE3" if isinstance(eagle, Eagle3Head) else "EAGLE", model, eagle)
+    if models.aux_layers and mtp is not None:
+        raise ConfigError(
+            "mtp reads the hidden states of one target layer, but the EAGLE-3 head those of three. "
+            "Create a target for each of them.",
+            field="mtp",
+        )
     weight = model.lm_head.weight
     is_cuda = weight.device.type == "cuda"
     count = max_batch_size or (64 if is_cuda else 8)
     kind = attention or (TritonAttention if is_cuda else SdpaAttention)
-    spec = SpecConfig("EAGLE", _STEPS, topk, _STEPS + 1 if topk == 1 else 2 * (_STEPS + 1))
+    spec = spec_of(models.algorithm, _STEPS, topk)
     pools = PoolFactory(ReqToTokenPool(count, CONTEXT, weight.device), kind, 1, weight.dtype)
     requests = PrefilledRequests(count, spec, pools.requests)
-    entries = list(_prefilled_models(model, eagle, mtp, pools, requests))
-    sizes = BufferSizes(
-        max_batch_size=count,
-        max_context_len=CONTEXT,
-        hidden_size=model.config.hidden_size,
-        vocab_size=model.config.vocab_size,
-        dtype=weight.dtype,
-    )
+    entries = list(_prefilled_models(models, mtp, pools, requests))
     return CaptureTarget(
         name=name,
         spec=spec,
-        sizes=sizes,
+        sizes=models.sizes(count, CONTEXT, 1),
         forwards={mode: entry.forward for entry in entries for mode in entry.modes},
         sample_batch=SampleBatches(requests),
         weights=_prefixed({entry.name: tensors_of(entry.model) for entry in entries}),
@@ -134,29 +154,31 @@ def model_target(
         ),
         attention={mode: entry.attention for entry in entries for mode in entry.modes},
         batch_sizes=None if is_cuda or max_batch_size else (1, 2, 4, 8),
-        engine=None if eagle is None else partial(_eagle_engine, model, eagle, spec, sizes, kind),
+        draft_token_map=models.draft_token_map,
+        engine=None if eagle is None else partial(_engine, models, spec, count, kind),
     )
 
 
-def _eagle_engine(
-    model: LlamaModel,
-    eagle: EagleHead,
+def _engine(
+    models: EngineModels,
     spec: SpecConfig,
-    sizes: BufferSizes,
+    count: int,
     kind: type[PagedAttention],
-    **options: Any,
+    *,
+    batch_sizes: Sequence[int] | None,
+    backend: Backend | None,
+    device: object,
 ) -> SpeculativeEngine:
     """Create an engine of given models, over pools of its own."""
-    weight = model.lm_head.weight
-    requests = ReqToTokenPool(sizes.max_batch_size, sizes.max_context_len, weight.device)
-    pools = PoolFactory(requests, kind, 1, weight.dtype)
-    target, draft = pools.attention(model.config), pools.attention(eagle.config)
-    return SpeculativeEngine(
-        EngineModel(VerifyForward(model, target), target),
-        EagleDrafter(EngineModel(EagleForward(eagle, draft), draft)),
-        spec=spec,
-        sizes=sizes,
-        **options,
+    del device  # that of the models
+    return engine_of(
+        models,
+        spec,
+        max_batch_size=count,
+        max_context_len=CONTEXT,
+        batch_sizes=batch_sizes,
+        backend=backend,
+        attention=kind,
     )
 
 
@@ -172,18 +194,15 @@ class _ModelEntry:
 
 
 def _prefilled_models(
-    model: LlamaModel,
-    eagle: EagleHead | None,
-    mtp: MTPHead | None,
-    pools: PoolFactory,
-    requests: PrefilledRequests,
+    models: EngineModels, mtp: MTPHead | None, pools: PoolFactory, requests: PrefilledRequests
 ) -> Iterator[_ModelEntry]:
     """Yield the models after prefilling the requests with each of them."""
+    model, eagle, layers = models.target, models.draft, models.aux_layers
     attention = pools.attention(model.config)
-    requests.prefill_target(model, attention)
+    requests.prefill_target(model, attention, layers)
     modes: tuple[ForwardMode, ...] = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
-    yield _ModelEntry("target", model, attention, VerifyForward(model, attention), modes)
-    if eagle is not None:
+    yield _ModelEntry("target", model, attention, VerifyForward(model, attention, layers), modes)
+    if isinstance(eagle, EagleHead | Eagle3Head):
         attention = pools.attention(eagle.config)
         requests.prefill_eagle(eagle, attention)
         modes = (ForwardMode.DRAFT, ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2)
@@ -191,8 +210,8 @@ def _prefilled_models(
     if mtp is not None:
         attention = pools.attention(mtp.config)
         requests.prefill_mtp(mtp, attention)
-        layers = range(min(_STEPS, mtp.config.num_hidden_layers))
-        chain = [MTPForward(mtp, layer, attention) for layer in layers]
+        steps = range(min(_STEPS, mtp.config.num_hidden_layers))
+        chain = [MTPForward(mtp, layer, attention) for layer in steps]
         yield _ModelEntry("mtp", mtp, attention, chain, (ForwardMode.MULTI_LAYER_EAGLE,))
 
 

@@ -6,7 +6,7 @@ Shape letters: B windows, L = CONTEXT tokens of each, H hidden, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, smooth_l1_loss
 
-from graphkit.reference import LlamaModel, causal_attend, full_logits
+from graphkit.reference import AuxStates, LlamaModel, causal_attend, full_logits
 from training.unroll import STEPS, Draft
 
 FEATURE_WEIGHT = 0.1
@@ -35,27 +35,42 @@ def held_out_bits(model: LlamaModel, windows: tuple[Tensor, ...]) -> float:
     return total.item() / sum(map(len, windows)) / math.log(2)
 
 
-def target_features(target: LlamaModel, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the target's features [B, L, H] and its logits [B, L, V] for ids [B, L]."""
+def target_features(
+    target: LlamaModel, ids: Tensor, layers: Sequence[int] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return the target's features [B, L, H] and its logits [B, L, V] for ids [B, L].
+
+    With ``layers``, the features are the inputs of these layers, [B, L, layers x H].
+    """
     batch_size, length = ids.shape
     positions = torch.arange(length, device=ids.device).repeat(batch_size)
-    hidden = target(ids.flatten(), positions, causal_attend(batch_size, length))
-    return hidden.unflatten(0, ids.shape), target.logits(hidden).unflatten(0, ids.shape)
+    aux = AuxStates(layers)
+    hidden = target(ids.flatten(), positions, causal_attend(batch_size, length), aux=aux)
+    features = aux.joined() if layers else hidden
+    return features.unflatten(0, ids.shape), target.logits(hidden).unflatten(0, ids.shape)
 
 
-def draft_loss(unroll: Unroll, head: nn.Module, target: LlamaModel, windows: Tensor) -> Tensor:
+def draft_loss(
+    unroll: Unroll,
+    head: nn.Module,
+    target: LlamaModel,
+    windows: Tensor,
+    layers: Sequence[int] = (),
+) -> Tensor:
     """Return the mean loss of the S draft steps over windows [B, L + 1].
 
-    The loss of a step is the cross entropy with the target's distribution. If the next step reads
-    its hidden states, a tenth of their smooth L1 distance from the target's features is added.
-    EAGLE (arXiv 2401.15077) has the same terms with the weights exchanged.
+    The loss of a step is the cross entropy with the target's distribution, over the tokens that the
+    head can draft. For EAGLE a tenth of the smooth L1 distance of its hidden states from the
+    target's features is added; arXiv 2401.15077 has the same terms with the weights exchanged.
+    EAGLE-3 has no such term (arXiv 2503.01840). ``layers`` is as for ``target_features``.
     """
     ids = windows[:, :-1]
-    features, logits = target_features(target, ids)
+    features, logits = target_features(target, ids, layers)
     losses = []
     for step, draft in enumerate(unroll(head, ids, features), 1):
         roots = draft.logits.shape[1]
-        wanted = logits[:, step:][:, :roots].float().softmax(-1)
+        known = logits if draft.tokens is None else logits[..., draft.tokens]
+        wanted = known[:, step:][:, :roots].float().softmax(-1)
         losses.append(cross_entropy(draft.logits.float().flatten(0, 1), wanted.flatten(0, 1)))
         if draft.hidden is not None:
             feature = features[:, step:][:, :roots]
@@ -64,22 +79,32 @@ def draft_loss(unroll: Unroll, head: nn.Module, target: LlamaModel, windows: Ten
 
 
 def accept_rates(
-    unroll: Unroll, head: nn.Module, target: LlamaModel, windows: tuple[Tensor, ...]
+    unroll: Unroll,
+    head: nn.Module,
+    target: LlamaModel,
+    windows: tuple[Tensor, ...],
+    layers: Sequence[int] = (),
 ) -> list[float]:
     """Return how often each draft step's best token equals the target's, given the true prefix."""
     rates = []
     with torch.no_grad():
         for part in windows:
             ids = part[:, :-1]
-            features, logits = target_features(target, ids)
+            features, logits = target_features(target, ids, layers)
             choice = logits.argmax(-1)
             hits = [
-                draft.logits.argmax(-1).eq(choice[:, step:][:, : draft.logits.shape[1]])
+                best_tokens(draft).eq(choice[:, step:][:, : draft.logits.shape[1]])
                 for step, draft in enumerate(unroll(head, ids, features), 1)
             ]
             rates.append(torch.stack(hits).double().mean(2).sum(1))
     total = torch.stack(rates).sum(0) / sum(map(len, windows))
     return [round(rate, 4) for rate in total.tolist()]
+
+
+def best_tokens(draft: Draft) -> Tensor:
+    """Return the best token of each root in the target's vocabulary, [B, R]."""
+    best = draft.logits.argmax(-1)
+    return best if draft.tokens is None else draft.tokens[best]
 
 
 def accept_length(rates: list[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from graphkit import reference
-from graphkit.reference import EagleHead, LlamaConfig, LlamaModel, MTPHead
+from graphkit.reference import Eagle3Head, EagleHead, LlamaConfig, LlamaModel, MTPHead
 from graphkit.reference.tokenizer import VOCAB_SIZE
 from training.losses import (
     Unroll,
@@ -22,7 +22,7 @@ from training.losses import (
     held_out_bits,
     next_token_loss,
 )
-from training.unroll import STEPS, eagle_drafts, mtp_drafts, standalone_drafts
+from training.unroll import STEPS, eagle3_drafts, eagle_drafts, mtp_drafts, standalone_drafts
 
 Results = dict[str, object]
 
@@ -38,6 +38,7 @@ TARGET = LlamaConfig(
     tie_word_embeddings=True,
 )
 EAGLE = replace(TARGET, num_hidden_layers=1)
+EAGLE3 = replace(EAGLE, tie_word_embeddings=False)
 MTP = replace(TARGET, num_hidden_layers=STEPS, intermediate_size=512)
 STANDALONE = replace(
     TARGET, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4
@@ -50,8 +51,8 @@ class Recipe(Protocol):
     config: LlamaConfig
     steps: int
 
-    def build(self, target: LlamaModel | None) -> nn.Module:
-        """Build the untrained model."""
+    def build(self, target: LlamaModel | None, corpus: Tensor) -> nn.Module:
+        """Build the untrained model; ``corpus`` is the training text, uint8 [bytes]."""
 
     def loss(self, model: nn.Module, target: LlamaModel | None, windows: Tensor) -> Tensor:
         """Return the training loss of a batch of windows."""
@@ -72,9 +73,9 @@ class WholeModel:
     config: LlamaConfig
     steps: int
 
-    def build(self, target: LlamaModel | None) -> LlamaModel:
+    def build(self, target: LlamaModel | None, corpus: Tensor) -> LlamaModel:
         """Build the untrained model."""
-        del target
+        del target, corpus
         return LlamaModel(self.config)
 
     def loss(self, model: LlamaModel, target: LlamaModel | None, windows: Tensor) -> Tensor:
@@ -108,8 +109,9 @@ class DraftHead:
     loader: Callable[[Path, LlamaModel], nn.Module]
     unroll: Unroll
 
-    def build(self, target: LlamaModel) -> nn.Module:
+    def build(self, target: LlamaModel, corpus: Tensor) -> nn.Module:
         """Build the untrained model."""
+        del corpus
         return self.kind(self.config, target)
 
     def loss(self, model: nn.Module, target: LlamaModel, windows: Tensor) -> Tensor:
@@ -125,11 +127,47 @@ class DraftHead:
         return acceptance(self.unroll, self.loader(folder, target), target, windows)
 
 
+@dataclass(frozen=True)
+class Eagle3:
+    """Recipe of an EAGLE-3 head whose vocabulary is the most frequent bytes of the corpus."""
+
+    config: LlamaConfig
+    steps: int
+    layers: tuple[int, int, int]
+    draft_vocab_size: int
+
+    def build(self, target: LlamaModel, corpus: Tensor) -> Eagle3Head:
+        """Build the untrained model."""
+        size = self.draft_vocab_size
+        head = Eagle3Head(self.config, target, aux_layers=self.layers, draft_vocab_size=size)
+        counts = torch.bincount(corpus.cpu(), minlength=self.config.vocab_size)
+        tokens = counts.topk(size).indices.sort().values
+        head.d2t.copy_(tokens - torch.arange(size))
+        return head
+
+    def loss(self, model: Eagle3Head, target: LlamaModel, windows: Tensor) -> Tensor:
+        """Return the loss of the draft steps."""
+        return draft_loss(eagle3_drafts, model, target, windows, self.layers)
+
+    def save(self, model: Eagle3Head, folder: Path) -> None:
+        """Save the head to a folder, without the weights of its target."""
+        reference.save_draft_head(model, folder)
+
+    def measure(self, folder: Path, target: LlamaModel, windows: tuple[Tensor, ...]) -> Results:
+        """Measure the acceptance by the target."""
+        head = reference.load_eagle3_head(folder, target)
+        return acceptance(eagle3_drafts, head, target, windows, self.layers)
+
+
 def acceptance(
-    unroll: Unroll, head: nn.Module, target: LlamaModel, windows: tuple[Tensor, ...]
+    unroll: Unroll,
+    head: nn.Module,
+    target: LlamaModel,
+    windows: tuple[Tensor, ...],
+    layers: Sequence[int] = (),
 ) -> Results:
     """Return the accept rate of each draft step and the accept length."""
-    rates = accept_rates(unroll, head, target, windows)
+    rates = accept_rates(unroll, head, target, windows, layers)
     return {"accept_rates": rates, "accept_length": round(accept_length(rates), 2)}
 
 
@@ -137,6 +175,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "target": WholeModel(TARGET, 1500),
         "eagle": DraftHead(EAGLE, 2000, EagleHead, reference.load_eagle_head, eagle_drafts),
+        "eagle3": Eagle3(EAGLE3, 2000, layers=(1, 2, 4), draft_vocab_size=128),
         "mtp": DraftHead(MTP, 2000, MTPHead, reference.load_mtp_head, mtp_drafts),
         "standalone": WholeModel(STANDALONE, 3000),
     }

@@ -17,16 +17,30 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphkit.reference import EagleHead, LlamaModel, MTPHead, causal_attend, full_logits
+from graphkit.reference import (
+    Eagle3Head,
+    EagleHead,
+    LlamaModel,
+    MTPHead,
+    causal_attend,
+    full_logits,
+)
 
 STEPS = 3
 
 
 class Draft(NamedTuple):
-    """One draft step from every root: logits [B, R, V] and, if needed, hidden states [B, R, H]."""
+    """One draft step from every root.
+
+    Attributes:
+        logits: [B, R, V].
+        hidden: Hidden states that must resemble the target's features, [B, R, H], if any.
+        tokens: Target token of each column of a reduced vocabulary, [V], if it is one.
+    """
 
     logits: Tensor
     hidden: Tensor | None = None
+    tokens: Tensor | None = None
 
 
 class UnrolledAttention:
@@ -80,6 +94,21 @@ def eagle_drafts(head: EagleHead, ids: Tensor, features: Tensor) -> Iterator[Dra
 
     for _, hidden in chain(run, ids, features):
         yield Draft(*(per_window(rows, len(ids)) for rows in (head.logits(hidden), hidden)))
+
+
+def eagle3_drafts(head: Eagle3Head, ids: Tensor, features: Tensor) -> Iterator[Draft]:
+    """Yield the S steps of an EAGLE-3 head; arguments as for ``eagle_drafts``.
+
+    The features are [B, L, 3 H], of three target layers. Nothing ties the hidden states to them.
+    """
+    attend, positions = UnrolledAttention(len(ids)), positions_of(ids)
+
+    def run(step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
+        return head(tokens, hidden, positions + step, attend)
+
+    token_map = head.token_map()
+    for _, hidden in chain(run, ids, features):
+        yield Draft(per_window(head.logits(hidden), len(ids)), tokens=token_map)
 
 
 def mtp_drafts(head: MTPHead, ids: Tensor, features: Tensor) -> Iterator[Draft]:

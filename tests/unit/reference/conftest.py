@@ -149,7 +149,7 @@ def mtp(target):
 def eagle3(target):
     """A head whose draft vocabulary is every third token of the target's."""
     torch.manual_seed(3)
-    head = randomised(Eagle3Head(HEAD, target, draft_vocab_size=32))
+    head = randomised(Eagle3Head(HEAD, target, aux_layers=(0, 1, 2), draft_vocab_size=32))
     head.d2t.copy_(2 * torch.arange(32))
     return head
 

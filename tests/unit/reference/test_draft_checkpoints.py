@@ -14,6 +14,7 @@ from graphkit.reference import (
     EagleHead,
     causal_attend,
     default_checkpoint,
+    head_algorithm,
     load_checkpoint,
     load_eagle3_head,
     load_eagle_head,
@@ -45,10 +46,11 @@ def eagle_folder(eagle, tmp_path):
 @pytest.fixture
 def eagle3_folder(eagle3, tmp_path):
     is_drafted = torch.zeros(96, dtype=torch.bool)
-    is_drafted[eagle3.target_ids(torch.arange(32))] = True
+    is_drafted[eagle3.token_map()] = True
     return write(
         tmp_path / "eagle3", eagle3.state_dict() | {"t2d": is_drafted}, eagle3.config,
         draft_vocab_size=32, architectures=["LlamaForCausalLMEagle3"],
+        eagle_aux_hidden_state_layer_ids=[0, 1, 2],
     )  # fmt: skip
 
 
@@ -138,9 +140,14 @@ def test_rotary_frequencies_of_old_exports_are_left(eagle_folder, target):
 
 
 def test_eagle3_with_a_full_vocabulary(eagle3, eagle3_folder, target):
+    """SpecForge writes d2t then, too, with differences of 0."""
     state = eagle3.state_dict() | {"lm_head.weight": torch.ones(96, 64)}
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    state["d2t"] = torch.zeros(96, dtype=torch.int64)
+    loaded = load_eagle3_head(write(eagle3_folder, state, eagle3.config, **layers), target)
+    assert loaded.token_map().tolist() == list(range(96))
     del state["d2t"]
-    loaded = load_eagle3_head(write(eagle3_folder, state, eagle3.config), target)
+    loaded = load_eagle3_head(write(eagle3_folder, state, eagle3.config, **layers), target)
     assert loaded.d2t is None
     assert loaded.lm_head.out_features == 96
 
@@ -196,9 +203,10 @@ def test_each_eagle_names_the_other(eagle_folder, eagle3_folder, target):
         load_eagle_head,
         eagle3_folder,
         target,
-        "an EAGLE3 head, not an EAGLE head. Use load_eagle3_head",
+        "an EAGLE-3 head, not an EAGLE head. Use the algorithm EAGLE3, or load_eagle3_head",
     )
-    refused(load_eagle3_head, eagle_folder, target, "has no .*midlayer")
+    refused(load_eagle3_head, eagle_folder, target, "contains no EAGLE-3 head.*Use .* EAGLE")
+    assert (head_algorithm(eagle_folder), head_algorithm(eagle3_folder)) == ("EAGLE", "EAGLE3")
 
 
 @pytest.mark.parametrize(

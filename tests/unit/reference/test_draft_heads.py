@@ -10,7 +10,14 @@ import torch
 from torch.nn.functional import silu
 
 from graphkit.errors import ConfigError
-from graphkit.reference import Eagle3Head, EagleHead, MTPHead, causal_attend
+from graphkit.reference import (
+    AuxStates,
+    Eagle3Head,
+    EagleHead,
+    LlamaModel,
+    MTPHead,
+    causal_attend,
+)
 
 LAYER = {
     "self_attn.q_proj.weight": (96, 64),
@@ -104,7 +111,8 @@ def test_layout_with_optional_tensors(target, eagle):
     biased = EagleHead(replace(eagle.config, attention_bias=True), target)
     added = {f"layers.0.self_attn.{x}_proj.bias": (size,) for x, size in OUTPUTS.items()}
     assert layout(biased) == EAGLE | added, "as heads of Qwen2"
-    whole = layout(Eagle3Head(eagle.config, target, fc_bias=True, has_embedding=True))
+    options = {"aux_layers": (0, 1, 2), "fc_bias": True, "has_embedding": True}
+    whole = layout(Eagle3Head(eagle.config, target, **options))
     assert whole["lm_head.weight"] == (96, 64)
     assert whole.keys() - EAGLE3.keys() == {"fc.bias", "embed_tokens.weight"}
     assert "d2t" not in whole, "a full vocabulary needs no translation"
@@ -133,24 +141,56 @@ def test_mtp_by_hand(mtp, target, rows):
         torch.testing.assert_close(mtp.logits(i, hidden), normed @ target.lm_head.weight.T)
 
 
+@pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize("width", [64, 192], ids=["own hidden states", "three target layers"])
-def test_eagle3_by_hand(eagle3, target, rows, width):
+def test_eagle3_by_hand(eagle3, target, rows, width, is_normed):
     ids, _, *rest = rows
+    eagle3.midlayer.norm_before_residual = is_normed
     features = torch.randn(7, width)
     state = under("midlayer.", eagle3)
     hidden = features if width == 64 else features @ eagle3.fc.weight.T
     embedded = norm(target.model.embed_tokens.weight[ids], state["input_layernorm.weight"])
-    both = torch.cat((embedded, norm(hidden, state["hidden_norm.weight"])), 1)
+    normed = norm(hidden, state["hidden_norm.weight"])
+    both = torch.cat((embedded, normed), 1)
     out = eagle3(ids, features, *rest)
-    torch.testing.assert_close(out, decoded(state, both, hidden))
+    torch.testing.assert_close(out, decoded(state, both, normed if is_normed else hidden))
     expected = norm(out, eagle3.norm.weight) @ eagle3.lm_head.weight.T
     torch.testing.assert_close(eagle3.logits(out), expected)
 
 
 def test_eagle3_tokens_in_the_target_vocabulary(eagle3, target):
-    drafted = torch.tensor([[0, 1], [2, 31]])
-    assert eagle3.target_ids(drafted).tolist() == [[0, 3], [6, 93]]
-    assert torch.equal(Eagle3Head(eagle3.config, target).target_ids(drafted), drafted)
+    assert eagle3.token_map().tolist() == list(range(0, 96, 3))
+    assert Eagle3Head(eagle3.config, target, aux_layers=(0, 1, 2)).token_map() is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [(None, "2, 1, -1"), ((0, 1, 3), "0, 1, 3"), ((0, 1), "0, 1,"), ((0, 1, 1, 2), "0, 1, 1, 2")],
+)
+def test_target_layers_that_do_not_exist_are_refused(eagle3, target, layers, text):
+    with pytest.raises(ConfigError, match=f"{text}.*layers 0 to 2") as caught:
+        Eagle3Head(eagle3.config, target, aux_layers=layers)
+    assert caught.value.field == "aux_layers"
+
+
+def test_the_default_layers_are_those_of_published_heads(target):
+    deep = LlamaModel(replace(target.config, num_hidden_layers=12))
+    config = replace(target.config, num_hidden_layers=1)
+    assert Eagle3Head(config, deep).aux_layers == (2, 6, 9)
+
+
+def test_aux_states_are_the_inputs_of_layers_and_the_output_of_the_last(target, rows):
+    ids, _, *rest = rows
+    seen, handles = [], []
+    for layer in target.model.layers:
+        record = lambda _module, given, out: seen.extend((given[0], out))  # noqa: E731
+        handles.append(layer.register_forward_hook(record))
+    aux = AuxStates((2, 0, 1))
+    hidden = target(ids, *rest, aux=aux)
+    assert torch.equal(hidden, target(ids, *rest))
+    before, between, _, after = seen[:4]
+    assert torch.equal(aux.joined(), torch.cat((after, before, between), 1))
+    assert torch.equal(target.model.norm(after), hidden)
 
 
 def test_an_own_embedding_is_used(eagle, target, rows):
