@@ -111,7 +111,7 @@ class Verifier:
             is_greedy: Whether every temperature is 0.
         """
         rows, width = req_pool_indices, self._context.verify_width
-        mask = tree.tree_mask if self._is_tree else None
+        mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be expanded
         with scope("build"):
             # The host does not see values on a device. The op makes ids outside the vocabulary
             # valid there; the target accepts them only if they equal its own tokens.
