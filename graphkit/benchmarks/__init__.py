@@ -4,6 +4,7 @@ from graphkit.benchmarks.api_calls import api_calls
 from graphkit.benchmarks.bare_step import BareStep
 from graphkit.benchmarks.clocks import device_ms, synchronise, waits
 from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps
+from graphkit.benchmarks.open_engine import longest_path, open_engine
 from graphkit.benchmarks.prompts import pieces
 from graphkit.benchmarks.step_bench import StepBench
 from graphkit.benchmarks.variants import Generation, Variant, variants_of
@@ -20,6 +21,8 @@ __all__ = [
     "api_calls",
     "copy_bandwidth",
     "device_ms",
+    "longest_path",
+    "open_engine",
     "pieces",
     "synchronise",
     "variants_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -12,6 +12,7 @@ from statistics import median
 import torch
 
 from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps, num_launches
+from graphkit.benchmarks.open_engine import open_engine
 from graphkit.benchmarks.prompts import pieces
 from graphkit.benchmarks.step_measures import (
     bound_measures,
@@ -25,7 +26,7 @@ from graphkit.benchmarks.variants import Variant
 from graphkit.benchmarks.weight_bytes import WeightBytes, copy_bandwidth
 from graphkit.graphs import environment
 from graphkit.records import BenchReport, Measure
-from graphkit.reference import EngineModels, engine_of
+from graphkit.reference import EngineModels
 from graphkit.spec import SpecConfig
 
 _COUNTED_STEPS, _COUNTED_ROUNDS = 8, 5
@@ -47,7 +48,8 @@ class StepBench:
         variants: Ways to run the steps, at least one.
         text_ids: Token ids whose pieces are the prompts.
         context: Tokens of each prompt.
-        steps: Least steps of a round. The warm-up is a round, too.
+        steps: Least steps of a round, which is rounded up to whole launches of the longest loop, so
+            that all variants measure the same part of the texts. The warm-up is a round, too.
         rounds: Measured rounds of each variant.
         accept_lengths: Tokens per step and request for which to give the tokens per second.
     """
@@ -102,12 +104,6 @@ class StepBench:
         )
 
     @property
-    def longest_path(self) -> int:
-        """Most tokens that a step can accept, bonus included."""
-        spec = self.spec
-        return spec.num_draft_tokens if self.models.algorithm == "NGRAM" else spec.num_steps + 1
-
-    @property
     def _is_cuda(self) -> bool:
         return self.models.device.type == "cuda"
 
@@ -116,12 +112,18 @@ class StepBench:
         return WeightBytes.of(self.models, self.spec.num_steps)
 
     @property
+    def _round(self) -> int:
+        """Steps of a round."""
+        return max(each.whole_launches(self.steps) for each in self.variants)
+
+    @property
     def _most_steps(self) -> int:
         """Most steps that an engine runs. All engines have equal contexts, to be comparable."""
-        rounds = (self.rounds + 1) * max(each.whole_launches(self.steps) for each in self.variants)
+        steps = self._round
+        rounds = (self.rounds + 1) * max(each.whole_launches(steps) for each in self.variants)
         counts = (each.steps_per_launch for each in self.variants)
-        host = max(count * num_launches(self.steps, count) for count in counts)
-        bare = self.rounds * self.steps
+        host = max(count * num_launches(steps, count) for count in counts)
+        bare = self.rounds * steps
         return rounds + host + bare if self._is_cuda else rounds
 
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
@@ -130,19 +132,19 @@ class StepBench:
             engines: dict[Variant, MeasuredEngine] = {}
             for variant in self.variants:
                 progress(f"{setting}: capturing {variant.name}")
-                opened = self._open(size, variant, self.steps, self._most_steps)
+                opened = self._open(size, variant, self._round, self._most_steps)
                 engines[variant] = stack.enter_context(opened)
             for number in range(1, self.rounds + 1):
                 for variant, engine in engines.items():
                     progress(f"{setting}, round {number} of {self.rounds}: {variant.name}")
-                    engine.run(self.steps, seen[variant.name])
+                    engine.run(self._round, seen[variant.name])
             for name, steps in seen.items():
                 yield from step_measures(size, name, steps, self.accept_lengths)
             if self._is_cuda:
                 for variant, engine in engines.items():
                     progress(f"{setting}, host time: {variant.name}")
                     yield cell(
-                        setting, variant.name, "host", engine.host_us(self.steps)["host"], "us"
+                        setting, variant.name, "host", engine.host_us(self._round)["host"], "us"
                     )
             loops = (engine for variant, engine in engines.items() if variant.generation == "v3")
             for engine in list(loops)[:1]:
@@ -156,7 +158,7 @@ class StepBench:
             yield from node_measures(size, bare.nodes())
             if not self._is_cuda:
                 return
-            bare_ms = median(bare.ms(self.steps) for _ in range(self.rounds))
+            bare_ms = median(bare.ms(self._round) for _ in range(self.rounds))
         bandwidth = copy_bandwidth(self.models.device)
         yield from bound_measures(size, bare_ms, self._weights, bandwidth)
         for name, steps in seen.items():
@@ -172,24 +174,14 @@ class StepBench:
             calls = sum(engine.cuda_calls(_COUNTED_STEPS).values())
         yield cell(setting, variant.name, "CUDA calls", calls, "per step")
 
-    @contextmanager
     def _open(
         self, size: int, variant: Variant, warm_up_steps: int, most_steps: int
-    ) -> Iterator[MeasuredEngine]:
-        spec = self.spec
-        ahead = spec.num_draft_tokens + spec.topk * spec.num_steps
-        with engine_of(
-            self.models,
-            spec,
-            max_batch_size=size,
-            batch_sizes=[size],
-            # Prefill gives a token, v2 runs a step more than it reports, and no request may end.
-            max_context_len=self.context + (most_steps + 3) * self.longest_path + ahead,
-            generation=variant.generation,
-            steps_per_launch=variant.steps_per_launch,
-        ) as engine:
-            prompts = pieces(self.text_ids, size, self.context)
-            yield MeasuredEngine(engine, variant, prompts, warm_up_steps)
+    ) -> AbstractContextManager[MeasuredEngine]:
+        prompts = pieces(self.text_ids, size, self.context)
+        return open_engine(
+            self.models, self.spec, variant, prompts,
+            warm_up_steps=warm_up_steps, most_steps=most_steps,
+        )  # fmt: skip
 
     def _settings(self) -> dict[str, int | str]:
         return {
@@ -199,6 +191,6 @@ class StepBench:
             "num_draft_tokens": self.spec.num_draft_tokens,
             "dtype": str(self.models.dtype).removeprefix("torch."),
             "context": self.context,
-            "steps per round": self.steps,
+            "steps per round": self._round,
             "rounds": self.rounds,
         }

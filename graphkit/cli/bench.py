@@ -81,8 +81,8 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         help="generations to measure; default: v1, v2, and v3 where it can run",
     )  # fmt: skip
     parser.add_argument(
-        "--steps-per-launch", type=_list_of(_count, "1,4,16,64"), default=[1, 4, 16, 64],
-        metavar="1,4,16,64", help="steps of one launch of v3; default: 1,4,16,64",
+        "--steps-per-launch", type=_list_of(_count, "1,4,16,64"), metavar="1,4,16,64",
+        help="steps of one launch of v3; default: 1,4,16,64, on the CPU 1,4,16",
     )  # fmt: skip
     parser.add_argument(
         "--context", type=_count, default=256, metavar="N",
@@ -90,7 +90,8 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=_count, metavar="N",
-        help="least steps of a round, which has whole launches; default: 64, on the CPU 8",
+        help="steps of a round, rounded up to whole launches of the longest loop; default: 64, on "
+        "the CPU 16",
     )  # fmt: skip
     parser.add_argument(
         "--rounds", type=_count, default=3, metavar="N",

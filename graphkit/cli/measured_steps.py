@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from graphkit.benchmarks import Generation, StepBench, variants_of
+from graphkit.benchmarks import Generation, StepBench, longest_path, variants_of
 from graphkit.cli.exit_codes import UsageError
 from graphkit.cli.model_options import algorithm_of, dtype_of
 from graphkit.cli.output import print_message, progress_on_stderr
@@ -26,7 +25,8 @@ from graphkit.reference import (
 )
 from graphkit.reference.engine_models import check_algorithm
 
-_STEPS = {"cuda": 64, "cpu": 8}
+_STEPS = {"cuda": 64, "cpu": 16}
+_STEPS_PER_LAUNCH = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 16)}
 _USUAL_LENGTHS = (1.0, 2.0, 3.0)
 
 
@@ -74,17 +74,18 @@ def _bench(
             f"--context is {arguments.context}, but the target has contexts of at most {longest} "
             "tokens. Choose a smaller number."
         )
+    counts = arguments.steps_per_launch or _STEPS_PER_LAUNCH[device.type]
     bench = StepBench(
         models=models,
         spec=spec,
-        variants=tuple(variants_of(generations, arguments.steps_per_launch)),
+        variants=tuple(variants_of(generations, counts)),
         text_ids=_text_ids(arguments.checkpoint, models),
         context=arguments.context,
         steps=arguments.steps or _STEPS[device.type],
         rounds=arguments.rounds,
+        accept_lengths=_accept_lengths(arguments, longest_path(models, spec)),
     )
-    lengths = _accept_lengths(arguments, bench.longest_path)
-    return replace(bench, accept_lengths=lengths), name, notes
+    return bench, name, notes
 
 
 def _generations(

@@ -102,8 +102,8 @@ def test_the_defaults(run, no_bench):
     ((bench, name, sizes, notes),) = no_bench
     assert (name, sizes, notes) == ("steps of tiny", [1, 8], {})
     names = [variant.name for variant in bench.variants]
-    assert names == ["v1", "v2", "one launch", "loop of 4", "loop of 16", "loop of 64"]
-    assert (bench.context, bench.steps, bench.rounds) == (256, 8, 3)
+    assert names == ["v1", "v2", "one launch", "loop of 4", "loop of 16"]
+    assert (bench.context, bench.steps, bench.rounds) == (256, 16, 3)
     assert (bench.spec.num_steps, bench.spec.topk, bench.spec.num_draft_tokens) == (3, 1, 4)
     assert bench.accept_lengths == [1, 2, 3]
 

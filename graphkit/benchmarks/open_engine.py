@@ -1,0 +1,51 @@
+"""An engine over shared models, with room for all steps that a benchmark runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from graphkit.benchmarks.measured_engine import MeasuredEngine
+from graphkit.benchmarks.variants import Variant
+from graphkit.reference import EngineModels, engine_of
+from graphkit.spec import SpecConfig
+
+
+@contextmanager
+def open_engine(
+    models: EngineModels,
+    spec: SpecConfig,
+    variant: Variant,
+    prompts: Sequence[Sequence[int]],
+    *,
+    warm_up_steps: int,
+    most_steps: int,
+) -> Iterator[MeasuredEngine]:
+    """Open an engine for a block, with KV pools of its own.
+
+    Args:
+        models: The models.
+        spec: Drafting and verification settings for them.
+        variant: How the engine runs its steps.
+        prompts: Token ids of each request, all of the same length.
+        warm_up_steps: Steps of the warm-up.
+        most_steps: Steps for which the context has room, warm-up included.
+    """
+    ahead = spec.num_draft_tokens + spec.topk * spec.num_steps
+    # Prefill gives a token, v2 runs a step more than it reports, and no request may end.
+    new_tokens = (most_steps + 3) * longest_path(models, spec)
+    with engine_of(
+        models,
+        spec,
+        max_batch_size=len(prompts),
+        batch_sizes=[len(prompts)],
+        max_context_len=len(prompts[0]) + new_tokens + ahead,
+        generation=variant.generation,
+        steps_per_launch=variant.steps_per_launch,
+    ) as engine:
+        yield MeasuredEngine(engine, variant, prompts, warm_up_steps)
+
+
+def longest_path(models: EngineModels, spec: SpecConfig) -> int:
+    """Return the most tokens that a step can accept, bonus included."""
+    return spec.num_draft_tokens if models.algorithm == "NGRAM" else spec.num_steps + 1
