@@ -124,11 +124,18 @@ def test_there_is_no_bare_step_without_v3(events):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_all_variants_run_the_same_steps_and_no_request_ends(algorithm):
+def test_all_variants_run_the_same_steps_and_no_request_ends(algorithm, monkeypatch):
     """Reference models accept most drafts, so that they need the most room."""
-    models = load_models(algorithm, device="cpu")
+    models, run, asked = load_models(algorithm, device="cpu"), MeasuredEngine.run, []
+
+    def noted(engine, steps, into):
+        asked.append(steps)
+        run(engine, steps, into)
+
+    monkeypatch.setattr(MeasuredEngine, "run", noted)
     variants = (Variant("v2", "v2"), Variant("loop of 5", "v3", 5))
     report = bench(algorithm, models=models, variants=variants).report("name", [1], {})
+    assert asked == [5] * 6, "a warm-up and two rounds of each"
     assert report.settings["steps per round"] == 5
     rows = values_of(report)["batch 1"]
     assert rows["v2"]["accept length"] == rows["loop of 5"]["accept length"] >= 1
