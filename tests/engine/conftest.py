@@ -32,6 +32,7 @@ _MODELS = runpy.run_path(str(Path(__file__).with_name("imperfect_models.py")))
 LabellingForward, ErringForward = _MODELS["LabellingForward"], _MODELS["ErringForward"]
 
 VOCAB, HIDDEN, LAYERS, CONTEXT = 96, 32, 1, 96
+MOST_TOKENS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(8))[:80]
 NEAR_TIE = 1e-4
 """Logits closer than this may swap their order with the batch that a row is in."""
 
@@ -151,6 +152,7 @@ class Assembly:
         linear_attention: bool = False,
         drafter: Callable[[EngineModel], Drafter] = EagleDrafter,
         target: Callable[..., Any] = LabellingForward,
+        token_map: torch.Tensor | None = None,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine whose draft model errs in a third of the rows.
@@ -161,14 +163,18 @@ class Assembly:
             kv_tokens: Size of the KV pools; ``None`` has room for every request.
             drafter: Creates the drafter from the draft model.
             target: Creates the target's forward from model and attention.
+            token_map: Tokens that the draft model of EAGLE3 can draft; ``None`` takes most of them,
+                in random order.
         """
         room = -(-max_context_len // page_size) * page_size
         self._requests = ReqToTokenPool(max_batch_size + 2, max_context_len, self.device)
         self._tokens, self._page_size = kv_tokens or max_batch_size * room, page_size
         if algorithm == "NONE":
             num_steps, topk = 0, 1
+        self._token_map = None
         if algorithm == "EAGLE3":
             target = partial(target, num_layers=3)
+            self._token_map = MOST_TOKENS.to(self.device) if token_map is None else token_map
         attention = self._attention(1)
         return SpeculativeEngine(
             EngineModel(target(self.model, attention), attention),
@@ -189,6 +195,7 @@ class Assembly:
                 torch.float32,
                 page_size=page_size,
                 spec_hidden_size=3 * HIDDEN if algorithm == "EAGLE3" else None,
+                draft_vocab_size=None if self._token_map is None else len(self._token_map),
             ),
             device=self.device,
             **options,
@@ -212,7 +219,8 @@ class Assembly:
         attention = self._attention(1)
         if algorithm == "EXACT":
             return drafter(EngineModel(StandaloneForward(self.model, attention), attention))
-        return drafter(EngineModel(ErringForward(self.model, attention, topk), attention))
+        forward = ErringForward(self.model, attention, topk, token_map=self._token_map)
+        return drafter(EngineModel(forward, attention, draft_token_map=self._token_map))
 
 
 @pytest.fixture

@@ -56,12 +56,19 @@ class ErringForward:
 
     Args:
         layer: Index in a chain of such models, which share a KV pool of consecutive layers.
+        token_map: Tokens that it can draft, as in EAGLE-3; ``None`` for all.
     """
 
     def __init__(
-        self, model: LlamaModel, attention: PagedAttention, topk: int, layer: int = 0
+        self,
+        model: LlamaModel,
+        attention: PagedAttention,
+        topk: int,
+        layer: int = 0,
+        token_map: torch.Tensor | None = None,
     ) -> None:
         self._model, self._attention, self._topk = model, attention, topk
+        self._token_map = token_map
         self._first_layer = layer * model.config.num_hidden_layers
 
     def __call__(self, inputs: Any) -> ForwardOutput:
@@ -70,11 +77,12 @@ class ErringForward:
             return self._attention.attend(layer, *qkv, inputs.out_cache_loc, inputs.attention)
 
         hidden = self._model(inputs.input_ids, inputs.positions, attend)
-        logits, labels = self._model.logits(hidden), inputs.hidden_states
+        labels, next_labels = inputs.hidden_states, None
         if labels is None:
             labels = labels_of(inputs.input_ids, inputs.positions, hidden)
-            return ForwardOutput(next_token_logits=with_errors(logits, labels, self._topk))
-        return ForwardOutput(
-            next_token_logits=with_errors(logits, labels, self._topk),
-            hidden_states=labels_of(inputs.input_ids, labels[:, 1] + 1, hidden),
-        )
+        else:
+            next_labels = labels_of(inputs.input_ids, labels[:, 1] + 1, hidden)
+        logits = with_errors(self._model.logits(hidden), labels, self._topk)
+        if self._token_map is not None:
+            logits = logits.index_select(1, self._token_map)
+        return ForwardOutput(next_token_logits=logits, hidden_states=next_labels)
