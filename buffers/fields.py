@@ -3,7 +3,7 @@
 Allocation, padding, refresh, validation and records read this declaration.
 
 Row shapes use these letters: W tokens per request, K topk, S num_steps, H hidden size, D size of
-the hidden states that feed the draft model.
+the hidden states that feed the draft model, M words of a token bitmask: ceil(V / 32).
 """
 
 from __future__ import annotations

@@ -178,6 +178,8 @@ class TargetVerifyInputs(Inputs):
         input_ids, positions, out_cache_loc: [T] int64, T = B * W.
         custom_mask: [B, W, W] bool, query by key; True is visible. It covers the tree alone.
         input_embeds: [T, H] in the model's dtype. mrope_positions: [3, T] int64.
+        token_bitmask: [T, ceil(V / 32)] int32, as ``ops.apply_token_bitmask`` reads it. The runner
+        applies it to the forward's logits, in place.
     """
 
     custom_mask: Rows = declare(
@@ -198,4 +200,13 @@ class TargetVerifyInputs(Inputs):
     )
     mrope_positions: Rows = declare(
         Axis.TOKEN, torch.int64, "temporal, height and width positions", lead=3, optional=True
+    )
+    token_bitmask: Rows = declare(
+        Axis.TOKEN,
+        torch.int32,
+        "tokens that may follow, a bit for each token of the vocabulary",
+        pad=-1,  # every token
+        row=("M",),
+        optional=True,
+        on_device=True,
     )

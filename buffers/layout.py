@@ -12,6 +12,7 @@ from graphkit.buffers.fields import MODEL_DTYPE, Axis, Field, Pad
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError
 from graphkit.ops.mailbox_layout import Header
+from graphkit.ops.token_bitmask import bitmask_words
 from graphkit.spec import SpecConfig
 
 _AXIS_WORD = {
@@ -73,6 +74,7 @@ def capacity_of(
         "S": spec.num_steps,
         "H": sizes.hidden_size,
         "D": sizes.spec_hidden_size or sizes.hidden_size,
+        "M": bitmask_words(sizes.vocab_size),
     }
     return Capacity(requests, tokens_per_request, letters, sizes.dtype, seq_len_fill, ragged)
 

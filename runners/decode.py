@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphkit.buffers import TargetVerifyInputBuffers, TargetVerifyInputs
+from graphkit.runners.masked_step import MaskedStep
 from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
 from graphkit.spec import ForwardMode
@@ -17,3 +18,4 @@ class DecodeRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     mode = ForwardMode.DECODE
     buffers_type = TargetVerifyInputBuffers
     output_type = ForwardOutput
+    step_type = MaskedStep

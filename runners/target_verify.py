@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphkit.buffers import TargetVerifyInputBuffers, TargetVerifyInputs
 from graphkit.errors import ConfigError
+from graphkit.runners.masked_step import MaskedStep
 from graphkit.runners.outputs import ForwardOutput
 from graphkit.runners.runner import Runner
 from graphkit.spec import ForwardMode, SpecConfig
@@ -22,6 +23,7 @@ class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     mode = ForwardMode.TARGET_VERIFY
     buffers_type = TargetVerifyInputBuffers
     output_type = ForwardOutput
+    step_type = MaskedStep
 
     def _check_spec(self, spec: SpecConfig) -> None:
         if spec.is_draft_worker and not spec.resolved.supports_target_verify_for_draft():

@@ -22,12 +22,14 @@ from graphkit.ops.slot_assignment import (
     assign_draft_cache_locs_contiguous,
     assign_extend_cache_locs,
 )
+from graphkit.ops.token_bitmask import apply_token_bitmask
 from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.verification import verify_tree_greedy
 from graphkit.ops.windows import rotate_input_ids
 
 __all__ = [
+    "apply_token_bitmask",
     "assign_draft_cache_locs",
     "assign_draft_cache_locs_contiguous",
     "assign_extend_cache_locs",

@@ -12,6 +12,7 @@ from graphkit.ops.accepted_tokens import accept_samples
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.target_probs import target_probs
+from graphkit.ops.token_bitmask import apply_token_bitmask
 from graphkit.ops.top_candidates import top_candidates
 
 pytestmark = [
@@ -197,3 +198,17 @@ def test_sampled_drafts_of_a_large_vocabulary(vocab, is_chain):
     got = accept_by_rejection(*on_device(args))
     assert_equal(got, accept_by_rejection(*args))
     assert 0 < (got[2] > 0).sum() < requests, "some drafts are accepted, some are not"
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bitmasks_of_a_large_vocabulary(vocab, dtype):
+    torch.manual_seed(vocab)
+    logits = torch.randn(40, vocab).to(dtype)
+    logits[3, ::5] = torch.nan
+    bitmask = torch.randint(-(2**31), 2**31, (40, -(-vocab // 32)), dtype=torch.int32)
+    bitmask[7] = -1
+    ours = logits.cuda()
+    apply_token_bitmask(ours, bitmask.cuda())
+    apply_token_bitmask(logits, bitmask)
+    torch.testing.assert_close(ours.cpu(), logits, rtol=0, atol=0, equal_nan=True)

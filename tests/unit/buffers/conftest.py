@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def _capacity(requests=4, width=4, *, hidden=8, dtype=torch.float32, fill=1):
-    letters = {"W": width, "K": 2, "S": 3, "H": hidden, "D": 3 * hidden}
+    letters = {"W": width, "K": 2, "S": 3, "H": hidden, "D": 3 * hidden, "M": 2}
     return Capacity(requests, width, letters, dtype, fill)
 
 

@@ -27,6 +27,7 @@ TABLE = {
     "custom_mask": (Axis.REQUEST, torch.bool, True, ("W", "W"), 0, True),
     "input_embeds": (Axis.TOKEN, MODEL_DTYPE, 0, ("H",), 0, True),
     "mrope_positions": (Axis.TOKEN, torch.int64, 0, (), 3, True),
+    "token_bitmask": (Axis.TOKEN, torch.int32, -1, ("M",), 0, True),
 }
 """Axis, dtype, pad, row, lead and whether it is optional."""
 
@@ -57,8 +58,9 @@ def test_target_verify_declares_the_table():
         assert len(f.meaning.split()) >= 2, f"{name} has no meaning"
 
 
-def test_only_embeddings_travel_by_address():
-    assert [f.name for f in fields_of(TargetVerifyInputs) if f.on_device] == ["input_embeds"]
+def test_wide_fields_travel_by_address():
+    wide = [f.name for f in fields_of(TargetVerifyInputs) if f.on_device]
+    assert wide == ["input_embeds", "token_bitmask"]
 
 
 def test_what_every_mode_has_comes_first_and_attention_is_no_field():
@@ -70,13 +72,13 @@ def test_what_every_mode_has_comes_first_and_attention_is_no_field():
 @pytest.mark.parametrize("fill", [1, 7])
 def test_pads_in_memory(make_capacity, fill):
     """Indices pad to the dummy row and entry; a pad request sees at least one key."""
-    optional = ["custom_mask", "input_embeds", "mrope_positions"]
+    optional = ["custom_mask", "input_embeds", "mrope_positions", "token_bitmask"]
     buffers = TargetVerifyInputBuffers(
         make_capacity(fill=fill), torch.device("cpu"), optional_fields=optional
     )
     view = buffers.view(4)
     for name in TABLE:
-        pad = {"seq_lens": fill, "custom_mask": True}.get(name, 0)
+        pad = {"seq_lens": fill, "custom_mask": True, "token_bitmask": -1}.get(name, 0)
         assert getattr(view, name).eq(pad).all(), name
 
 

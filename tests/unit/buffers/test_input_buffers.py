@@ -47,7 +47,7 @@ def test_fields_do_not_overlap_and_are_aligned(make_buffers):
 
 def test_optional_fields_that_nobody_asked_for_are_not_there(make_buffers):
     buffers = make_buffers(optional_fields=["custom_mask"])
-    assert buffers.absent == ("input_embeds", "mrope_positions")
+    assert buffers.absent == ("input_embeds", "mrope_positions", "token_bitmask")
     view = buffers.view(3)
     assert view.input_embeds is None
     assert view.mrope_positions is None

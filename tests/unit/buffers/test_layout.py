@@ -16,7 +16,7 @@ from graphkit.buffers import Axis, Capacity, Field, Pad, TargetVerifyInputs, cap
 from graphkit.buffers.fields import MODEL_DTYPE, fields_of
 from graphkit.buffers.layout import entry_bytes, header_bytes
 
-LETTERS = {"W": 3, "K": 2, "S": 4, "H": 16, "D": 48}
+LETTERS = {"W": 3, "K": 2, "S": 4, "H": 16, "D": 48, "M": 5}
 DTYPES = (torch.bool, torch.int16, torch.int32, torch.int64, torch.bfloat16, MODEL_DTYPE)
 
 a_field = st.builds(
@@ -122,13 +122,14 @@ def test_what_the_settings_say_of_the_letters(fed, letter):
     spec = SpecConfig("EAGLE", 3, 2, 6)
     sizes = BufferSizes(8, 128, 64, 1000, torch.bfloat16, spec_hidden_size=fed)
     capacity = capacity_of(spec, sizes, requests=12, tokens_per_request=6, seq_len_fill=3)
-    assert capacity.letters == {"W": 6, "K": 2, "S": 3, "H": 64, "D": letter}
+    letters = {"W": 6, "K": 2, "S": 3, "H": 64, "D": letter, "M": 32}
+    assert capacity.letters == letters
     assert (capacity.requests, capacity.tokens_per_request) == (12, 6)
     assert (capacity.model_dtype, capacity.seq_len_fill) == (torch.bfloat16, 3)
 
 
 def test_a_verify_entry_by_hand(make_capacity):
-    """Ten segments; five small fields of 128 bytes or less, then mask and mrope positions."""
+    """11 segments; five small fields of 128 bytes or less, then mask and mrope positions."""
     layouts = resolve(fields_of(TargetVerifyInputs), make_capacity())
     payloads = {x.name: (x.first_segment, x.payload, x.total_bytes) for x in layouts}
     assert payloads == {
@@ -140,8 +141,9 @@ def test_a_verify_entry_by_hand(make_capacity):
         "custom_mask": (5, 768, 64),
         "input_embeds": (6, 0, 512),
         "mrope_positions": (7, 896, 384),
+        "token_bitmask": (10, 0, 128),
     }
-    assert header_bytes(layouts) == 14 * 8
+    assert header_bytes(layouts) == 15 * 8
     assert entry_bytes(layouts) == 1280
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.kernels import argmax, ngram, target_rows, tree_growth, tree_sampling
+from graphkit.ops.kernels import (
+    argmax,
+    ngram,
+    target_rows,
+    token_bitmask,
+    tree_growth,
+    tree_sampling,
+)
 from graphkit.ops.registration import OPS
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
@@ -34,6 +41,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(target_rows, "MAX_NODES", 4)
     monkeypatch.setattr(tree_growth, "MAX_OTHERS", 8)
     monkeypatch.setattr(ngram, "MAX_BLOCK", 16)
+    monkeypatch.setattr(token_bitmask, "MAX_BLOCK", 64)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -21,6 +21,7 @@ from graphkit.ops.philox import philox_uniform
 from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_rows import extend_rows, verify_rows
+from graphkit.ops.token_bitmask import apply_token_bitmask, bitmask_words
 from graphkit.ops.top_candidates import top_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree, plant_tree
 
@@ -557,6 +558,27 @@ def moves(index, slots, width):
     return targets, sources
 
 
+def bitmask_args(dtype):
+    def make(requests, seed):
+        random, vocab = Random(seed), (1, 31, 32, 33, 70, 300)[seed % 6]
+        values = [-math.inf, -2.5, 0.0, 1.5, math.inf, math.nan]
+        logits = torch.tensor(random.choices(values, k=requests * vocab), dtype=dtype)
+        words = [random.choice([-1, 0, -(2**31), random.getrandbits(31)]) for _ in range(99)]
+        words = random.choices(words, k=requests * bitmask_words(vocab))
+        return logits.view(requests, vocab), int32(words).view(requests, bitmask_words(vocab))
+
+    return make
+
+
+def masked(logits, bitmask):
+    rows, words = logits.tolist(), bitmask.tolist()
+    for row, of_row in zip(rows, words, strict=True):
+        bits = "".join(f"{word % 2**32:032b}"[::-1] for word in of_row)
+        for token in range(len(row)):
+            row[token] = row[token] if bits[token] == "1" else -math.inf
+    return (rows,)
+
+
 CASES = {
     "begin_step": (begin_step, begin_args, begun),
     "first_draft_rows": (first_draft_rows, first_rows_args, first_rows),
@@ -569,6 +591,8 @@ CASES = {
     "argmax_rows of bfloat16": (argmax_rows, argmax_args(torch.bfloat16, False), best_of_rows),
     "argmax_rows of some rows": (argmax_rows, argmax_args(torch.float64, True), best_of_rows),
     "argmax_rows with a map": (argmax_rows, argmax_args(torch.float32, True, True), best_of_rows),
+    "apply_token_bitmask": (apply_token_bitmask, bitmask_args(torch.float32), masked),
+    "apply_token_bitmask of bfloat16": (apply_token_bitmask, bitmask_args(torch.bfloat16), masked),
     "accept_tokens": (accept_tokens, accept_args, accepted),
     "accept_samples": (accept_samples, samples_args, sampled),
     "accept_by_rejection": (accept_by_rejection, rejection_args, kept_by_rejection),
@@ -586,7 +610,9 @@ CASES = {
     "append_tokens": (append_tokens, append_args, appended),
 }
 
-WRITTEN = {argmax_rows: 1, grow_tree: 3, ngram_drafts: 1, append_tokens: 1}
+WRITTEN = {
+    argmax_rows: 1, apply_token_bitmask: 1, grow_tree: 3, ngram_drafts: 1, append_tokens: 1,
+}  # fmt: skip
 """How many arguments an op writes: its first ones."""
 
 

@@ -15,6 +15,7 @@ from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
 from graphkit.ops.ngram import ngram_drafts
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_rows import verify_rows
+from graphkit.ops.token_bitmask import apply_token_bitmask
 from graphkit.ops.top_candidates import top_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree
 
@@ -79,6 +80,11 @@ REFUSED = [
     (lambda: target_probs(INT[:, None], *DRAWN, 1), "expected floats"),
     (lambda: target_probs(torch.zeros(3, 4), *DRAWN, 1), r"logits is .* = \[2, V\]"),
     (
+        lambda: apply_token_bitmask(torch.zeros(2, 33), INT[:, None].int()),
+        r"bitmask is \[2, 1\] .* = \[2, 2\] int32",
+    ),
+    (lambda: apply_token_bitmask(INT[:, None], INT[:, None].int()), "expected floats"),
+    (
         lambda: accept_tokens(INT[:, None], INT[:, None], INT[:, None], INT, 2),
         "accept_tokens: longest_path is 2, expected at most the 1 nodes",
     ),
@@ -93,3 +99,10 @@ REFUSED = [
 def test_wrong_arguments_are_refused(call, text):
     with pytest.raises((InputError, ConfigError), match=text):
         call()
+
+
+def test_a_bitmask_applies_to_a_view_of_the_logits():
+    logits = torch.zeros(4, 80)
+    apply_token_bitmask(logits[::2, 1::2], torch.tensor([[-1, -1], [5, 0]], dtype=torch.int32))
+    refused = (logits == -torch.inf).nonzero().tolist()
+    assert refused == [[2, 1 + 2 * token] for token in range(40) if token not in (0, 2)]
