@@ -57,7 +57,7 @@ def accept_by_rejection_kernel(
 
     left += request * VOCAB
     row = first * VOCAB
-    p = target_probs + row
+    has_left = False  # a flag, since Triton 3.6 cannot compile a while loop that carries a pointer
     p_sum = 1.0
     q_sum = 1.0
     child = tl.load(retrieve_next_token + first)
@@ -66,6 +66,9 @@ def accept_by_rejection_kernel(
     while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
         token = tl.load(candidates + first + child)
         is_token = (token >= 0) & (token < VOCAB)
+        p = target_probs + row
+        if has_left:
+            p = left
         share = tl.load(p + token, mask=is_token, other=-1)
         drafted = tl.load(draft_probs + row + token, mask=is_token, other=0)
         coin = tl.sum(tl.where(draw == child, samples, 0), 0)
@@ -76,7 +79,7 @@ def accept_by_rejection_kernel(
                 drafts += 1
                 path = tl.where(column == drafts, child, path)
                 row = (first + child) * VOCAB
-                p = target_probs + row
+                has_left = False
                 p_sum = 1.0
                 q_sum = 1.0
                 link = retrieve_next_token
@@ -84,11 +87,14 @@ def accept_by_rejection_kernel(
                 p_sum, q_sum = _refuse(
                     left, p, draft_probs + row, token, p_sum, q_sum, VOCAB, BLOCK_V
                 )  # fmt: skip
-                p = left
+                has_left = True
         child = tl.load(link + first + child)
         tried += 1
 
     coin = tl.sum(tl.where(draw == WIDTH, samples, 0), 0)
+    p = target_probs + row
+    if has_left:
+        p = left
     none = tl.full([BLOCK_W], -1, tl.int64)  # p of refused tokens is below 0
     bonus = draw_token(p, None, none, target_probs + row, coin, VOCAB, BLOCK_V, BLOCKS)
     tokens = tl.where(column == drafts, bonus, tokens)

@@ -51,8 +51,8 @@ MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
 
 def compile_only(kernel, *args, grid, warmup, num_warps=4):
     """Compile a launch with the types of its arguments; None and 1 become constants."""
-    types, constants = {}, {}
-    for parameter, value in zip(kernel.params, args, strict=True):
+    types, constants, attributes = {}, {}, {}
+    for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=True)):
         is_special = parameter.name not in (kernel.do_not_specialize or ())
         is_one = isinstance(value, int) and value == 1 and is_special
         if parameter.is_constexpr or value is None or is_one:
@@ -60,9 +60,10 @@ def compile_only(kernel, *args, grid, warmup, num_warps=4):
             types[parameter.name] = "constexpr"
         elif isinstance(value, torch.Tensor):
             types[parameter.name] = f"*{LETTERS[value.dtype]}"
+            attributes[index,] = [["tt.divisibility", 16]]  # as memory of torch's allocator
         else:
             types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     options = {"num_warps": num_warps}
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
