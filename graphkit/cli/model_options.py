@@ -14,8 +14,9 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     """Declare --algorithm, --topk, --num-steps and --num-draft-tokens."""
     parser.add_argument(
         "--algorithm", metavar="A",
-        help="speculative algorithm, in any case: NONE, EAGLE, MULTI_LAYER_EAGLE, STANDALONE or "
-        "NGRAM; default: EAGLE, or NGRAM for a --checkpoint without --draft",
+        help="speculative algorithm, in any case: NONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, "
+        "STANDALONE or NGRAM; default: EAGLE, or that of the --draft folder, or NGRAM for a "
+        "--checkpoint without one",
     )  # fmt: skip
     parser.add_argument(
         "--topk", type=int, default=1, metavar="K",
@@ -32,11 +33,18 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def algorithm_of(arguments: argparse.Namespace) -> str:
-    """Return the algorithm in capitals; the default needs no more models than there are."""
+    """Return the algorithm in capitals; the default needs no more models than there are.
+
+    Raises:
+        CheckpointError: It is that of a draft folder which cannot be read.
+    """
     if arguments.algorithm is not None:
         return str(arguments.algorithm).upper()
-    has_head = arguments.checkpoint is None or arguments.draft is not None
-    return "EAGLE" if has_head else "NGRAM"
+    if arguments.draft is not None:
+        from graphkit.reference import head_algorithm
+
+        return head_algorithm(arguments.draft)
+    return "EAGLE" if arguments.checkpoint is None else "NGRAM"
 
 
 def dtype_of(folder: Path | None, device: torch.device) -> torch.dtype:

@@ -18,6 +18,7 @@ from checkpoint_folders import (
     continuation,
     greedy_ids,
     write_checkpoint,
+    write_eagle3_head,
     write_eagle_head,
 )
 from graphkit.records import GenerateRecord
@@ -96,6 +97,22 @@ def test_greedy_text_is_that_of_transformers(folders, recorded, family, algorith
     assert sum(record.replays.values()) > 0
     (completion,) = record.completions
     assert (completion.prompt, completion.tokens) == (PROMPT, COUNT)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Qwen3", ()),
+        ("Llama", ("--topk", "2", "--page-size", "8", "--algorithm", "eagle3")),
+        ("Mistral", ("--generation", "v1")),
+    ],
+)
+def test_an_eagle3_head_is_recognised_and_lossless(folders, recorded, tmp_path, family, options):
+    folder = folders(family)
+    write_eagle3_head(tmp_path, folder.path)
+    record = recorded(folder.path, "--draft", tmp_path, "--prompt", PROMPT, *options)
+    assert record.text == folder.text
+    assert (record.algorithm, record.fallbacks) == ("EAGLE3", {})
 
 
 @pytest.mark.parametrize(
@@ -283,6 +300,22 @@ def test_a_head_of_another_model_is_refused(run, folders, tmp_path, change, text
     body = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(body | change))
     ended = run("generate", "--checkpoint", folder.path, "--draft", head, "--prompt", "x")
+    assert (ended.code, ended.out) == (1, "")
+    assert text in ended.error
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "text"),
+    [("EAGLE", "contains an EAGLE-3 head, not"), ("EAGLE3", "contains no EAGLE-3 head")],
+)
+def test_a_head_of_the_other_algorithm_is_refused(run, folders, tmp_path, algorithm, text):
+    folder = folders("Llama")
+    write_eagle3_head(tmp_path, folder.path)
+    head = tmp_path if algorithm == "EAGLE" else folder.head
+    ended = run(
+        "generate", "--checkpoint", folder.path, "--draft", head, "--prompt", "x",
+        "--algorithm", algorithm,
+    )  # fmt: skip
     assert (ended.code, ended.out) == (1, "")
     assert text in ended.error
 

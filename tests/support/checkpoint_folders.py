@@ -105,6 +105,22 @@ def write_eagle_head(folder, checkpoint):
     save_draft_head(head, folder)
 
 
+def write_eagle3_head(folder, checkpoint, draft_vocab_size=96):
+    """Write a random EAGLE-3 head for the target in a checkpoint folder."""
+    from graphkit.reference import Eagle3Head, load_checkpoint, save_draft_head
+
+    target = load_checkpoint(checkpoint)
+    torch.manual_seed(9)
+    config = replace(target.config, num_hidden_layers=1, tie_word_embeddings=False)
+    head = Eagle3Head(config, target, aux_layers=(0, 1, 2), draft_vocab_size=draft_vocab_size)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    tokens = torch.randperm(target.config.vocab_size)[:draft_vocab_size].sort().values
+    head.d2t.copy_(tokens - torch.arange(draft_vocab_size))
+    save_draft_head(head, folder)
+
+
 def greedy_ids(model, prompt_ids, max_new_tokens):
     """Return the new tokens of transformers' own greedy decoding."""
     ids = torch.tensor([prompt_ids], device=model.device)
