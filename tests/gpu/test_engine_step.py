@@ -6,16 +6,21 @@ import pytest
 
 import graphkit as gk
 from graphkit.audit import audit_target
-from graphkit.reference import reference_target
+from graphkit.reference import eagle3_target, reference_target
 from graphkit.views.phases import PHASES, phases_of
 
 pytestmark = pytest.mark.gpu
 STEP = gk.ForwardMode.STEP
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
+@pytest.fixture(
+    scope="module",
+    params=[(reference_target, 1), (reference_target, 2), (eagle3_target, 2)],
+    ids=["chain", "tree", "EAGLE-3 tree"],
+)
 def target(request):
-    return reference_target("cuda", topk=request.param, max_batch_size=8)
+    make, topk = request.param
+    return make("cuda", topk=topk, max_batch_size=8)
 
 
 @pytest.fixture(scope="module")

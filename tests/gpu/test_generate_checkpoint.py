@@ -12,6 +12,7 @@ from checkpoint_folders import (
     continuation,
     greedy_ids,
     write_checkpoint,
+    write_eagle3_head,
     write_eagle_head,
 )
 from graphkit.cli import main
@@ -44,10 +45,15 @@ def test_greedy_text_is_that_of_transformers(recorded, tmp_path, family):
     train = byte_fallback_tokenizer if family == "Mistral" else byte_level_tokenizer
     model = write_checkpoint(target, family, train()).to("cuda")
     write_eagle_head(head, target)
+    write_eagle3_head(tmp_path / "head3", target)
     tokenizer = load_tokenizer(target, model.config.vocab_size)
     prompt_ids = tokenizer.encode(PROMPT)
     text = continuation(tokenizer, prompt_ids, greedy_ids(model, prompt_ids, COUNT))
-    for options in (("--algorithm", "NONE"), ("--algorithm", "NGRAM"), ("--draft", head)):
+    eagle3 = ("--draft", tmp_path / "head3")
+    for options in (
+        ("--algorithm", "NONE"), ("--algorithm", "NGRAM"), ("--draft", head), eagle3,
+        (*eagle3, "--topk", "2", "--page-size", "16"), (*eagle3, "--generation", "v2"),
+    ):  # fmt: skip
         record = recorded("--checkpoint", target, "--prompt", PROMPT, *options)
         assert record.text == text, options
         assert record.backend == "cuda"

@@ -101,6 +101,10 @@ def test_the_first_of_equal_largest_values_in_a_large_vocabulary(vocab, dtype):
         argmax_rows(ours, logits.cuda(), None if rows is None else rows.cuda())
         assert torch.equal(ours.cpu(), tokens)
     assert torch.equal(ours, logits.cuda().argmax(-1)[index.cuda()])
+    token_map = torch.randperm(vocab)
+    argmax_rows(tokens, logits, index, token_map)
+    argmax_rows(ours, logits.cuda(), index.cuda(), token_map.cuda())
+    assert torch.equal(ours.cpu(), tokens)
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
@@ -119,6 +123,10 @@ def test_candidates_of_a_large_vocabulary(vocab, topk):
     rows = logits[index] / temperature[:, None]
     want = rows.sort(dim=1, descending=True, stable=True).indices[:, :topk]
     assert torch.equal(tokens.cpu(), want)
+    token_map = torch.randperm(vocab)
+    mapped = top_candidates(*on_device([logits, topk, temperature, index, token_map]))
+    assert torch.equal(mapped[0], probs)
+    assert torch.equal(mapped[1].cpu(), token_map[want])
     torch.testing.assert_close(probs.cpu(), rows.softmax(1).gather(1, want), rtol=1e-4, atol=1e-12)
 
 
