@@ -11,11 +11,12 @@ from graphkit.reference import (
     decode,
     default_checkpoint,
     load_checkpoint,
+    load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
 )
 
-MODELS = ("target", "eagle", "mtp", "standalone")
+MODELS = ("target", "eagle", "eagle3", "mtp", "standalone")
 
 
 @pytest.fixture
@@ -90,6 +91,7 @@ def test_the_target_alone(run, training, tmp_path, capsys):
     ("name", "load", "size"),
     [
         ("eagle", load_eagle_head, 1_800_000),
+        ("eagle3", load_eagle3_head, 2_200_000),
         ("mtp", load_mtp_head, 4_200_000),
         ("standalone", lambda folder, _: load_checkpoint(folder), 900_000),
     ],
@@ -121,7 +123,7 @@ def test_all_models_draft_for_the_new_target(run, tool, tmp_path, monkeypatch):
     monkeypatch.setattr(tool, "train_model", spy)
     run(tmp_path, "--model", "all", "--steps", "1")
     new = tmp_path / "target"
-    assert calls == [("target", None), ("eagle", new), ("mtp", new), ("standalone", new)]
+    assert calls == [("target", None), *((name, new) for name in MODELS[1:])]
     assert all((tmp_path / name / "training.json").is_file() for name in MODELS)
 
 

@@ -93,6 +93,24 @@ def test_eagle_drafts_are_those_of_decoding_with_a_cache(training, eagle, target
                 torch.testing.assert_close(draft.logits[window, root], eagle.logits(hidden)[0])
 
 
+def test_eagle3_drafts_are_those_of_decoding_with_a_cache(training, eagle3, target, ids):
+    """The first row of a root projects the features; later rows take the head's own states."""
+    for model in (target, eagle3):
+        model.double()
+    features = torch.randn(2, 12, 192, dtype=torch.float64)
+    drafts = list(training.unroll.eagle3_drafts(eagle3, ids, features))
+    assert all(draft.hidden is None for draft in drafts), "nothing ties them to the features"
+    for window in range(2):
+        for root in (0, 5, 8):
+            cache, hidden = Cache(), features[window, : root + 1]
+            for step, draft in enumerate(drafts):
+                rows = slice(root + step if step else 0, root + step + 1)
+                positions = torch.arange(12)[rows]
+                hidden = eagle3(ids[window, 1:][rows], hidden, positions, cache)[-1:]
+                torch.testing.assert_close(draft.logits[window, root], eagle3.logits(hidden)[0])
+                assert torch.equal(draft.tokens, eagle3.token_map())
+
+
 def test_mtp_drafts_are_those_of_decoding_with_a_cache(training, mtp, target, ids, features):
     for model in (target, mtp):
         model.double()
@@ -123,6 +141,11 @@ def test_features_and_logits_are_the_targets(training, target, ids):
     features, logits = training.losses.target_features(target, ids)
     torch.testing.assert_close(logits, full_logits(target, ids))
     torch.testing.assert_close(target.logits(features), logits)
+    streams, same = training.losses.target_features(target, ids, (2, 0))
+    normed = target.model.norm(streams[..., :64].flatten(0, 1))
+    torch.testing.assert_close(normed, features.flatten(0, 1))
+    torch.testing.assert_close(streams[..., 64:], target.model.embed_tokens(ids))
+    assert torch.equal(same, logits)
 
 
 class Oracle:
@@ -164,19 +187,54 @@ def test_accept_rates_count_the_targets_choices(training, target, ids):
     assert rates == [round(rate.item(), 4) for rate in expected]
 
 
+def reduced(draft, tokens):
+    """The same draft over some tokens, in another order."""
+    return draft._replace(logits=draft.logits[..., tokens], hidden=None, tokens=tokens)
+
+
+def test_a_reduced_vocabulary_is_compared_in_the_targets(training, target, ids):
+    """The loss is over its tokens alone, and the best of them counts as the target's choice."""
+    oracle, tokens = Oracle(training, target), torch.arange(0, 96, 2).flip(0)
+
+    def unroll(*given):
+        return (reduced(draft, tokens) for draft in oracle(*given))
+
+    logits = full_logits(target, ids)
+    rates = training.losses.accept_rates(unroll, None, target, (torch.cat((ids, ids[:, :1]), 1),))
+    is_even = logits.argmax(-1) % 2 == 0
+    expected = [is_even[:, k : k + 9].double().mean().item() for k in (1, 2, 3)]
+    assert rates == [round(rate, 4) for rate in expected]
+    log_probs = logits[..., ::2].log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    expected = sum(entropy[:, k : k + 9].mean() for k in (1, 2, 3)) / 3
+    loss = training.losses.draft_loss(unroll, None, target, torch.cat((ids, ids[:, :1]), 1))
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_bytes(training):
+    recipe = training.recipes.RECIPES["eagle3"]
+    target = LlamaModel(training.recipes.TARGET)
+    corpus = torch.tensor([*range(256), *range(3, 256, 2)], dtype=torch.uint8)
+    head = recipe.build(target, corpus)
+    assert len(head.token_map()) == recipe.draft_vocab_size == 128
+    assert set(head.token_map().tolist()) >= set(range(3, 256, 2))
+    assert head.token_map().tolist() == sorted(head.token_map().tolist())
+    assert head.aux_layers == recipe.layers
+
+
 def test_accept_length(training):
     assert training.losses.accept_length([0.5, 0.4, 0.25]) == pytest.approx(1.75)
     assert training.losses.accept_length([0.0, 1.0, 1.0]) == 1
     assert training.losses.accept_length([1.0, 1.0, 1.0]) == 4
 
 
-@pytest.mark.parametrize("name", ["eagle", "mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
 def test_heads_learn_and_the_target_does_not(name, training):
     torch.manual_seed(0)
     recipe = training.recipes.RECIPES[name]
     target = LlamaModel(training.recipes.TARGET).requires_grad_(False)
     before = {key: tensor.clone() for key, tensor in target.state_dict().items()}
-    head = recipe.build(target)
+    head = recipe.build(target, torch.arange(256, dtype=torch.uint8))
     initialise(head, 1)
     windows = torch.randint(256, (1, 33))
     first = recipe.loss(head, target, windows).item()
