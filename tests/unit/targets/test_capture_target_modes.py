@@ -149,8 +149,8 @@ def test_a_chosen_token_of_another_layer_is_found(make_target, monkeypatch):
     """Integers beside floats: the leak is in the last layer, after which no forward reads it."""
     top, calls = multi_layer.top_candidates, iter(range(10**6))
 
-    def shifted(*given):
-        topk_p, topk_index = top(*given)
+    def shifted(*given, **options):
+        topk_p, topk_index = top(*given, **options)
         return topk_p, topk_index.roll(-1, 0) if next(calls) % 3 == 2 else topk_index
 
     monkeypatch.setattr(multi_layer, "top_candidates", shifted)
