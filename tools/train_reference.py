@@ -1,7 +1,7 @@
 """Train the byte-level reference models on the source of the Python standard library.
 
 Writes progress to stderr. For each model, writes a line to stdout with the results of its saved
-weights on held-out files.
+weights on held-out files. ``--measure`` does this for weights that exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS = reference.default_checkpoint().parent
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command: train the models, save them and print their results."""
+    """Run the command: train the models and save them, or load them, and print their results."""
     options = parse(argv)
     corpus = read_corpus(options.source, held_out=False).to(options.device)
     held_out = read_corpus(options.source, held_out=True).to(options.device)
@@ -36,7 +36,11 @@ def main(argv: list[str] | None = None) -> int:
     for name in names:
         root = options.out if "target" in names else WEIGHTS
         target = None if name == "target" else root / "target"
-        results = train_model(name, target, corpus, windows, options)
+        if options.measure:
+            teacher = load_target(target, options.device, torch.bfloat16)
+            results = RECIPES[name].measure(options.out / name, teacher, windows)
+        else:
+            results = train_model(name, target, corpus, windows, options)
         print(f"{name}:", ", ".join(f"{key} {value}" for key, value in results.items()))
     return 0
 
@@ -114,6 +118,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--device", type=torch.device, default=device, help="device (%(default)s)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
     add("--limit-seconds", type=float, default=math.inf, help="time limit per model")
+    add("--measure", action="store_true", help="measure the models in --out without training")
     add("--compile", action="store_true", help="use torch.compile")
     options = parser.parse_args(argv)
     given = (options.steps, options.batch, options.limit_seconds)

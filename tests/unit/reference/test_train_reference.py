@@ -127,6 +127,17 @@ def test_all_models_draft_for_the_new_target(run, tool, tmp_path, monkeypatch):
     assert all((tmp_path / name / "training.json").is_file() for name in MODELS)
 
 
+def test_saved_weights_are_measured_again(run, tmp_path, capsys):
+    folder = run(tmp_path, "--model", "eagle3", "--steps", "1") / "eagle3"
+    results, weights = results_of(folder), (folder / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    run(tmp_path, "--model", "eagle3", "--measure")
+    keys = ("accept_rates", "accept_length")
+    line = ", ".join(f"{key} {results[key]}" for key in keys)
+    assert capsys.readouterr().out == f"eagle3: {line}\n"
+    assert (folder / "model.safetensors").read_bytes() == weights
+
+
 @pytest.mark.parametrize("name", ["target", "eagle"])
 def test_a_run_repeats(name, run, tmp_path):
     folders = [run(tmp_path / n, "--model", name, "--steps", "2") / name for n in ("one", "two")]
