@@ -42,7 +42,14 @@ if TYPE_CHECKING:
         declare,
     )
     from graphkit.config import BufferSizes
-    from graphkit.engine import EngineStats, FinishReason, NewTokens, Request, SpeculativeEngine
+    from graphkit.engine import (
+        EngineStats,
+        FinishReason,
+        NewTokens,
+        Request,
+        SpeculativeEngine,
+        TokenMatcher,
+    )
     from graphkit.errors import (
         AttentionError,
         CaptureCause,
@@ -309,6 +316,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "NewTokens",
     "Request",
     "SpeculativeEngine",
+    "TokenMatcher",
     # Errors: every error that a caller can provoke derives from GraphkitError.
     "AttentionError",
     "CaptureCause",

@@ -9,6 +9,7 @@ from graphkit.engine.engine import SpeculativeEngine
 from graphkit.engine.request import FinishReason, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats
+from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.engine.transfers import NewTokens
 from graphkit.step import (
     Drafter,
@@ -44,6 +45,7 @@ __all__ = [
     "RequestMemory",
     "SamplingParams",
     "SpeculativeEngine",
+    "TokenMatcher",
     "Verified",
     "finalize_accepted_tree_path",
 ]

@@ -14,6 +14,7 @@ from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats, Tally
+from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.engine.transfers import NewTokens
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, backend_for
@@ -58,12 +59,15 @@ class SpeculativeEngine:
         chunked_prefill_size: Most prompt tokens per forward.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
         seed: Seed of the random numbers for requests with a temperature.
+        structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,
+            which costs a row of V / 8 bytes per token. Matchers run on the host, so v3 cannot run.
         debug: Check that each result in the future map is read exactly once. Waits for the device
             at every read.
 
     Attributes:
         spec: As passed.
         sizes: As passed.
+        structured_output: As passed.
         plan: The generation that runs, and why.
         generation: The generation that runs.
         device: The device of all tensors.
@@ -93,6 +97,7 @@ class SpeculativeEngine:
         chunked_prefill_size: int = 512,
         bos_token_id: int | None = None,
         seed: int = 0,
+        structured_output: bool = False,
         debug: bool = False,
     ) -> None:
         require_int("SpeculativeEngine", "steps_per_launch", steps_per_launch)
@@ -107,9 +112,11 @@ class SpeculativeEngine:
             backend=backend,
             batch_sizes=batch_sizes,
             chunked_prefill_size=chunked_prefill_size,
+            structured_output=structured_output,
             debug=debug,
         )
         self.spec, self.sizes, self.device = spec, sizes, context.device
+        self.structured_output = structured_output
         device_step = DeviceStep(target, drafter, context)
         self.plan = _plan(spec, generation, device_step.host_reason or backend.loop_refusal)
         self.generation = self.plan.generation
@@ -171,23 +178,40 @@ class SpeculativeEngine:
             progress(f"capturing {runner.mode.name}")
             runner.capture()
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams | None = None) -> Request:
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        matcher: TokenMatcher | None = None,
+    ) -> Request:
         """Queue a prompt. A later ``step`` admits it as soon as there is room.
 
         Args:
             prompt_ids: Token ids to continue.
             sampling: ``None`` takes the defaults of ``SamplingParams``.
+            matcher: Constrains the output to a grammar, from its first token on. Needs
+                ``structured_output``. The request ends when the matcher terminates. ``top_k``,
+                ``top_p`` and ``min_p`` apply to the tokens that it allows.
 
         Returns:
             The request, whose ``output_ids`` grow with each ``step``.
 
         Raises:
             InputError: The prompt is empty without a ``bos_token_id``, contains something other
-                than token ids, or is too long for the context or the KV pool.
+                than token ids, or is too long for the context or the KV pool. The engine has no
+                structured output, or the matcher is none, has terminated, or is for another
+                vocabulary.
             ReplayError: The engine is closed.
         """
         self._check_open()
-        request = self._queue.create(prompt_ids, sampling)
+        if matcher is not None and not self.structured_output:
+            raise InputError(
+                "submit got a matcher, but the engine was created without structured output. Pass "
+                "structured_output=True to SpeculativeEngine.",
+                field="matcher",
+            )
+        request = self._queue.create(prompt_ids, sampling, matcher)
         self._queue.put([request])
         return request
 

@@ -6,6 +6,9 @@ have finished before the draft model catches up, and KV slots are reserved one s
 v2 (overlapped) launches a step before it reads the tokens of the previous one, so host and device
 work at the same time. The host learns one step late that a request has finished; the tokens of the
 extra step are dropped, and KV slots are reserved when the request joins.
+
+A batch with a matcher makes the host wait between draft and verify, in both: masks depend on the
+drafts, and on the tokens of all earlier steps.
 """
 
 from __future__ import annotations
@@ -13,15 +16,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.transfers import NewTokens, PendingReport
+from graphkit.engine.tree_bitmask import tree_bitmask
 from graphkit.ops.loop_layout import Report
-from graphkit.step import DeviceStep
+from graphkit.step import DeviceStep, StepResult
+from graphkit.step.acceptance import Links
 from graphkit.step.transfers import to_device
 
 
@@ -34,11 +39,13 @@ class RunningBatch:
 
     Attributes:
         is_greedy: Whether every temperature is 0.
+        is_constrained: Whether a request has a matcher.
     """
 
     def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
         self.requests, self._device = list(requests), device
         self.is_greedy = not any(request.sampling.temperature for request in requests)
+        self.is_constrained = any(request.matcher is not None for request in requests)
 
     @cached_property
     def rows(self) -> torch.Tensor:
@@ -82,6 +89,22 @@ class Generation(ABC):
     def drain(self) -> None:
         """Wait for all tokens on their way to the host and deliver them."""
 
+    def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
+        fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
+        return self._device_step.draft_and_verify(
+            batch.rows, is_greedy=batch.is_greedy, fill_bitmask=fill
+        )
+
+    def _fill_bitmask(
+        self, requests: Sequence[Request], tokens: torch.Tensor, links: Links
+    ) -> torch.Tensor:
+        """Return the token bitmask of the requests' trees; see ``FillBitmask``."""
+        self.drain()  # the matchers accept what has been generated so far
+        vocab_size = self._device_step.context.sizes.vocab_size
+        return tree_bitmask(
+            [request.open_matcher for request in requests], tokens, links, vocab_size
+        )
+
     def take_new_tokens(self) -> NewTokens:
         """Return the tokens delivered since the last call, those of a failed step included."""
         new_tokens, self._new_tokens = self._new_tokens, []
@@ -115,7 +138,7 @@ class HostInLoop(Generation):
         # The newest token of a request is its bonus token, which has no KV slot yet.
         ahead = self._device_step.slots_ahead - 1
         self._memory.reserve((r.row, r.num_tokens + ahead) for r in requests)
-        result = self._device_step.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
+        result = self._draft_and_verify(batch)
         pending = PendingReport.send(requests, result.report, is_verify=True)
         self._new_tokens += pending.deliver()
         accepted = pending.report[:, Report.ACCEPTED].tolist()
@@ -154,9 +177,8 @@ class Overlapped(Generation):
         is_anyone_waiting: bool,  # noqa: ARG002
     ) -> None:
         """See ``Generation.advance``. Waits for earlier steps only, after launching this one."""
-        earlier = len(self._pending)
         self._launch(batch)
-        self._deliver(earlier)
+        self._deliver(len(self._pending) - 1)
 
     def drain(self) -> None:
         """See ``Generation.drain``."""
@@ -164,7 +186,7 @@ class Overlapped(Generation):
 
     def _launch(self, batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""
-        result = self._device_step.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
+        result = self._draft_and_verify(batch)
         # Appended before the drafter can fail: the state of this step is stored already.
         self._pending.append(PendingReport.send(batch.requests, result.report, is_verify=True))
         self._device_step.drafter.extend(result.verified)

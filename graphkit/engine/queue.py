@@ -10,6 +10,7 @@ import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitmask
 from graphkit.errors import InputError
 from graphkit.step import Prefill, SamplingParams
 from graphkit.step.prompts import validate_prompt
@@ -67,11 +68,17 @@ class RequestQueue:
         """Whether a request is waiting."""
         return bool(self._waiting)
 
-    def create(self, prompt_ids: Sequence[int], sampling: SamplingParams | None) -> Request:
+    def create(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams | None,
+        matcher: TokenMatcher | None = None,
+    ) -> Request:
         """Create a request without queueing it.
 
         Raises:
-            InputError: The prompt is invalid, or the request needs more slots than the pool has.
+            InputError: The prompt is invalid, the request needs more slots than the pool has, or
+                the matcher cannot constrain it.
         """
         sampling = sampling or SamplingParams()
         ids = validate_prompt(
@@ -80,10 +87,17 @@ class RequestQueue:
             bos_token_id=self._bos,
             context_limit=self._context_limit,
         )
+        if matcher is not None:
+            check_matcher(matcher, self._vocab_size)
         self._created += 1
         if sampling.seed is None:
             sampling = replace(sampling, seed=_seed_of(self._seed, self._created))
-        request = Request(prompt_ids=ids, sampling=sampling, context_limit=self._context_limit)
+        request = Request(
+            prompt_ids=ids,
+            sampling=sampling,
+            context_limit=self._context_limit,
+            matcher=matcher,
+        )
         slots = self._memory.whole_pages(self._max_slots(request))
         if slots > self._memory.total_slots:
             raise InputError(
@@ -135,6 +149,7 @@ class RequestQueue:
         max_slots = self._max_slots(request)
         request.row = self._memory.allocate_row(max_slots)
         length = max_slots if self._reserve_all else len(request.prompt_ids)
+        matcher = request.matcher
         self._memory.reserve([(request.row, length)])
         try:
             return self._prefill.run(
@@ -142,6 +157,7 @@ class RequestQueue:
                 request.prompt_ids,
                 request.sampling,
                 request.max_tokens - len(request.prompt_ids),
+                None if matcher is None else root_bitmask(matcher, self._vocab_size),
             )
         except BaseException:
             self._free(request)

@@ -7,16 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.step import SamplingParams
 
 
 class FinishReason(Enum):
-    """Reason for which a request finished."""
+    """Reason for which a request finished.
+
+    ``STOP`` is a token of ``stop_token_ids``, or the end of the request's grammar. ``REFUSED``
+    means that the grammar allows no token of the vocabulary, although it has not ended.
+    """
 
     STOP = "stop token"
     LENGTH = "max_new_tokens"
     CONTEXT = "context limit"
     ABORTED = "aborted"
+    REFUSED = "no token allowed"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -29,6 +35,7 @@ class Request:
         prompt_ids: Tokens to continue.
         sampling: Sampling and stopping parameters.
         context_limit: Most tokens of prompt and output together.
+        matcher: Constrains the output; ``None`` allows every token. It has accepted ``output_ids``.
         output_ids: Tokens generated so far, without the prompt.
         finish_reason: ``None`` until the request has finished.
         row: Row in the request pool while the request runs, else 0.
@@ -40,6 +47,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     context_limit: int
+    matcher: TokenMatcher | None = None
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     row: int = 0
@@ -54,6 +62,11 @@ class Request:
     def max_tokens(self) -> int:
         """Most tokens that prompt and output can reach."""
         return min(self.context_limit, len(self.prompt_ids) + self.sampling.max_new_tokens)
+
+    @property
+    def open_matcher(self) -> TokenMatcher | None:
+        """The matcher while the request goes on, else ``None``."""
+        return None if self.is_finished else self.matcher
 
     @property
     def is_finished(self) -> bool:
@@ -81,13 +94,17 @@ class Request:
         for token in tokens:
             if self.is_finished:
                 break
+            if self.matcher is not None and not self.matcher.accept_token(token):
+                self.finish_reason = FinishReason.REFUSED
+                break
             self.output_ids.append(token)
             appended.append(token)
             self.finish_reason = self._finish_reason_after(token)
         return appended
 
     def _finish_reason_after(self, token: int) -> FinishReason | None:
-        if token in self.sampling.stop_token_ids:
+        is_matched = self.matcher is not None and self.matcher.is_terminated()
+        if is_matched or token in self.sampling.stop_token_ids:
             return FinishReason.STOP
         if len(self.output_ids) >= self.sampling.max_new_tokens:
             return FinishReason.LENGTH

@@ -43,6 +43,7 @@ def reference_engine(
     checkpoint: str | Path | None = None,
     draft: str | Path | None = None,
     seed: int = 0,
+    structured_output: bool = False,
     debug: bool = False,
 ) -> SpeculativeEngine:
     """Create an engine over the models that ship with graphkit, or of folders.
@@ -64,6 +65,7 @@ def reference_engine(
         generation: As for ``SpeculativeEngine``.
         steps_per_launch: As for ``SpeculativeEngine``.
         seed: As for ``SpeculativeEngine``.
+        structured_output: As for ``SpeculativeEngine``.
         debug: As for ``SpeculativeEngine``.
         dtype: Data type of weights and KV. In bfloat16, the output of a request can depend on the
             batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
@@ -96,6 +98,7 @@ def reference_engine(
         steps_per_launch=steps_per_launch,
         bos_token_id=END_OF_TEXT if checkpoint is None else None,
         seed=seed,
+        structured_output=structured_output,
         debug=debug,
     )
 
@@ -113,6 +116,7 @@ def engine_of(
     steps_per_launch: int = 16,
     bos_token_id: int | None = None,
     seed: int = 0,
+    structured_output: bool = False,
     debug: bool = False,
 ) -> SpeculativeEngine:
     """Create an engine over models that several engines can share, with KV pools of its own.
@@ -141,6 +145,7 @@ def engine_of(
         steps_per_launch=steps_per_launch,
         bos_token_id=bos_token_id,
         seed=seed,
+        structured_output=structured_output,
         debug=debug,
     )
 

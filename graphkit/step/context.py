@@ -87,6 +87,7 @@ class EngineContext:
         device: The device of all tensors.
         runner_options: Keyword arguments that every runner of the engine takes: ``batch_sizes``,
             ``device`` and ``backend``.
+        structured_output: Whether verify takes a token bitmask.
     """
 
     spec: SpecConfig
@@ -98,6 +99,7 @@ class EngineContext:
     kv_slots: int
     device: torch.device
     runner_options: Mapping[str, Any]
+    structured_output: bool = False
 
     @classmethod
     def create(
@@ -111,6 +113,7 @@ class EngineContext:
         backend: Backend,
         batch_sizes: Iterable[int] | None,
         chunked_prefill_size: int,
+        structured_output: bool = False,
         debug: bool = False,
     ) -> EngineContext:
         """Create the context of a target, whose pools all models share.
@@ -124,6 +127,7 @@ class EngineContext:
             backend: Backend of all runners.
             batch_sizes: Sizes to capture.
             chunked_prefill_size: Most prompt tokens per forward.
+            structured_output: Whether verify takes a token bitmask.
             debug: See ``FutureMap``.
 
         Raises:
@@ -161,6 +165,7 @@ class EngineContext:
                 "device": backend.device,
                 "backend": backend,
             },
+            structured_output=structured_output,
         )
 
     def check(self, model: EngineModel) -> None:

@@ -14,7 +14,7 @@ from graphkit.step.drafter import Drafter
 from graphkit.step.drafter_checks import check_methods, check_prepared, check_tree
 from graphkit.step.null_drafter import NullDrafter
 from graphkit.step.step_tensors import Verified
-from graphkit.step.verifier import Verifier
+from graphkit.step.verifier import FillBitmask, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class DeviceStep:
         """Why the step needs the host, as a phrase; empty if it only enqueues work."""
         if self.drafter.host_reason:
             return self.drafter.host_reason
+        if self.context.structured_output:
+            return "the matchers of structured output run on the host between draft and verify"
         if self.context.future_map.debug:
             return "the future map's debug mode reads the device"
         for runner in self.runners:
@@ -104,7 +106,13 @@ class DeviceStep:
         by_memory = {(each.data_ptr(), each.shape): name for name, each in reversed(named.items())}
         return {name: named[name] for name in reversed(by_memory.values())}
 
-    def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
+    def draft_and_verify(
+        self,
+        req_pool_indices: torch.Tensor,
+        *,
+        is_greedy: bool,
+        fill_bitmask: FillBitmask | None = None,
+    ) -> StepResult:
         """Draft, verify, and commit the accepted tokens.
 
         Requests that have ended run as pads.
@@ -112,6 +120,8 @@ class DeviceStep:
         Args:
             req_pool_indices: Request rows, [B] int64.
             is_greedy: Whether every temperature is 0.
+            fill_bitmask: Returns the token bitmask of the trees; called between draft and verify.
+                ``None`` allows every token.
 
         Raises:
             InputError: The drafter returned an invalid tree.
@@ -121,7 +131,9 @@ class DeviceStep:
         with scope("draft"):
             tree = self.drafter.draft(rows, seq_lens, bonus)
         check_tree(self.drafter, tree, seq_lens, self.context)
-        verified = self.verifier.verify(rows, seq_lens, bonus, tree, is_greedy=is_greedy)
+        verified = self.verifier.verify(
+            rows, seq_lens, bonus, tree, is_greedy=is_greedy, fill_bitmask=fill_bitmask
+        )
         with scope("accept"):
             counts = verified.counts.num_accepted_tokens
             report = state.advance(rows, verified.predict, counts, self.max_path)
@@ -130,7 +142,7 @@ class DeviceStep:
     def run(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> torch.Tensor:
         """Run a whole step, the catch-up of the drafter included, and return its report.
 
-        Arguments and errors are those of ``draft_and_verify``.
+        Arguments and errors are those of ``draft_and_verify``. Every token is allowed.
         """
         result = self.draft_and_verify(req_pool_indices, is_greedy=is_greedy)
         with scope("extend"):

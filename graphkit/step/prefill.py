@@ -13,7 +13,7 @@ from graphkit.graphs import Backend, CaptureFailure
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.step_tensors import Prefilled
-from graphkit.step.transfers import to_device
+from graphkit.step.transfers import copied_to, to_device
 
 
 class Prefill:
@@ -52,7 +52,12 @@ class Prefill:
             raise CaptureError(mode, 1, failure.cause, failure.where) from failure.__cause__
 
     def run(
-        self, row: int, prompt_ids: Sequence[int], sampling: SamplingParams, max_new_tokens: int
+        self,
+        row: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        max_new_tokens: int,
+        bitmask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Prefill a prompt, so that the request takes part in the next step. Does not wait.
 
@@ -61,6 +66,8 @@ class Prefill:
             prompt_ids: Token ids of the prompt, at least one.
             sampling: Parameters of the request.
             max_new_tokens: Most tokens to generate, the context limit included.
+            bitmask: Tokens that may be the first new one, [1, ceil(V / 32)] int32 on the CPU;
+                ``None`` allows all.
 
         Returns:
             The report of the first new token, [1, 5] int32, on the device.
@@ -72,13 +79,14 @@ class Prefill:
         # The last element receives the first new token.
         ids = to_device([*prompt_ids, 0], device)
         slots = context.req_to_token[row, :length].long()
+        allowed = None if bitmask is None else copied_to(device, bitmask)
         for start in range(0, length, self._chunk_size):
             end = min(start + self._chunk_size, length)
             output = step.verifier.prefill(rows, start, ids[start:end], slots[start:end])
             if end == length:
                 logits = output.next_token_logits[-1:]
                 ids[length:] = step.verifier.first_token(
-                    rows, logits, is_greedy=sampling.temperature == 0
+                    rows, logits, is_greedy=sampling.temperature == 0, bitmask=allowed
                 )
             step.drafter.prefill(
                 Prefilled(
@@ -102,7 +110,8 @@ class Prefill:
         output = step.verifier.prefill(row, 0, pads, pads)
         logits = output.next_token_logits[-1:]
         step.verifier.first_token(row, logits, is_greedy=True)
-        first = step.verifier.first_token(row, logits, is_greedy=False)
+        allowed = step.verifier.all_allowed(1)
+        first = step.verifier.first_token(row, logits, is_greedy=False, bitmask=allowed)
         step.drafter.prefill(
             Prefilled(
                 req_pool_indices=row,

@@ -12,7 +12,11 @@ def to_device(
     values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
     """Copy host numbers to the device without waiting for it."""
-    tensor = torch.tensor(values, dtype=dtype)
+    return copied_to(device, torch.tensor(values, dtype=dtype))
+
+
+def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a CPU tensor to the device without waiting for it; return it as it is if it is there."""
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

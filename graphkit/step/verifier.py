@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
 from graphkit.graphs import scope
-from graphkit.ops import compact_accepted_to_front
+from graphkit.ops import apply_token_bitmask, compact_accepted_to_front
 from graphkit.ops.target_rows import verify_rows
+from graphkit.ops.token_bitmask import bitmask_words
 from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
-from graphkit.step.acceptance import Draws, accept_greedily, accept_sampled, sample_tokens
+from graphkit.step.acceptance import Draws, Links, accept_greedily, accept_sampled, sample_tokens
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.request_state import RequestState
 from graphkit.step.step_tensors import DraftTree, Verified
 from graphkit.step.tree_path import move_accepted_kv
 
+FillBitmask = Callable[[torch.Tensor, Links], torch.Tensor]
+"""Returns the token bitmask of trees, [B * W, ceil(V / 32)] int32 on the device or the CPU.
+
+Its arguments are the token of each node, [B, W] int64, and the links. It may wait for the device.
+"""
+
 
 class Verifier:
-    """Runs the target. Every method only enqueues work; none waits for the device.
+    """Runs the target. Every method only enqueues work; none waits, except for ``fill_bitmask``.
 
     Args:
         model: The target.
@@ -46,8 +55,14 @@ class Verifier:
             spec=context.spec,
             sizes=context.sizes,
             attention=model.attention,
+            optional_fields=self._optional_fields(),
             **context.runner_options,
         )
+        self._all_allowed: torch.Tensor | None = None
+        if context.structured_output:  # every batch then brings a bitmask
+            rows = context.sizes.max_batch_size * context.verify_width
+            shape = rows, bitmask_words(context.sizes.vocab_size)
+            self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
 
     def prefill(
         self,
@@ -76,7 +91,7 @@ class Verifier:
                 positions=start + torch.arange(length, device=device),
                 out_cache_loc=out_cache_loc,
             ),
-            without=("custom_mask",),
+            without=("custom_mask", "token_bitmask"),
         )
         if states is not None:
             # Every token of a prompt is accepted; the pool has the states after the last W.
@@ -85,9 +100,23 @@ class Verifier:
         return output
 
     def first_token(
-        self, req_pool_indices: torch.Tensor, logits: torch.Tensor, *, is_greedy: bool
+        self,
+        req_pool_indices: torch.Tensor,
+        logits: torch.Tensor,
+        *,
+        is_greedy: bool,
+        bitmask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the token after a prompt, [1] int64, from its last logits, [1, V]."""
+        """Return the token after a prompt, [1] int64.
+
+        Args:
+            req_pool_indices: The request row, [1] int64.
+            logits: The last logits of the prompt, [1, V]; changed in place.
+            is_greedy: Whether the temperature is 0.
+            bitmask: Allowed tokens, [1, ceil(V / 32)] int32; ``None`` allows all.
+        """
+        if bitmask is not None:
+            apply_token_bitmask(logits, bitmask)
         if is_greedy:
             return logits.argmax(-1)
         return sample_tokens(logits, self._draws(req_pool_indices))
@@ -100,6 +129,7 @@ class Verifier:
         tree: DraftTree,
         *,
         is_greedy: bool,
+        fill_bitmask: FillBitmask | None = None,
     ) -> Verified:
         """Run the target over the trees and accept a path of each.
 
@@ -109,6 +139,7 @@ class Verifier:
             bonus: Token at the root of each tree, [B] int64.
             tree: The draft tokens, checked by ``check_tree``.
             is_greedy: Whether every temperature is 0.
+            fill_bitmask: Returns the token bitmask of the trees; ``None`` allows every token.
         """
         rows, width = req_pool_indices, self._context.verify_width
         mask = tree.tree_mask.contiguous() if self._is_tree else None  # may be expanded
@@ -119,6 +150,11 @@ class Verifier:
                 rows, self._context.req_to_token, seq_lens, bonus, tree.draft_tokens, mask,
                 width, self._context.sizes.vocab_size,
             )  # fmt: skip
+        candidates = tokens.view(-1, width)
+        links = tree.retrieve_next_token, tree.retrieve_next_sibling
+        bitmask = self.all_allowed(len(tokens))
+        if fill_bitmask is not None:
+            bitmask = fill_bitmask(candidates, links)
         with scope("verify"):
             output = self.runner.run(
                 TargetVerifyInputs(
@@ -128,11 +164,11 @@ class Verifier:
                     positions=positions,
                     out_cache_loc=slots,
                     custom_mask=mask,
+                    token_bitmask=bitmask,
                 )
             )
         with scope("accept"):
-            links = tree.retrieve_next_token, tree.retrieve_next_sibling
-            given = tokens.view(-1, width), links, output.next_token_logits, self._max_path
+            given = candidates, links, output.next_token_logits, self._max_path
             path = (
                 accept_greedily(*given)
                 if is_greedy
@@ -156,6 +192,16 @@ class Verifier:
             accept_index=accept_index,
             counts=AcceptedCounts(drafts, path.num_accepted_tokens),
         )
+
+    def all_allowed(self, rows: int) -> torch.Tensor | None:
+        """Return a token bitmask that allows every token; ``None`` if verify takes none."""
+        return None if self._all_allowed is None else self._all_allowed[:rows]
+
+    def _optional_fields(self) -> tuple[str, ...] | None:
+        """Return the optional fields of verify; ``None`` stands for those that the spec implies."""
+        if not self._context.structured_output:
+            return None
+        return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)
 
     def _draws(self, rows: torch.Tensor) -> Draws:
         """Return what the draws of requests depend on, at their present positions."""

@@ -1,0 +1,64 @@
+"""Token bitmasks of draft trees: what each request's matcher allows after each node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from graphkit.engine.token_matcher import TokenMatcher, fill_row
+from graphkit.ops.token_bitmask import bitmask_words
+from graphkit.step.acceptance import Links
+
+
+def tree_bitmask(
+    matchers: Sequence[TokenMatcher | None],
+    tokens: torch.Tensor,
+    links: Links,
+    vocab_size: int,
+) -> torch.Tensor:
+    """Return the tokens that may follow each node. Waits for the trees to arrive on the host.
+
+    Nodes behind a refused draft, or behind the end of the output, allow every token: no path that
+    is accepted goes through the former, and none goes on behind the latter.
+
+    Args:
+        matchers: Matcher of each request, which has accepted the token of its root; ``None`` for a
+            request that is not constrained. Each is in the same state afterwards.
+        tokens: Token of each node, [B, W] int64.
+        links: Links of the trees.
+        vocab_size: Tokens of the target's vocabulary (V).
+
+    Returns:
+        [B * W, ceil(V / 32)] int32 on the CPU.
+    """
+    width = tokens.shape[1]
+    bitmask = torch.full((tokens.numel(), bitmask_words(vocab_size)), -1, dtype=torch.int32)
+    trees = torch.stack([tokens, *links], 1).tolist()  # one copy
+    for request, (matcher, tree) in enumerate(zip(matchers, trees, strict=True)):
+        if matcher is not None:
+            _fill_tree(matcher, bitmask[request * width :][:width], tree, vocab_size)
+    return bitmask
+
+
+def _fill_tree(
+    matcher: TokenMatcher, rows: torch.Tensor, tree: Sequence[Sequence[int]], vocab_size: int
+) -> None:
+    """Walk the tree of a request depth first, and fill the row of each node that is reached."""
+    tokens, child, sibling = tree
+    unvisited = set(range(1, len(tokens)))  # links of no tree must not be walked forever
+
+    def fill_from(node: int) -> None:
+        fill_row(matcher, rows, node, vocab_size)
+        node = child[node]
+        while node in unvisited:
+            unvisited.remove(node)
+            if matcher.accept_token(tokens[node]):
+                try:
+                    if not matcher.is_terminated():
+                        fill_from(node)
+                finally:
+                    matcher.rollback(1)
+            node = sibling[node]
+
+    fill_from(0)
