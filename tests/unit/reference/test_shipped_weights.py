@@ -11,11 +11,13 @@ import torch
 
 from graphkit.reference import (
     default_checkpoint,
+    default_eagle3_checkpoint,
     default_eagle_checkpoint,
     default_mtp_checkpoint,
     default_standalone_checkpoint,
     encode,
     load_checkpoint,
+    load_eagle3_head,
     load_eagle_head,
     load_mtp_head,
 )
@@ -23,6 +25,7 @@ from graphkit.reference import (
 FOLDERS = {
     "target": default_checkpoint(),
     "eagle": default_eagle_checkpoint(),
+    "eagle3": default_eagle3_checkpoint(),
     "mtp": default_mtp_checkpoint(),
     "standalone": default_standalone_checkpoint(),
 }
@@ -45,23 +48,30 @@ def test_all_weights_together_stay_below_their_limit():
 def test_weights_are_bfloat16_and_finite(name):
     assert json.loads((FOLDERS[name] / "config.json").read_text())["dtype"] == "bfloat16"
     target = load_checkpoint(default_checkpoint())
-    load = {"eagle": load_eagle_head, "mtp": load_mtp_head}.get(name)
+    heads = {"eagle": load_eagle_head, "eagle3": load_eagle3_head, "mtp": load_mtp_head}
+    load = heads.get(name)
     model = load(FOLDERS[name], target) if load else load_checkpoint(FOLDERS[name])
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("name", "least"), [("eagle", 2.5), ("mtp", 2.5), ("standalone", 2.2)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("eagle", 2.5), ("eagle3", 2.0), ("mtp", 2.5), ("standalone", 2.2)]
+)
 def test_the_target_accepts_their_drafts(name, least, training):
     target = load_checkpoint(default_checkpoint())
     text = torch.tensor(encode(inspect.getsource(textwrap))[2048 : 2048 + 513])[None]
+    layers = ()
     match name:
+        case "eagle3":
+            unroll, head = training.unroll.eagle3_drafts, load_eagle3_head(FOLDERS[name], target)
+            layers = head.aux_layers
         case "eagle":
             unroll, head = training.unroll.eagle_drafts, load_eagle_head(FOLDERS[name], target)
         case "mtp":
             unroll, head = training.unroll.mtp_drafts, load_mtp_head(FOLDERS[name], target)
         case _:
             unroll, head = training.unroll.standalone_drafts, load_checkpoint(FOLDERS[name])
-    rates = training.losses.accept_rates(unroll, head, target, (text,))
+    rates = training.losses.accept_rates(unroll, head, target, (text,), layers)
     assert training.losses.accept_length(rates) > least
     facts = json.loads((FOLDERS[name] / "training.json").read_text())
     assert facts["accept_length"] > least
