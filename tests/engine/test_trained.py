@@ -47,7 +47,7 @@ def run(engine, prompts):
 
 @pytest.mark.parametrize(
     ("algorithm", "topk"),
-    [("EAGLE", 1), ("EAGLE", 2), ("MULTI_LAYER_EAGLE", 1), ("STANDALONE", 2)],
+    [("EAGLE", 1), ("EAGLE", 2), ("EAGLE3", 2), ("MULTI_LAYER_EAGLE", 1), ("STANDALONE", 2)],
 )
 def test_three_steps_accept_more_than_two_tokens(prompts, greedy_after, device, algorithm, topk):
     engine = reference_engine(
