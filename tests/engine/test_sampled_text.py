@@ -91,7 +91,7 @@ class TableDrafter(Drafter):
         pass
 
 
-def engine_of(device, topk, drafter, generation, max_batch_size):
+def engine_of(device, topk, drafter, generation, max_batch_size, **options):
     """An engine over the tables, captured."""
     context_len, width = NEW + 30, 1 + STEPS * topk
     requests = ReqToTokenPool(max_batch_size, context_len, device)
@@ -108,6 +108,7 @@ def engine_of(device, topk, drafter, generation, max_batch_size):
         batch_sizes=[max_batch_size],
         device=device,
         generation=generation,
+        **options,
     )
     engine.capture()
     return engine
@@ -146,7 +147,7 @@ def filtered(logits, *, temperature, top_k=0, top_p=1.0, min_p=0.0):
     return result
 
 
-def p_value(texts, setting):
+def p_value(texts, setting, logits=None):
     """Pearson's chi-square over all rows; 0 if a token comes that was filtered.
 
     Cells that expect fewer than five draws count together.
@@ -155,7 +156,8 @@ def p_value(texts, setting):
     for text in texts:
         for before, after in pairwise(text):
             counts[before, after] += 1
-    probs = torch.stack([filtered(row, **setting) for row in table(1)])
+    logits = table(1) if logits is None else logits
+    probs = torch.stack([filtered(row, **setting) for row in logits])
     if counts[probs == 0].any():
         return 0.0
     expected = probs * counts.sum(1, keepdim=True)
@@ -207,3 +209,63 @@ def test_known_probabilities_accept_more_drafts(device, topk):
     _, without = sampled(device, topk, False, "v3", NEW)
     _, known = sampled(device, topk, True, "v3", NEW)
     assert 0.2 < without < known - 0.1
+
+
+ALLOWED = (torch.arange(VOCAB)[:, None] + torch.arange(VOCAB)) % 3 != 0
+"""What may follow each token in a constrained text."""
+
+
+class RowMatcher:
+    """A ``TokenMatcher`` of ``ALLOWED``, behind a token."""
+
+    words = (ALLOWED.int() << torch.arange(VOCAB)).sum(1).tolist()
+
+    def __init__(self, token):
+        self._text = [token]
+
+    def fill_next_token_bitmask(self, bitmask, index):
+        bitmask[index, 0] = self.words[self._text[-1]]
+
+    def accept_token(self, token):
+        is_allowed = bool(self.words[self._text[-1]] >> token & 1)
+        self._text += [token] * is_allowed
+        return is_allowed
+
+    def rollback(self, count):
+        del self._text[-count:]
+
+    def is_terminated(self):
+        return False
+
+
+def constrained(device, topk, has_probs):
+    """Texts of four requests per setting, each with a matcher, and one without."""
+    settings = [*SETTINGS * 4, {"temperature": 1.0}]
+    params = [
+        SamplingParams(**setting, max_new_tokens=NEW, seed=20_000 + number)
+        for number, setting in enumerate(settings)
+    ]
+    drafter = TableDrafter(has_probs)
+    with engine_of(device, topk, drafter, "v2", len(params), structured_output=True) as engine:
+        requests = [
+            engine.submit(
+                [each.seed % VOCAB],
+                each,
+                matcher=None if number == len(params) - 1 else RowMatcher(each.seed % VOCAB),
+            )
+            for number, each in enumerate(params)
+        ]
+        while engine.has_work:
+            engine.step()
+        return [(*request.prompt_ids, *request.output_ids) for request in requests]
+
+
+@chain_and_tree
+@with_and_without
+def test_constrained_texts_follow_the_masked_and_filtered_distribution(device, topk, has_probs):
+    texts = constrained(device, topk, has_probs)
+    masked = table(1).where(ALLOWED, -torch.inf)
+    for number, setting in enumerate(SETTINGS):
+        assert p_value(texts[:-1][number :: len(SETTINGS)], setting, masked) > LIKELY, setting
+    before_and_after = [*pairwise(texts[-1])]
+    assert not all(ALLOWED[before, after] for before, after in before_and_after)
