@@ -88,7 +88,7 @@ class RequestQueue:
             context_limit=self._context_limit,
         )
         if matcher is not None:
-            check_matcher(matcher, self._vocab_size)
+            self._check_matcher(matcher)
         self._created += 1
         if sampling.seed is None:
             sampling = replace(sampling, seed=_seed_of(self._seed, self._created))
@@ -143,6 +143,15 @@ class RequestQueue:
     def clear(self) -> None:
         """Drop all waiting requests."""
         self._waiting.clear()
+
+    def _check_matcher(self, matcher: TokenMatcher) -> None:
+        if any(request.matcher is matcher for request in (*self._waiting, *self.running)):
+            raise InputError(
+                "the matcher belongs to another request, which has not finished. Create one for "
+                "each request.",
+                field="matcher",
+            )
+        check_matcher(matcher, self._vocab_size)
 
     def _start(self, request: Request) -> torch.Tensor:
         """Allocate memory and prefill. On an error, free the memory; the request stays queued."""

@@ -283,6 +283,10 @@ def test_wrong_matchers_are_refused(make_engine):
         with pytest.raises(InputError, match=text):
             engine.submit([1], matcher=matcher)
     assert not engine.has_work
+    shared = Matcher(GRAMMARS["even"])
+    engine.submit([1], matcher=shared)
+    with pytest.raises(InputError, match="belongs to another request"):
+        engine.submit([2], matcher=shared)
     with pytest.raises(InputError, match="structured_output=True"):
         make_engine().submit([1], matcher=Matcher(GRAMMARS["even"]))
 
