@@ -57,39 +57,40 @@ def accept_by_rejection_kernel(
 
     left += request * VOCAB
     row = first * VOCAB
-    has_left = False  # a flag, since Triton 3.6 cannot compile a while loop that carries a pointer
+    has_left = False  # whether p is `left`
     p_sum = 1.0
     q_sum = 1.0
     child = tl.load(retrieve_next_token + first)
     tried = 0
     drafts = 0
-    while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
-        token = tl.load(candidates + first + child)
-        is_token = (token >= 0) & (token < VOCAB)
-        p = target_probs + row
-        if has_left:
-            p = left
-        share = tl.load(p + token, mask=is_token, other=-1)
-        drafted = tl.load(draft_probs + row + token, mask=is_token, other=0)
-        coin = tl.sum(tl.where(draw == child, samples, 0), 0)
-        link = retrieve_next_sibling
-        if (drafted > 0) & ((share >= 0) | (share != share)):  # -1 is refused
-            if coin * tl.div_rn(drafted, q_sum) < tl.div_rn(share, p_sum):
-                tokens = tl.where(column == drafts, token, tokens)
-                drafts += 1
-                path = tl.where(column == drafts, child, path)
-                row = (first + child) * VOCAB
-                has_left = False
-                p_sum = 1.0
-                q_sum = 1.0
-                link = retrieve_next_token
-            else:
-                p_sum, q_sum = _refuse(
-                    left, p, draft_probs + row, token, p_sum, q_sum, VOCAB, BLOCK_V
-                )  # fmt: skip
-                has_left = True
-        child = tl.load(link + first + child)
-        tried += 1
+    if WIDTH > 1 and COLUMNS > 1:  # Triton 3.6 cannot compile a loop that never runs
+        while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
+            token = tl.load(candidates + first + child)
+            is_token = (token >= 0) & (token < VOCAB)
+            p = target_probs + row
+            if has_left:
+                p = left
+            share = tl.load(p + token, mask=is_token, other=-1)
+            drafted = tl.load(draft_probs + row + token, mask=is_token, other=0)
+            coin = tl.sum(tl.where(draw == child, samples, 0), 0)
+            link = retrieve_next_sibling
+            if (drafted > 0) & ((share >= 0) | (share != share)):  # -1 is refused
+                if coin * tl.div_rn(drafted, q_sum) < tl.div_rn(share, p_sum):
+                    tokens = tl.where(column == drafts, token, tokens)
+                    drafts += 1
+                    path = tl.where(column == drafts, child, path)
+                    row = (first + child) * VOCAB
+                    has_left = False
+                    p_sum = 1.0
+                    q_sum = 1.0
+                    link = retrieve_next_token
+                else:
+                    p_sum, q_sum = _refuse(
+                        left, p, draft_probs + row, token, p_sum, q_sum, VOCAB, BLOCK_V
+                    )  # fmt: skip
+                    has_left = True
+            child = tl.load(link + first + child)
+            tried += 1
 
     coin = tl.sum(tl.where(draw == WIDTH, samples, 0), 0)
     p = target_probs + row
