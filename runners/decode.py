@@ -12,6 +12,7 @@ from graphkit.spec import ForwardMode
 class DecodeRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     """Decodes one token per request: ``TargetVerifyInputs`` with T = B.
 
+    ``token_bitmask`` is that of ``TargetVerifyRunner``.
     Arguments are those of ``Runner``. Of ``spec`` only the algorithm's name is read.
     """
 

@@ -13,8 +13,9 @@ from graphkit.spec import ForwardMode, SpecConfig
 class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     """Verifies a chain (topk 1) or a tree (topk > 1, with ``custom_mask``) per request.
 
-    The algorithm's ``get_num_tokens_per_bs_for_target_verify`` gives the rows per request.
-    Arguments are those of ``Runner``.
+    The algorithm's ``get_num_tokens_per_bs_for_target_verify`` gives the rows per request. With
+    ``token_bitmask`` among the ``optional_fields``, a batch says what tokens may follow each row,
+    and the logits of all others are -inf. Arguments are those of ``Runner``.
 
     Raises:
         ConfigError: ``spec`` belongs to a draft worker, and its algorithm does not let one verify.

@@ -261,6 +261,8 @@ class SpeculativeEngine:
         then returns the tokens of all its steps that are done, at least one. A waiting request ends
         the loop as soon as it has room, and joins with the next call.
 
+        A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
+
         Returns:
             The new tokens of each request, in order. If a step raises, the tokens that it had
             delivered are returned by the next call.

@@ -257,6 +257,28 @@ def test_a_matcher_that_fails_leaves_the_engine_usable(make_engine, task):
         assert other.output_ids == task.expected[1]
 
 
+@each_generation
+def test_the_first_constrained_request_compiles_no_kernel(
+    make_engine, task, monkeypatch, generation
+):
+    if make_engine.device != "cuda":
+        pytest.skip("the torch references compile nothing")
+    import triton
+
+    engine = make_engine(generation=generation, batch_sizes=[1, 8], structured_output=True)
+    engine.capture()
+    compiled = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **each: compiled.append(each["repr"])
+    )
+    for temperature in (0.0, 0.7):
+        sampling = SamplingParams(max_new_tokens=9, temperature=temperature)
+        engine.submit(task.prompts[3], sampling, matcher=Matcher(GRAMMARS["even"]))
+        run(engine)
+    torch.cuda.synchronize()
+    assert compiled == []
+
+
 def test_v3_gives_way_and_is_refused(make_engine):
     engine = make_engine(structured_output=True)
     assert engine.generation == "v2"
