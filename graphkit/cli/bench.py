@@ -67,7 +67,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--draft", type=Path, metavar="FOLDER",
-        help="folder of an EAGLE head that was trained for the --checkpoint",
+        help="folder of an EAGLE or EAGLE-3 head that was trained for the --checkpoint",
     )  # fmt: skip
 
 
