@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps, num_launches
+from graphkit.benchmarks.measured_engine import MeasuredEngine, Steps, host_time_steps
 from graphkit.benchmarks.open_engine import open_engine
 from graphkit.benchmarks.prompts import pieces
 from graphkit.benchmarks.step_measures import (
@@ -121,8 +121,7 @@ class StepBench:
         """Most steps that an engine runs. All engines have equal contexts, to be comparable."""
         steps = self._round
         rounds = (self.rounds + 1) * max(each.whole_launches(steps) for each in self.variants)
-        counts = (each.steps_per_launch for each in self.variants)
-        host = max(count * num_launches(steps, count) for count in counts)
+        host = max(host_time_steps(steps, each.steps_per_launch) for each in self.variants)
         bare = self.rounds * steps
         return rounds + host + bare if self._is_cuda else rounds
 

@@ -6,7 +6,8 @@ the report, which is written after each section.
 
 - time per step: wall time of a round divided by its steps, the median of the rounds.
 - p50, p99: intervals between steps as the host receives them; 0 if two arrive together.
-- host: CPU time of the host's thread per step without its waits. In v3, launch and reading.
+- host: CPU time of the host's thread per step without its waits, the least of several runs. In v3,
+  launch and reading.
 - bare step: device time of the captured greedy step, replayed back to back.
 - GPU busy: the bare step divided by the time per step.
 - own nodes: nodes of the whole step that no module of a model created.
