@@ -58,7 +58,6 @@ def train_model(
     print(f"training {name}", file=sys.stderr)
     teacher = load_target(target, options.device, torch.float32)
     model = recipe.build(teacher, corpus).to(options.device)
-    reference.initialise(model, recipe.config.num_hidden_layers)
     steps = train(recipe, model, teacher, corpus, options)
     recipe.save(model.bfloat16(), folder)
     eval_target = load_target(target, options.device, torch.bfloat16)

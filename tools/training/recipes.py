@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from training.losses import (
 )
 from training.unroll import STEPS, eagle3_drafts, eagle_drafts, mtp_drafts, standalone_drafts
 
+Model = TypeVar("Model", bound=nn.Module)
 Results = dict[str, object]
 
 TARGET = LlamaConfig(
@@ -52,7 +53,7 @@ class Recipe(Protocol):
     steps: int
 
     def build(self, target: LlamaModel | None, corpus: Tensor) -> nn.Module:
-        """Build the untrained model; ``corpus`` is the training text, uint8 [bytes]."""
+        """Build and initialise the model; ``corpus`` is the training text, uint8 [bytes]."""
 
     def loss(self, model: nn.Module, target: LlamaModel | None, windows: Tensor) -> Tensor:
         """Return the training loss of a batch of windows."""
@@ -74,9 +75,9 @@ class WholeModel:
     steps: int
 
     def build(self, target: LlamaModel | None, corpus: Tensor) -> LlamaModel:
-        """Build the untrained model."""
+        """Build and initialise the model."""
         del target, corpus
-        return LlamaModel(self.config)
+        return initialised(LlamaModel(self.config), self.config)
 
     def loss(self, model: LlamaModel, target: LlamaModel | None, windows: Tensor) -> Tensor:
         """Return the loss of next-token prediction."""
@@ -110,9 +111,9 @@ class DraftHead:
     unroll: Unroll
 
     def build(self, target: LlamaModel, corpus: Tensor) -> nn.Module:
-        """Build the untrained model."""
+        """Build and initialise the model."""
         del corpus
-        return self.kind(self.config, target)
+        return initialised(self.kind(self.config, target), self.config)
 
     def loss(self, model: nn.Module, target: LlamaModel, windows: Tensor) -> Tensor:
         """Return the loss of the draft steps."""
@@ -129,7 +130,10 @@ class DraftHead:
 
 @dataclass(frozen=True)
 class Eagle3:
-    """Recipe of an EAGLE-3 head whose vocabulary is the most frequent bytes of the corpus."""
+    """Recipe of an EAGLE-3 head whose vocabulary is the most frequent bytes of the corpus.
+
+    Its output head and norm start as the target's.
+    """
 
     config: LlamaConfig
     steps: int
@@ -137,12 +141,16 @@ class Eagle3:
     draft_vocab_size: int
 
     def build(self, target: LlamaModel, corpus: Tensor) -> Eagle3Head:
-        """Build the untrained model."""
+        """Build and initialise the model."""
         size = self.draft_vocab_size
         head = Eagle3Head(self.config, target, aux_layers=self.layers, draft_vocab_size=size)
         counts = torch.bincount(corpus.cpu(), minlength=self.config.vocab_size)
         tokens = counts.topk(size).indices.sort().values
         head.d2t.copy_(tokens - torch.arange(size))
+        initialised(head, self.config)
+        with torch.no_grad():
+            head.lm_head.weight.copy_(target.lm_head.weight[tokens])
+            head.norm.weight.copy_(target.model.norm.weight)
         return head
 
     def loss(self, model: Eagle3Head, target: LlamaModel, windows: Tensor) -> Tensor:
@@ -157,6 +165,12 @@ class Eagle3:
         """Measure the acceptance by the target."""
         head = reference.load_eagle3_head(folder, target)
         return acceptance(eagle3_drafts, head, target, windows, self.layers)
+
+
+def initialised(model: Model, config: LlamaConfig) -> Model:
+    """Initialise the weights of a model for training, and return it."""
+    reference.initialise(model, config.num_hidden_layers)
+    return model
 
 
 def acceptance(
