@@ -16,12 +16,10 @@ from graphkit.ops.loop_layout import LoopEnd
 from graphkit.step.output_ring import OutputRing, StepReport
 
 _LAUNCH, _BATCH_SIZE = attrgetter("launch"), attrgetter("batch_size")
-_PAUSES_S = 2e-5, 5e-3
+_PAUSES_S = 2e-5, 2e-2
 """Shortest and longest pause between polls."""
-_SLEPT_SHARE, _PAUSE_SHARE = 0.75, 0.125
-"""First pause and later pauses of a wait, in mean times of a step."""
-_KEPT_SHARE = 0.9
-"""Weight of earlier waits in the mean, per wait."""
+_FIRST_PAUSE, _LATER_PAUSE = 0.75, 0.125
+"""Pauses in parts of the last wait, and of this one so far."""
 _CHECK_EVERY_S = 1.0
 _GIVE_UP_S = 60.0
 
@@ -47,9 +45,7 @@ class LoopReader:
         self._unread: WeakValueDictionary[int, deque[StepReport]] = WeakValueDictionary()
         self.last_ended = 0
         self.steps_by_size: Counter[int] = Counter()
-        # Time spent in waits and steps that arrived in them; earlier ones count less. Their ratio
-        # is no longer than a step even if each wait ends late, since then several steps arrive.
-        self._waited_s, self._waited_steps = 0.0, 1.0
+        self._first_pause_s = 0.0
 
     def collect(self) -> None:
         """Move all steps out of the ring, which makes room for further ones."""
@@ -76,26 +72,23 @@ class LoopReader:
     def wait(self, unread: deque[StepReport]) -> None:
         """Wait until a stream has an unread step.
 
-        Sleeps for the time that steps took lately, so that waiting costs little CPU time.
+        Sleeps for most of the time that the last step took, so that waiting costs little CPU time.
 
         Raises:
             ReplayError: The device wrote no step for a minute.
         """
         self.advance()
-        if unread:
-            return
-        began = checked = now = time.monotonic()
-        read, share, (shortest, longest) = self.ring.num_read, _SLEPT_SHARE, _PAUSES_S
         while not unread:
-            time.sleep(min(max(share * self._waited_s / self._waited_steps, shortest), longest))
-            share = _PAUSE_SHARE
+            self._wait_for_any_step()
+
+    def _wait_for_any_step(self) -> None:
+        read, pause, pauses = self.ring.num_read, self._first_pause_s, 0
+        began = checked = now = time.monotonic()
+        while read == self.ring.num_read:
+            time.sleep(min(max(pause, _PAUSES_S[0]), _PAUSES_S[1]))
             self.advance()
             now = time.monotonic()
-            if read != self.ring.num_read:
-                steps = self.ring.num_read - read
-                self._waited_s = _KEPT_SHARE * self._waited_s + now - began
-                self._waited_steps = _KEPT_SHARE * self._waited_steps + steps
-                read, began, share = read + steps, now, _SLEPT_SHARE
+            pause, pauses = _LATER_PAUSE * (now - began), pauses + 1
             if now - checked > _CHECK_EVERY_S:
                 checked = now
                 self._check_device()
@@ -104,6 +97,9 @@ class LoopReader:
                     f"the device wrote no step for {_GIVE_UP_S:.0f} s. Look for a kernel that does "
                     "not end."
                 )
+        # A step that is there after the first pause may have been there for long.
+        is_late = pauses == 1
+        self._first_pause_s = _FIRST_PAUSE * (self._first_pause_s if is_late else now - began)
 
 
 class StepStream:
