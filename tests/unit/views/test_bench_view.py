@@ -61,7 +61,8 @@ def test_the_widest_table_of_a_bench_fits():
     names = {
         "time per step": "ms", "p50": "ms", "p99": "ms", "accept length": "", "tokens": "tokens/s",
         "tokens at accept length 1": "tokens/s", "tokens at 2 accepted": "tokens/s",
-        "tokens at accept length 3": "tokens/s", "host": "us", "GPU busy": "", "CUDA calls": "per step",
+        "tokens at accept length 3": "tokens/s", "host": "us", "GPU busy": "",
+        "CUDA calls": "per step",
     }  # fmt: skip
     lines = text_of(*(cell("loop of 16", name, 1234.5678, unit) for name, unit in names.items()))
     assert any(line.split() == ["loop", "of", "16", *["1,235"] * len(names)] for line in lines)
