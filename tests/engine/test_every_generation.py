@@ -12,7 +12,13 @@ import torch
 pytestmark = pytest.mark.slow
 
 ALGORITHMS = ["EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM", "custom"]
-SETTINGS = [("NONE", 1), *((algorithm, topk) for algorithm in ALGORITHMS for topk in (1, 2))]
+SETTINGS = [
+    ("NONE", 1, 16),
+    ("EAGLE", 1, 16),
+    ("EAGLE", 2, 1),
+    *((algorithm, topk, {1: 1, 2: 16}[topk]) for algorithm in ALGORITHMS for topk in (1, 2)),
+]
+"""Algorithm, topk and page size."""
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "tools/examples/custom_algorithm.py"))
 WIDTH = 6
 
@@ -67,8 +73,7 @@ def some(task):
     )
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("algorithm", "topk"), SETTINGS)
+@pytest.mark.parametrize(("algorithm", "topk", "page_size"), SETTINGS)
 def test_output_is_that_of_plain_decoding(
     make_engine, some, run_in_waves, monkeypatch, algorithm, topk, page_size
 ):

@@ -75,6 +75,7 @@ def here(tmp_path, monkeypatch):
     """Change to a folder with saved records, one of them damaged."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("graphkit.recording.record_program", _refuse_to_run)
+    monkeypatch.setattr("graphkit.verify.capture_target", _refuse_to_capture)
     for name in ("capture", "recording"):
         shutil.copy(DATA / f"h200-{name}.json", tmp_path / f"{name}.json")
     text = (DATA / "h200-recording.json").read_text(encoding="utf-8")
@@ -87,6 +88,11 @@ def here(tmp_path, monkeypatch):
 def _refuse_to_run(program):
     """Stand in for a program, which could be any file."""
     raise OSError(f"ran {program}")
+
+
+def _refuse_to_capture(target, **_options):
+    """Stand in for a capture, which may take seconds."""
+    raise OSError(f"ran [{target.name}]")
 
 
 def check(arguments):

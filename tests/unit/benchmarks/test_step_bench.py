@@ -15,7 +15,7 @@ from graphkit.benchmarks import (
     step_bench,
     variants_of,
 )
-from graphkit.reference import ALGORITHMS, load_models, random_models, spec_of
+from graphkit.reference import load_models, random_models, spec_of
 
 VARIANTS = tuple(variants_of(("v1", "v2", "v3"), (1, 2)))
 TIMES = ["time per step", "p50", "p99", "accept length", "tokens"]
@@ -124,7 +124,7 @@ def test_there_is_no_bare_step_without_v3(events):
     assert "GPU busy" not in row["v1"]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
 def test_all_variants_run_the_same_steps_and_no_request_ends(algorithm, monkeypatch):
     """Reference models accept most drafts, so that they need the most room."""
     models, run, asked = load_models(algorithm, device="cpu"), MeasuredEngine.run, []
