@@ -160,7 +160,7 @@ class SpeculativeEngine:
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
 
-        Also compiles the kernels of prefills, so that the first request waits for none.
+        Also compiles the kernels of prefills, so that the first prompt does not wait for them.
         May be called while requests are running. Waits for the device.
 
         Args:
@@ -172,7 +172,7 @@ class SpeculativeEngine:
             ReplayError: The engine is closed.
         """
         planned = [runner for runner in self.runners if runner.status != "captured"]
-        if planned and self.generation != "v3":  # whose runner does it
+        if planned and self.generation != "v3":  # the runner of v3 warms up itself
             self._prefill.warm_up(self.runners[0].backend)
         for runner in planned:
             progress(f"capturing {runner.mode.name}")
@@ -223,7 +223,7 @@ class SpeculativeEngine:
         that it runs. Does nothing for a request that has finished. Does not wait.
 
         Raises:
-            InputError: The request is none of this engine's.
+            InputError: The request does not belong to this engine.
             ReplayError: The engine is closed.
         """
         self._check_open()

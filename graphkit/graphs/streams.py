@@ -2,10 +2,10 @@
 
 On an H200 with driver 580, a process replays in one of two states. A decode step of 32 large layers
 takes 5.64 or 6.11 ms, a graph of 1,000 tiny kernels 0.96 or 1.14 ms. A process gets slow when it
-runs four or more kernels without a graph on one stream other than its first. Up to three kernels,
-copies and allocations there change nothing, nor do captures and replays, nor the number of streams.
-A second CUDA context makes the process fast again, even if it is destroyed at once, until kernels
-run on another stream again (``tools/bench/streams.py``).
+runs a step without a graph on a stream other than its first, with or without its matrix products.
+Single kernels, copies and allocations there change nothing, nor do captures and replays, nor the
+number of streams. A second CUDA context makes the process fast again, even if it is destroyed at
+once, until a step runs on another stream again (``tools/bench/streams.py``).
 
 graphkit therefore runs everything on the current stream of the caller: warm-ups, diagnoses,
 refreshes, replays and eager steps. ``CudaBackend`` has a capture stream, because CUDA refuses to
