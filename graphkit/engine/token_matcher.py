@@ -1,4 +1,4 @@
-"""Matchers, which say what tokens may follow in a structured output, such as xgrammar's."""
+"""Matchers of structured output, such as xgrammar's: they return the tokens that may follow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TokenMatcher(Protocol):
         ...
 
     def rollback(self, count: int, /) -> None:
-        """Take back the last ``count`` tokens, also those behind which it had terminated."""
+        """Take back the last ``count`` tokens, including one that completed the output."""
 
     def is_terminated(self) -> bool:
         """Return whether the output is complete, so that the request ends."""
@@ -87,8 +87,8 @@ def root_bitmask(matcher: TokenMatcher, vocab_size: int) -> torch.Tensor:
 def fill_row(matcher: TokenMatcher, bitmask: torch.Tensor, index: int, vocab_size: int) -> None:
     """Fill a row of a bitmask.
 
-    A row without a token would make probabilities NaN. It allows every token instead: the matcher
-    refuses whichever is chosen, and the request ends.
+    A row without a token would make probabilities NaN. It allows every token instead. The matcher
+    then refuses the token that is chosen, and the request ends.
     """
     matcher.fill_next_token_bitmask(bitmask, index)
     row = bitmask.numpy()[index]

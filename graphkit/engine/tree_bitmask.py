@@ -19,8 +19,8 @@ def tree_bitmask(
 ) -> torch.Tensor:
     """Return the tokens that may follow each node. Waits for the trees to arrive on the host.
 
-    Nodes behind a refused draft, or behind the end of the output, allow every token: no path that
-    is accepted goes through the former, and none goes on behind the latter.
+    Nodes behind a refused draft, or behind the end of the output, allow every token. No accepted
+    path reaches the former, and the request ends before the latter.
 
     Args:
         matchers: Matcher of each request, which has accepted the token of its root; ``None`` for a
@@ -46,7 +46,7 @@ def _fill_tree(
 ) -> None:
     """Walk the tree of a request depth first, and fill the row of each node that is reached."""
     tokens, child, sibling = tree
-    unvisited = set(range(1, len(tokens)))  # links of no tree must not be walked forever
+    unvisited = set(range(1, len(tokens)))  # invalid links may have a cycle
 
     def fill_from(node: int) -> None:
         fill_row(matcher, rows, node, vocab_size)
