@@ -128,10 +128,11 @@ def _storages(objects: Iterable[object]) -> Iterator[tuple[int, int]]:
             continue
         try:
             storage = each.untyped_storage()  # type: ignore[attr-defined]
-            begin = storage.data_ptr()
-        except RuntimeError:  # sparse and fake tensors have no storage
+        except RuntimeError:  # a sparse tensor has no storage
             continue
-        if begin:
+        if storage.device.type == "meta":  # torch warns about addresses of fake tensors
+            continue
+        if begin := storage.data_ptr():
             yield begin, begin + storage.nbytes()
 
 

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphkit.audit.live_tensors import LiveTensors
 
@@ -36,8 +37,14 @@ def test_memory_of_a_deleted_tensor_is_not_contained():
     assert not LiveTensors().contain(begin)
 
 
+def fake_tensor() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(4)
+
+
 @pytest.mark.parametrize(
-    "other", [lambda: torch.zeros(4, 4).to_sparse(), lambda: torch.zeros(4, device="meta")]
+    "other",
+    [lambda: torch.zeros(4, 4).to_sparse(), lambda: torch.zeros(4, device="meta"), fake_tensor],
 )
 def test_tensors_without_memory_are_ignored(other):
     kept = other()
