@@ -189,7 +189,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "target": WholeModel(TARGET, 1500),
         "eagle": DraftHead(EAGLE, 2000, EagleHead, reference.load_eagle_head, eagle_drafts),
-        "eagle3": Eagle3(EAGLE3, 2000, layers=(1, 2, 4), draft_vocab_size=128),
+        "eagle3": Eagle3(EAGLE3, 5000, layers=(1, 2, 4), draft_vocab_size=128),
         "mtp": DraftHead(MTP, 2000, MTPHead, reference.load_mtp_head, mtp_drafts),
         "standalone": WholeModel(STANDALONE, 3000),
     }
