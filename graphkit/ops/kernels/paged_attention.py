@@ -14,30 +14,41 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
+from graphkit.ops.kernels.join_splits import join_splits
 from graphkit.ops.kernels.launch import launch
 
-MAX_SPLITS = 64
 LOG2_E = 1.4426950408889634
 
 
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few.
-@triton.jit(do_not_specialize=["tokens", "out_split_stride", "requests", "row_tiles", "width"])
+@triton.jit(
+    do_not_specialize=[
+        "out_split_stride", "tokens", "heads", "max_keys", "max_pages", "requests", "tiles",
+        "row_tiles", "width", "splits",
+    ]
+)  # fmt: skip
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
     out_split_stride, out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
-    tokens, heads, max_keys, max_pages, requests, row_tiles, width, scale_log2,
+    tokens, heads, max_keys, max_pages, requests, tiles, row_tiles, width, splits, scale_log2,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    IS_SPLIT: tl.constexpr, PRECISION: tl.constexpr, HEADS_FIRST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
-    request = (tl.program_id(0) // row_tiles).to(tl.int64)
-    kv_head = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(1).to(tl.int64)
+    if HEADS_FIRST:
+        kv_head = (tl.program_id(0) % (heads // GROUP)).to(tl.int64)
+        tile = tl.program_id(0) // (heads // GROUP)
+    else:
+        kv_head = (tl.program_id(0) // tiles).to(tl.int64)
+        tile = tl.program_id(0) % tiles
+    request = (tile // row_tiles).to(tl.int64)
 
-    row = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tile % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
     # There are more programs than requests if there are more rows than the requests can have.
     length = tl.load(cache_seqlens_B + tl.minimum(request, requests - 1))
@@ -59,23 +70,29 @@ def paged_attention_kernel(
     q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
 
     keys_end = tl.minimum(length, max_keys)
-    span = tl.cdiv(tl.cdiv(keys_end, SPLITS), BLOCK_N) * BLOCK_N
-    first = (split * span).to(tl.int32)
+    span = tl.cdiv(tl.cdiv(keys_end, splits), 16) * 16
+    first = tl.minimum(split * span, keys_end).to(tl.int32)
     last = tl.minimum(first + span, keys_end)
     # Whole blocks of the prefix need no mask; the rest of the split does.
-    whole = tl.maximum(prefix, 0) // BLOCK_N * BLOCK_N
-    middle = tl.maximum(first, tl.minimum(last, whole))
+    whole = tl.maximum(tl.minimum(last, prefix) - first, 0) // BLOCK_N * BLOCK_N
+    middle = first + whole
+    pages = page_table + request * max_pages
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for masked in tl.static_range(2):
-        for start in range(middle if masked else first, last if masked else middle, BLOCK_N):
+        begin_key = middle if masked else first
+        end_key = last if masked else middle
+        key = begin_key + tl.arange(0, BLOCK_N)
+        page = tl.load(pages + key // PAGE_SIZE, mask=key < end_key, other=0)
+        for start in range(begin_key, end_key, BLOCK_N):
             key = start + tl.arange(0, BLOCK_N)
             is_key = key < last
-            pages = page_table + request * max_pages + key // PAGE_SIZE
-            page = tl.load(pages, mask=is_key, other=0)
             slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+            # The next block's pages: keys that depend on a load of their own block wait for it.
+            following = key + BLOCK_N
+            page = tl.load(pages + following // PAGE_SIZE, mask=following < end_key, other=0)
 
             keys = key_cache + kv_head * key_head_stride + slot * key_slot_stride
             is_cell = is_dim[:, None] & is_key[None, :]
@@ -116,7 +133,7 @@ def paged_attention_kernel(
     cells = outs + (token[:, None] * out_token_stride + head[:, None] * out_head_stride)
     is_cell = is_row[:, None] & is_dim[None, :]
     tl.store(cells + dim[None, :], result.to(out.dtype.element_ty), mask=is_cell)
-    if SPLITS > 1:
+    if IS_SPLIT:
         weight_log2 = top + tl.log2(tl.where(total == 0.0, 1.0, total))
         tl.store(lse + (split * tokens + token) * heads + head, weight_log2, mask=is_row)
 
@@ -127,44 +144,15 @@ def paged_attention_kernel(
         cells = outs + (spare[:, None] * out_token_stride + head[:, None] * out_head_stride)
         is_cell = is_spare[:, None] & is_dim[None, :]
         tl.store(cells + dim[None, :], 0.0, mask=is_cell)
-        if SPLITS > 1:
+        if IS_SPLIT:
             lses = lse + (split * tokens + spare) * heads + head
             tl.store(lses, float("-inf"), mask=is_spare)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def join_splits_kernel(
-    out, partial, lse, rows,
-    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """One program per (token, head) row and BLOCK_D of its dimensions."""
-    row = tl.program_id(0).to(tl.int64)
-    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    is_dim = dim < HEAD_DIM
-    entry = tl.arange(0, SPLITS) * rows + row
-    weight_log2 = tl.load(lse + entry)
-    top = tl.max(weight_log2, 0)
-    weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top))
-    cells = partial + entry[:, None] * HEAD_DIM + dim[None, :]
-    results = tl.load(cells, mask=is_dim[None, :], other=0.0)
-    total = tl.sum(weight, 0)
-    result = tl.sum(results * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + row * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=is_dim)
-
-
-def choose_splits(programs: int, max_keys: int, block_keys: int, processors: int) -> int:
-    """Return the number of splits of the keys, a power of two, from sizes that a capture fixes.
-
-    It gives two programs per multiprocessor, but no split shorter than four blocks of the longest
-    context, since joining has a cost.
-    """
-    wanted = -(-2 * processors // programs)
-    splits = max(1, min(wanted, max_keys // (4 * block_keys), MAX_SPLITS))
-    return 1 << (splits.bit_length() - 1)
-
-
-def launch_paged_attention(given: Any, splits: int | None = None) -> torch.Tensor:
-    """Launch ``paged_attention``, with ``splits`` (a power of two) or ``choose_splits``."""
+def launch_paged_attention(
+    given: Any, splits: int | None = None, config: AttentionConfig | None = None
+) -> torch.Tensor:
+    """Launch ``paged_attention``, with ``choose_splits`` and ``choose_config`` by default."""
     query = given.query_TND if given.query_TND.stride(2) == 1 else given.query_TND.contiguous()
     key, value, mask, width = given.key_cache, given.value_cache, given.mask, given.max_seqlen_q
     tokens, heads, head_dim = query.shape
@@ -174,20 +162,18 @@ def launch_paged_attention(given: Any, splits: int | None = None) -> torch.Tenso
         return out.zero_()
     kv_heads, max_keys = key.shape[1], max_pages * given.page_size
     group = heads // kv_heads
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    block_m = min(64, max(16, triton.next_power_of_2(width * group)))
-    block_n = min(64, max(16, 16384 // (block_d * query.element_size())))
-    row_tiles = triton.cdiv(width * group, block_m)
+    config = config or choose_config(width * group, head_dim, query.element_size())
+    row_tiles = triton.cdiv(width * group, config.block_rows)
     tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
     if splits is None:
         processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-        splits = choose_splits(tiles * kv_heads, max_keys, block_n, processors)
+        splits = choose_splits(tiles * kv_heads, max_keys, config.programs * processors)
     partial, lse = out, out
     if splits > 1:
         partial = query.new_empty((splits, *query.shape), dtype=torch.float32)
         lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
     launch(
-        paged_attention_kernel, (tiles, kv_heads, splits), given,
+        paged_attention_kernel, (tiles * kv_heads, splits), given,
         out=partial, lse=lse, query=query, key_cache=key, value_cache=value,
         mask=None if mask is None else mask.contiguous().view(torch.uint8),
         out_split_stride=query.numel(), out_token_stride=heads * head_dim,
@@ -196,17 +182,16 @@ def launch_paged_attention(given: Any, splits: int | None = None) -> torch.Tenso
         key_slot_stride=key.stride(0), key_head_stride=key.stride(1),
         value_slot_stride=value.stride(0), value_head_stride=value.stride(1),
         tokens=tokens, heads=heads, max_keys=max_keys, max_pages=max_pages, requests=requests,
-        row_tiles=row_tiles, width=width, scale_log2=given.scale * LOG2_E,
+        tiles=tiles, row_tiles=row_tiles, width=width, splits=splits,
+        scale_log2=given.scale * LOG2_E,
         PAGE_SIZE=given.page_size, GROUP=group, HEAD_DIM=head_dim,
         MASK_ROWS=0 if mask is None else width, MASK_COLUMNS=0 if mask is None else mask.shape[2],
-        SPLITS=splits, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, num_warps=4, num_stages=3,
+        IS_SPLIT=splits > 1, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        HEADS_FIRST=config.heads_first,
+        BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:
-        block = min(128, block_d)
-        launch(
-            join_splits_kernel, (tokens * heads, triton.cdiv(head_dim, block)), given,
-            out=out, partial=partial, lse=lse, rows=tokens * heads,
-            HEAD_DIM=head_dim, SPLITS=splits, BLOCK_D=block, num_warps=4,
-        )  # fmt: skip
+        join_splits(given, out, partial, lse)
     return out

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from graphkit.ops.kernels.paged_attention import choose_splits
+from graphkit.ops.kernels.attention_config import choose_splits
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.registration import OPS
@@ -208,11 +208,11 @@ def test_attention_stops_at_the_end_of_the_page_table(make_case):
 
 
 @pytest.mark.parametrize(
-    ("programs", "max_keys", "splits"),
-    [(8, 4096, 16), (8, 32768, 32), (1, 10**6, 64), (512, 4096, 1), (100, 4096, 2), (1, 100, 1)],
+    ("tiles", "max_keys", "splits"),
+    [(8, 8192, 33), (64, 8192, 4), (256, 8192, 1), (192, 8192, 4), (1, 10**6, 128), (1, 100, 1)],
 )
-def test_splits_fill_the_device(programs, max_keys, splits):
-    assert choose_splits(programs, max_keys, 64, 132) == splits
+def test_splits_fill_the_device(tiles, max_keys, splits):
+    assert choose_splits(tiles, max_keys, places=264) == splits
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from graphkit.ops.kernels.join_splits import join_splits_kernel
 from graphkit.ops.kernels.move_kv import move_kv_kernel
-from graphkit.ops.kernels.paged_attention import join_splits_kernel, paged_attention_kernel
+from graphkit.ops.kernels.paged_attention import paged_attention_kernel
 from graphkit.ops.kernels.paged_metadata import paged_metadata_kernel
 from graphkit.ops.kernels.store_kv import store_kv_kernel
 
@@ -69,25 +70,28 @@ def test_store():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "block_m", "block_n", "columns", "splits"),
+    ("dtype", "head_dim", "block_m", "block_n", "columns", "is_split"),
     [
-        ("bf16", 128, 64, 64, 4, 4),
-        ("fp16", 80, 16, 64, 0, 1),
-        ("fp32", 256, 16, 16, 20, 4),
+        ("bf16", 128, 64, 64, 4, True),
+        ("fp16", 80, 16, 64, 0, False),
+        ("fp32", 256, 16, 16, 20, True),
     ],
 )
-def test_attention(dtype, head_dim, block_m, block_n, columns, splits):
-    out = "*fp32" if splits > 1 else f"*{dtype}"
+def test_attention(dtype, head_dim, block_m, block_n, columns, is_split):
+    out = "*fp32" if is_split else f"*{dtype}"
     pointers = dict.fromkeys(("query", "key_cache", "value_cache"), f"*{dtype}")
     pointers |= {"out": out, "lse": out, "mask": "*u8", "scale_log2": "fp32"}
     pointers |= dict.fromkeys(("page_table", "cache_seqlens_B", "cu_seqlens_q_B1"), "*i32")
     constants = {
         "PAGE_SIZE": 4, "GROUP": 4, "HEAD_DIM": head_dim, "MASK_ROWS": 4, "MASK_COLUMNS": columns,
-        "SPLITS": splits, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+        "IS_SPLIT": is_split, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+        "HEADS_FIRST": True,
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": triton.next_power_of_2(head_dim),
     }  # fmt: skip
     absent = {} if columns else {"mask": None, "row_tiles": 1}
     _compile(paged_attention_kernel, pointers, constants | absent)
-    if splits > 1:
+    if is_split:
         pointers = {"out": f"*{dtype}", "partial": "*fp32", "lse": "*fp32"}
-        _compile(join_splits_kernel, pointers, {"HEAD_DIM": head_dim, "SPLITS": 64, "BLOCK_D": 128})
+        _compile(
+            join_splits_kernel, pointers, {"HEAD_DIM": head_dim, "BLOCK_S": 64, "BLOCK_D": 128}
+        )

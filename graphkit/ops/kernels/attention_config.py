@@ -1,0 +1,60 @@
+"""Block sizes, warps and splits of ``paged_attention``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+
+MAX_SPLITS = 128
+LEAST_SPLIT = 128
+"""Least keys of a split: joining has a cost."""
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """How a launch of ``paged_attention`` divides its work.
+
+    Attributes:
+        block_rows: Query rows of a program, a power of two, at least 16.
+        block_keys: Keys that a program loads at once, a power of two, at least 16.
+        num_warps: Warps of a program.
+        num_stages: Blocks of keys in flight in a program, the current one included.
+        programs: Programs that a multiprocessor should get.
+        heads_first: Whether programs that follow one another read heads of the same keys.
+    """
+
+    block_rows: int
+    block_keys: int
+    num_warps: int = 4
+    num_stages: int = 3
+    programs: int = 2
+    heads_first: bool = True
+
+
+def choose_config(rows: int, head_dim: int, element_size: int) -> AttentionConfig:
+    """Return the configuration for tiles of up to ``rows`` query rows."""
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    return AttentionConfig(
+        block_rows=min(64, max(16, triton.next_power_of_2(rows))),
+        block_keys=min(64, max(16, 16384 // (block_dim * element_size))),
+    )
+
+
+def choose_splits(tiles: int, max_keys: int, places: int) -> int:
+    """Return the number of splits of the keys, from sizes that a capture fixes.
+
+    It minimises the time of the programs, which run ``places`` at a time: a request's keys are
+    divided evenly, so that time is the number of rounds over the splits. Each further split adds a
+    hundredth, for joining.
+
+    Args:
+        tiles: Programs of one split.
+        max_keys: Keys of the longest context.
+        places: Programs that the device runs at a time.
+    """
+    most = max(1, min(max_keys // LEAST_SPLIT, MAX_SPLITS))
+    return min(
+        range(1, most + 1),
+        key=lambda splits: -(-tiles * splits // places) / splits * (1 + 0.01 * splits),
+    )

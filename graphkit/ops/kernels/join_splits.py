@@ -1,0 +1,49 @@
+"""Joins the partial results of attention over splits of the keys."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from graphkit.ops.kernels.launch import launch
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def join_splits_kernel(
+    out, partial, lse, rows, splits,
+    HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program per (token, head) row and BLOCK_D of its dimensions."""
+    row = tl.program_id(0).to(tl.int64)
+    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    is_dim = dim < HEAD_DIM
+    split = tl.arange(0, BLOCK_S)
+    entry = split * rows + row
+    weight_log2 = tl.load(lse + entry, mask=split < splits, other=float("-inf"))
+    top = tl.max(weight_log2, 0)
+    weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top))
+    is_cell = (weight > 0.0)[:, None] & is_dim[None, :]
+    results = tl.load(partial + entry[:, None] * HEAD_DIM + dim[None, :], mask=is_cell, other=0.0)
+    total = tl.sum(weight, 0)
+    result = tl.sum(results * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + row * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=is_dim)
+
+
+def join_splits(given: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor) -> None:
+    """Write the weighted mean of the partial results.
+
+    Args:
+        given: Arguments of the op.
+        out: Result, [T, N, D].
+        partial: Result of each split, normalised; float32 [splits, T, N, D]. Not read where the
+            weight is 0.
+        lse: Base-2 logarithm of the weight of each partial result; float32 [splits, T, N].
+    """
+    splits, (tokens, heads, head_dim) = partial.shape[0], out.shape
+    rows, block = tokens * heads, min(128, triton.next_power_of_2(head_dim))
+    launch(
+        join_splits_kernel, (rows, triton.cdiv(head_dim, block)), given,
+        out=out, partial=partial, lse=lse, rows=rows, splits=splits, HEAD_DIM=head_dim,
+        BLOCK_S=triton.next_power_of_2(splits), BLOCK_D=block, num_warps=4,
+    )  # fmt: skip

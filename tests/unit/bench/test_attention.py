@@ -1,0 +1,54 @@
+"""``tools/bench/attention.py`` on the CPU: what it measures, and that the variants agree."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphkit.records import BenchReport
+
+BENCH = Path(__file__).parents[3] / "tools" / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    return importlib.import_module("attention")
+
+
+def test_every_variant_is_measured_at_each_condition(bench, tmp_path, capsys):
+    out = tmp_path / "attention.json"
+    assert bench.main(["--quick", "--device", "cpu", "--rounds", "1", "--out", str(out)]) == 0
+    report = BenchReport.from_json(out.read_text())
+    assert report.environment.torch == torch.__version__
+    seen = {}
+    for measure in report.measures:
+        seen.setdefault(measure.setting, set()).add(measure.variant)
+    assert list(seen) == [str(each) for each in bench.conditions(quick=True)]
+    pooled = {"paged_attention", "TritonAttention"}
+    everywhere = pooled | {"SdpaAttention", "torch SDPA"}
+    for setting, variants in seen.items():
+        assert variants == (everywhere if "page size 16" in setting else pooled)
+    assert "64 context, batch 2, tree, page size 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_dense_copies_hold_the_paged_batch(bench, page_size):
+    """The rows of a tree see the same keys in both; those of a chain all keys in the copies."""
+    batch = bench.Batch(bench.Condition(64, 2, True, page_size), torch.device("cpu"))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    query, mask = batch.dense_rows
+    dense = attend(query, *batch.dense[0], attn_mask=mask).unflatten(2, (bench.ROWS, -1))
+    paged = torch.ops.graphkit.paged_attention(*batch.op_args(0))
+    want = dense.permute(0, 2, 1, 3, 4).reshape_as(paged)
+    torch.testing.assert_close(paged, want, atol=2e-2, rtol=2e-2)
+
+
+def test_the_sweep_needs_cuda(bench, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["--sweep", "--device", "cpu"])
+    assert stopped.value.code == 2
+    assert "--sweep needs a CUDA device" in capsys.readouterr().err

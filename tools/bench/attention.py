@@ -1,0 +1,142 @@
+"""Attention over a paged cache: time per call and bytes of the cache per second.
+
+A call is one layer of a verify with 4 rows per request, 32 query heads, 8 key-value heads and head
+size 128 in bfloat16. Calls are measured in one CUDA graph, over enough layers that the L2 cache
+does not help. Compared are
+
+- ``paged_attention``: the op alone,
+- ``TritonAttention`` and ``SdpaAttention``: ``attend`` of a backend, which also stores the rows,
+- ``torch SDPA``: ``scaled_dot_product_attention`` over dense copies of the cache.
+
+``--sweep`` compares launch configurations of the kernel instead, see ``attention_sweep.py``.
+
+    python tools/bench/attention.py --out tools/bench/results/attention.json
+    python tools/bench/attention.py --sweep --out attention_sweep.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+from attention_batch import BACKENDS, HEAD_DIM, HEADS, KV_HEADS, ROWS, Batch, Condition
+from attention_sweep import sweep
+from attention_timing import Calls
+from rich.console import Console
+
+from graphkit.attention import SdpaAttention
+from graphkit.graphs import environment, resolve_device
+from graphkit.records import BenchReport, Measure
+from graphkit.views import bench_view
+
+CONTEXTS, BATCH_SIZES, PAGE_SIZES = (1024, 8192, 32768), (1, 8, 32), (1, 16, 64)
+QUICK = ((64,), (1, 2), (1, 16))
+BARS = {1: 2.5, 8: 3.5, 32: 3.5}
+"""Least TB/s of ``paged_attention`` at 8k context, by batch size."""
+BAR_CONTEXT = 8192
+SDPA_PAGE_SIZE = 16
+"""The one page size at which ``SdpaAttention`` and torch run: their time does not depend on it."""
+
+
+def conditions(quick: bool) -> list[Condition]:
+    """Return the batches to measure."""
+    contexts, batch_sizes, page_sizes = QUICK if quick else (CONTEXTS, BATCH_SIZES, PAGE_SIZES)
+    sizes = product(contexts, batch_sizes, (False, True), page_sizes)
+    return [Condition(*each) for each in sizes]
+
+
+def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> Iterator[Measure]:
+    """Measure all variants of each condition."""
+    for condition in cases:
+        began = time.perf_counter()
+        speeds = measured(condition, device, rounds)
+        for name, us in speeds.items():
+            read = tb_per_s(condition, us)
+            for what, value, unit in (("time per call", us, "us"), ("cache read", read, "TB/s")):
+                yield Measure(
+                    name=what, value=value, unit=unit, setting=str(condition), variant=name
+                )
+        if condition.context == BAR_CONTEXT:
+            least, read = BARS[condition.batch_size], tb_per_s(condition, speeds["paged_attention"])
+            name = f"{condition}: {least} TB/s over paged_attention"
+            yield Measure(name=name, value=least / read, unit="x", bar=1)
+        note(f"{condition} ({time.perf_counter() - began:.1f} s)")
+
+
+def measured(condition: Condition, device: torch.device, rounds: int) -> dict[str, float]:
+    """Return the microseconds per call of each variant that has memory."""
+    batch, times = Batch(condition, device), dict[str, float]()
+    for name, act in variants(batch).items():
+        try:
+            times[name] = Calls(act, batch, rounds).us
+        except torch.OutOfMemoryError:
+            note(f"{condition}: no memory for {name}")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return times
+
+
+def variants(batch: Batch) -> dict[str, Callable[[int], object]]:
+    """Return what is measured: each runs one layer of the batch."""
+    acts: dict[str, Callable[[int], object]] = {"paged_attention": batch.run_op}
+    with_sdpa = batch.condition.page_size == SDPA_PAGE_SIZE
+    for kind in BACKENDS:
+        if kind is not SdpaAttention or with_sdpa:
+            backend = kind(batch.requests, batch.pool)
+            acts[kind.__name__] = partial(batch.attend, backend, batch.metadata(backend))
+    if with_sdpa:
+        acts["torch SDPA"] = batch.run_dense
+    return acts
+
+
+def tb_per_s(condition: Condition, us: float) -> float:
+    """Return the bytes of the cache per time in TB/s."""
+    return condition.cache_bytes / us / 1e6
+
+
+def note(text: str) -> None:
+    """Print progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    parser.add_argument("--rounds", type=int, default=7, help="replays of each measurement (7)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (auto)")
+    parser.add_argument("--quick", action="store_true", help="tiny batches, to try the script")
+    parser.add_argument("--sweep", action="store_true", help="compare launch configurations")
+    options = parser.parse_args(argv)
+    device, began = resolve_device(options.device), time.perf_counter()
+    if options.sweep and device.type != "cuda":
+        parser.error("--sweep needs a CUDA device: it launches the kernel.")
+    with torch.no_grad():
+        if options.sweep:
+            found = tuple(sweep(device, options.rounds, note))
+        else:
+            found = tuple(measures(conditions(options.quick), device, options.rounds))
+    report = BenchReport(
+        name="attention over a paged cache" + (": launch configurations" * options.sweep),
+        environment=environment(device),
+        settings={
+            "rows": ROWS, "query heads": HEADS, "key-value heads": KV_HEADS,
+            "head size": HEAD_DIM, "dtype": "bfloat16", "rounds": options.rounds,
+            "seconds": round(time.perf_counter() - began),
+        },
+        measures=found,
+    )  # fmt: skip
+    Console(width=140).print(bench_view(report))
+    if options.out:
+        options.out.write_text(report.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
