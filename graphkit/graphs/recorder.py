@@ -16,6 +16,7 @@ from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
 from graphkit.graphs.backend import LoopGraph
 from graphkit.graphs.capture_failure import failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode, tensors_in
+from graphkit.graphs.collectives import finished, is_collective, is_wrapper
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, PoolBlock
@@ -54,6 +55,8 @@ class RecordedOp:
         kwargs = {name: _aliased(value) for name, value in self.kwargs.items()}
         with torch.set_grad_enabled(self.with_grad):
             out = self.op(*args, **kwargs)
+            if is_collective(self.op):
+                out = finished(self.op, out)
         tensors = tensors_in(out)
         for index, result in zip(self.fresh, self.results, strict=True):
             _write(result, tensors[index])
@@ -265,17 +268,22 @@ class _Recorder(CaptureRulesMode):
         """Run an operation and record it."""
         if torch.Tag.inplace_view in func.tags:  # changes a tensor's shape, no memory
             return func(*args, **kwargs)
+        if is_wrapper(func):  # the collective has finished
+            return args[0]
         kept_args = tuple(_aliased(value) for value in args)
         kept_kwargs = {name: _aliased(value) for name, value in kwargs.items()}
         with torch._C.DisableTorchFunction():  # host reads inside an operation are its own matter
             out = func(*args, **kwargs)
+            if is_collective(func):
+                out = finished(func, out)
         # Python and NumPy data becomes a tensor through this operation.
         if func is torch.ops.aten.lift_fresh.default or self.host.hold_all((args, kwargs)):
             self.host.add(out)
         given = {_storage(tensor) for tensor in tensors_in((args, kwargs))}
         tensors = tensors_in(out)
         fresh = tuple(i for i, tensor in enumerate(tensors) if _storage(tensor) not in given)
-        if fresh or func._schema.is_mutable:  # a view of an argument writes nothing
+        # A view of an argument writes nothing. Schemas of collectives do not say what they write.
+        if fresh or func._schema.is_mutable or is_collective(func):
             results = tuple(tensors[i].detach() for i in fresh)
             with_grad = torch.is_grad_enabled()
             self.ops.append(RecordedOp(func, kept_args, kept_kwargs, results, fresh, with_grad))
