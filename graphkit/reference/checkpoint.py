@@ -15,6 +15,7 @@ from graphkit.reference.checkpoint_folder import (
 )
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.model import LlamaModel
+from graphkit.reference.weight_layout import store_by_columns
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -57,6 +58,7 @@ def load_checkpoint(
     optional = frozenset({_HEAD}) if config.tie_word_embeddings else frozenset()
     stored.fill(model, device, optional=optional)
     _tie(model, has_head=_HEAD in stored.forms)
+    store_by_columns(model)
     return model.eval().requires_grad_(False)
 
 

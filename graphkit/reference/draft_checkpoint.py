@@ -30,6 +30,7 @@ from graphkit.reference.eagle3_layout import (
 )
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
+from graphkit.reference.weight_layout import store_by_columns
 
 Head = TypeVar("Head", bound=nn.Module)
 
@@ -217,4 +218,5 @@ def _load_weights(
     target_weight = target.lm_head.weight
     head.to(dtype or target_weight.dtype)
     stored.fill(head, device or target_weight.device, ignored=ignored, rename=rename)
+    store_by_columns(head)
     return head.eval().requires_grad_(False)
