@@ -18,8 +18,9 @@ from graphkit.step.output_ring import OutputRing, StepReport
 _LAUNCH, _BATCH_SIZE = attrgetter("launch"), attrgetter("batch_size")
 _PAUSES_S = 2e-5, 2e-2
 """Shortest and longest pause between polls."""
-_FIRST_PAUSE, _LATER_PAUSE = 0.75, 0.125
-"""Pauses in parts of the last wait, and of this one so far."""
+_FIRST_PAUSE, _LATER_PAUSE = 0.85, 0.02
+"""Pauses in parts of the last wait, and of this one so far. The device idles from the end of a
+launch until the host sees it, so later pauses are short: on average, half of one is lost."""
 _CHECK_EVERY_S = 1.0
 _GIVE_UP_S = 60.0
 
