@@ -52,9 +52,9 @@ def target_probs(
     rounding of ``top_p``, devices may choose neighbouring bounds.
 
     Temperature 0 puts all probability on the most probable token, whatever the filters. A row that
-    contains NaN or has no finite largest logit yields NaN. One launch on the current stream, none
-    for an idle batch; rows without filters do no work for them. Never synchronises; may be
-    captured.
+    contains NaN or has no finite largest logit yields NaN. Three launches on the current stream,
+    none for an idle batch; rows without filters do no work for them. Never synchronises; may be
+    captured. A row's result does not depend on the others.
 
     Args:
         logits: The target's, W rows per request.

@@ -69,8 +69,12 @@ def test_a_graph_replays_on_new_values(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_launch(name):
+def test_few_launches(name):
+    """One, but for ``target_probs``, whose rows several programs share."""
     op, make, _ = CASES[name]
+    kernels = {
+        target_probs: ["scan_logits_kernel", "select_weights_kernel", "write_probs_kernel"]
+    }.get(op, [f"{op.__name__}_kernel"])
     args = on_device(make(8, 2))
     op(*args)
     torch.cuda.synchronize()
@@ -79,7 +83,7 @@ def test_one_launch(name):
         op(*args)
         torch.cuda.synchronize()
     launched = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
-    assert [each for each in launched if each.endswith("_kernel")] == [f"{op.__name__}_kernel"]
+    assert [each for each in launched if each.endswith("_kernel")] == kernels
     assert not [each for each in launched if each.startswith(("Mem", "void"))]
 
 
@@ -162,6 +166,29 @@ def test_filters_of_a_large_vocabulary(vocab, dtype):
     assert more.abs().max() <= 1
     again = target_probs(*on_device([logits[12:14], rows[6:7], *settings[1:]]), 2)
     assert torch.equal(again.cpu(), probs[12:14]), "no other row takes part"
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("temperature", [1.0, 1e30])
+def test_filters_of_masked_flat_and_peaked_rows(vocab, temperature):
+    """Few finite logits, equal ones, and one that has nearly all probability."""
+    torch.manual_seed(vocab)
+    logits = torch.randn(48, vocab)
+    logits[:16].masked_fill_(torch.rand(16, vocab) < 0.999, -torch.inf)
+    logits[:16, vocab - 1] = 1
+    logits[16:32], logits[32:, vocab // 2] = 0, 40
+    filters = torch.tensor([[0, 1, 30, 9000] * 4, [1, 0.9, 1, 0.5] * 4, [0] * 8 + [0.1] * 8])
+    top_ks, top_ps, min_ps = filters.repeat(1, 3)
+    rows, temperatures = torch.arange(48), torch.full((48,), temperature)
+    args = logits, rows, temperatures, top_ks.int(), top_ps, min_ps, 1
+    probs, want = target_probs(*on_device(args)).cpu(), target_probs(*args)
+    torch.testing.assert_close(probs.sum(1), torch.ones(48), rtol=1e-4, atol=0)
+    top_p_decides = (top_ps < 1) & (want.gt(0).sum(1) > 1)
+    exact = ~top_p_decides
+    torch.testing.assert_close(probs[exact], want[exact], rtol=1e-4, atol=1e-9)
+    assert ((probs - want).abs().sum(1) < 0.02).all()
+    again = target_probs(*on_device([logits[7:9], rows[7:9], *args[2:]]))
+    assert torch.equal(again.cpu(), probs[7:9]), "no other row takes part"
 
 
 @pytest.mark.parametrize("vocab", VOCABS)

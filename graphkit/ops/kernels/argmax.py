@@ -14,6 +14,16 @@ _NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
+def first_of(values, tokens):
+    """Return the smallest token of the largest value, and the value; NaN is larger than any."""
+    nan = tl.min(tl.where(values != values, tokens, _NO_TOKEN), 0)
+    value = tl.max(values, 0)
+    token = tl.min(tl.where(values == value, tokens, _NO_TOKEN), 0)
+    has_nan = nan < _NO_TOKEN
+    return tl.where(has_nan, nan, token), tl.where(has_nan, float("nan"), value)
+
+
+@triton.jit
 def first_largest(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr):
     """Return index and value of the first largest number of a row; NaN is larger than any.
 

@@ -14,6 +14,7 @@ import torch
 from graphkit.ops.kernels import (
     argmax,
     ngram,
+    target_probs,
     target_rows,
     token_bitmask,
     tree_growth,
@@ -37,6 +38,8 @@ CASES, WRITTEN, results, assert_equal = map(
 def small_blocks(monkeypatch):
     """Let small cases need several blocks."""
     monkeypatch.setattr(argmax, "MAX_BLOCK", 64)
+    for name, size in {"CHUNK": 128, "TILE": 32, "BLOCK": 128, "WRITERS": 10}.items():
+        monkeypatch.setattr(target_probs, name, size)
     monkeypatch.setattr(tree_sampling, "MAX_BLOCK", 4)
     monkeypatch.setattr(target_rows, "MAX_NODES", 4)
     monkeypatch.setattr(tree_growth, "MAX_OTHERS", 8)
@@ -90,6 +93,16 @@ def test_every_combination_of_filters(is_tied):
     args = logits, rows, torch.ones(12), top_ks.int(), top_ps, min_ps, 1
     op = OPS["target_probs"]
     assert_equal([op.launch(op.arguments(*args))], [op.reference(*args)])
+
+
+@pytest.mark.parametrize("filters", [(2, 1.0, 0.0), (0, 0.9, 0.0), (2, 0.5, 0.5), (0, 1.0, 1.0)])
+def test_rounding_makes_weights_of_different_logits_equal(filters):
+    """All pass then, in all chunks and on both sides of each sampled bound."""
+    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
+    row, (top_k, top_p, min_p) = torch.zeros(1), filters
+    args = logits, row.long(), row + 1e30, row.int() + top_k, row + top_p, row + min_p, 1
+    op = OPS["target_probs"]
+    torch.testing.assert_close(op.launch(op.arguments(*args)), torch.full((1, 300), 1 / 300))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 
 from graphkit.ops.kernels.begin_step import begin_step_kernel
 from graphkit.ops.registration import OPS
+from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
 from graphkit.ops.verification import verify_tree_greedy
 
@@ -43,7 +44,14 @@ def sampling_args(requests, seed):
     return *walk, samples, samples[:, 0].clone(), probs, draft_probs, 1.0, 1.0
 
 
+def large_probs_args(requests, seed):
+    """Arguments of ``target_probs`` whose rows have several chunks."""
+    _, *others, width = CASES["target_probs"][1](requests, seed)
+    return torch.zeros(requests * width, 9000, dtype=torch.float64), *others, width
+
+
 MAKERS = {name: (op, make) for name, (op, make, _) in CASES.items()} | {
+    "target_probs of a large vocabulary": (target_probs, large_probs_args),
     "verify_tree_greedy": (verify_tree_greedy, walk_args),
     "tree_sampling": (tree_speculative_sampling_target_only, sampling_args),
 }
@@ -83,4 +91,5 @@ def test_kernels_compile(name, monkeypatch):
     op, make = MAKERS[name]
     for seed in (1, 2):
         OPS[op.__name__].launch(OPS[op.__name__].arguments(*make(3, seed)))
-    assert len(compiled) == 2
+    assert compiled
+    assert compiled[: len(compiled) // 2] * 2 == compiled
