@@ -1,6 +1,6 @@
 """Base of the backends over a paged KV pool.
 
-Suffixes: T rows, N query heads, M key-value heads, D head size.
+Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head size of values.
 """
 
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphkit.attention.backend import AttentionBackend, AttentionInputs
 from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.query_rows import APPENDING, EXTENDING, query_rows
 from graphkit.config import require_type
 from graphkit.errors import ConfigError
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.ops.paged_metadata import paged_metadata
+from graphkit.ops.registration import OPS
 
 if TYPE_CHECKING:
     import torch
 
     from graphkit.config import BufferSizes
+    from graphkit.kv.pool import TokenToKVPool
     from graphkit.spec.modes import ForwardMode
 
 
@@ -30,24 +32,36 @@ class PagedAttention(AttentionBackend):
 
     Args:
         req_to_token_pool: Slots of each request.
-        kv_pool: Keys and values by slot, on the same device.
-        scale: Factor on the scores; by default ``head_dim ** -0.5``.
+        kv_pool: Keys and values by slot, or latents for multi-head latent attention with absorbed
+            projections, on the same device.
+        scale: Factor on the scores; by default ``head_dim ** -0.5``. A pool of latents has no
+            default, since its rows are longer than the heads that the model was trained with.
+
+    Attributes:
+        pool_types: Pools that the backend can read; a subclass for fewer overrides it.
 
     Raises:
-        ConfigError: An argument has a wrong type, or the pools are on different devices.
+        ConfigError: An argument has a wrong type or is missing, or the pools are on different
+            devices.
     """
+
+    pool_types: ClassVar[tuple[type[TokenToKVPool], ...]] = (MHATokenToKVPool, MLATokenToKVPool)
 
     def __init__(
         self,
         req_to_token_pool: ReqToTokenPool,
-        kv_pool: MHATokenToKVPool,
+        kv_pool: MHATokenToKVPool | MLATokenToKVPool,
         *,
         scale: float | None = None,
     ) -> None:
-        name = type(self).__name__
-        rows, pool = ReqToTokenPool, MHATokenToKVPool
+        name, readable = type(self).__name__, " or ".join(each.__name__ for each in self.pool_types)
+        rows = ReqToTokenPool
         require_type(name, "req_to_token_pool", req_to_token_pool, rows, "a ReqToTokenPool")
-        require_type(name, "kv_pool", kv_pool, pool, "an MHATokenToKVPool")
+        if not isinstance(kv_pool, self.pool_types):
+            found = type(kv_pool).__name__
+            raise ConfigError(
+                f"{name}.kv_pool must be an {readable}, got {found}.", field="kv_pool"
+            )
         require_type(name, "scale", scale, (int, float, NoneType), "a number or None")
         if req_to_token_pool.device != kv_pool.device:
             raise ConfigError(
@@ -57,7 +71,15 @@ class PagedAttention(AttentionBackend):
             )
         self.req_to_token_pool = req_to_token_pool
         self.kv_pool = kv_pool
-        self.scale = kv_pool.head_dim**-0.5 if scale is None else scale
+        if scale is None:
+            if isinstance(kv_pool, MLATokenToKVPool):
+                raise ConfigError(
+                    f"{name} needs a scale with an {type(kv_pool).__name__}: pass the model's, "
+                    "(qk_nope_head_dim + qk_rope_head_dim) ** -0.5.",
+                    field="scale",
+                )
+            scale = kv_pool.head_dim**-0.5
+        self.scale = scale
         self._max_context_len: int | None = None
 
     @property
@@ -127,27 +149,66 @@ class PagedAttention(AttentionBackend):
         layer: int,
         query_TND: torch.Tensor,
         key_TMD: torch.Tensor,
-        value_TMD: torch.Tensor,
+        value_TME: torch.Tensor,
         out_cache_loc_T: torch.Tensor,
         metadata: AttentionMetadata,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Store this step's keys and values, then attend from every row to its visible keys.
 
         Enqueues on the current stream. Never synchronises; may be captured.
 
+        Args:
+            layer: Layer of the pool.
+            query_TND: Query rows.
+            key_TMD: Keys of the rows; with a pool of latents the latents.
+            value_TME: Their values; with a pool of latents the rotated part of their keys.
+            out_cache_loc_T: Slots of the rows.
+            metadata: Metadata of the batch.
+            window: Most keys that a row sees, its own included; 0 for all. See
+                ``paged_attention``, like the next two.
+            softcap: Bound of the scores; 0 for none.
+            sinks_N: A further score per query head.
+
         Shapes:
-            query_TND: [T, N, D]; the result has its shape and dtype. key_TMD, value_TMD: [T, M, D].
-            out_cache_loc_T: [T] int64, the slots of this step's rows.
+            query_TND: [T, N, D]; returns [T, N, E] of its dtype. key_TMD: [T, M, D].
+            value_TME: [T, M, E], E = D. out_cache_loc_T: [T] int64. sinks_N: [N].
+            With a pool of latents, of rank R and rotated size P: query_TND [T, N, R + P], the
+            rotated part last, key_TMD [T, 1, R], value_TME [T, 1, P]; returns [T, N, R].
 
         Raises:
-            AttentionError: There is no such layer, or a tensor has the wrong shape, dtype or
-                device.
+            AttentionError: There is no such layer, a tensor has the wrong shape, dtype or device,
+                or a number is out of range.
         """
-        self.kv_pool.set_kv_buffer(layer, out_cache_loc_T, key_TMD, value_TMD)
-        return self._attend(layer, query_TND, metadata)
+        if isinstance(self.kv_pool, MLATokenToKVPool):
+            self.kv_pool.set_mla_kv_buffer(layer, out_cache_loc_T, key_TMD, value_TME)
+        else:
+            self.kv_pool.set_kv_buffer(layer, out_cache_loc_T, key_TMD, value_TME)
+        return self._attend(
+            OPS["paged_attention"].arguments(
+                query_TND,
+                self.kv_pool.get_key_buffer(layer),
+                self.kv_pool.get_value_buffer(layer),
+                metadata.page_table,
+                metadata.cache_seqlens,
+                metadata.cu_seqlens_q,
+                metadata.mask,
+                self.scale,
+                self.kv_pool.page_size,
+                metadata.max_seqlen_q,
+                window,
+                softcap,
+                sinks_N,
+            )
+        )
 
     @abstractmethod
-    def _attend(
-        self, layer: int, query_TND: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """Attend over the pool, which already holds this step's rows."""
+    def _attend(self, given: Any) -> torch.Tensor:
+        """Attend over one layer, which already holds this step's rows.
+
+        Args:
+            given: Arguments of ``graphkit.ops.paged_attention``, whose contract this is.
+        """

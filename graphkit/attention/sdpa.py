@@ -1,53 +1,57 @@
 """Attention by torch operations over a dense copy of the pages.
 
 Suffixes: B requests, W most rows of a request, T rows of all, N query heads, M key-value heads,
-D head size, L keys.
+D head size of keys, E of values, L keys.
 """
 
-# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
+# ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
+import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.attention.paged import PagedAttention
 from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, visible_keys
-
-if TYPE_CHECKING:
-    import torch
-
-    from graphkit.attention.metadata import AttentionMetadata
+from graphkit.ops.registration import OPS
 
 
 class SdpaAttention(PagedAttention):
-    """Runs on any device as ATen ops; its memory grows with max_context_len."""
+    """Runs on any device as ATen ops; its memory grows with max_context_len.
 
-    def _attend(
-        self, layer: int, query_TND: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        tokens, starts, width = len(query_TND), metadata.cu_seqlens_q, metadata.max_seqlen_q
+    Layers with a softcap or sinks, which torch's function does not take, run the reference of
+    ``paged_attention``.
+    """
+
+    def _attend(self, given: Any) -> torch.Tensor:
+        if given.softcap or given.sinks_N is not None:
+            out: torch.Tensor = OPS["paged_attention"].run_reference(*given)
+            return out
+        query_TND, starts, width = given.query_TND, given.cu_seqlens_q_B1, given.max_seqlen_q
+        tokens, heads = query_TND.shape[:2]
         if not tokens:
-            return query_TND.clone()
-        page_size = self.kv_pool.page_size
-        max_keys = metadata.page_table.shape[1] * page_size
-        visible_BWL = visible_keys(metadata.cache_seqlens, starts, metadata.mask, max_keys, width)
+            return query_TND.new_empty(0, heads, given.value_cache.shape[2])
+        max_keys = given.page_table.shape[1] * given.page_size
+        visible_BWL = visible_keys(
+            given.cache_seqlens_B, starts, given.mask, max_keys, width, given.window
+        )
         seen_BL = visible_BWL.any(1)
-        slots_BL = key_slots(metadata.page_table, page_size, seen_BL)
-        group = query_TND.shape[1] // self.kv_pool.head_num
+        slots_BL = key_slots(given.page_table, given.page_size, seen_BL)
+        group = heads // given.key_cache.shape[1]
 
         def dense(cache: torch.Tensor) -> torch.Tensor:
             # 0 * NaN is NaN: hidden keys and values are zeroed, not only masked.
             rows_BLMD = cache[slots_BL].masked_fill(~seen_BL[:, :, None, None], 0)
             return rows_BLMD.to(query_TND.dtype).transpose(1, 2).repeat_interleave(group, 1)
 
-        out_BNWD = scaled_dot_product_attention(
+        out_BNWE = scaled_dot_product_attention(
             pad_rows(query_TND, starts, width).transpose(1, 2),
-            dense(self.kv_pool.get_key_buffer(layer)),
-            dense(self.kv_pool.get_value_buffer(layer)),
+            dense(given.key_cache),
+            dense(given.value_cache),
             attn_mask=visible_BWL[:, None],
-            scale=self.scale,
+            scale=given.scale,
         )
         blind_BW11 = ~visible_BWL.any(2)[:, :, None, None]
-        out_BWND = out_BNWD.transpose(1, 2).masked_fill(blind_BW11, 0)
-        return pack_rows(out_BWND, starts, tokens)
+        out_BWNE = out_BNWE.transpose(1, 2).masked_fill(blind_BW11, 0)
+        return pack_rows(out_BWNE, starts, tokens)

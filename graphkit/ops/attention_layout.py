@@ -34,10 +34,12 @@ def visible_keys(
     mask: torch.Tensor | None,
     max_keys: int,
     max_seqlen_q: int,
+    window: int = 0,
 ) -> torch.Tensor:
     """Return which of the L = ``max_keys`` positions each query sees, bool [B, W, L].
 
-    ``paged_attention`` defines the mask. Entries behind the rows of a request have no meaning.
+    ``paged_attention`` defines mask and window. Entries behind the rows of a request have no
+    meaning.
     """
     key_L = torch.arange(max_keys, device=cache_seqlens_B.device)
     if mask is None:
@@ -51,7 +53,11 @@ def visible_keys(
         index_BWL = column_BL.clamp(0, columns - 1)[:, None].expand(-1, max_seqlen_q, -1)
         visible_BWL = mask.gather(2, index_BWL) | (column_BL < 0)[:, None]
     is_key_BL = key_L < cache_seqlens_B[:, None]
-    return visible_BWL & is_key_BL[:, None]
+    visible_BWL = visible_BWL & is_key_BL[:, None]
+    if window:
+        from_end_BWL = visible_BWL.flip(2).cumsum(2, dtype=torch.int32).flip(2)
+        visible_BWL = visible_BWL & (from_end_BWL <= window)
+    return visible_BWL
 
 
 def key_slots(page_table: torch.Tensor, page_size: int, wanted_BL: torch.Tensor) -> torch.Tensor:
@@ -65,3 +71,11 @@ def has_dense_rows(tensor: torch.Tensor) -> bool:
     """Return whether the elements of each slot, or token, are contiguous."""
     heads, head_dim = tensor.shape[1:]
     return tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == head_dim)
+
+
+def is_part_of(value_cache: torch.Tensor, key_cache: torch.Tensor) -> bool:
+    """Return whether each value is the first part of its key, as in a pool of latents."""
+    return (
+        value_cache.data_ptr() == key_cache.data_ptr()
+        and value_cache.stride() == key_cache.stride()
+    )

@@ -1,8 +1,8 @@
 """Attention of a few new rows per request over a paged KV cache.
 
 Suffixes: B requests, B1 requests + 1, W most query rows of a request, T rows of all requests,
-N query heads, M key-value heads, G query heads per key-value head, D head size, P pages per
-request, L = P * page size keys.
+N query heads, M key-value heads, G query heads per key-value head, D head size of keys, E head size
+of values, P pages per request, L = P * page size keys.
 """
 
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
@@ -13,18 +13,30 @@ from typing import Annotated, Any
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, visible_keys
+from graphkit.ops.attention_layout import (
+    is_part_of,
+    key_slots,
+    pack_rows,
+    pad_rows,
+    visible_keys,
+)
 from graphkit.ops.registration import register_op
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_REST_DIM = 256, 512, 128
+"""Largest head size of values, that of values which are part of their keys, and most elements that
+a key has more."""
 
 
 def _check(given: Any) -> None:
-    """Refuse head counts, head sizes, strides and masks that the kernel does not take."""
-    heads, head_dim = given.key_cache.shape[1:]
-    query_heads = given.query_TND.shape[1]
-    if not 1 <= head_dim <= MAX_HEAD_DIM:
-        _refuse(f"the head size is {head_dim}", f"1 to {MAX_HEAD_DIM}")
+    """Refuse head counts, head sizes, strides, masks and windows that the kernel does not take."""
+    heads, key_dim = given.key_cache.shape[1:]
+    query_heads, value_dim = given.query_TND.shape[1], given.value_cache.shape[2]
+    most = MAX_LATENT_DIM if is_part_of(given.value_cache, given.key_cache) else MAX_HEAD_DIM
+    if not 1 <= value_dim <= most:
+        _refuse(f"the head size of values is {value_dim}", f"1 to {most}")
+    if not 0 <= key_dim - value_dim <= MAX_REST_DIM:
+        expected = f"{value_dim}, that of values, to {value_dim + MAX_REST_DIM}"
+        _refuse(f"the head size of keys is {key_dim}", expected)
     if not heads or query_heads % heads:
         _refuse(f"query_TND has {query_heads} heads", f"a multiple of the cache's {heads}")
     if given.key_cache.stride(2) != 1 or given.value_cache.stride(2) != 1:
@@ -33,6 +45,8 @@ def _check(given: Any) -> None:
     if mask is not None and mask.shape[2] < given.max_seqlen_q:
         expected = f"at least max_seqlen_q = {given.max_seqlen_q}, or no mask for a chain"
         _refuse(f"mask has {mask.shape[2]} columns", expected)
+    if mask is not None and 0 < given.window < mask.shape[2]:
+        _refuse(f"window is {given.window}", f"at least the mask's {mask.shape[2]} columns, or 0")
 
 
 def _refuse(found: str, expected: str) -> None:
@@ -40,7 +54,9 @@ def _refuse(found: str, expected: str) -> None:
 
 
 @register_op(
-    fake=lambda given: given.query_TND.new_empty(given.query_TND.shape),
+    fake=lambda given: given.query_TND.new_empty(
+        *given.query_TND.shape[:2], given.value_cache.shape[2]
+    ),
     check=_check,
     sizes_from=("key_cache", "value_cache", "page_table"),
     error=AttentionError,
@@ -48,7 +64,7 @@ def _refuse(found: str, expected: str) -> None:
 def paged_attention(
     query_TND: Annotated[torch.Tensor, "[T, N, D] float16 or bfloat16 or float32"],
     key_cache: Annotated[torch.Tensor, "[slots, M, D] float16 or bfloat16 or float32"],
-    value_cache: Annotated[torch.Tensor, "[slots, M, D] float16 or bfloat16 or float32"],
+    value_cache: Annotated[torch.Tensor, "[slots, M, E] float16 or bfloat16 or float32"],
     page_table: Annotated[torch.Tensor, "[B, P] int32"],
     cache_seqlens_B: Annotated[torch.Tensor, "[B] int32"],
     cu_seqlens_q_B1: Annotated[torch.Tensor, "[B + 1] int32"],
@@ -56,6 +72,9 @@ def paged_attention(
     scale: float,
     page_size: Annotated[int, "S >= 1"],
     max_seqlen_q: Annotated[int, "W >= 1"],
+    window: Annotated[int, "window >= 0"] = 0,
+    softcap: Annotated[float, "softcap >= 0"] = 0.0,
+    sinks_N: Annotated[torch.Tensor | None, "[N] float16 or bfloat16 or float32"] = None,
 ) -> torch.Tensor:
     """Attend from each query row to the visible keys of its request.
 
@@ -66,6 +85,11 @@ def paged_attention(
     tree of a verify, whose rows are those keys. C > W is the tree of a draft step, whose rows see
     their ancestors of earlier steps. Columns before the first key are ignored. With a mask every
     request has W rows.
+
+    A value may be the first part of its key: pass a view of the keys as ``value_cache``, as a pool
+    of latents does, and the kernel loads it once. With a window a query sees the last ``window`` of
+    the keys that it would see without it, itself included; keys outside all windows of a request
+    are not read.
 
     Keys and values that no query of their request may see, NaN included, never reach the output.
     A query that sees no key gets zeros, and so does a row behind ``cu_seqlens_q_B1[B]``. Sums run
@@ -85,35 +109,53 @@ def paged_attention(
         page_size: Slots per page.
         max_seqlen_q: Upper bound of a request's query rows (W). If a request has more, some rows
             are undefined.
+        window: Most keys that a query sees, at least the columns of the mask; 0 for all.
+        softcap: Scaled scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118);
+            0 leaves them.
+        sinks_N: Score of one more key per query head, whose value is zero (gpt-oss).
 
     Shapes:
-        query_TND: [T, N, D], N a multiple of M, D <= 256; the result has its shape and dtype.
-        key_cache, value_cache: [slots, M, D]. All three: float16, bfloat16 or float32.
+        query_TND: [T, N, D], N a multiple of M. Returns [T, N, E] of its dtype.
+        key_cache: [slots, M, D], value_cache: [slots, M, E], E <= D <= E + 128. E <= 256, or 512
+        if values are parts of keys. Queries and caches: float16, bfloat16 or float32.
         page_table: [B, P] int32. cache_seqlens_B: [B] int32. cu_seqlens_q_B1: [B + 1] int32.
-        mask: [B, W, C] bool, C >= W.
+        mask: [B, W, C] bool, C >= W. sinks_N: [N], floating-point.
 
     Raises:
         AttentionError: A tensor has the wrong shape, dtype, device or layout, or a number is
             below 1.
     """
-    tokens, (requests, pages) = query_TND.shape[0], page_table.shape
+    (tokens, query_heads, _), (requests, pages) = query_TND.shape, page_table.shape
+    heads, value_dim = value_cache.shape[1:]
     if not (tokens and requests and pages):
-        return torch.zeros_like(query_TND, memory_format=torch.contiguous_format)
+        return query_TND.new_zeros(tokens, query_heads, value_dim)
     visible_BWL = visible_keys(
-        cache_seqlens_B, cu_seqlens_q_B1, mask, pages * page_size, max_seqlen_q
+        cache_seqlens_B, cu_seqlens_q_B1, mask, pages * page_size, max_seqlen_q, window
     )
     seen_BL = visible_BWL.any(1)
     slots_BL = key_slots(page_table, page_size, seen_BL)
     hidden_BL11 = ~seen_BL[:, :, None, None]
     key_BLMD = key_cache[slots_BL].float().masked_fill(hidden_BL11, 0)
-    value_BLMD = value_cache[slots_BL].float().masked_fill(hidden_BL11, 0)
+    value_BLME = value_cache[slots_BL].float().masked_fill(hidden_BL11, 0)
 
     query_BWND = pad_rows(query_TND.float(), cu_seqlens_q_B1, max_seqlen_q)
-    query_BWMGD = query_BWND.unflatten(2, (key_cache.shape[1], -1))
-    scores = torch.einsum("bwmgd,blmd->bmgwl", query_BWMGD, key_BLMD) * scale
-    weights = scores.masked_fill(~visible_BWL[:, None, None], -torch.inf).softmax(-1)
-    out_BWMGD = torch.einsum("bmgwl,blmd->bwmgd", weights, value_BLMD)
-    out_BWND = out_BWMGD.flatten(2, 3)
+    query_BWMGD = query_BWND.unflatten(2, (heads, -1))
+    scores_BMGWL = torch.einsum("bwmgd,blmd->bmgwl", query_BWMGD, key_BLMD) * scale
+    if softcap:
+        scores_BMGWL = softcap * (scores_BMGWL / softcap).tanh()
+    scores_BMGWL = scores_BMGWL.masked_fill(~visible_BWL[:, None, None], -torch.inf)
+    weights_BMGWL = _softmax(scores_BMGWL, sinks_N)
+    out_BWMGE = torch.einsum("bmgwl,blme->bwmge", weights_BMGWL, value_BLME)
+    out_BWNE = out_BWMGE.flatten(2, 3)
     # Softmax of an empty row is NaN.
-    out_BWND = out_BWND.masked_fill(~visible_BWL.any(2)[:, :, None, None], 0)
-    return pack_rows(out_BWND, cu_seqlens_q_B1, tokens).to(query_TND.dtype)
+    out_BWNE = out_BWNE.masked_fill(~visible_BWL.any(2)[:, :, None, None], 0)
+    return pack_rows(out_BWNE, cu_seqlens_q_B1, tokens).to(query_TND.dtype)
+
+
+def _softmax(scores_BMGWL: torch.Tensor, sinks_N: torch.Tensor | None) -> torch.Tensor:
+    """Return the weights of the keys, whose sum with that of the head's sink is 1."""
+    if sinks_N is None:
+        return scores_BMGWL.softmax(-1)
+    heads_MG11 = scores_BMGWL.shape[1], scores_BMGWL.shape[2], 1, 1
+    sinks_BMGW1 = sinks_N.float().view(heads_MG11).expand(*scores_BMGWL.shape[:-1], 1)
+    return torch.cat((scores_BMGWL, sinks_BMGW1), -1).softmax(-1)[..., :-1]

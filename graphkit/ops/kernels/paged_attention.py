@@ -6,6 +6,10 @@ fit. With more than one split each program stores its normalised partial result 
 weight, and a second kernel joins them. The unused lanes of requests with fewer than W rows write
 zeros into the rows that no request has, so that no further launch has to clear them. With a mask
 every request has W rows, and cu_seqlens_q is not read.
+
+A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
+powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
+and is loaded once.
 """
 
 from typing import Any
@@ -14,11 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
+from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
 from graphkit.ops.kernels.join_splits import join_splits
 from graphkit.ops.kernels.launch import launch
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few.
@@ -30,13 +35,15 @@ LOG2_E = 1.4426950408889634
 )  # fmt: skip
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
-    out_split_stride, out_token_stride, out_head_stride, query_token_stride, query_head_stride,
-    key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
-    tokens, heads, max_keys, max_pages, requests, tiles, row_tiles, width, splits, scale_log2,
-    PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr,
+    sinks, out_split_stride, out_token_stride, out_head_stride, query_token_stride,
+    query_head_stride, key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
+    tokens, heads, max_keys, max_pages, requests, tiles, row_tiles, width, splits,
+    scale_log2, cap_log2,
+    PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr,
+    SHARED: tl.constexpr, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr,
+    BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr, PRECISION: tl.constexpr, HEADS_FIRST: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
     split = tl.program_id(1).to(tl.int64)
@@ -48,7 +55,8 @@ def paged_attention_kernel(
         tile = tl.program_id(0) % tiles
     request = (tile // row_tiles).to(tl.int64)
 
-    row = tile % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_row = tile % row_tiles * BLOCK_M
+    row = first_row + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
     # There are more programs than requests if there are more rows than the requests can have.
     length = tl.load(cache_seqlens_B + tl.minimum(request, requests - 1))
@@ -64,24 +72,51 @@ def paged_attention_kernel(
     is_row = own_query < rows
     token = begin + own_query
     head = kv_head * GROUP + row % GROUP
-    dim = tl.arange(0, BLOCK_D)
-    is_dim = dim < HEAD_DIM
+    dim = tl.arange(0, BLOCK_E)
+    is_dim = dim < VALUE_DIM
     queries = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
     q = tl.load(queries + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    if REST_DIM:
+        rest = tl.arange(0, BLOCK_R)
+        is_rest = rest < REST_DIM
+        rests = queries + VALUE_DIM + rest[None, :]
+        q_rest = tl.load(rests, mask=is_row[:, None] & is_rest[None, :], other=0.0)
 
-    keys_end = tl.minimum(length, max_keys)
-    span = tl.cdiv(tl.cdiv(keys_end, splits), 16) * 16
-    first = tl.minimum(split * span, keys_end).to(tl.int32)
-    last = tl.minimum(first + span, keys_end)
+    # The keys that some row of this tile may see.
+    keys_begin, keys_end = 0, tl.minimum(length, max_keys)
+    if MASK_COLUMNS:
+        mask_row = mask + (request * width + own_query[:, None]) * MASK_COLUMNS
+    else:
+        last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, rows - 1)
+        keys_end = tl.minimum(keys_end, prefix + last_query + 1)
+    if WINDOW:
+        if MASK_COLUMNS:
+            column = tl.arange(0, BLOCK_C)
+            is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
+            path = tl.load(mask_row + column[None, :], mask=is_entry, other=0) != 0
+            own_keys = tl.where(own_query < width, tl.sum(path.to(tl.int32), 1), MASK_COLUMNS)
+            window_begin = prefix - WINDOW + own_keys
+            keys_begin = tl.maximum(prefix - WINDOW, 0)
+        else:
+            window_begin = prefix - WINDOW + own_query + 1
+            keys_begin = tl.maximum(prefix - WINDOW + first_row // GROUP + 1, 0)
+    keys_end = tl.maximum(keys_end, keys_begin)
+    span = tl.cdiv(tl.cdiv(keys_end - keys_begin, splits), 16) * 16
+    first = tl.minimum(keys_begin + split * span, keys_end).to(tl.int32)
+    last = tl.minimum(first + span, keys_end).to(tl.int32)
     # Whole blocks of the prefix need no mask; the rest of the split does.
-    whole = tl.maximum(tl.minimum(last, prefix) - first, 0) // BLOCK_N * BLOCK_N
-    middle = first + whole
+    middle = first + tl.maximum(tl.minimum(last, prefix) - first, 0) // BLOCK_N * BLOCK_N
+    middle = first if WINDOW else middle
     pages = page_table + request * max_pages
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for masked in tl.static_range(2):
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        top = tl.where(split == 0, sink, top)
+        total = tl.where(split == 0, 1.0, total)
+    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
         begin_key = middle if masked else first
         end_key = last if masked else middle
         key = begin_key + tl.arange(0, BLOCK_N)
@@ -94,22 +129,40 @@ def paged_attention_kernel(
             following = key + BLOCK_N
             page = tl.load(pages + following // PAGE_SIZE, mask=following < end_key, other=0)
 
-            keys = key_cache + kv_head * key_head_stride + slot * key_slot_stride
-            is_cell = is_dim[:, None] & is_key[None, :]
-            k = tl.load(keys[None, :] + dim[:, None], mask=is_cell, other=0.0)
-            scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale_log2
             seen = is_key
             if masked:
                 own_key = key - prefix
                 if MASK_COLUMNS:
-                    mask_row = (request * width + own_query[:, None]) * MASK_COLUMNS
                     is_column = (own_key >= 0) & is_key
                     is_cell = (own_query < width)[:, None] & is_column[None, :]
-                    tree = tl.load(mask + mask_row + own_key[None, :], mask=is_cell, other=0) != 0
+                    tree = tl.load(mask_row + own_key[None, :], mask=is_cell, other=0) != 0
                     visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
-                    seen = tl.max(visible.to(tl.int32), 0) != 0
                 else:
                     visible = (own_key[None, :] <= own_query[:, None]) & is_key[None, :]
+                if WINDOW:
+                    visible = visible & (key[None, :] >= window_begin[:, None])
+                if MASK_COLUMNS or WINDOW:
+                    seen = tl.max(visible.to(tl.int32), 0) != 0
+
+            # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
+            keys = key_cache + kv_head * key_head_stride + slot * key_slot_stride
+            if SHARED:
+                v = tl.load(
+                    keys[:, None] + dim[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
+                )
+                scores = tl.dot(q, tl.trans(v.to(q.dtype)), input_precision=PRECISION)
+            else:
+                is_cell = is_dim[:, None] & is_key[None, :]
+                k = tl.load(keys[None, :] + dim[:, None], mask=is_cell, other=0.0)
+                scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+            if REST_DIM:
+                is_cell = is_rest[:, None] & is_key[None, :]
+                k_rest = tl.load(keys[None, :] + VALUE_DIM + rest[:, None], mask=is_cell, other=0.0)
+                scores = tl.dot(q_rest, k_rest.to(q.dtype), scores, input_precision=PRECISION)
+            scores = scores * scale_log2
+            if HAS_CAP:  # cap * tanh(score / cap)
+                scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
+            if masked:
                 scores = tl.where(visible, scores, float("-inf"))
 
             new_top = tl.maximum(top, tl.max(scores, 1))
@@ -118,10 +171,10 @@ def paged_attention_kernel(
             weights = tl.exp2(scores - base[:, None])
             shrink = tl.exp2(top - base)
             total = total * shrink + tl.sum(weights, 1)
-            values = value_cache + kv_head * value_head_stride + slot * value_slot_stride
-            # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
-            is_cell = seen[:, None] & is_dim[None, :]
-            v = tl.load(values[:, None] + dim[None, :], mask=is_cell, other=0.0)
+            if not SHARED:
+                values = value_cache + kv_head * value_head_stride + slot * value_slot_stride
+                is_cell = seen[:, None] & is_dim[None, :]
+                v = tl.load(values[:, None] + dim[None, :], mask=is_cell, other=0.0)
             acc = acc * shrink[:, None]
             acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
             top = new_top
@@ -155,41 +208,46 @@ def launch_paged_attention(
     """Launch ``paged_attention``, with ``choose_splits`` and ``choose_config`` by default."""
     query = given.query_TND if given.query_TND.stride(2) == 1 else given.query_TND.contiguous()
     key, value, mask, width = given.key_cache, given.value_cache, given.mask, given.max_seqlen_q
-    tokens, heads, head_dim = query.shape
+    (tokens, heads, key_dim), value_dim = query.shape, value.shape[2]
     requests, max_pages = given.page_table.shape
-    out: torch.Tensor = query.new_empty(query.shape)
+    out: torch.Tensor = query.new_empty((tokens, heads, value_dim))
     if tokens == 0 or max_pages == 0 or requests == 0:
         return out.zero_()
     kv_heads, max_keys = key.shape[1], max_pages * given.page_size
     group = heads // kv_heads
-    config = config or choose_config(width * group, head_dim, query.element_size())
+    config = config or choose_config(width * group, value_dim, query.element_size())
     row_tiles = triton.cdiv(width * group, config.block_rows)
     tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
     if splits is None:
         processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-        splits = choose_splits(tiles * kv_heads, max_keys, config.programs * processors)
+        seen_keys = min(max_keys, given.window + width) if given.window else max_keys
+        splits = choose_splits(tiles * kv_heads, seen_keys, config.programs * processors)
     partial, lse = out, out
     if splits > 1:
-        partial = query.new_empty((splits, *query.shape), dtype=torch.float32)
+        partial = query.new_empty((splits, *out.shape), dtype=torch.float32)
         lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
+    columns = 0 if mask is None else mask.shape[2]
     launch(
         paged_attention_kernel, (tiles * kv_heads, splits), given,
-        out=partial, lse=lse, query=query, key_cache=key, value_cache=value,
+        out=partial, lse=lse, sinks=given.sinks_N, query=query, key_cache=key, value_cache=value,
         mask=None if mask is None else mask.contiguous().view(torch.uint8),
-        out_split_stride=query.numel(), out_token_stride=heads * head_dim,
-        out_head_stride=head_dim,
+        out_split_stride=out.numel(), out_token_stride=heads * value_dim,
+        out_head_stride=value_dim,
         query_token_stride=query.stride(0), query_head_stride=query.stride(1),
         key_slot_stride=key.stride(0), key_head_stride=key.stride(1),
         value_slot_stride=value.stride(0), value_head_stride=value.stride(1),
         tokens=tokens, heads=heads, max_keys=max_keys, max_pages=max_pages, requests=requests,
         tiles=tiles, row_tiles=row_tiles, width=width, splits=splits,
-        scale_log2=given.scale * LOG2_E,
-        PAGE_SIZE=given.page_size, GROUP=group, HEAD_DIM=head_dim,
-        MASK_ROWS=0 if mask is None else width, MASK_COLUMNS=0 if mask is None else mask.shape[2],
-        IS_SPLIT=splits > 1, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        HEADS_FIRST=config.heads_first,
-        BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        scale_log2=given.scale / given.softcap if given.softcap else given.scale * LOG2_E.value,
+        cap_log2=given.softcap * LOG2_E.value,
+        PAGE_SIZE=given.page_size, GROUP=group, VALUE_DIM=value_dim, REST_DIM=key_dim - value_dim,
+        SHARED=is_part_of(value, key), MASK_ROWS=width if columns else 0, MASK_COLUMNS=columns,
+        BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=given.window,
+        HAS_CAP=given.softcap > 0, IS_SPLIT=splits > 1,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        HEADS_FIRST=config.heads_first, BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,
+        BLOCK_E=max(16, triton.next_power_of_2(value_dim)),
+        BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.spec import ForwardMode
 
 EXTENDING = (ForwardMode.DRAFT_EXTEND, ForwardMode.DRAFT_EXTEND_V2)
@@ -20,12 +20,13 @@ class Case:
     """One batch of any mode; the live requests precede the pads.
 
     ``histories`` are the keys and values of each live request before its own rows, ``own_rows`` the
-    numbers of those. Of an extending mode, ``seq_lens`` counts the own rows.
+    numbers of those. Of an extending mode, ``seq_lens`` counts the own rows. A pool of latents has
+    keys that begin with their values. ``options`` are those of ``attend``.
     """
 
     mode: ForwardMode
     requests: ReqToTokenPool
-    pool: MHATokenToKVPool
+    pool: MHATokenToKVPool | MLATokenToKVPool
     inputs: SimpleNamespace
     query: torch.Tensor
     key: torch.Tensor
@@ -33,7 +34,25 @@ class Case:
     out_cache_loc: torch.Tensor
     histories: list[tuple[torch.Tensor, torch.Tensor]]
     own_rows: list[int]
+    options: dict[str, object]
     layer: int = 1
+
+    @property
+    def scale(self) -> float:
+        return self.key.shape[2] ** -0.5
+
+    @property
+    def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What ``attend`` takes as keys and values."""
+        if isinstance(self.pool, MLATokenToKVPool):
+            return self.value, self.key[..., self.value.shape[2] :]
+        return self.key, self.value
+
+    def attend(self, backend_type):
+        backend = backend_type(self.requests, self.pool, scale=self.scale)
+        metadata = backend.metadata(self.mode, self.inputs)
+        rows = (self.query, *self.stored, self.out_cache_loc)
+        return backend.attend(self.layer, *rows, metadata, **self.options)
 
     @property
     def live_rows(self) -> int:
@@ -54,7 +73,9 @@ class Case:
         return torch.tensor([sum(rows[:b]) for b in range(len(rows) + 1)], dtype=torch.int32)
 
     def store(self) -> None:
-        self.pool.set_kv_buffer(self.layer, self.out_cache_loc, self.key, self.value)
+        is_latent = isinstance(self.pool, MLATokenToKVPool)
+        store = self.pool.set_mla_kv_buffer if is_latent else self.pool.set_kv_buffer
+        store(self.layer, self.out_cache_loc, *self.stored)
 
     def page_table(self) -> torch.Tensor:
         """The table by plain loops."""
@@ -71,13 +92,13 @@ class Case:
         self.store()
         keys, values = self.pool.get_key_buffer(self.layer), self.pool.get_value_buffer(self.layer)
         return (self.query, keys, values, self.page_table(), self.key_counts, self.row_sums,
-                self.inputs.custom_mask, self.pool.head_dim**-0.5, self.pool.page_size,
-                self.inputs.tokens_per_request)  # fmt: skip
+                self.inputs.custom_mask, self.scale, self.pool.page_size,
+                self.inputs.tokens_per_request, *self.options.values())  # fmt: skip
 
     def expected(self) -> torch.Tensor:
         """The live rows' attention in float64, one query, head and key at a time."""
-        heads = self.query.shape[1]
-        out = torch.zeros(self.live_rows, heads, self.pool.head_dim, dtype=torch.float64)
+        heads, kv_heads, value_dim = self.query.shape[1], *self.value.shape[1:]
+        out = torch.zeros(self.live_rows, heads, value_dim, dtype=torch.float64)
         for b, (old_keys, old_values) in enumerate(self.histories):
             first = sum(self.own_rows[:b])
             own = slice(first, first + self.own_rows[b])
@@ -85,14 +106,23 @@ class Case:
             values = torch.cat([old_values, self.value[own]]).double()
             for i in range(self.own_rows[b]):
                 sees = [s for s in range(len(keys)) if self._sees(b, i, s, len(keys))]
+                sees = sees[-self.options["window"] :]
                 for n in range(heads):
-                    m = n * self.pool.head_num // heads
+                    m = n * kv_heads // heads
                     query = self.query[first + i, n].double()
-                    scores = [float(query @ keys[s, m]) * self.pool.head_dim**-0.5 for s in sees]
-                    weights = [math.exp(score - max(scores)) for score in scores]
+                    scores = [self._score(float(query @ keys[s, m])) for s in sees]
+                    sinks = self.options["sinks_N"]
+                    others = [] if sinks is None else [float(sinks[n])]
+                    top = max(scores + others)
+                    weights = [math.exp(score - top) for score in scores]
+                    total = sum(weights) + sum(math.exp(other - top) for other in others)
                     for s, weight in zip(sees, weights, strict=True):
-                        out[first + i, n] += weight / sum(weights) * values[s, m]
+                        out[first + i, n] += weight / total * values[s, m]
         return out
+
+    def _score(self, product: float) -> float:
+        score, cap = product * self.scale, self.options["softcap"]
+        return cap * math.tanh(score / cap) if cap else score
 
     def _sees(self, b: int, i: int, key: int, keys: int) -> bool:
         mask = self.inputs.custom_mask
@@ -127,6 +157,10 @@ def _build(
     pads: int = 0,
     context: int | None = None,
     dtype: torch.dtype = torch.float32,
+    latent: int = 0,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
     seed: int = 0,
 ) -> Case:
     torch.manual_seed(seed)
@@ -135,7 +169,11 @@ def _build(
     context = context or max(lengths, default=1) + width
     pages = [-(-(length + n) // page_size) for length, n in zip(lengths, own_rows, strict=True)]
     size = (sum(pages) + 2) * page_size
-    pool = MHATokenToKVPool(size, page_size, dtype, kv_heads, head_dim, 2, "cpu")
+    if latent:
+        kv_heads, rotated = 1, head_dim - latent
+        pool = MLATokenToKVPool(size, page_size, dtype, latent, rotated, 2, "cpu")
+    else:
+        pool = MHATokenToKVPool(size, page_size, dtype, kv_heads, head_dim, 2, "cpu")
     for tensor in pool.tensors().values():
         tensor.fill_(torch.nan)
     requests = ReqToTokenPool(batch + 1, context, "cpu")
@@ -145,6 +183,7 @@ def _build(
     key, value = torch.randn(rows_TMD, dtype=dtype), torch.randn(rows_TMD, dtype=dtype)
     live = sum(own_rows)
     key[live:], value[live:] = torch.nan, torch.nan
+    value = key[..., :latent] if latent else value
     out_cache_loc = torch.zeros(batch * width, dtype=torch.int64)
     free = (torch.randperm(sum(pages) + 2) + 1).tolist()
     histories = []
@@ -155,6 +194,7 @@ def _build(
         requests.req_to_token[row, :keys] = slots.int()
         out_cache_loc[first : first + own_rows[b]] = slots[length:]
         history = tuple(torch.randn(length, kv_heads, head_dim, dtype=dtype) for _ in "kv")
+        history = (history[0], history[0][..., :latent] if latent else history[1])
         pool.get_key_buffer(1)[slots[:length]] = history[0]
         pool.get_value_buffer(1)[slots[:length]] = history[1]
         histories.append(history)
@@ -173,7 +213,12 @@ def _build(
         custom_mask=torch.stack(masks) if tree else None,
     )
     query = torch.randn(batch * width, heads, head_dim, dtype=dtype)
-    return Case(mode, requests, pool, inputs, query, key, value, out_cache_loc, histories, own_rows)
+    options = {
+        "window": window, "softcap": softcap, "sinks_N": torch.randn(heads) if sinks else None
+    }  # fmt: skip
+    return Case(
+        mode, requests, pool, inputs, query, key, value, out_cache_loc, histories, own_rows, options
+    )
 
 
 @pytest.fixture
@@ -187,7 +232,7 @@ def assert_attends():
     """``assert_attends(out, case)`` compares the live rows with the loops."""
 
     def check(out: torch.Tensor, case: Case, tolerance: float = 2e-5) -> None:
-        assert out.shape == case.query.shape
+        assert out.shape == (*case.query.shape[:2], case.value.shape[2])
         assert out.dtype == case.query.dtype
         live = out[: case.live_rows].double()
         torch.testing.assert_close(live, case.expected(), atol=tolerance, rtol=tolerance)

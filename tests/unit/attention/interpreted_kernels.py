@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from graphkit.ops.kernels.attention_config import choose_splits
+from graphkit.ops.kernels.attention_config import AttentionConfig, choose_splits
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.registration import OPS
@@ -169,6 +169,61 @@ def test_attention_in_half_precision(make_case, assert_attends):
     case = make_case([7, 70], width=3, page_size=4, dtype=torch.float16, pads=1, heads=4)
     for splits in (1, 2):
         assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case, 2e-3)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_attention_over_latents(make_case, assert_attends, page_size, tree):
+    """Rows of 20 heads and 3 queries fill tiles of 64 and of 16."""
+    case = make_case(
+        PAGES[page_size], width=3, page_size=page_size, tree=tree, pads=1, heads=20, head_dim=40,
+        latent=32, context=160,
+    )  # fmt: skip
+    args = case.op_args()
+    assert_attends(launch(paged_attention, *args, splits=1), case)
+    small = AttentionConfig(block_rows=16, block_keys=16)
+    assert_attends(launch(paged_attention, *args, splits=3, config=small), case)
+
+
+@loops_to_a_tensor
+def test_attention_over_keys_longer_than_values(make_case, assert_attends):
+    case = make_case([7, 70], width=3, heads=4, head_dim=40)
+    args = list(case.op_args())
+    args[2] = args[2][..., :24]
+    case.value = case.value[..., :24]
+    case.histories = [(keys, values[..., :24]) for keys, values in case.histories]
+    assert_attends(launch(paged_attention, *args, splits=2), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize(("tree", "window"), [(False, 2), (False, 40), (True, 3), (True, 70)])
+def test_attention_within_a_window(make_case, assert_attends, tree, window):
+    """Keys outside the window are NaN: they are not read."""
+    case = make_case([5, 90, 130], width=3, page_size=4, tree=tree, pads=1, heads=4, window=window)
+    for b, length in enumerate([5, 90, 130]):
+        row = int(case.inputs.req_pool_indices[b])
+        outside = case.requests.req_to_token[row, : max(0, length + 1 - window)].long()
+        case.pool.get_key_buffer(1)[outside] = torch.nan
+        case.pool.get_value_buffer(1)[outside] = torch.nan
+    for splits in (1, 3):
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("options", [{"softcap": 0.5}, {"sinks": True}], ids=str)
+def test_attention_options(make_case, assert_attends, options):
+    case = make_case([5, 70], width=3, page_size=4, tree=True, pads=1, heads=4, **options)
+    for splits in (1, 3):
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("splits", [1, 2])
+def test_attention_of_a_long_chain_over_row_tiles(make_case, assert_attends, splits):
+    """Keys behind the last query of a tile are not read by it."""
+    case = make_case([9, 0], width=70, heads=2, page_size=4)
+    assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
 
 
 @loops_to_a_tensor

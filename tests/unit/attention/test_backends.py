@@ -7,20 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.attention import SdpaAttention, TritonAttention
-from graphkit.errors import AttentionError
+from graphkit.errors import AttentionError, ConfigError
+from graphkit.kv import MHATokenToKVPool
 from graphkit.spec import ForwardMode
 
 VERIFY = ForwardMode.TARGET_VERIFY
 BACKENDS = [SdpaAttention, TritonAttention]
 LENGTHS = {1: [5, 1, 9], 4: [3, 4, 5, 8, 1], 16: [15, 16, 17, 31]}
-
-
-def _attend(backend_type, case):
-    backend = backend_type(case.requests, case.pool)
-    metadata = backend.metadata(VERIFY, case.inputs)
-    return backend.attend(
-        case.layer, case.query, case.key, case.value, case.out_cache_loc, metadata
-    )
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
@@ -29,7 +22,7 @@ def _attend(backend_type, case):
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_matches_loops(make_case, assert_attends, backend_type, page_size, width, tree):
     case = make_case(LENGTHS[page_size], width=width, page_size=page_size, tree=tree, pads=2)
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
@@ -37,14 +30,14 @@ def test_matches_loops(make_case, assert_attends, backend_type, page_size, width
 @pytest.mark.parametrize("head_dim", [16, 24, 80])
 def test_query_heads_share_their_group(make_case, assert_attends, backend_type, group, head_dim):
     case = make_case([6, 2], width=4, heads=2 * group, kv_heads=2, head_dim=head_dim, tree=True)
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
 def test_half_precision(make_case, assert_attends, backend_type, dtype, tolerance):
     case = make_case([7, 12], width=3, page_size=4, dtype=dtype, pads=1)
-    assert_attends(_attend(backend_type, case), case, tolerance)
+    assert_attends(case.attend(backend_type), case, tolerance)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
@@ -52,13 +45,75 @@ def test_a_hidden_row_does_not_change_the_output(make_case, assert_attends, back
     case = make_case([6, 3], width=4, tree=True)
     case.inputs.custom_mask[0, :, 3] = False
     case.key[3], case.value[3] = torch.nan, torch.nan
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
 def test_a_request_without_history(make_case, assert_attends, backend_type):
     case = make_case([0, 4], width=3, page_size=4)
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_latents(make_case, assert_attends, backend_type, page_size, tree):
+    case = make_case(
+        LENGTHS[page_size], width=3, page_size=page_size, tree=tree, pads=1, heads=8, head_dim=24,
+        latent=16,
+    )  # fmt: skip
+    assert_attends(case.attend(backend_type), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("window", [4, 5, 30])
+def test_windows(make_case, assert_attends, backend_type, tree, window):
+    case = make_case([5, 1, 29, 31], width=4, page_size=4, tree=tree, pads=1, window=window)
+    assert_attends(case.attend(backend_type), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_a_window_shorter_than_a_chain(make_case, assert_attends, backend_type):
+    case = make_case([5, 0], width=8, window=3)
+    assert_attends(case.attend(backend_type), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+@pytest.mark.parametrize("latent", [0, 8])
+@pytest.mark.parametrize("options", [{"softcap": 0.5}, {"sinks": True}, {"window": 4}], ids=str)
+def test_options_of_a_layer(make_case, assert_attends, backend_type, latent, options):
+    case = make_case([6, 0, 9], width=3, heads=4, pads=1, latent=latent, **options)
+    assert_attends(case.attend(backend_type), case)
+    both = make_case([6, 9], width=3, tree=True, window=5, softcap=0.5, sinks=True)
+    assert_attends(both.attend(backend_type), both)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_keys_outside_the_window_are_not_read(make_case, assert_attends, backend_type):
+    case = make_case([20], width=2, window=4)
+    outside = case.requests.req_to_token[case.inputs.req_pool_indices[0], :17].long()
+    case.pool.get_key_buffer(1)[outside] = torch.nan
+    case.pool.get_value_buffer(1)[outside] = torch.nan
+    assert_attends(case.attend(backend_type), case)
+
+
+def test_a_pool_that_a_backend_cannot_read_is_refused_by_name(make_case):
+    class DenseAttention(SdpaAttention):
+        pool_types = (MHATokenToKVPool,)
+
+    case = make_case([6], head_dim=24, latent=16)
+    text = "DenseAttention.kv_pool must be an MHATokenToKVPool, got MLATokenToKVPool"
+    with pytest.raises(ConfigError, match=text):
+        DenseAttention(case.requests, case.pool, scale=1.0)
+    with pytest.raises(ConfigError, match="MLATokenToKVPool, got ReqToTokenPool"):
+        SdpaAttention(case.requests, case.requests)
+
+
+def test_latents_need_a_scale(make_case):
+    case = make_case([6], head_dim=24, latent=16)
+    with pytest.raises(ConfigError, match="TritonAttention needs a scale with an MLATokenToKVPool"):
+        TritonAttention(case.requests, case.pool)
 
 
 def test_scale_can_be_chosen(make_case):
@@ -72,7 +127,7 @@ def test_scale_can_be_chosen(make_case):
 
 def test_a_layer_leaves_the_others_alone(make_case):
     case = make_case([6], width=2)
-    _attend(TritonAttention, case)
+    case.attend(TritonAttention)
     assert case.pool.get_key_buffer(0).isnan().all()
     assert not case.pool.get_key_buffer(1)[case.out_cache_loc].isnan().any()
 
@@ -90,7 +145,7 @@ class _Names(TorchDispatchMode):
 def test_each_op_is_seen_as_one(make_case):
     case = make_case([6, 2], width=2, tree=True)
     with _Names() as seen:
-        _attend(TritonAttention, case)
+        case.attend(TritonAttention)
     ours = ["paged_metadata", "store_kv", "paged_attention"]
     assert seen.names == [f"graphkit.{name}.default" for name in ours]
 
@@ -98,7 +153,7 @@ def test_each_op_is_seen_as_one(make_case):
 def test_sdpa_shows_no_host_synchronisation(make_case):
     case = make_case([6, 2], width=2, tree=True)
     with _Names() as seen:
-        _attend(SdpaAttention, case)
+        case.attend(SdpaAttention)
     barred = ("item", "_local_scalar_dense", "nonzero", "masked_select", "unique")
     assert not [name for name in seen.names if any(word in name for word in barred)]
 
@@ -107,4 +162,4 @@ def test_a_wrong_layer_is_refused(make_case):
     case = make_case([6])
     case.layer = 2
     with pytest.raises(AttentionError, match="no layer 2: it has 2"):
-        _attend(TritonAttention, case)
+        case.attend(TritonAttention)

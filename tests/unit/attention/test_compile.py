@@ -6,15 +6,17 @@ The interpreter runs Python, so it accepts what the compiler refuses: a name wit
 from __future__ import annotations
 
 import pytest
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphkit.ops.kernels.join_splits import join_splits_kernel
 from graphkit.ops.kernels.move_kv import move_kv_kernel
-from graphkit.ops.kernels.paged_attention import paged_attention_kernel
+from graphkit.ops.kernels.paged_attention import launch_paged_attention
 from graphkit.ops.kernels.paged_metadata import paged_metadata_kernel
 from graphkit.ops.kernels.store_kv import store_kv_kernel
+from graphkit.ops.paged_attention import paged_attention
+from graphkit.ops.registration import OPS
 
 pytestmark = pytest.mark.skipif(
     not isinstance(store_kv_kernel, triton.JITFunction), reason="TRITON_INTERPRET is set"
@@ -69,29 +71,57 @@ def test_store():
     _compile(store_kv_kernel, pointers, sizes)
 
 
+LETTERS = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32",
+    torch.uint8: "u8",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "block_m", "block_n", "columns", "is_split"),
+    ("dtype", "heads", "kv_heads", "value_dim", "splits", "options"),
     [
-        ("bf16", 128, 64, 64, 4, True),
-        ("fp16", 80, 16, 64, 0, False),
-        ("fp32", 256, 16, 16, 20, True),
+        (torch.bfloat16, 32, 8, 128, 1, {}),
+        (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "window": 4096, "sinks": True}),
+        (torch.float16, 2, 2, 80, 1, {"softcap": 50.0, "window": 128}),
+        (torch.float32, 16, 4, 256, 4, {"columns": 20}),
+        (torch.bfloat16, 128, 1, 512, 4, {"columns": 4}),
+        (torch.float16, 16, 1, 512, 1, {"window": 64}),
+        (torch.float32, 4, 1, 512, 4, {}),
     ],
+    ids=str,
 )
-def test_attention(dtype, head_dim, block_m, block_n, columns, is_split):
-    out = "*fp32" if is_split else f"*{dtype}"
-    pointers = dict.fromkeys(("query", "key_cache", "value_cache"), f"*{dtype}")
-    pointers |= {"out": out, "lse": out, "mask": "*u8", "scale_log2": "fp32"}
-    pointers |= dict.fromkeys(("page_table", "cache_seqlens_B", "cu_seqlens_q_B1"), "*i32")
-    constants = {
-        "PAGE_SIZE": 4, "GROUP": 4, "HEAD_DIM": head_dim, "MASK_ROWS": 4, "MASK_COLUMNS": columns,
-        "IS_SPLIT": is_split, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
-        "HEADS_FIRST": True,
-        "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": triton.next_power_of_2(head_dim),
-    }  # fmt: skip
-    absent = {} if columns else {"mask": None, "row_tiles": 1}
-    _compile(paged_attention_kernel, pointers, constants | absent)
-    if is_split:
-        pointers = {"out": f"*{dtype}", "partial": "*fp32", "lse": "*fp32"}
-        _compile(
-            join_splits_kernel, pointers, {"HEAD_DIM": head_dim, "BLOCK_S": 64, "BLOCK_D": 128}
-        )
+def test_attention(monkeypatch, dtype, heads, kv_heads, value_dim, splits, options):
+    """The blocks that the launcher chooses fit the memory of sm_90. Keys of 512 have 64 more."""
+    compiled = []
+
+    def run(kernel, *args, grid, warmup, num_warps=4, num_stages=3):
+        compiled.append(kernel.__name__)
+        types, constants, attributes = {}, {}, {}
+        for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=False)):
+            types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+            if isinstance(value, torch.Tensor):
+                types[parameter.name] = f"*{LETTERS[value.dtype]}"
+                attributes[index,] = [["tt.divisibility", 16]]
+            elif parameter.name.endswith("stride"):
+                attributes[index,] = [["tt.divisibility", 16]]
+            if parameter.is_constexpr or value is None:
+                types[parameter.name], constants[parameter.name] = "constexpr", value
+        source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
+        meta = {"num_warps": num_warps, "num_stages": num_stages}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=meta)
+        assert made.metadata.shared <= SHARED_BYTES
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    key_dim, width, columns = value_dim + 64 * (value_dim == 512), 4, options.get("columns", 0)
+    keys = torch.zeros(64, kv_heads, key_dim, dtype=dtype)
+    values = keys[..., :value_dim] if key_dim > value_dim else torch.zeros_like(keys)
+    ints = {"dtype": torch.int32}
+    given = OPS[paged_attention.__name__].arguments(
+        torch.zeros(2 * width, heads, key_dim, dtype=dtype), keys, values,
+        torch.zeros(2, 16, **ints), torch.zeros(2, **ints), torch.zeros(3, **ints),
+        torch.zeros(2, width, columns, dtype=torch.bool) if columns else None, 1.0, 4, width,
+        options.get("window", 0), options.get("softcap", 0.0),
+        torch.zeros(heads) if "sinks" in options else None,
+    )  # fmt: skip
+    launch_paged_attention(given, splits)
+    assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]

@@ -17,20 +17,12 @@ MODES = [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, DRAFT, V1, V2]
 BACKENDS = [SdpaAttention, TritonAttention]
 
 
-def _attend(backend_type, case):
-    backend = backend_type(case.requests, case.pool)
-    metadata = backend.metadata(case.mode, case.inputs)
-    return backend.attend(
-        case.layer, case.query, case.key, case.value, case.out_cache_loc, metadata
-    )
-
-
 @pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("rows", [[4, 1, 3], [1, 1, 1], [4, 4, 4], [2, 4, 1]], ids=str)
 def test_accepted_rows_alone_extend(make_case, assert_attends, backend_type, page_size, rows):
     case = make_case([15, 0, 9], mode=V1, width=4, rows=rows, page_size=page_size, pads=2)
-    out = _attend(backend_type, case)
+    out = case.attend(backend_type)
     assert_attends(out, case)
     assert out[sum(rows) + 2 :].eq(0).all()  # behind the pads' one row each
 
@@ -42,7 +34,7 @@ def test_a_batch_may_bring_no_more_rows_than_it_has(make_case, assert_attends, b
     case.inputs.num_tokens = case.live_rows
     for name in ("query", "key", "value", "out_cache_loc"):
         setattr(case, name, getattr(case, name)[: case.live_rows])
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
@@ -53,14 +45,14 @@ def test_uniform_rows_extend(make_case, assert_attends, backend_type, width):
     assert metadata.cache_seqlens.tolist() == [15 + width, width, 9 + width, 1, 1]
     assert metadata.cu_seqlens_q.tolist() == [width * b for b in range(6)]
     assert (metadata.max_seqlen_q, metadata.mask) == (width, None)
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
 def test_the_rows_of_a_pad_before_its_one_key_see_nothing(make_case, backend_type):
     case = make_case([15], mode=V2, width=4, pads=1)
     case.key[4:], case.value[4:] = 1.0, 2.0
-    out = _attend(backend_type, case)
+    out = case.attend(backend_type)
     assert out[4:7].eq(0).all()
     assert out[7].eq(2).all()
 
@@ -70,7 +62,7 @@ def test_a_dummy_slot_of_nan_stays_with_the_rows_that_see_it(
     make_case, assert_attends, backend_type
 ):
     case = make_case([15], mode=V2, width=4, pads=2)
-    out = _attend(backend_type, case)
+    out = case.attend(backend_type)
     assert_attends(out, case)
     assert out[4:7].eq(0).all()
 
@@ -90,13 +82,13 @@ def test_draft_branches_see_their_ancestors(
     metadata = backend_type(case.requests, case.pool).metadata(DRAFT, case.inputs)
     assert metadata.mask is case.inputs.custom_mask
     assert metadata.cache_seqlens.tolist() == [length + topk for length in [*lengths, 1]]
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
 def test_columns_before_the_first_key_do_not_exist(make_case, assert_attends, backend_type):
     case = make_case([1, 0, 2], mode=DRAFT, width=3, columns=7, tree=True)
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
@@ -106,7 +98,7 @@ def test_a_draft_slot_that_no_branch_sees_cannot_leak(make_case, assert_attends,
     hidden = case.requests.req_to_token[case.inputs.req_pool_indices[0], 15 + 2 - 6 + 1]
     case.pool.get_key_buffer(1)[hidden] = torch.nan
     case.pool.get_value_buffer(1)[hidden] = torch.nan
-    assert_attends(_attend(backend_type, case), case)
+    assert_attends(case.attend(backend_type), case)
 
 
 @pytest.mark.parametrize("mode", [*MODES, ForwardMode.IDLE])
@@ -138,7 +130,7 @@ def test_requests_may_have_no_rows_at_all(make_case, backend_type):
     case.inputs.num_tokens = 0
     for name in ("query", "key", "value", "out_cache_loc"):
         setattr(case, name, getattr(case, name)[:0])
-    assert _attend(backend_type, case).shape == (0, 2, 16)
+    assert case.attend(backend_type).shape == (0, 2, 16)
 
 
 @pytest.mark.parametrize("pages", [0, 2])
@@ -151,7 +143,7 @@ def test_rows_without_requests_or_pages_get_zeros(make_case, pages):
 
 def test_more_rows_than_the_bound_leave_the_others_right(make_case, assert_attends):
     case = make_case([7, 3], mode=V1, width=3, rows=[2, 3])
-    out = paged_attention(*case.op_args()[:-1], 2)
+    out = paged_attention(*case.op_args()[:9], 2)
     assert out.shape == case.query.shape
     case.histories.pop()
     case.own_rows.pop()

@@ -42,6 +42,11 @@ def test_tracers_see_shapes_and_mutations(make_case):
     for tensor in case.pool.tensors().values():
         tensor.zero_()
     torch.library.opcheck(torch.ops.graphkit.paged_attention.default, args, test_utils=CHECKS)
+    latent = make_case([6], latent=12, sinks=True)
+    for tensor in latent.pool.tensors().values():
+        tensor.zero_()
+    rows = latent.op_args()
+    torch.library.opcheck(torch.ops.graphkit.paged_attention.default, rows, test_utils=CHECKS)
     store = (args[1], args[2], case.out_cache_loc, case.key, case.value)
     torch.library.opcheck(torch.ops.graphkit.store_kv.default, store, test_utils=CHECKS)
 
@@ -56,7 +61,7 @@ def test_tracers_see_shapes_and_mutations(make_case):
         ),
         (0, lambda q: q[:, :1], "query_TND has 1 heads, expected a multiple of the cache's 2"),
         (0, lambda q: q.double(), "float64 .* expected .* float16 or bfloat16 or float32"),
-        (1, lambda k: k[1:], r"value_cache is .* expected \[slots, M, D\]"),
+        (1, lambda k: k[1:], r"value_cache is .* expected \[slots, M, E\]"),
         (1, lambda k: k.mT.contiguous().mT, "contiguous in the head size"),
         (3, lambda p: p.long(), r"page_table is \[2, 8\] int64 .* expected \[B, P\]"),
         (4, lambda c: c[:1], r"cache_seqlens_B is \[1\] int32 .* = \[2\]"),
@@ -71,6 +76,11 @@ def test_tracers_see_shapes_and_mutations(make_case):
         (6, lambda m: m.flatten(1), r"mask is \[2, 4\] .*, expected \[B, W, C\] bool"),
         (6, lambda m: m.int(), r"mask is \[2, 2, 2\] int32 .* bool"),
         (8, lambda _: 0, "page_size is 0, expected at least 1"),
+        (10, lambda _: -1, "window is -1, expected at least 0"),
+        (10, lambda _: 1, "window is 1, expected at least the mask's 2 columns, or 0"),
+        (11, lambda _: -1.0, "softcap is -1.0, expected at least 0"),
+        (12, lambda _: torch.zeros(3), r"sinks_N is \[3\] .* = \[2\]"),
+        (2, lambda v: torch.cat([v, v], 2), r"the head size of keys is 16, expected 32, that of"),
         (4, lambda c: c.to("meta"), "cache_seqlens_B is .* on meta, expected .* on cpu"),
     ],
 )

@@ -1,0 +1,131 @@
+"""Latents, windows, sinks and softcaps: the CUDA kernel against the CPU's reference."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from graphkit.attention import SdpaAttention, TritonAttention
+from graphkit.kv import MLATokenToKVPool, ReqToTokenPool
+from graphkit.ops.paged_attention import paged_attention
+from graphkit.spec import ForwardMode
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+DTYPES = list(TOLERANCE)
+LENGTHS = [130, 5, 1500]
+
+
+def _agrees(dtype, *, width=4, heads=8, kv_heads=2, key_dim=64, latent=0, page_size=16,
+            columns=0, window=0, softcap=0.0, sinks=False, lengths=LENGTHS):  # fmt: skip
+    """Compare both devices on numbers that ``dtype`` holds; keys outside all windows are NaN."""
+    torch.manual_seed(0)
+    requests, pages = len(lengths), -(-max(lengths) // page_size)
+    slots = (requests * pages + 1) * page_size
+    rounded = [
+        torch.randn(size, each, key_dim).to(dtype).float()
+        for size, each in ((requests * width, heads), (slots, kv_heads), (slots, kv_heads))
+    ]
+    table = (torch.randperm(requests * pages) + 1).view(requests, pages).int()
+    for cache in rounded[1:]:
+        cache[:page_size] = torch.nan
+        for b, length in enumerate(lengths):
+            outside = torch.arange(max(0, length - width + 1 - window) if window else 0)
+            cache[table[b, outside // page_size].long() * page_size + outside % page_size] = (
+                torch.nan
+            )
+    mask = None
+    if columns:
+        mask = torch.rand(requests, width, columns) < 0.5
+        mask[:, torch.arange(width), columns - width + torch.arange(width)] = True
+    starts = torch.arange(0, (requests + 1) * width, width, dtype=torch.int32)
+
+    def run(device, kind):
+        query, key, value = (each.to(device, kind) for each in rounded)
+        value = key[..., :latent] if latent else value
+        tensors = [each if each is None else each.to(device) for each in
+                   (table, torch.tensor(lengths, dtype=torch.int32), starts, mask)]  # fmt: skip
+        sinks_N = torch.linspace(-1, 3, heads).to(device) if sinks else None
+        return paged_attention(
+            query, key, value, *tensors, key_dim**-0.5, page_size, width, window, softcap, sinks_N
+        )
+
+    got, want, limit = run("cuda", dtype), run("cpu", torch.float32), TOLERANCE[dtype]
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float().cpu(), want, atol=limit, rtol=limit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("columns", [0, 4, 12], ids=["chain", "tree", "draft tree"])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_latents(dtype, page_size, columns, heads):
+    _agrees(dtype, heads=heads, kv_heads=1, key_dim=576, latent=512, page_size=page_size,
+            columns=columns)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("key_dim", [40, 96])
+def test_small_latents(dtype, width, key_dim):
+    _agrees(dtype, width=width, kv_heads=1, key_dim=key_dim, latent=key_dim - 8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [0, 4])
+@pytest.mark.parametrize("window", [4, 63, 128, 4096])
+def test_windows(dtype, columns, window):
+    _agrees(dtype, columns=columns, window=window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [0, 4])
+@pytest.mark.parametrize(
+    "options", [{"softcap": 2.0}, {"sinks": True}, {"softcap": 2.0, "sinks": True, "window": 70}],
+    ids=str,
+)  # fmt: skip
+def test_options(dtype, columns, options):
+    _agrees(dtype, columns=columns, **options)
+
+
+def test_a_long_chain_over_many_tiles():
+    _agrees(torch.bfloat16, width=200, lengths=[200, 333], heads=16)
+    _agrees(torch.bfloat16, width=200, lengths=[200, 333], heads=16, window=64)
+
+
+@pytest.mark.parametrize("backend_type", [TritonAttention, SdpaAttention])
+def test_a_captured_layer_of_latents(backend_type):
+    torch.manual_seed(0)
+    requests = ReqToTokenPool(3, 64, "cuda")
+    pool = MLATokenToKVPool(192, 1, torch.float32, 32, 16, 1, "cuda")
+    requests.req_to_token[1:] = torch.arange(1, 193, dtype=torch.int32).view(3, 64)
+    for tensor in pool.tensors().values():
+        tensor.normal_()
+    inputs = SimpleNamespace(
+        req_pool_indices=torch.tensor([2, 1, 3], device="cuda"),
+        seq_lens=torch.tensor([9, 30, 17], dtype=torch.int32, device="cuda"),
+        batch_size=3, num_tokens=12, tokens_per_request=4, custom_mask=None,
+    )  # fmt: skip
+    query = torch.randn(12, 8, 48, device="cuda")
+    latents, rotated = (torch.randn(12, 1, size, device="cuda") for size in (32, 16))
+    places = inputs.seq_lens[:, None] + torch.arange(4, device="cuda")
+    loc = requests.req_to_token[inputs.req_pool_indices[:, None], places].flatten().long()
+
+    def step(kind):
+        backend = kind(requests, pool, scale=0.2)
+        metadata = backend.metadata(ForwardMode.TARGET_VERIFY, inputs)
+        return backend.attend(0, query, latents, rotated, loc, metadata, window=12)
+
+    step(backend_type)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step(backend_type)
+    for _ in range(2):
+        query.normal_()
+        graph.replay()
+        torch.testing.assert_close(out, step(SdpaAttention), atol=1e-5, rtol=1e-5)
