@@ -39,6 +39,7 @@ about a GPU.
 Examples:
   graphkit bench
   graphkit bench --shape llama-8b --batch-sizes 1,8,32
+  graphkit bench --shape llama-8b --algorithm EAGLE3 --num-steps 5
   graphkit bench --shape qwen3-8b --algorithm NONE --context 8192 --batch-sizes 1
   graphkit bench --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --topk 4 --out bench.json
 """,
@@ -63,7 +64,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     models.add_argument(
         "--shape", metavar="NAME",
         help="model with random weights, in bfloat16: llama-8b, qwen3-8b or tiny; the algorithm is "
-        "EAGLE, with a random head, NGRAM or NONE",
+        "EAGLE or EAGLE3, with a random head, NGRAM or NONE",
     )  # fmt: skip
     parser.add_argument(
         "--draft", type=Path, metavar="FOLDER",

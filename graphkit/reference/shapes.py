@@ -11,6 +11,7 @@ from torch import nn
 from graphkit.errors import ConfigError
 from graphkit.reference.config import LlamaConfig, RopeScaling
 from graphkit.reference.eagle import EagleHead
+from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine_models import EngineModels, check_algorithm
 from graphkit.reference.layers import RMSNorm
 from graphkit.reference.model import LlamaModel
@@ -60,6 +61,8 @@ SHAPES: Mapping[str, LlamaConfig] = {
 """Configurations by name; ``tiny`` is for tests."""
 
 _STD = 0.02
+_DRAFT_VOCAB_SIZE = 32_000
+"""Of published EAGLE-3 heads; for small vocabularies, a quarter of the target's."""
 
 
 def random_models(
@@ -74,10 +77,13 @@ def random_models(
 
     Their speed is that of trained weights, but drafts are accepted by chance alone. Weights are
     normal with standard deviation 0.02, those of norms 1, and biases 0. Nothing else is allocated.
+    A head has a layer of the target's sizes. That of EAGLE-3 is as published ones: it drafts 32,000
+    tokens, here evenly spread over the target's vocabulary, and does not normalise queries and
+    keys.
 
     Args:
         shape: One of ``SHAPES``.
-        algorithm: EAGLE with a head of the target's sizes, or NONE or NGRAM.
+        algorithm: EAGLE, EAGLE3, NGRAM or NONE.
         device: Device of the weights.
         dtype: Data type of the weights.
         seed: Seed of the weights.
@@ -97,20 +103,38 @@ def random_models(
     for module in (target, draft):
         if module is not None:
             _fill(module.to(dtype), generator)
+    if isinstance(draft, Eagle3Head):
+        _spread_tokens(draft)
     target.tie_weights()
     return EngineModels(name, target, draft)
 
 
-def _draft_model(algorithm: str, target: LlamaModel) -> EagleHead | None:
+def _draft_model(algorithm: str, target: LlamaModel) -> EagleHead | Eagle3Head | None:
     """Return the draft model of an algorithm for a target, on the meta device."""
     if algorithm in ("NONE", "NGRAM"):
         return None
+    config = target.config
     if algorithm == "EAGLE":
-        return EagleHead(replace(target.config, num_hidden_layers=1), target)
+        return EagleHead(replace(config, num_hidden_layers=1), target)
+    if algorithm == "EAGLE3":
+        layers = config.num_hidden_layers
+        return Eagle3Head(
+            replace(config, num_hidden_layers=1, qk_norm=False),
+            target,
+            aux_layers=None if layers > 4 else (0, layers // 2, layers),
+            draft_vocab_size=min(_DRAFT_VOCAB_SIZE, config.vocab_size // 4),
+        )
     raise ConfigError(
-        f"{algorithm} has no draft model with random weights. Use EAGLE, NGRAM or NONE.",
+        f"{algorithm} has no draft model with random weights. Use EAGLE, EAGLE3, NGRAM or NONE.",
         field="algorithm",
     )
+
+
+def _spread_tokens(head: Eagle3Head) -> None:
+    """Let a head draft tokens that are evenly spread over the target's vocabulary."""
+    if head.d2t is not None:
+        draft = torch.arange(len(head.d2t), device=head.d2t.device)
+        head.d2t.copy_(draft * head.config.vocab_size // len(draft) - draft)
 
 
 def _fill(module: nn.Module, generator: torch.Generator) -> None:

@@ -88,6 +88,14 @@ def test_a_folder_is_measured_with_its_name_and_tokens(recorded, tiny_folder):
     assert report.settings["algorithm"] == "NGRAM"
 
 
+def test_a_random_eagle_3_head_is_measured(recorded):
+    options = ("--algorithm", "eagle3", "--num-steps", 5, "--generations", "v1")
+    report = recorded(*TINY, *options)
+    assert report.settings["algorithm"] == "EAGLE3"
+    assert report.settings["num_draft_tokens"] == 6
+    assert any(each.name == "weights read by drafts" for each in report.measures)
+
+
 @pytest.fixture
 def tiny_folder(here):
     from graphkit.reference import random_models, save_checkpoint

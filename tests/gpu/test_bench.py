@@ -10,7 +10,11 @@ from graphkit.records import BenchReport
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("options", [(), ("--topk", "2"), ("--algorithm", "NONE")], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--topk", "2"), ("--algorithm", "NONE"), ("--algorithm", "EAGLE3", "--num-steps", "5")],
+    ids=str,
+)
 def test_a_shape_with_random_weights(capsys, options):
     arguments = (
         "bench --shape tiny --device cuda --steps 4 --rounds 1 --context 8 --batch-sizes 1,3 "

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.errors import ConfigError
-from graphkit.reference import SHAPES, EagleHead, LlamaModel, random_models
+from graphkit.reference import SHAPES, Eagle3Head, EagleHead, LlamaModel, random_models, shapes
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,25 @@ def test_weights_are_normal_and_norms_are_one():
             else:
                 assert 0.018 < weight.float().std() < 0.022
                 assert abs(weight.float().mean()) < 0.002
+
+
+def test_the_eagle_3_head_drafts_a_quarter_of_a_small_vocabulary():
+    models = random_models("tiny", "EAGLE3", device="cpu")
+    assert isinstance(models.draft, Eagle3Head)
+    assert models.draft_token_map.tolist() == list(range(0, 256, 4))
+    assert models.draft.lm_head.weight.shape == (64, 32)
+    assert 0.018 < models.draft.fc.weight.float().std() < 0.022
+
+
+@pytest.mark.parametrize("shape", ["llama-8b", "qwen3-8b"])
+def test_the_eagle_3_head_of_a_shape_is_as_published_ones(shape):
+    with torch.device("meta"):
+        head = shapes._draft_model("EAGLE3", LlamaModel(SHAPES[shape]))
+    layers, size = SHAPES[shape].num_hidden_layers, SHAPES[shape].hidden_size
+    assert head.aux_layers == (2, layers // 2, layers - 3)
+    assert head.fc.weight.shape == (size, 3 * size)
+    assert head.lm_head.weight.shape == (32_000, size)
+    assert not [name for name, _ in head.named_parameters() if "q_norm" in name]
 
 
 def test_weights_depend_on_the_seed_alone():
