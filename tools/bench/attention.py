@@ -1,7 +1,8 @@
 """Attention over a paged cache: time per call and bytes of the cache per second.
 
 A call is one layer of a verify with 4 rows per request, 32 query heads, 8 key-value heads and head
-size 128 in bfloat16. Calls are measured in one CUDA graph, over enough layers that the L2 cache
+size 128 in bfloat16; with ``MLA`` of 128 query heads over latents of 512 + 64, also with one row
+per request. Calls are measured in one CUDA graph, over enough layers that the L2 cache
 does not help. Compared are
 
 - ``paged_attention``: the op alone,
@@ -25,7 +26,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from attention_batch import BACKENDS, HEAD_DIM, HEADS, KV_HEADS, ROWS, Batch, Condition
+from attention_batch import BACKENDS, MLA, Batch, Condition
 from attention_sweep import sweep
 from attention_timing import Calls
 from rich.console import Console
@@ -37,8 +38,10 @@ from graphkit.views import bench_view
 
 CONTEXTS, BATCH_SIZES, PAGE_SIZES = (1024, 8192, 32768), (1, 8, 32), (1, 16, 64)
 QUICK = ((64,), (1, 2), (1, 16))
+MLA_QUICK, MLA_CONTEXT, MLA_PAGE_SIZES = Condition(64, 2, True, 16, MLA), 8192, (16, 64)
 BARS = {1: 2.5, 8: 3.5, 32: 3.5}
 """Least TB/s of ``paged_attention`` at 8k context, by batch size."""
+MLA_BARS = {32: 2.5}
 BAR_CONTEXT = 8192
 SDPA_PAGE_SIZE = 16
 """The one page size at which ``SdpaAttention`` and torch run: their time does not depend on it."""
@@ -48,7 +51,12 @@ def conditions(quick: bool) -> list[Condition]:
     """Return the batches to measure."""
     contexts, batch_sizes, page_sizes = QUICK if quick else (CONTEXTS, BATCH_SIZES, PAGE_SIZES)
     sizes = product(contexts, batch_sizes, (False, True), page_sizes)
-    return [Condition(*each) for each in sizes]
+    latent = [
+        Condition(MLA_CONTEXT, batch_size, tree, page_size, MLA, rows)
+        for batch_size, page_size in product(BATCH_SIZES, MLA_PAGE_SIZES)
+        for tree, rows in ((False, 1), (False, 4), (True, 4))
+    ]
+    return [Condition(*each) for each in sizes] + ([MLA_QUICK] if quick else latent)
 
 
 def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> Iterator[Measure]:
@@ -62,8 +70,9 @@ def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> I
                 yield Measure(
                     name=what, value=value, unit=unit, setting=str(condition), variant=name
                 )
-        if condition.context == BAR_CONTEXT:
-            least, read = BARS[condition.batch_size], tb_per_s(condition, speeds["paged_attention"])
+        least = (MLA_BARS if condition.shape is MLA else BARS).get(condition.batch_size)
+        if condition.context == BAR_CONTEXT and least:
+            read = tb_per_s(condition, speeds["paged_attention"])
             name = f"{condition}: {least} TB/s over paged_attention"
             yield Measure(name=name, value=least / read, unit="x", bar=1)
         note(f"{condition} ({time.perf_counter() - began:.1f} s)")
@@ -87,8 +96,10 @@ def variants(batch: Batch) -> dict[str, Callable[[int], object]]:
     acts: dict[str, Callable[[int], object]] = {"paged_attention": batch.run_op}
     with_sdpa = batch.condition.page_size == SDPA_PAGE_SIZE
     for kind in BACKENDS:
-        if kind is not SdpaAttention or with_sdpa:
-            backend = kind(batch.requests, batch.pool)
+        # It would repeat the latents for each of 128 heads.
+        is_large = batch.condition.shape is MLA and batch.condition is not MLA_QUICK
+        if kind is not SdpaAttention or (with_sdpa and not is_large):
+            backend = batch.backend(kind)
             acts[kind.__name__] = partial(batch.attend, backend, batch.metadata(backend))
     if with_sdpa:
         acts["torch SDPA"] = batch.run_dense
@@ -126,9 +137,8 @@ def main(argv: list[str] | None = None) -> int:
         name="attention over a paged cache" + (": launch configurations" * options.sweep),
         environment=environment(device),
         settings={
-            "rows": ROWS, "query heads": HEADS, "key-value heads": KV_HEADS,
-            "head size": HEAD_DIM, "dtype": "bfloat16", "rounds": options.rounds,
-            "seconds": round(time.perf_counter() - began),
+            "heads": "32 over 8 of 128, or 128 over latents of 512 + 64", "dtype": "bfloat16",
+            "rounds": options.rounds, "seconds": round(time.perf_counter() - began),
         },
         measures=found,
     )  # fmt: skip

@@ -10,17 +10,43 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.attention import AttentionMetadata, PagedAttention, SdpaAttention, TritonAttention
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.ops.kernels.attention_config import AttentionConfig
 from graphkit.ops.kernels.paged_attention import launch_paged_attention
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.registration import OPS
 from graphkit.spec import ForwardMode
 
-ROWS, HEADS, KV_HEADS, HEAD_DIM = 4, 32, 8, 128
 DTYPE = torch.bfloat16
 COLD_BYTES = 256 << 20
 """Least bytes of a pool: several times the L2 cache of an H200, which then does not help."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads of a layer.
+
+    Attributes:
+        name: Name in reports.
+        heads: Query heads.
+        kv_heads: Key-value heads.
+        key_dim: Elements of a key.
+        latent: Elements of a key that are its value; 0 if values are apart, of the key's size.
+    """
+
+    name: str
+    heads: int
+    kv_heads: int
+    key_dim: int
+    latent: int = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a token in the cache of one layer."""
+        return self.kv_heads * self.key_dim * (1 if self.latent else 2) * DTYPE.itemsize
+
+
+GQA, MLA = Shape("", 32, 8, 128), Shape("MLA, ", 128, 1, 576, 512)
 
 
 @dataclass(frozen=True)
@@ -32,23 +58,28 @@ class Condition:
         batch_size: Requests.
         tree: Whether a mask says which of this step's rows each row sees.
         page_size: Slots per page.
+        shape: Heads of a layer.
+        rows: Rows of each request.
     """
 
     context: int
     batch_size: int
     tree: bool
     page_size: int
+    shape: Shape = GQA
+    rows: int = 4
 
     def __str__(self) -> str:
         """Return its name in reports."""
         context = f"{self.context // 1024}k" if self.context >= 1024 else str(self.context)
-        shape = "tree" if self.tree else "chain"
-        return f"{context} context, batch {self.batch_size}, {shape}, page size {self.page_size}"
+        kind = "decode" if self.rows == 1 else "tree" if self.tree else "chain"
+        where = f"batch {self.batch_size}, {kind}, page size {self.page_size}"
+        return f"{self.shape.name}{context} context, {where}"
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values that one call reads."""
-        return 2 * self.batch_size * self.context * KV_HEADS * HEAD_DIM * DTYPE.itemsize
+        """Bytes of the cache that one call reads."""
+        return self.batch_size * self.context * self.shape.slot_bytes
 
 
 class Batch:
@@ -61,55 +92,67 @@ class Batch:
 
     def __init__(self, condition: Condition, device: torch.device) -> None:
         self.condition, self.device = condition, device
+        shape, rows = condition.shape, condition.rows
         context, batch, page_size = condition.context, condition.batch_size, condition.page_size
         cold = COLD_BYTES if device.type == "cuda" else 1
         self.layers = -(-cold // condition.cache_bytes)
         pages = batch * -(-context // page_size)
-        self.pool = MHATokenToKVPool(
-            pages * page_size, page_size, DTYPE, KV_HEADS, HEAD_DIM, self.layers, device
-        )
+        common = (pages * page_size, page_size, DTYPE)
+        if shape.latent:
+            dims = (shape.latent, shape.key_dim - shape.latent)
+            self.pool = MLATokenToKVPool(*common, *dims, self.layers, device)
+        else:
+            dims = (shape.kv_heads, shape.key_dim)
+            self.pool = MHATokenToKVPool(*common, *dims, self.layers, device)
         for tensor in self.pool.tensors().values():
             tensor.normal_()
         self.requests = ReqToTokenPool(batch + 1, context, device)
         order = torch.randperm(pages, device=device).view(batch, -1, 1) + 1
         slots = (order * page_size + torch.arange(page_size, device=device)).flatten(1)[:, :context]
         self.requests.req_to_token[1 : batch + 1] = slots.int()
-        self.slots, self.loc = slots, slots[:, context - ROWS :].flatten()
-        self.query = torch.randn(batch * ROWS, HEADS, HEAD_DIM, device=device).to(DTYPE)
-        rows = (batch * ROWS, KV_HEADS, HEAD_DIM)
-        self.key, self.value = (torch.randn(rows, device=device).to(DTYPE) for _ in "kv")
-        mask = torch.eye(ROWS, dtype=torch.bool, device=device)
+        self.slots, self.loc = slots, slots[:, context - rows :].flatten()
+        self.query = torch.randn(batch * rows, shape.heads, shape.key_dim, device=device).to(DTYPE)
+        sizes = dims if shape.latent else (shape.key_dim, shape.key_dim)
+        self.new = [
+            torch.randn(batch * rows, shape.kv_heads, size, device=device).to(DTYPE)
+            for size in sizes
+        ]
+        mask = torch.eye(rows, dtype=torch.bool, device=device)
         mask[:, 0] = True
-        self.mask = mask.expand(batch, ROWS, ROWS).contiguous() if condition.tree else None
+        self.mask = mask.expand(batch, rows, rows).contiguous() if condition.tree else None
+
+    def backend(self, kind: type[PagedAttention]) -> PagedAttention:
+        """Return a backend over the pools."""
+        return kind(self.requests, self.pool, scale=self.condition.shape.key_dim**-0.5)
 
     def metadata(self, backend: PagedAttention) -> AttentionMetadata:
         """Return the metadata of the batch, which all layers share."""
-        batch = self.condition.batch_size
+        batch, rows = self.condition.batch_size, self.condition.rows
         inputs = SimpleNamespace(
             req_pool_indices=torch.arange(1, batch + 1, device=self.device),
-            seq_lens=torch.full((batch,), self.condition.context - ROWS, device=self.device).int(),
+            seq_lens=torch.full((batch,), self.condition.context - rows, device=self.device).int(),
             batch_size=batch,
-            num_tokens=batch * ROWS,
-            tokens_per_request=ROWS,
+            num_tokens=batch * rows,
+            tokens_per_request=rows,
             custom_mask=self.mask,
         )
         return backend.metadata(ForwardMode.TARGET_VERIFY, inputs)
 
     @cached_property
     def _triton(self) -> AttentionMetadata:
-        return self.metadata(TritonAttention(self.requests, self.pool))
+        return self.metadata(self.backend(TritonAttention))
 
     def attend(self, backend: PagedAttention, metadata: AttentionMetadata, layer: int) -> None:
         """Store and attend by a backend."""
-        backend.attend(layer, self.query, self.key, self.value, self.loc, metadata)
+        backend.attend(layer, self.query, *self.new, self.loc, metadata)
 
     def op_args(self, layer: int) -> tuple[object, ...]:
         """Return the arguments of ``paged_attention`` for one layer."""
         seen = self._triton
         return (
             self.query, self.pool.get_key_buffer(layer), self.pool.get_value_buffer(layer),
-            seen.page_table, seen.cache_seqlens, seen.cu_seqlens_q, seen.mask, HEAD_DIM**-0.5,
-            self.condition.page_size, seen.max_seqlen_q,
+            seen.page_table, seen.cache_seqlens, seen.cu_seqlens_q, seen.mask,
+            self.condition.shape.key_dim**-0.5, self.condition.page_size, seen.max_seqlen_q,
         )  # fmt: skip
 
     def run_op(self, layer: int) -> None:
@@ -123,14 +166,16 @@ class Batch:
 
     @cached_property
     def dense(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of each layer without pages, [B, M, L, D]."""
-        return [
-            (
-                self.pool.get_key_buffer(layer)[self.slots].transpose(1, 2).contiguous(),
-                self.pool.get_value_buffer(layer)[self.slots].transpose(1, 2).contiguous(),
-            )
-            for layer in range(self.layers)
-        ]
+        """Keys and values of each layer without pages, [B, M, L, D]; a latent is in its key."""
+        latent = self.condition.shape.latent
+        copies = []
+        for layer in range(self.layers):
+            keys = self.pool.get_key_buffer(layer)[self.slots].transpose(1, 2).contiguous()
+            values = keys[..., :latent]
+            if not latent:
+                values = self.pool.get_value_buffer(layer)[self.slots].transpose(1, 2).contiguous()
+            copies.append((keys, values))
+        return copies
 
     @cached_property
     def dense_rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -139,14 +184,17 @@ class Batch:
         The rows of a chain see all keys: torch then takes its fastest kernel, which reads the same
         bytes.
         """
-        batch, context = self.condition.batch_size, self.condition.context
-        query = self.query.view(batch, ROWS, KV_HEADS, -1, HEAD_DIM).permute(0, 2, 1, 3, 4)
-        query = query.reshape(batch, KV_HEADS, -1, HEAD_DIM)
+        batch, context, rows = (
+            self.condition.batch_size, self.condition.context, self.condition.rows,
+        )  # fmt: skip
+        shape = self.condition.shape
+        query = self.query.view(batch, rows, shape.kv_heads, -1, shape.key_dim)
+        query = query.permute(0, 2, 1, 3, 4).reshape(batch, shape.kv_heads, -1, shape.key_dim)
         if self.mask is None:
             return query, None
-        seen = torch.ones(batch, ROWS, context, dtype=torch.bool, device=self.device)
-        seen[:, :, context - ROWS :] = self.mask
-        return query, seen.repeat_interleave(HEADS // KV_HEADS, 1)[:, None]
+        seen = torch.ones(batch, rows, context, dtype=torch.bool, device=self.device)
+        seen[:, :, context - rows :] = self.mask
+        return query, seen.repeat_interleave(shape.heads // shape.kv_heads, 1)[:, None]
 
     def run_dense(self, layer: int) -> None:
         """Attend by torch over the dense copies."""

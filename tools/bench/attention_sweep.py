@@ -3,7 +3,7 @@
 A table has a row per configuration and a column per number of programs that a multiprocessor gets,
 from which ``choose_splits`` computes the splits of the keys. First all configurations run at 8k
 context and batch 1 and 8. Then the fastest, and the default, run over contexts, batch sizes, page
-sizes and orders of programs.
+sizes and orders of programs. Last, configurations for latents run at 8k context and batch 32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import geometric_mean
 
 import torch
 import triton
-from attention_batch import DTYPE, HEAD_DIM, HEADS, KV_HEADS, ROWS, Batch, Condition
+from attention_batch import DTYPE, GQA, MLA, Batch, Condition
 from attention_timing import Calls
 
 from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
@@ -30,7 +30,17 @@ THEN = [Condition(context, batch, False, 16) for context in (1024, 8192, 32768)
         for batch in (1, 8, 32)]  # fmt: skip
 THEN += [Condition(8192, batch, False, 16) for batch in (2, 4, 16, 24, 64)]
 THEN += [Condition(8192, batch, True, page_size) for page_size in (1, 64) for batch in (1, 8)]
-DEFAULT = choose_config(ROWS * HEADS // KV_HEADS, HEAD_DIM, DTYPE.itemsize)
+LATENT = [
+    Condition(8192, batch, False, 64, MLA, rows) for batch, rows in ((1, 1), (32, 1), (32, 4))
+]
+DEFAULT = choose_config(4 * GQA.heads // GQA.kv_heads, GQA.key_dim, DTYPE.itemsize)
+LATENT_CONFIGS = [
+    AttentionConfig(rows, keys, warps, stages)
+    for rows, keys, warps, stages in (
+        (64, 32, 8, 3), (64, 32, 8, 2), (64, 64, 8, 2), (64, 16, 8, 4), (64, 32, 4, 3),
+        (32, 32, 4, 3), (32, 32, 8, 3), (16, 32, 4, 3),
+    )
+]  # fmt: skip
 
 
 def sweep(device: torch.device, rounds: int, note: Callable[[str], None]) -> Iterator[Measure]:
@@ -40,7 +50,7 @@ def sweep(device: torch.device, rounds: int, note: Callable[[str], None]) -> Ite
         replace(DEFAULT, block_keys=block, num_warps=warps, num_stages=stages)
         for block, warps, stages in product(BLOCKS, WARPS, STAGES)
         # Keys and values of the blocks in flight.
-        if 2 * block * HEAD_DIM * DTYPE.itemsize * (stages - 1) < SHARED_BYTES
+        if 2 * block * GQA.key_dim * DTYPE.itemsize * (stages - 1) < SHARED_BYTES
     ]
     for condition in FIRST:
         for config, found in _table(condition, candidates, device, rounds):
@@ -53,6 +63,10 @@ def sweep(device: torch.device, rounds: int, note: Callable[[str], None]) -> Ite
     finalists = dict.fromkeys([best, replace(best, heads_first=False), DEFAULT])
     for condition in THEN:
         for _, found in _table(condition, finalists, device, rounds):
+            yield from found
+        note(str(condition))
+    for condition in LATENT:
+        for _, found in _table(condition, LATENT_CONFIGS, device, rounds):
             yield from found
         note(str(condition))
 
@@ -74,7 +88,9 @@ def _row(batch: Batch, config: AttentionConfig, rounds: int) -> Iterator[Measure
     """Yield TB/s for each number of programs, measured once per number of splits."""
     condition, speeds = batch.condition, dict[int, float]()
     processors = torch.cuda.get_device_properties(batch.device).multi_processor_count
-    tiles = condition.batch_size * KV_HEADS
+    shape = condition.shape
+    rows = condition.rows * shape.heads // shape.kv_heads
+    tiles = condition.batch_size * shape.kv_heads * -(-rows // config.block_rows)
     for programs in PROGRAMS:
         splits = choose_splits(tiles, condition.context, programs * processors)
         if splits not in speeds:
@@ -87,5 +103,6 @@ def _row(batch: Batch, config: AttentionConfig, rounds: int) -> Iterator[Measure
 
 
 def _name(config: AttentionConfig) -> str:
+    rows, keys = config.block_rows, config.block_keys
     order = "" if config.heads_first else ", heads last"
-    return f"{config.block_keys} keys, {config.num_warps} warps, {config.num_stages} stages{order}"
+    return f"{rows} x {keys}, {config.num_warps} warps, {config.num_stages} stages{order}"

@@ -35,13 +35,15 @@ def test_every_variant_is_measured_at_each_condition(bench, tmp_path, capsys):
     assert "64 context, batch 2, tree, page size 1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["GQA", "MLA"])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_the_dense_copies_hold_the_paged_batch(bench, page_size):
+def test_the_dense_copies_hold_the_paged_batch(bench, page_size, kind):
     """The rows of a tree see the same keys in both; those of a chain all keys in the copies."""
-    batch = bench.Batch(bench.Condition(64, 2, True, page_size), torch.device("cpu"))
+    shape = getattr(importlib.import_module("attention_batch"), kind)
+    batch = bench.Batch(bench.Condition(64, 2, True, page_size, shape), torch.device("cpu"))
     attend = torch.nn.functional.scaled_dot_product_attention
     query, mask = batch.dense_rows
-    dense = attend(query, *batch.dense[0], attn_mask=mask).unflatten(2, (bench.ROWS, -1))
+    dense = attend(query, *batch.dense[0], attn_mask=mask).unflatten(2, (4, -1))
     paged = torch.ops.graphkit.paged_attention(*batch.op_args(0))
     want = dense.permute(0, 2, 1, 3, 4).reshape_as(paged)
     torch.testing.assert_close(paged, want, atol=2e-2, rtol=2e-2)
