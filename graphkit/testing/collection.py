@@ -15,6 +15,7 @@ from graphkit.errors import GraphkitError
 from graphkit.graphs import SizeTable, resolve_device
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget, locate
+from graphkit.testing.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.testing.properties import PROPERTIES, CapturedMode
 from graphkit.verify import check_tolerance
 
@@ -30,7 +31,7 @@ class TargetCollector(pytest.Collector):
             target = locate(self.name, device)
         except GraphkitError as error:
             raise self.CollectError(str(error)) from error
-        for mode in target.forwards:
+        for mode in target.modes:
             yield ModeCollector.from_parent(
                 self, name=mode.name, target=target, mode=mode, device=device
             )
@@ -43,26 +44,30 @@ class ModeCollector(pytest.Collector):
         captured: The captured mode, while its tests run.
     """
 
-    captured: CapturedMode
+    captured: CapturedMode | CapturedStep
 
     def __init__(
         self, *, target: CaptureTarget, mode: ForwardMode, device: str, **facts: Any
     ) -> None:
         super().__init__(**facts)
         self._target, self._mode, self._device = target, mode, device
+        self._is_step = mode not in target.forwards  # the whole step of its engine
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield a test per property and size."""
         table = SizeTable(self._target.sizes.max_batch_size, self._target.batch_sizes)
         for size in table:
-            for name in PROPERTIES:
+            for name in STEP_PROPERTIES if self._is_step else PROPERTIES:
                 yield PropertyItem.from_parent(self, name=f"{name}[{size}]", of=name, size=size)
 
     def setup(self) -> None:
         """Capture the mode."""
-        wanted = {item.of for item in self._items() if item.parent is self}
         tolerance = self.config.option.graphkit_tolerance
-        self.captured = CapturedMode(self._target, self._mode, self._device, tolerance, wanted)
+        if self._is_step:
+            self.captured = CapturedStep(self._target, self._device, tolerance)
+        else:
+            wanted = {item.of for item in self._items() if item.parent is self}
+            self.captured = CapturedMode(self._target, self._mode, self._device, tolerance, wanted)
         if self.captured.eager_reason:
             pytest.skip(self.captured.eager_reason)
 

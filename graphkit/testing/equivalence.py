@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import chain
 from typing import Any
 
 from graphkit.audit.pads import live_sizes
 from graphkit.errors import ConfigError, ReplayError, TargetError
-from graphkit.records import count_of, distinct_text
+from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget, selected_modes
+from graphkit.testing.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.testing.diagnosis import probable_bug
-from graphkit.verify import (
-    NOT_FINITE,
-    PADDING_LEAKS,
-    Comparison,
-    check_tolerance,
-    compare_runs,
-)
+from graphkit.testing.failures import comparison_text
+from graphkit.verify import PADDING_LEAKS, check_tolerance, compare_runs
 from graphkit.verify.differences import Allowed, allowed_by
 
 
@@ -73,7 +70,9 @@ def assert_replay_equivalent(
         if batch.batch_size:  # an idle batch launches nothing
             comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
             if comparison.mismatches:
-                raise AssertionError(_text(runner, batch, comparison))
+                is_padding = comparison.mismatches[0].kind == PADDING_LEAKS
+                bug = probable_bug(runner, batch, size, is_padding=is_padding)
+                raise AssertionError(comparison_text(comparison, bug))
 
 
 def assert_target_equivalent(
@@ -88,9 +87,12 @@ def assert_target_equivalent(
 ) -> None:
     """Capture a target, and fail unless replays of its sample batches are right at every size.
 
+    The whole step of an engine (STEP) must agree with the same padded step without a graph bit for
+    bit, and a launch of several steps with single ones.
+
     Args:
         target: What to capture.
-        modes: Modes to capture; ``None`` takes all that the target has a forward for.
+        modes: Modes to capture; ``None`` takes all modes of the target.
         batch_sizes: Sizes to capture; ``None`` takes the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
         tolerance: As for ``assert_replay_equivalent``.
@@ -103,8 +105,10 @@ def assert_target_equivalent(
         ConfigError: A tolerance is invalid, see ``assert_replay_equivalent``.
         TargetError: The target lacks a mode.
     """
-    chosen = selected_modes(target, modes)
-    for mode in chosen if modes else target.forwards:
+    for mode in selected_modes(target, modes):
+        if mode not in target.forwards:
+            _assert_step_equivalent(target, batch_sizes, device, tolerance)
+            continue
         with target.runner(mode, batch_sizes=batch_sizes, device=device) as runner:
             runner.capture()
             for size in () if runner.eager_reason else runner.table:
@@ -117,6 +121,15 @@ def assert_target_equivalent(
                     atol=atol,
                     padded_batch_size=size,
                 )
+
+
+def _assert_step_equivalent(
+    target: CaptureTarget, batch_sizes: Sequence[int] | None, device: str, tolerance: float
+) -> None:
+    with closing(CapturedStep(target, device, tolerance, batch_sizes)) as captured:
+        for size in captured.batch_sizes:
+            for name in STEP_PROPERTIES:
+                captured.check(name, size)
 
 
 def sample_batches(target: CaptureTarget, runner: Runner[Any, Any], size: int) -> Iterator[Any]:
@@ -152,26 +165,3 @@ def _size_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> int:
             f"{decision.reason}."
         )
     return size or decision.padded_batch_size or 0
-
-
-def _text(runner: Runner[Any, Any], batch: Any, comparison: Comparison) -> str:
-    mismatch = comparison.mismatches[0]
-    size, is_padding = mismatch.padded_batch_size, mismatch.kind == PADDING_LEAKS
-    if mismatch.kind == NOT_FINITE:
-        return (
-            f"{mismatch.mode}: {mismatch.kind}: row {mismatch.row} of {mismatch.field} (request "
-            f"{mismatch.request} of {mismatch.batch_size}) is {mismatch.got} at captured size "
-            f"{size}. `graphkit audit --only finite` names the module."
-        )
-    expected, got = distinct_text(mismatch.expected, mismatch.got)
-    distance = f"  distance: {mismatch.distance}\n" if mismatch.distance else ""
-    return (
-        f"{mismatch.mode}: the replay of {count_of(mismatch.batch_size, 'live request')} at "
-        f"captured size {size} is wrong: {mismatch.kind}.\n"
-        f"  at fault: {'padding' if is_padding else 'graph'}\n"
-        f"  where: {mismatch.field}, row {mismatch.row}, request {mismatch.request}\n"
-        f"  expected: {expected}\n"
-        f"  got: {got}\n{distance}"
-        f"  largest difference: {comparison.largest_difference:.3g}\n"
-        f"  probable bug: {probable_bug(runner, batch, size, is_padding=is_padding)}"
-    )

@@ -12,6 +12,7 @@ from graphkit.records import Finding
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 from graphkit.testing.equivalence import assert_replay_equivalent, sample_batches
+from graphkit.testing.failures import fail_on_errors
 
 _AUDITS = {**BEFORE_CAPTURE, **AFTER_CAPTURE}
 
@@ -73,8 +74,7 @@ class CapturedMode:
         if name not in self._audited:
             self._audit(name)
         found = [each for each in self._audited[name]() if each.batch_size in (0, size)]
-        if any(each.severity == "error" for each in found):
-            raise AssertionError("\n\n".join(map(_text, found)))
+        fail_on_errors(found)
 
     def _audit(self, name: str) -> None:
         """Run an audit of all sizes once. Its error is raised by the checks of its property."""
@@ -92,12 +92,3 @@ def _raising(error: GraphkitError) -> Callable[[], Collection[Finding]]:
         raise error
 
     return fail
-
-
-def _text(finding: Finding) -> str:
-    size = f"{finding.mode} {finding.batch_size or ''}".rstrip()
-    lines = [f"{finding.kind}: {size}: {finding.text}"]
-    if finding.before or finding.after:
-        lines += [f"  expected: {finding.before}", f"  got: {finding.after}"]
-    lines += [f"  at: {where}" for where in (finding.module, finding.source) if where]
-    return "\n".join([*lines, f"  {finding.advice}"])
