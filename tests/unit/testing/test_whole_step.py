@@ -7,7 +7,6 @@ import pytest
 import graphkit as gk
 from engine_target import ROWS, Counting, engine_target
 from graphkit.testing import assert_target_equivalent
-from graphkit.testing.captured_step import STEP_PROPERTIES
 
 MODULE = """
 from engine_target import Counting, engine_target
