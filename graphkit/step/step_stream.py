@@ -124,7 +124,6 @@ class StepStream:
         return self
 
     def __next__(self) -> StepReport:
-        self._reader.collect()
         if not self._unread:
             if self.end is not None:
                 raise StopIteration
