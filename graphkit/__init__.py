@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         declare,
     )
     from graphkit.config import BufferSizes
+    from graphkit.distributed import Agreement, RankGroup
     from graphkit.engine import (
         EngineStats,
         FinishReason,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         InputError,
         InspectError,
         OutputError,
+        RankError,
         RecordError,
         ReplayError,
         SizeError,
@@ -174,7 +176,8 @@ if TYPE_CHECKING:
     from graphkit.verify import capture_target
 
 _ROOMS = (
-    "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "runners",
+    "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "distributed",
+    "runners",
     "step", "targets", "verify", "engine", "audit",
 )  # fmt: skip
 """Rooms of the public names; those without torch come first."""
@@ -232,6 +235,9 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "StagedBatch",
     "StepRunner",
     "TargetVerifyRunner",
+    # Several GPUs: ranks that agree on what they replay.
+    "Agreement",
+    "RankGroup",
     # Backends that capture, and backends of attention.
     "AttentionBackend",
     "AttentionInputs",
@@ -328,6 +334,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "InputError",
     "InspectError",
     "OutputError",
+    "RankError",
     "RecordError",
     "ReplayError",
     "SizeError",

@@ -9,6 +9,7 @@ The hierarchy::
     ├── OutputError       a forward returned an invalid output
     ├── CaptureError      a forward cannot be captured
     ├── ReplayError       a runner is not in the state that a call requires
+    │   └── RankError     another rank failed, left, or does something else
     ├── AttentionError    an attention backend or a KV pool got invalid arguments
     ├── TargetError       a TARGET cannot be imported or is invalid
     ├── CheckpointError   a checkpoint folder cannot be loaded
@@ -92,6 +93,7 @@ class CaptureCause(Enum):
         "Give the result a static shape: use torch.where or a mask instead of selecting rows."
     )
     UNSUPPORTED_OP = "Replace the operation by one that may run inside a CUDA graph."
+    MISSING_RANK = "Look at what that rank does: every rank must make the same calls in order."
     FORWARD_ERROR = "Correct this, then call capture() again."
     GRAPHKIT_ERROR = (
         "Check the settings and arguments that led to it; if they are valid, report a defect of "
@@ -106,10 +108,12 @@ class CaptureCause(Enum):
     def describe(self, where: str) -> str:
         """Return the cause and its location as one phrase.
 
-        An exception of the forward or of graphkit names its cause itself.
+        An exception of the forward or of graphkit names its cause itself, as a missing rank does.
         """
-        is_exception = self in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR)
-        return where if is_exception else f"{self.label} in {where}"
+        is_whole = self in (
+            CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR, CaptureCause.MISSING_RANK,
+        )  # fmt: skip
+        return where if is_whole else f"{self.label} in {where}"
 
 
 class CaptureError(GraphkitError, RuntimeError):
@@ -121,19 +125,41 @@ class CaptureError(GraphkitError, RuntimeError):
         cause: Why the capture failed.
         where: The operation that failed and its line of the forward; for an exception, its line,
             module, type and message.
+        rank: The rank that failed, if ranks capture together; every rank raises this error.
     """
 
-    def __init__(self, mode: str, batch_size: int, cause: CaptureCause, where: str) -> None:
+    def __init__(
+        self,
+        mode: str,
+        batch_size: int,
+        cause: CaptureCause,
+        where: str,
+        rank: int | None = None,
+    ) -> None:
         what = cause.describe(where).rstrip(".")
-        super().__init__(f"cannot capture {mode} at batch size {batch_size}: {what}. {cause.value}")
+        place = f"{mode} at batch size {batch_size}{'' if rank is None else f' on rank {rank}'}"
+        super().__init__(f"cannot capture {place}: {what}. {cause.value}")
         self.mode = mode
         self.batch_size = batch_size
         self.cause = cause
         self.where = where
+        self.rank = rank
 
 
 class ReplayError(GraphkitError, RuntimeError):
     """A runner or a staged batch is not in the state that a call requires."""
+
+
+class RankError(ReplayError):
+    """Another rank of a ``RankGroup`` failed, left, or does something else than this one.
+
+    Attributes:
+        ranks: The ranks at fault, as far as they are known.
+    """
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class AttentionError(GraphkitError, ValueError):

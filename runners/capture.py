@@ -22,9 +22,7 @@ from graphkit.graphs import (
 from graphkit.records import ModeRecord, SizeRecord
 from graphkit.runners.known_memory import buffer_records
 from graphkit.runners.step import Step
-
-WARM_UPS = 2
-"""The first one may allocate lazily what the second one and the capture reuse."""
+from graphkit.spec import ForwardMode
 
 
 class SizeCapture:
@@ -73,6 +71,7 @@ class SizeCapture:
         """
         graphs: dict[int, CapturedGraph] = {}
         records: list[SizeRecord] = []
+        size = self._table.largest
         try:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 for size in reversed(self._table.sizes):
@@ -81,6 +80,9 @@ class SizeCapture:
                     elapsed_ms = (time.perf_counter() - began) * 1e3
                     records.insert(0, self._record(size, graphs[size], elapsed_ms))
                     progress(records[0])
+        except CaptureFailure as failure:
+            _close(graphs.values())
+            raise capture_error(self._step.mode, size, failure) from failure.__cause__
         except BaseException:
             _close(graphs.values())
             raise
@@ -102,7 +104,7 @@ class SizeCapture:
         stages = self._step.captured(size)
         graphs: list[CapturedGraph] = []
         try:
-            for _ in range(WARM_UPS):
+            for _ in range(self._backend.warm_ups):
                 self._post(size)
                 for stage in stages:
                     self._backend.warm_up(stage)
@@ -111,10 +113,7 @@ class SizeCapture:
                 graphs.append(self._backend.capture(stage, self._attribution))  # noqa: PERF401 - closed on failure
         except CaptureFailure as failure:
             _close(graphs)
-            found = self._diagnose(size, stages) or failure
-            raise CaptureError(
-                self._step.mode.name, size, found.cause, found.where
-            ) from failure.__cause__
+            raise self._diagnose(size, stages) or failure from failure.__cause__
         except BaseException:
             _close(graphs)
             raise
@@ -143,6 +142,12 @@ class SizeCapture:
             capture_ms=capture_ms,
             pool_bytes=graph.pool_bytes,
         )
+
+
+def capture_error(mode: ForwardMode, batch_size: int, failure: CaptureFailure) -> CaptureError:
+    """Return the error of a failed capture, with the rank that failed if ranks capture together."""
+    rank = getattr(failure, "rank", None)
+    return CaptureError(mode.name, batch_size, failure.cause, failure.where, rank)
 
 
 def mode_record(step: Step[Any], sizes: tuple[SizeRecord, ...], eager_reason: str) -> ModeRecord:

@@ -171,12 +171,17 @@ class Dispatch:
                 return Decision(False, self.explain(miss, batch, status), None, miss)
             if batch.batch_size == 0:
                 return Decision(True, "", 0)
-            self._admit_all(batch)
+            self.admit_all(batch)
         except InputError as error:
             return Decision(False, str(error), None, Reason.BAD_FIELD)
         return Decision(True, "", self._table.fit(batch.batch_size))
 
-    def _admit_all(self, batch: Any) -> None:
+    def admit_all(self, batch: Any) -> None:
+        """Refuse a batch with a missing or wrong field.
+
+        Raises:
+            InputError: It has one; ``field`` names it.
+        """
         requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
         self._buffers.check_bound(batch)
         for layout in self._buffers.layouts:

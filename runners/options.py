@@ -8,6 +8,7 @@ from typing import Any, TypedDict, TypeVar
 
 import torch
 
+from graphkit.distributed import RankGroup
 from graphkit.graphs import Backend
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -25,6 +26,7 @@ class RunnerOptions(TypedDict, total=False):
     mutable_state: Mapping[str, torch.Tensor] | None
     check: bool | None
     draft_token_map: torch.Tensor | None
+    group: RankGroup | None
 
 
 def show_options(base: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:

@@ -46,6 +46,9 @@ class Replayer(Generic[OutputT]):
         self._absent, self._bound_fields = self._buffers.absent, self._buffers.bound_fields
         self._plan_on_host = step.plan_on_host if step.plans_on_host else None
         self._ragged, self._checks = self._buffers.capacity.ragged, self._buffers.has_checks
+        self.agree_on_size: Callable[[int, int], int] | None = None
+        """Returns the size that all ranks replay, from live requests and the size that holds them;
+        for staged batches; others have agreed before."""
         self._launcher: Callable[[Fit, int, int, list[Any]], OutputT] = self._launch
         self._value_checks = self._buffers.value_checks
         self._final_count: tuple[Counter[int], int] | None = None
@@ -64,7 +67,7 @@ class Replayer(Generic[OutputT]):
             self._dispatch.require_inputs(batch)
             if batch.batch_size == 0:
                 self._dispatch.check_idle(batch)
-                return self.idle() if padded_batch_size is None else self._pads(padded_batch_size)
+                return self.idle() if padded_batch_size is None else self.pads(padded_batch_size)
             fit = self._make_fit(batch.batch_size, padded_batch_size)
         for name in self._absent:  # Dispatch.surplus_field, inlined
             if getattr(batch, name, None) is not None:
@@ -114,7 +117,7 @@ class Replayer(Generic[OutputT]):
         finally:
             self._launcher = inner
 
-    def _pads(self, size: int) -> OutputT:
+    def pads(self, size: int) -> OutputT:
         """Replay a graph of pads, for an idle batch whose collectives others wait for."""
         fit = self._fits.get((0, size)) or self._make_fit(0, size)
         entry = self._mailbox.claim()
@@ -170,7 +173,8 @@ class Replayer(Generic[OutputT]):
                 self._buffers.check(SimpleNamespace(**rows), tokens)
             if self._value_checks is not None:
                 self._value_checks.check(SimpleNamespace(**rows))
-            return self._launcher(fit, entry, tokens, in_flight)
+            agreed = fit if self.agree_on_size is None else self._agreed(fit)
+            return self._launcher(agreed, entry, tokens, in_flight)
 
         attributes = {
             **writer.views, "_writer": writer, "_launch": launch, "_unassigned": writer.by_address,
@@ -178,6 +182,12 @@ class Replayer(Generic[OutputT]):
         if tokens == fit.tokens:
             fit.staged[entry] = attributes
         return attributes
+
+    def _agreed(self, fit: Fit) -> Fit:
+        """Return the fit of the same requests at the size that all ranks replay."""
+        assert self.agree_on_size is not None, "the ranks agree"
+        size = self.agree_on_size(fit.requests, fit.padded_batch_size)
+        return self._fits.get((fit.requests, size)) or self._make_fit(fit.requests, size)
 
     def _writer(self, fit: Fit, entry: int, tokens: int) -> BatchWriter:
         """Return the writer of a batch. Those of ragged batches are too many to keep."""

@@ -14,6 +14,7 @@ from torch import nn
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import StepInputs, capacity_of
 from graphkit.config import BufferSizes
+from graphkit.distributed import Agreement, LockstepBackend, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
 from graphkit.graphs import (
     Attribution,
@@ -27,6 +28,7 @@ from graphkit.graphs import (
 )
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
+from graphkit.runners.ballot import Ballot
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count
 from graphkit.runners.known_memory import memory_names
@@ -37,6 +39,7 @@ from graphkit.runners.replayer import Replayer
 from graphkit.runners.settings import (
     check_draft_token_map,
     check_forward,
+    check_group,
     check_inputs_type,
     check_types,
     is_checking,
@@ -45,7 +48,7 @@ from graphkit.runners.settings import (
 )
 from graphkit.runners.staged import StagedBatch
 from graphkit.runners.step import Step
-from graphkit.spec import SpecConfig
+from graphkit.spec import ForwardMode, SpecConfig
 
 InputsT = TypeVar("InputsT", bound=StepInputs)
 OutputT = TypeVar("OutputT", bound=Output)
@@ -87,6 +90,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ``sizes.draft_vocab_size``. The logits of a draft model's forward then have V columns;
             modes that choose tokens from them return target tokens, and feed these to further
             draft steps. Probabilities are over the draft vocabulary. ``None``: columns are tokens.
+        group: Ranks whose forwards have collectives with each other. Captures are then collective,
+            and replays are agreed on; see ``RankGroup``. All ranks create their runners in the same
+            order and with the same settings.
 
     Raises:
         ConfigError: A setting contradicts another one, or the device.
@@ -113,8 +119,10 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         mutable_state: Mapping[str, torch.Tensor] | None = None,
         check: bool | None = None,
         draft_token_map: torch.Tensor | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         check_types(type(self), spec, sizes, attention, check)
+        check_group(group)
         check_forward(forward)
         self._check_spec(spec)
         if inputs_type is not None:
@@ -168,6 +176,13 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """The forward with everything around it."""
         self.dispatch = Dispatch(self.table, self.buffers, self.eager_reason)
         """Decides which batches have a graph."""
+        self.group = group
+        """Ranks that capture and replay together, if any."""
+        self._ballot: Ballot | None = None
+        self._agrees = group is not None and (not group.same_batch or is_checking(check))
+        if group is not None:
+            number = group.add(self)
+            self._ballot = Ballot(group, number, self.mode, self.dispatch, self.table, self.buffers)
         self._replayer: Replayer[OutputT] | None = None
         self._captured_at = ""
 
@@ -191,8 +206,10 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
         Raises:
             CaptureError: A size cannot be captured. The attempt is undone: the runner is still
-                ``planned`` and may capture again.
-            ConfigError: ``progress`` cannot be called.
+                ``planned`` and may capture again. With ``group`` all ranks raise it, with the rank
+                that failed; if others were in the middle of an NCCL collective, that process group
+                is aborted and cannot be used again.
+            ConfigError: ``progress`` cannot be called, or settings differ between ranks.
             ReplayError: The runner is not ``planned``.
         """
         if self.status != "planned":
@@ -205,10 +222,12 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         sizes: tuple[SizeRecord, ...] = ()
         if not self.eager_reason:
             capture = SizeCapture(
-                self.step, self.table, self.backend, self.mutable_state, attribution
+                self.step, self.table, self.capturing_backend(), self.mutable_state, attribution
             )
             graphs, sizes = capture.capture(progress or (lambda _size: None))
             self._replayer = self.replayer_of(graphs)
+            if self._ballot is not None and self._agrees:
+                self._replayer.agree_on_size = self._ballot.agree_on_size
             self.status = "captured"
         return CaptureRecord(
             target=self.step.name,
@@ -241,25 +260,52 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ConfigError: A size is none of the runner's, or an argument has a wrong type.
         """
         _check_callable("batch_of", batch_of)
-        table, chosen_backend = self.table, self.backend
-        if backend is not None:
-            chosen_backend = backend_for("auto", backend)
+        table = self.table
+        chosen_backend = self.capturing_backend(
+            None if backend is None else backend_for("auto", backend)
+        )
         if batch_sizes is not None:
             table = table.subset(batch_sizes)
         return SizeCapture(
             self.step, table, chosen_backend, self.mutable_state, attribution, batch_of
         ).captured()
 
+    def capturing_backend(self, backend: Backend | None = None) -> Backend:
+        """Return a backend that captures on all ranks at once; without ``group`` as it is.
+
+        Args:
+            backend: Backend of this rank; ``None`` takes the runner's.
+        """
+        backend = backend or self.backend
+        if self.group is None:
+            return backend
+        return LockstepBackend(backend, self.group, self._shared_settings())
+
     def close(self) -> None:
-        """Close all graphs. May be called again. Outputs must not be used afterwards."""
-        if self._replayer is not None:
-            self._replayer.close()
-        self.status = "closed"
+        """Close all graphs. May be called again. Outputs must not be used afterwards.
+
+        With ``group`` every rank closes the runner, before its process group is destroyed.
+
+        Raises:
+            RankError: Another rank does not close, or replayed more or fewer steps. The graphs are
+                closed.
+            ReplayError: The process group was destroyed before. The graphs are closed.
+        """
+        is_captured, self.status = self.status == "captured", "closed"
+        try:
+            if is_captured and self.group is not None and not self.group.is_lost:
+                assert self._ballot is not None, "a member of a group has a ballot"
+                self._ballot.close(self.stats.replays)
+        finally:
+            if self._replayer is not None:
+                self._replayer.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None and self.group is not None:
+            self.group.leave(error)
         self.close()
 
     # Replay.
@@ -286,10 +332,13 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             InputError: A field is missing or wrong, or fields contradict each other as far as the
                 host can read them; the name is in the text.
             SizeError: The batch is larger than the largest size.
-            ReplayError: The runner is not ``captured``.
+            ReplayError: The runner is not ``captured``. With ``group`` it is a ``RankError`` if
+                another rank cannot replay, refused its batch, or left.
         """
         if self._replayer is None or self.status != "captured":
             self._require_captured("replay")
+        if self._agrees:
+            padded_batch_size = self._agreed_size(batch, padded_batch_size)
         try:
             output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
         except (AttributeError, TypeError):
@@ -327,6 +376,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     ) -> OutputT:
         """Replay the batch, or fall back and count the reason.
 
+        With ``group`` all ranks replay or all fall back, and one without requests runs pads.
+
         Args:
             batch: As for ``replay``.
             padded_batch_size: As for ``replay``; not used by a batch that falls back.
@@ -336,6 +387,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             InputError: A field is missing or wrong, so the batch cannot run eagerly either.
             ReplayError: The runner is closed.
         """
+        if self._agrees:
+            return self._run_agreed(batch, padded_batch_size, clone=clone)
         miss = self.dispatch.miss(batch, self.status)
         if miss is None:
             return self.replay(batch, padded_batch_size=padded_batch_size, clone=clone)
@@ -416,6 +469,15 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         made = [stage() for stage in stages][-1]
         output: OutputT = self.output_type(**made)
         return output.live(requests, tokens)
+
+    def run_pads(self, agreement: Agreement) -> None:
+        """Run pads as agreed with the other ranks; see ``RankGroup.idle``."""
+        assert self._ballot is not None, "a member of a group has a ballot"
+        self._ballot.counted(agreement)
+        if agreement.can_replay:
+            self._require_captured("idle").pads(agreement.padded_batch_size)
+        else:
+            self._pads_without_graph()
 
     def can_replay(self, batch: InputsT) -> Decision:
         """Return whether ``replay`` accepts the batch, and if not, why. Launches nothing."""
@@ -498,6 +560,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             padded_rows=padded,
             fallbacks=dict(self.dispatch.fallbacks),
             replays_by_size=dict(sorted(by_size.items())),
+            agreements=self._ballot.agreements if self._ballot else 0,
+            idle=self._ballot.idle if self._ballot else 0,
         )
 
     @property
@@ -518,6 +582,55 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if len(graphs) < len(table.sizes):
             table = SizeTable(max(graphs), list(graphs))
         return Replayer(self.step, table, graphs, self.dispatch, self.backend)
+
+    def _agreed_size(self, batch: InputsT, padded_batch_size: int | None) -> int | None:
+        """Agree on the size that all ranks replay; ``None`` if all are idle."""
+        assert self._ballot is not None, "ranks agree by ballot"
+        agreement = self._ballot.agree(batch, self.status, padded_batch_size)
+        self._ballot.require_replay(agreement)
+        return agreement.padded_batch_size or None
+
+    def _run_agreed(self, batch: InputsT, padded_batch_size: int | None, *, clone: bool) -> OutputT:
+        """Replay or fall back, as all ranks do."""
+        assert self._ballot is not None, "ranks agree by ballot"
+        agreement = self._ballot.agree(batch, self.status, padded_batch_size)
+        if agreement.mode is ForwardMode.IDLE:
+            return self.fall_back(batch)
+        if agreement.can_replay:
+            replayer = self._require_captured("run")
+            output: OutputT = replayer.replay(batch, agreement.padded_batch_size)
+            return output.clone() if clone else output
+        if not batch.batch_size:
+            return self._pads_without_graph()
+        self.dispatch.fallbacks[self._ballot.explain(agreement)] += 1
+        return self.fall_back(batch)
+
+    def _pads_without_graph(self) -> OutputT:
+        """Run a padded step on pads alone, for collectives that others run eagerly."""
+        size = self.table.sizes[0]
+        self.buffers.prepare(size)
+        self.backend.wait_for_replays()
+        self.step.plan_on_host(self.buffers.view(size), size)
+        stages = self.step.captured(size)
+        self.buffers.post_idle()
+        made = [stage() for stage in stages][-1]
+        output: OutputT = self.output_type(**made)
+        return output.live(0, 0)
+
+    def _shared_settings(self) -> dict[str, str]:
+        """Return what must be the same on all ranks, by name."""
+        fields = [layout.name for layout in self.buffers.layouts]
+        return {
+            "the runner": f"{type(self).__name__} ({self.mode.name})",
+            "spec": repr(self.spec),
+            "sizes": repr(self.sizes),
+            "batch_sizes": str(list(self.table)),
+            "tokens_per_request": str(self.tokens_per_request),
+            "the captured fields": ", ".join(fields),
+            "attention": type(self.attention).__name__,
+            "check": str(self.buffers.value_checks is not None),
+            "same_batch": str(self.group is not None and self.group.same_batch),
+        }
 
     def _require_captured(self, what: str) -> Replayer[OutputT]:
         """Return the replayer.

@@ -11,6 +11,7 @@ import torch
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import Limits, StepInputs
 from graphkit.config import BufferSizes, require_type
+from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.ops.argument_rules import describe
 from graphkit.spec import ForwardMode, SpecConfig
@@ -32,6 +33,20 @@ def check_types(
     backends = (AttentionBackend, NoneType)
     require_type(name, "attention", attention, backends, "a graphkit.AttentionBackend or None")
     require_type(name, "check", check, (bool, NoneType), "True, False or None")
+
+
+def check_group(given: object) -> None:
+    """Check that an argument is a group of ranks.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if not isinstance(given, (RankGroup, NoneType)):
+        raise ConfigError(
+            f"group must be a graphkit.RankGroup or None, got {given!r}. Pass "
+            "RankGroup(process_group).",
+            field="group",
+        )
 
 
 def check_forward(forward: Any) -> None:

@@ -92,10 +92,12 @@ class Backend(Protocol):
     Attributes:
         name: ``cuda`` or ``recorder``.
         device: The device of the captured functions' tensors.
+        warm_ups: Runs of a function before its capture.
     """
 
     name: str
     device: torch.device
+    warm_ups: int
 
     @property
     def loop_refusal(self) -> str:
@@ -118,13 +120,18 @@ class Backend(Protocol):
         ...
 
     def capture(
-        self, function: Callable[[], Any], attribution: Attribution | None = None
+        self,
+        function: Callable[[], Any],
+        attribution: Attribution | None = None,
+        before_replay: Callable[[], None] | None = None,
     ) -> CapturedGraph:
         """Capture the function and run the graph once. Call it inside a ``session``.
 
         Args:
             function: Takes no arguments. Its result becomes the graph's ``output``.
             attribution: Records the origin of each node.
+            before_replay: Called when the graph exists, before it runs. If it raises, nothing of
+                the attempt remains.
 
         Raises:
             CaptureFailure: The function cannot be captured. Nothing of the attempt remains.

@@ -126,6 +126,8 @@ class CudaBackend:
     Attributes:
         name: ``cuda``.
         device: The device, with its index.
+        warm_ups: 2. The first one may compile kernels and allocate what the second one and the
+            capture reuse.
         pool: Id of the memory pool, from ``torch.cuda.graph_pool_handle``.
         graphs: The graphs that are not closed. Weak references: a runner that is dropped without
             ``close`` frees its graphs.
@@ -138,6 +140,7 @@ class CudaBackend:
     """
 
     name = "cuda"
+    warm_ups = 2
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         if not torch.cuda.is_available():
@@ -191,7 +194,10 @@ class CudaBackend:
             raise failure_of(error) from error
 
     def capture(
-        self, function: Callable[[], Any], attribution: Attribution | None = None
+        self,
+        function: Callable[[], Any],
+        attribution: Attribution | None = None,
+        before_replay: Callable[[], None] | None = None,
     ) -> CudaGraph:
         """Capture the function, instantiate and upload the graph, and replay it once.
 
@@ -213,6 +219,12 @@ class CudaBackend:
             raise failure_of(error) from error
         graph.instantiate()
         upload(graph, caller)
+        if before_replay is not None:
+            try:
+                before_replay()
+            except BaseException:
+                graph.reset()
+                raise
         grown = self.pool_bytes() - before
         captured = CudaGraph(self, graph, non_owning_aliases(output), grown, attribution)
         self.graphs.add(captured)

@@ -174,9 +174,12 @@ class RecorderBackend:
     Attributes:
         name: ``recorder``.
         device: The CPU.
+        warm_ups: 1, which creates lazy state. There are no kernels to compile and no memory pool
+            to fill.
     """
 
     name = "recorder"
+    warm_ups = 1
     loop_refusal = ""
 
     def __init__(self) -> None:
@@ -203,7 +206,10 @@ class RecorderBackend:
             raise failure_of(error) from error
 
     def capture(
-        self, function: Callable[[], Any], attribution: Attribution | None = None
+        self,
+        function: Callable[[], Any],
+        attribution: Attribution | None = None,
+        before_replay: Callable[[], None] | None = None,
     ) -> RecordedGraph:
         """Run the function once and record its operations.
 
@@ -224,6 +230,8 @@ class RecorderBackend:
             raise failure_of(error) from error
         finally:
             _is_recording.reset(token)
+        if before_replay is not None:
+            before_replay()
         return RecordedGraph(output, recorder.ops, attribution)
 
     def loop(

@@ -22,12 +22,16 @@ class ReplayStats:
         padded_rows: Rows (tokens) of padding that were computed.
         fallbacks: Eager runs by reason.
         replays_by_size: Replays by captured batch size.
+        agreements: Steps that several ranks agreed to run, if they agree.
+        idle: Those of them in which this rank had no request and ran pads.
     """
 
     replays: Count
     padded_rows: Count
     fallbacks: Mapping[str, Count]
     replays_by_size: Mapping[int, Count]
+    agreements: Count = 0
+    idle: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from graphkit.config import require_int
-from graphkit.errors import CaptureError
 from graphkit.graphs import Backend, CaptureFailure
+from graphkit.runners.capture import capture_error
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.step_tensors import Prefilled
@@ -34,8 +34,6 @@ class Prefill:
     def warm_up(self, backend: Backend) -> None:
         """Prefill pads of row 0, so that all state exists and the kernels of prompts are compiled.
 
-        Triton compiles a kernel anew for sizes that are 1 or multiples of 16.
-
         Args:
             backend: Backend of the graphs that are captured next.
 
@@ -43,13 +41,16 @@ class Prefill:
             CaptureError: A forward raised an exception.
         """
         longest = min(self._chunk_size, self._device_step.context.sizes.max_context_len)
+        lengths = {1, longest}
+        if backend.device.type == "cuda":  # Triton compiles anew for 1 and for multiples of 16
+            lengths |= {min(15, longest), min(16, longest)}
         try:
             with backend.session(), torch.no_grad():
-                for length in sorted({1, min(15, longest), min(16, longest), longest}):
+                for length in sorted(lengths):
                     backend.warm_up(partial(self._run_pads, length))
         except CaptureFailure as failure:
-            mode = self._device_step.verifier.runner.mode.name
-            raise CaptureError(mode, 1, failure.cause, failure.where) from failure.__cause__
+            mode = self._device_step.verifier.runner.mode
+            raise capture_error(mode, 1, failure) from failure.__cause__
 
     def run(
         self,

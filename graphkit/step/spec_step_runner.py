@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.distributed import LOOP_REFUSAL, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Attribution, Backend, backend_for
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
@@ -55,6 +56,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         is_greedy: Capture steps without sampling: requests with a temperature are refused.
         chunked_prefill_size: Most prompt tokens per forward.
         ring_entries: Steps that wait for the host at most.
+        group: As for ``Runner``. ``launch`` is not available: the host can stop a loop, and ranks
+            would stop theirs after different steps. All ranks admit and release the same requests
+            in the same order.
 
     Attributes:
         device_step: The step that is captured, with the state of the requests.
@@ -77,6 +81,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         is_greedy: bool = False,
         chunked_prefill_size: int = 512,
         ring_entries: int = 256,
+        group: RankGroup | None = None,
     ) -> None:
         context = EngineContext.create(
             target,
@@ -89,7 +94,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             chunked_prefill_size=chunked_prefill_size,
         )
         step = DeviceStep(target, drafter, context)
-        self._set_up(step, is_greedy, chunked_prefill_size, ring_entries)
+        self._set_up(step, is_greedy, chunked_prefill_size, ring_entries, group)
 
     @classmethod
     def from_step(
@@ -99,14 +104,20 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         is_greedy: bool = False,
         chunked_prefill_size: int = 512,
         ring_entries: int = 256,
+        group: RankGroup | None = None,
     ) -> Self:
         """Create a runner of a step that exists; arguments and errors as above."""
         runner = cls.__new__(cls)
-        runner._set_up(step, is_greedy, chunked_prefill_size, ring_entries)
+        runner._set_up(step, is_greedy, chunked_prefill_size, ring_entries, group)
         return runner
 
     def _set_up(
-        self, step: DeviceStep, is_greedy: bool, chunked_prefill_size: int, ring_entries: int
+        self,
+        step: DeviceStep,
+        is_greedy: bool,
+        chunked_prefill_size: int,
+        ring_entries: int,
+        group: RankGroup | None,
     ) -> None:
         require_int("SpecStepRunner", "ring_entries", ring_entries)
         if reason := step.host_reason:
@@ -123,8 +134,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             backend=backend,
             batch_sizes=context.runner_options["batch_sizes"],
             tokens_per_request=1,
+            group=group,
         )
-        self.loop_refusal = backend.loop_refusal
+        self.loop_refusal = LOOP_REFUSAL if group is not None else backend.loop_refusal
         self._loops = DeviceLoops(
             self.buffers,
             self.table,
@@ -230,7 +242,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         if self.status != "planned":
             return super().capture()  # raises
-        self._prefill.warm_up(self.backend)
+        self._prefill.warm_up(self.capturing_backend())
         if not self.loop_refusal:
             kinds = (True,) if self._is_greedy else (True, False)
             self._loops.capture({kind: partial(self._run, is_greedy=kind) for kind in kinds})
@@ -314,9 +326,21 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def close(self) -> None:
         """Stop all launches, wait for them, and close all graphs. Streams remain readable."""
         self._loops.close()
-        super().close()
-        for runner in self.device_step.runners:
-            runner.close()
+        try:
+            super().close()
+        finally:
+            for runner in self.device_step.runners:
+                runner.close()
+
+    def _shared_settings(self) -> dict[str, str]:
+        inner = [f"{each.mode.name} {each.sizes}" for each in self.device_step.runners]
+        return {
+            **super()._shared_settings(),
+            "spec": repr(self.device_step.context.spec),
+            "drafter": type(self.device_step.drafter).__name__,
+            "is_greedy": str(self._is_greedy),
+            "the runners of the step": ", ".join(inner),
+        }
 
     def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
         return self._run(inputs, is_greedy=self._is_greedy)

@@ -12,6 +12,7 @@ from torch import nn
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import StepInputs
 from graphkit.config import BufferSizes
+from graphkit.distributed import RankGroup
 from graphkit.errors import TargetError
 from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
@@ -170,8 +171,11 @@ class CaptureTarget:
         batch_sizes: Sequence[int] | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
+        group: RankGroup | None = None,
     ) -> Runner[Any, Any]:
         """Return a planned runner for one of the modes of ``forwards``.
+
+        Arguments are those of ``Runner``.
 
         Raises:
             TargetError: The target has no forward for the mode.
@@ -196,6 +200,7 @@ class CaptureTarget:
             optional_fields=_of_mode(self.optional_fields, mode),
             mutable_state=self.mutable_state,
             draft_token_map=self.draft_token_map,
+            group=group,
             **settings,
         )
 

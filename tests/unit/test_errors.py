@@ -78,8 +78,8 @@ def test_a_capture_error_names_mode_size_location_and_advice(cause):
     assert (error.mode, error.batch_size, error.cause, error.where) == (
         "TARGET_VERIFY", 8, cause, "aten::foo at model.py:3",
     )  # fmt: skip
-    is_exception = cause in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR)
-    prefix = "" if is_exception else f"{cause.name.lower().replace('_', ' ')} in "
+    is_whole = cause.name in ("FORWARD_ERROR", "GRAPHKIT_ERROR", "MISSING_RANK")
+    prefix = "" if is_whole else f"{cause.name.lower().replace('_', ' ')} in "
     assert str(error) == (
         f"cannot capture TARGET_VERIFY at batch size 8: {prefix}aten::foo at model.py:3. "
         f"{cause.value}"

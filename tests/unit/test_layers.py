@@ -24,6 +24,7 @@ LEVELS = (
     ("engine", "targets", "recording"),
     ("step",),
     ("runners",),
+    ("distributed",),
     ("buffers", "attention", "kv"),
     ("graphs",),
     ("ops", "spec"),

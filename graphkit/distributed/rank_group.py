@@ -1,0 +1,336 @@
+"""Ranks that capture and replay together."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from graphkit.distributed.notes import Notes
+from graphkit.distributed.votes import ANY_RUNNER, WORDS, Agreement, Choice, Vote, outcome
+from graphkit.errors import ConfigError, RankError, ReplayError
+from graphkit.spec import ForwardMode
+
+_SLICE = timedelta(seconds=1)
+"""How long a rank waits for a vote before it looks whether another rank has given up."""
+_ROLL_CALL_S = 5.0
+"""How long ranks wait for each other after a failure, to find out which one is missing."""
+_DRAIN_S = 2.0
+"""How long enqueued work may take to end by itself after another rank has failed."""
+
+
+class Member(Protocol):
+    """A runner of a group."""
+
+    def run_pads(self, agreement: Agreement) -> None:
+        """Run the agreed step on pads."""
+        ...
+
+
+class RankGroup:
+    """Ranks whose runners capture the same graphs and replay them together.
+
+    A forward with collectives runs on all ranks or on none. Runners of a group therefore capture
+    together, and before each replay the ranks agree on one of
+
+    - the same graph on all ranks: the smallest size that holds the batch of every rank;
+    - the forward without a graph on all ranks, if one of them cannot replay;
+    - an error on all ranks, if one of them refuses its batch, has left, or runs something else.
+
+    A rank without requests takes part with pads: ``idle``, or ``Runner.run`` of an empty batch.
+
+    The agreement is one collective of 56 bytes per rank over a CPU process group (gloo), which
+    this class creates. It needs none with ``same_batch``.
+
+    Life: after ``torch.distributed.init_process_group`` -> runners with ``group=`` -> close all
+    runners -> ``destroy_process_group``. NCCL waits forever if it is destroyed before the graphs
+    that contain its collectives. Creating a group is collective: every rank of ``process_group``
+    creates it, in the same order. One thread at a time may use it.
+
+    Args:
+        process_group: The process group whose collectives are in the forwards; ``None`` takes the
+            default group.
+        same_batch: All ranks run every batch, as in tensor parallelism with the same requests on
+            all ranks. Replays then need no agreement. In the checking mode ranks still agree, and
+            a rank whose batch has another size is an error.
+        time_limit: Seconds that a rank waits for another one. Allow for compilations and prefills
+            that other ranks do not have. Collectives of a gloo ``process_group`` inside a forward
+            have their own limit: that of ``init_process_group``.
+
+    Attributes:
+        process_group: As given.
+        rank: Rank of this process in it.
+        size: Number of its ranks.
+        same_batch, time_limit: As given.
+        agreement: The last agreement, such as for a forward that needs the ``batch_sizes`` of all
+            ranks; ``None`` before the first one.
+
+    Raises:
+        ConfigError: ``torch.distributed`` is not initialised, or this process is no member.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        same_batch: bool = False,
+        time_limit: float = 300.0,
+    ) -> None:
+        self.process_group, self.rank = _member_of(process_group)
+        if not isinstance(time_limit, (int, float)) or not time_limit > 0:
+            raise ConfigError(
+                f"time_limit must be a number of seconds, got {time_limit!r}.", field="time_limit"
+            )
+        self.same_batch, self.time_limit = bool(same_batch), float(time_limit)
+        ranks = dist.get_process_group_ranks(self.process_group)
+        self.size = len(ranks)
+        self._control = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=self.time_limit),
+            backend="gloo",
+            use_local_synchronization=True,
+            group_desc="graphkit",
+        )
+        self.notes = Notes(self._control.get_group_store(), self.rank)
+        """Texts for the other ranks."""
+        self.meetings = 0
+        """Meetings of ``Lockstep`` so far."""
+        self.agreement: Agreement | None = None
+        self._votes = torch.zeros(self.size, WORDS, dtype=torch.int64)
+        self._rows = self._votes.numpy()
+        self._members: list[weakref.ref[Member]] = []
+        self._round = 0
+        self._lost: RankError | None = None
+
+    def __repr__(self) -> str:
+        return f"RankGroup(rank {self.rank} of {self.size})"
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process group exists."""
+        try:
+            dist.get_backend(self.process_group)
+        except (ValueError, AssertionError):
+            return False
+        return True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank has left, so that every further call raises ``RankError``."""
+        return self._lost is not None
+
+    def add(self, runner: Member) -> int:
+        """Add a runner and return its number. Every rank adds the same runners in order."""
+        self._members.append(weakref.ref(runner))
+        return len(self._members) - 1
+
+    # Agreement.
+
+    def agree(self, vote: Vote) -> Agreement:
+        """Vote, wait for the votes of all ranks, and return what all do.
+
+        Raises:
+            RankError: A rank refused its batch, closed, left, or runs another mode.
+            ReplayError: The process group was destroyed.
+        """
+        votes = self._collect(vote)
+        self._check_taking_part(votes)
+        self.agreement = outcome(votes, same_batch=self.same_batch)
+        return self.agreement
+
+    def idle(self) -> ForwardMode:
+        """Take part in a step of the other ranks without a request: run pads of what they run.
+
+        Returns:
+            The mode that ran; IDLE if no rank has a request, so that nothing ran.
+
+        Raises:
+            RankError: As for ``agree``.
+            ReplayError: The process group was destroyed, or ranks do not vote (``same_batch``).
+        """
+        if self.same_batch:
+            raise ReplayError(
+                "idle() needs ranks that agree, but same_batch=True says that all ranks have the "
+                "same batch. Create the RankGroup without it."
+            )
+        agreement = self.agree(Vote(Choice.IDLE))
+        if agreement.runner != ANY_RUNNER:
+            runner = self._members[agreement.runner]()
+            assert runner is not None, "a runner that ranks agree on is open"
+            runner.run_pads(agreement)
+        return agreement.mode
+
+    def refuse(self, vote: Vote, error: BaseException) -> None:
+        """Make this step an error on all ranks. The caller raises ``error`` after it."""
+        self.notes.write(f"refused {self._round}", _described(error))
+        self._collect(vote)
+
+    def close(self, vote: Vote) -> None:
+        """Agree that all ranks close a runner after the same number of replays.
+
+        Raises:
+            RankError: Another rank does not close, or replayed more or fewer steps.
+        """
+        votes = self._collect(vote)
+        try:
+            self._check_taking_part(votes)
+            outcome(votes, same_batch=False)
+        except RankError:
+            self.release_device()  # a replay that other ranks do not have would never end
+            raise
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the other ranks that this one takes no further part. Does not wait."""
+        if self._lost is not None or not self.is_open:
+            return
+        self._lost = RankError(
+            f"this rank left the group after {_described(error)}", ranks=(self.rank,)
+        )
+        self.notes.write("left", _described(error))
+        try:
+            self._vote(Vote(Choice.REFUSED))
+        except RuntimeError:
+            return
+
+    def lose(self, message: str, ranks: tuple[int, ...]) -> RankError:
+        """Give up: this and every later call raises the error that is returned.
+
+        Work of the device that waits for a collective of another rank is aborted.
+        """
+        self._lost = RankError(message, ranks=ranks)
+        self.release_device()
+        return self._lost
+
+    def require_open(self) -> None:
+        """Refuse a group that was destroyed, or that a rank has left.
+
+        Raises:
+            RankError: A rank has left.
+            ReplayError: The process group was destroyed.
+        """
+        if self._lost is not None:
+            raise self._lost
+        if not self.is_open:
+            raise ReplayError(
+                "the process group of this runner was destroyed. Close runners before "
+                "torch.distributed.destroy_process_group."
+            )
+
+    def release_device(self) -> None:
+        """Abort NCCL collectives that wait on the current stream for a rank that does not come.
+
+        Waits a moment for work that ends by itself. An aborted process group cannot be used again.
+        """
+        if not self.is_open or dist.get_backend(self.process_group) != "nccl":
+            return
+        deadline, stream = time.monotonic() + _DRAIN_S, torch.cuda.current_stream()
+        while not _has_ended(stream):
+            if time.monotonic() > deadline:
+                self.process_group.abort()
+                return
+            time.sleep(0.01)
+
+    def _check_taking_part(self, votes: Sequence[Vote]) -> None:
+        """Refuse a round in which a rank refused its batch, or in which only some ranks close."""
+        for rank, vote in enumerate(votes):
+            if vote.choice is Choice.REFUSED and rank != self.rank:
+                raise self._refusal_of(rank)
+        closed = [rank for rank, vote in enumerate(votes) if vote.choice is Choice.CLOSE]
+        if closed and len(closed) < self.size:
+            going = next(rank for rank in range(self.size) if rank not in closed)
+            shut = votes[closed[0]]
+            raise RankError(
+                f"rank {closed[0]} closed {shut.mode.name} after {shut.replays} replays, but rank "
+                f"{going} runs another step. All ranks must run the same steps and close together.",
+                ranks=(closed[0], going),
+            )
+
+    def _refusal_of(self, rank: int) -> RankError:
+        left = self.notes.read("left", rank)
+        if left is not None:
+            return self.lose(f"rank {rank} left the group after {left}", (rank,))
+        found = self.notes.gather(f"refused {self._round - 1}", [rank], _ROLL_CALL_S)
+        cause = found.get(rank, "an error that it could not report")
+        return RankError(f"rank {rank} refused its batch: {cause}", ranks=(rank,))
+
+    def _collect(self, vote: Vote) -> list[Vote]:
+        """Return the votes of all ranks, in order."""
+        self.require_open()
+        work = self._vote(vote)
+        while True:
+            try:
+                work.wait(_SLICE)
+                break
+            except RuntimeError as error:
+                if work.is_completed() or self._others_gave_up():
+                    raise self._roll_call(error) from error
+            except BaseException as error:  # such as an interrupt, after which votes do not match
+                self._lost = RankError(f"this rank was interrupted by {_described(error)}")
+                raise
+        self._round += 1
+        return [Vote.of(row) for row in self._rows.tolist()]
+
+    def _vote(self, vote: Vote) -> Any:
+        self._rows[:] = 0
+        self._rows[self.rank] = vote.words()
+        return dist.all_reduce(self._votes, group=self._control, async_op=True)
+
+    def _others_gave_up(self) -> bool:
+        topic = f"gave up {self._round}"
+        return any(self.notes.read(topic, rank) is not None for rank in self.others)
+
+    def _roll_call(self, error: RuntimeError) -> RankError:
+        """Find out which ranks are missing after a vote that failed."""
+        topic = f"gave up {self._round}"
+        self.notes.write(topic, "")
+        present = self.notes.gather(topic, self.others, _ROLL_CALL_S)
+        missing = tuple(rank for rank in self.others if rank not in present)
+        who = ", ".join(f"rank {rank}" for rank in missing) or "a rank"
+        return self.lose(
+            f"{who} did not vote on step {self._round}: it ended, or did not come within "
+            f"{self.time_limit:g} s ({next(iter(str(error).splitlines()), '')[:160]})",
+            missing,
+        )
+
+
+def _member_of(process_group: object) -> tuple[dist.ProcessGroup, int]:
+    """Return the process group and the rank of this process in it.
+
+    Raises:
+        ConfigError: There is no process group, it is something else, or this process is no member.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "a RankGroup needs torch.distributed: call init_process_group first.",
+            field="process_group",
+        )
+    chosen = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise ConfigError(
+            f"process_group must be a torch.distributed.ProcessGroup of which this process is a "
+            f"member, got {process_group!r}.",
+            field="process_group",
+        )
+    return chosen, dist.get_rank(chosen)
+
+
+def _has_ended(stream: torch.cuda.Stream) -> bool:
+    """Return whether the work of a stream has ended, also with an error."""
+    try:
+        return stream.query()
+    except RuntimeError:
+        return True
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -1,0 +1,66 @@
+"""Ranks that capture and replay together, as processes with gloo and the recorder."""
+
+from __future__ import annotations
+
+import pytest
+
+import rank_scenarios as scenarios
+from rank_processes import DIED, PASSED, run_scenarios
+
+pytestmark = pytest.mark.slow
+
+OF_TWO = (
+    scenarios.agree_on_random_steps,
+    scenarios.agree_on_staged_batches,
+    scenarios.refuse_a_batch,
+    scenarios.fall_back_together,
+    scenarios.run_different_modes,
+    scenarios.check_the_same_batch,
+    scenarios.capture_every_mode,
+    scenarios.step_together,
+    scenarios.disagree_on_settings,
+    scenarios.fail_a_capture,
+    scenarios.fail_outside_the_forward,
+    scenarios.close_in_the_wrong_order,
+    scenarios.close_after_unequal_replays,
+    scenarios.close_too_early,
+    scenarios.leave_with_an_error,
+    scenarios.capture_without_a_rank,
+    scenarios.fail_before_a_collective,
+    scenarios.die_during_capture,
+)
+OF_FOUR = (
+    scenarios.agree_on_random_steps,
+    scenarios.refuse_a_batch,
+    scenarios.disagree_on_settings,
+    scenarios.fail_a_capture,
+    scenarios.leave_with_an_error,
+    scenarios.die_between_replays,
+)
+
+
+@pytest.fixture(scope="module")
+def of_two():
+    return run_scenarios(OF_TWO, 2, limit_s=120)
+
+
+@pytest.fixture(scope="module")
+def of_four():
+    return run_scenarios(OF_FOUR, 4, limit_s=180)
+
+
+def expected(scenario, size):
+    ranks = [PASSED] * size
+    if scenario.__name__.startswith("die"):
+        ranks[1] = DIED
+    return ranks
+
+
+@pytest.mark.parametrize("scenario", OF_TWO, ids=lambda each: each.__name__)
+def test_two_ranks(scenario, of_two):
+    assert of_two[scenario.__name__] == expected(scenario, 2)
+
+
+@pytest.mark.parametrize("scenario", OF_FOUR, ids=lambda each: each.__name__)
+def test_four_ranks(scenario, of_four):
+    assert of_four[scenario.__name__] == expected(scenario, 4)

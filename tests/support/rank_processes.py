@@ -1,0 +1,89 @@
+"""Processes that are the ranks of a process group, and run scenarios one after the other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+PASSED, DIED, HUNG = "passed", "died", "hung"
+_LIMIT = timedelta(seconds=60)
+
+
+def die():
+    """End this process as a crash does: without any cleanup."""
+    os._exit(9)
+
+
+def run_scenarios(scenarios, size, limit_s):
+    """Run scenarios on ``size`` ranks; a scenario takes no arguments.
+
+    Processes are forked from a server that has imported torch once. Scenarios have a process group
+    each. One that ends a process must be the last.
+
+    Args:
+        scenarios: Functions of modules.
+        size: Number of ranks.
+        limit_s: Time for all scenarios, after which the processes are killed.
+
+    Returns:
+        The outcome of each rank by name of the scenario: ``PASSED``, ``DIED``, ``HUNG`` or a
+        traceback.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", *{each.__module__ for each in scenarios}])
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    processes = [
+        context.Process(target=_serve, args=(rank, size, store.port, scenarios, pipes[rank][1]))
+        for rank in range(size)
+    ]
+    for process, (_, sender) in zip(processes, pipes, strict=True):
+        process.start()
+        sender.close()
+    deadline = time.monotonic() + limit_s
+    found = {each.__name__: [] for each in scenarios}
+    for process, (receiver, _) in zip(processes, pipes, strict=True):
+        for outcome in _received(receiver, scenarios, deadline):
+            found[outcome[0]].append(outcome[1])
+        process.kill()
+        process.join()
+    return found
+
+
+def _received(receiver, scenarios, deadline):
+    for number in range(len(scenarios)):
+        ended = HUNG
+        if receiver.poll(max(deadline - time.monotonic(), 0)):
+            try:
+                yield receiver.recv()
+                continue
+            except EOFError:
+                ended = DIED
+        yield from ((each.__name__, ended) for each in scenarios[number:])
+        return
+
+
+def _serve(rank, size, port, scenarios, sender):
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    for scenario in scenarios:
+        name = scenario.__name__
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size,
+            timeout=_LIMIT,
+        )  # fmt: skip
+        try:
+            scenario()
+            outcome = PASSED
+        except BaseException:
+            outcome = f"rank {rank}: {traceback.format_exc()}"
+        sender.send((name, outcome))
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
