@@ -1,5 +1,6 @@
 """Attention backends: metadata per mode, and attention over a paged KV pool."""
 
+from graphkit.attention.absorbed import AbsorbedProjections
 from graphkit.attention.backend import AttentionBackend, AttentionInputs
 from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.paged import PagedAttention
@@ -7,6 +8,7 @@ from graphkit.attention.sdpa import SdpaAttention
 from graphkit.attention.triton_paged import TritonAttention
 
 __all__ = [
+    "AbsorbedProjections",
     "AttentionBackend",
     "AttentionInputs",
     "AttentionMetadata",

@@ -1,7 +1,9 @@
 """Verify graphs for Hugging Face transformers models, without changes to their code.
 
 graphkit's paged attention replaces the model's attention through the registry of transformers. One
-wrapper works for every decoder that uses the registry, here a small Llama and a small Qwen3.
+wrapper works for every decoder that uses the registry, here small models in the shape of Llama and
+Qwen3, of Mistral, Gemma 2, Gemma 3 and gpt-oss with sliding windows, and of DeepSeek-V3 with latent
+attention.
 
 graphkit audit tools.examples.transformers_models:llama
 """
@@ -14,6 +16,8 @@ import numpy as np
 import torch
 from transformers import (
     AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -22,20 +26,56 @@ from transformers import (
 )
 
 import graphkit as gk
-from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.attention import (
+    AbsorbedProjections,
+    PagedAttention,
+    SdpaAttention,
+    TritonAttention,
+)
+from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 
 REQUESTS, CONTEXT, WIDTH = 8, 64, 4
 
 
 def paged(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any,
-    *, inputs: gk.TargetVerifyInputs, backend: PagedAttention, **_: Any,
+    *, inputs: gk.TargetVerifyInputs, backend: PagedAttention,
+    sliding_window: int | None = None, softcap: float | None = None,
+    s_aux: torch.Tensor | None = None, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Attend in one layer, called by transformers: [1, heads, T, D] to [1, T, heads, D]."""
-    rows = (each[0].transpose(0, 1) for each in (query, key, value))
-    attended = backend.attend(module.layer_idx, *rows, inputs.out_cache_loc, inputs.attention)
-    return attended[None], None
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    absorbed = getattr(module, "absorbed", None)
+    attended = backend.attend(
+        module.layer_idx, absorbed.query(query) if absorbed else query, key, value,
+        inputs.out_cache_loc, inputs.attention,
+        window=sliding_window or 0, softcap=softcap or 0.0, sinks_N=s_aux,
+    )  # fmt: skip
+    return (absorbed.value(attended) if absorbed else attended)[None], None
+
+
+def attention_of(
+    model: PreTrainedModel, requests: ReqToTokenPool, page_size: int = 1
+) -> PagedAttention:
+    """Create a KV pool and a backend for a model, and let the model attend through it."""
+    AttentionInterface.register("graphkit", paged)
+    model.config._attn_implementation = "graphkit"
+    config, device = model.config, requests.device
+    pages = -(-requests.max_context_len // page_size)
+    common = (requests.size * pages * page_size, page_size, model.dtype)
+    attentions = [layer.self_attn for layer in model.model.layers]
+    if hasattr(config, "kv_lora_rank"):
+        dims = (config.kv_lora_rank, config.qk_rope_head_dim)
+        pool = MLATokenToKVPool(*common, *dims, len(attentions), device)
+        for each in attentions:
+            each.expand_kv = lambda latents, rotated: (latents, rotated)
+            heads = (config.num_attention_heads, config.qk_nope_head_dim)
+            each.absorbed = AbsorbedProjections(each.kv_b_proj.weight, *heads)
+    else:
+        dims = (config.num_key_value_heads, config.head_dim)
+        pool = MHATokenToKVPool(*common, *dims, len(attentions), device)
+    kind = TritonAttention if device.type == "cuda" else SdpaAttention
+    return kind(requests, pool, scale=attentions[0].scaling)
 
 
 class Samples:
@@ -64,16 +104,10 @@ class Samples:
 
 def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTarget:
     """Create a target for a transformers model."""
-    AttentionInterface.register("graphkit", paged)
-    model = model.to(device).eval()
-    model.config._attn_implementation = "graphkit"
-    config, device = model.config, torch.device(device)
+    model, device = model.to(device).eval(), torch.device(device)
+    config, slots = model.config, REQUESTS * CONTEXT
     requests = ReqToTokenPool(REQUESTS, CONTEXT, device)
-    heads, dim = config.num_key_value_heads, config.head_dim
-    slots = REQUESTS * CONTEXT
-    pool = MHATokenToKVPool(slots, 1, model.dtype, heads, dim, config.num_hidden_layers, device)
-    kind = TritonAttention if device.type == "cuda" else SdpaAttention
-    backend = kind(requests, pool, scale=dim**-0.5)
+    backend = attention_of(model, requests)
     table = 1 + torch.arange(slots).view(REQUESTS, CONTEXT)
     requests.req_to_token[1:] = table
 
@@ -91,7 +125,7 @@ def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTar
         forwards={gk.ForwardMode.TARGET_VERIFY: forward},
         sample_batch=Samples(table, config.vocab_size),
         weights=model,
-        mutable_state=pool.tensors(),
+        mutable_state=backend.kv_pool.tensors(),
         attention=backend,
     )
 
@@ -115,11 +149,72 @@ def qwen3(device: str = "cpu") -> gk.CaptureTarget:
     return wrapped(Qwen3ForCausalLM(Qwen3Config(**SMALL)), device)
 
 
+WINDOW = 8
+KINDS = {
+    "mistral": {"sliding_window": WINDOW},
+    "gemma2": {
+        "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 1.0,
+        "tie_word_embeddings": False,
+    },
+    "gemma3_text": {
+        "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "tie_word_embeddings": False,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt_oss": {
+        "sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_group": 2,
+        "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+"""Settings of further shapes by model type. Two layers of Gemma 2 and gpt-oss alternate."""
+
+
+def random_model(kind: str) -> PreTrainedModel:
+    """Create a small random model; experts run as batched products, which can be captured."""
+    settings = {name: value for name, value in SMALL.items() if name != "head_dim" or
+                kind != "deepseek_v3"}  # fmt: skip
+    config = AutoConfig.for_model(kind, **settings | KINDS[kind])
+    torch.manual_seed(0)
+    if kind in ("gpt_oss", "deepseek_v3"):
+        config._experts_implementation = "batched_mm"
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def mistral(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small Mistral: a window in every layer."""
+    return wrapped(random_model("mistral"), device)
+
+
+def gemma2(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small Gemma 2: a window in every other layer, and softcaps."""
+    return wrapped(random_model("gemma2"), device)
+
+
+def gemma3(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small Gemma 3: a window in the first of its two layers."""
+    return wrapped(random_model("gemma3_text"), device)
+
+
+def gpt_oss(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small gpt-oss: a window in every other layer, sinks, and experts."""
+    return wrapped(random_model("gpt_oss"), device)
+
+
+def deepseek_v3(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small DeepSeek-V3: latent attention, and experts in its last layer."""
+    return wrapped(random_model("deepseek_v3"), device)
+
+
 def main() -> int:
-    """Capture both models, compare every replay with the eager forward, and print the results."""
+    """Capture the models, compare every replay with the eager forward, and print the results."""
     mismatches = 0
-    for factory in (llama, qwen3):
-        record = gk.capture_target(factory(), batch_sizes=[1, 8], device="cpu")
+    for factory in (llama, qwen3, mistral, gemma2, gemma3, gpt_oss, deepseek_v3):
+        record = gk.capture_target(factory(), batch_sizes=[8], device="cpu")
         print(f"{record.target}: {len(record.mismatches)} mismatches")
         mismatches += len(record.mismatches)
     return 1 if mismatches else 0

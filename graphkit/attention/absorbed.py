@@ -1,0 +1,72 @@
+"""The absorbed projections of multi-head latent attention.
+
+Suffixes: T rows, N heads, D = P + E head size of queries, P elements without position, E rotated
+elements, R rank of the latents, V head size of values.
+"""
+
+# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
+from __future__ import annotations
+
+import torch
+
+from graphkit.config import require_int
+from graphkit.errors import ConfigError
+
+
+class AbsorbedProjections:
+    """Applies the up-projection of latents to queries and results, so that attention reads latents.
+
+    A model with multi-head latent attention makes the keys and values of its heads from latents by
+    one matrix, ``kv_b_proj``. Since attention is linear in both, the matrix may act on queries and
+    results instead (DeepSeek-V2, arXiv:2405.04434, section 2.1.2). Then all heads share the latents
+    as keys and values, and the cache is an ``MLATokenToKVPool``::
+
+        attended = backend.attend(layer, absorbed.query(query), latents, rotated, slots, metadata)
+        out = absorbed.value(attended)
+
+    Both methods enqueue a matrix product per head on the current stream. They never synchronise and
+    may be captured.
+
+    Args:
+        weight: Weight of ``kv_b_proj``, [N * (P + V), R]: rows of each head's keys, then of its
+            values. It is kept, not copied.
+        num_heads: Heads (N).
+        qk_nope_head_dim: Elements of a key that a latent is projected to (P).
+
+    Raises:
+        ConfigError: The weight has no row for values, or does not divide into heads.
+    """
+
+    def __init__(self, weight: torch.Tensor, num_heads: int, qk_nope_head_dim: int) -> None:
+        require_int("AbsorbedProjections", "num_heads", num_heads)
+        require_int("AbsorbedProjections", "qk_nope_head_dim", qk_nope_head_dim)
+        rows, rest = divmod(weight.shape[0], num_heads) if weight.dim() == 2 else (0, 0)
+        if rest or rows <= qk_nope_head_dim:
+            raise ConfigError(
+                f"AbsorbedProjections.weight is {list(weight.shape)}: expected num_heads x "
+                f"(qk_nope_head_dim + v_head_dim) rows with num_heads {num_heads} and "
+                f"qk_nope_head_dim {qk_nope_head_dim}. Pass the weight of kv_b_proj.",
+                field="weight",
+            )
+        self._key_NPR, self._value_NVR = weight.view(num_heads, rows, -1).split(
+            [qk_nope_head_dim, rows - qk_nope_head_dim], 1
+        )
+
+    def query(self, query_TND: torch.Tensor) -> torch.Tensor:
+        """Return queries of latents.
+
+        Shapes:
+            query_TND: [T, N, P + E], the rotated part last. Returns [T, N, R + E].
+        """
+        plain_TNP, rotated_TNE = query_TND.tensor_split([self._key_NPR.shape[1]], -1)
+        latent_NTR = torch.bmm(plain_TNP.transpose(0, 1), self._key_NPR)
+        return torch.cat((latent_NTR.transpose(0, 1), rotated_TNE), -1)
+
+    def value(self, attended_TNR: torch.Tensor) -> torch.Tensor:
+        """Return the values of attended latents.
+
+        Shapes:
+            attended_TNR: [T, N, R]. Returns [T, N, V].
+        """
+        value_NTV = torch.bmm(attended_TNR.transpose(0, 1), self._value_NVR.transpose(1, 2))
+        return value_NTV.transpose(0, 1)

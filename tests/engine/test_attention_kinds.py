@@ -1,0 +1,42 @@
+"""Engines over models of every attention kind: the text is that of transformers' own generate."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from transformers_engine import case, engine, generated
+
+pytestmark = pytest.mark.slow
+
+KINDS = ["mistral", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3"]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, device):
+    return case(request.param, device)
+
+
+@pytest.fixture(scope="module")
+def latents(device):
+    return case("deepseek_v3", device)
+
+
+@pytest.mark.parametrize(("algorithm", "topk"), [("NGRAM", 1), ("EAGLE", 2)])
+def test_the_text_is_that_of_generate(kind, algorithm, topk):
+    assert len({tuple(tokens) for tokens in kind.expected}) == len(kind.expected)
+    assert generated(engine(kind.model, algorithm, topk=topk)) == kind.expected
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+@pytest.mark.parametrize(("algorithm", "page_size"), [("NGRAM", 1), ("EAGLE", 16)])
+def test_latents_in_every_generation(latents, algorithm, page_size, generation):
+    made = engine(latents.model, algorithm, generation=generation, page_size=page_size)
+    assert generated(made) == latents.expected
