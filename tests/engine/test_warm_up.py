@@ -25,8 +25,7 @@ def test_chunks_of_several_lengths_run_on_pads(make_engine, generation):
 
     engine = make_engine(drafter=Noting, generation=generation, chunked_prefill_size=40)
     engine.capture()
-    counts = {length: lengths.count(length) for length in lengths}
-    assert set(counts) == {1, 15, 16, 40}
+    assert set(lengths) == ({1, 15, 16, 40} if engine.device.type == "cuda" else {1, 40})
     assert engine.stats.fallbacks == {}
 
 
@@ -34,7 +33,7 @@ def test_chunks_of_several_lengths_run_on_pads(make_engine, generation):
 def test_an_error_in_a_prefill_ends_the_capture(make_engine, generation):
     class Failing(EagleDrafter):
         def prefill(self, chunk):
-            if len(chunk.input_ids) == 15:
+            if len(chunk.input_ids) == 1:
                 raise ValueError("an odd number")
             super().prefill(chunk)
 

@@ -100,10 +100,10 @@ def test_a_step_that_is_counted():
 
     model = Tiny(step)
     found, log = audited(model, weights=model)
-    assert found == [(LEAK, "capture changed `Tiny.steps` from 0 to 6: replays do not.")]
+    assert found == [(LEAK, "capture changed `Tiny.steps` from 0 to 4: replays do not.")]
     (finding,) = log.findings
     assert (finding.audit, finding.mode, finding.severity) == ("warmup", "TARGET_VERIFY", "error")
-    assert (finding.before, finding.after) == ("0", "6")
+    assert (finding.before, finding.after) == ("0", "4")
     assert log.checks[0].text.endswith(": 1 change")
 
 
@@ -140,14 +140,14 @@ def test_a_flag_that_is_set():
 def test_a_buffer_that_counts():
     found = of_model(lambda model, inputs: model.seen.add_(1))
     assert found == [
-        (LEAK, "capture changed `seen` from int64 [1] [0] to int64 [1] [6]: replays do not.")
+        (LEAK, "capture changed `seen` from int64 [1] [0] to int64 [1] [4]: replays do not.")
     ]
 
 
 def test_an_undeclared_buffer():
     model = Tiny(lambda model, inputs: model.seen.add_(1))
     assert audited(model)[0] == [
-        (LEAK, "capture changed `Tiny.seen` from int64 [1] [0] to int64 [1] [6]: replays do not.")
+        (LEAK, "capture changed `Tiny.seen` from int64 [1] [0] to int64 [1] [4]: replays do not.")
     ]
 
 
@@ -183,7 +183,7 @@ def test_a_module_within_modules():
     model = Tiny(lambda model, inputs: setattr(model.inner[0], "calls", model.inner[0].calls + 1))
     model.inner[0].calls = 0
     assert audited(model)[0] == [
-        (LEAK, "capture changed `Tiny.inner.0.calls` from 0 to 6: replays do not.")
+        (LEAK, "capture changed `Tiny.inner.0.calls` from 0 to 4: replays do not.")
     ]
 
 
@@ -193,14 +193,14 @@ def test_plain_objects_two_levels_deep():
         model.plan.inner.calls += 1
 
     assert of_model(step) == [
-        (LEAK, "capture changed `Tiny.plan.calls` from 0 to 6: replays do not."),
-        (LEAK, "capture changed `Tiny.plan.inner.calls` from 0 to 6: replays do not."),
+        (LEAK, "capture changed `Tiny.plan.calls` from 0 to 4: replays do not."),
+        (LEAK, "capture changed `Tiny.plan.inner.calls` from 0 to 4: replays do not."),
     ]
 
 
 def test_a_list_that_grows():
     assert of_model(lambda model, inputs: model.log.append(None)) == [
-        (LEAK, "capture changed `Tiny.log` from 0 items to 6 items: replays do not.")
+        (LEAK, "capture changed `Tiny.log` from 0 items to 4 items: replays do not.")
     ]
 
 
@@ -298,8 +298,8 @@ def test_variables_that_a_function_closes_over():
 
     found, _ = audited(forward)
     assert found == [
-        (LEAK, "capture changed `forward.calls` from 0 to 6: replays do not."),
-        (LEAK, "capture changed `forward.inside.calls` from 0 to 6: replays do not."),
+        (LEAK, "capture changed `forward.calls` from 0 to 4: replays do not."),
+        (LEAK, "capture changed `forward.inside.calls` from 0 to 4: replays do not."),
     ]
     assert (calls, inside.calls) == (0, 0)
 
@@ -339,7 +339,7 @@ class CountingWorker:
 @pytest.mark.parametrize("forward", [Counting(lambda model, inputs: None), CountingWorker()])
 def test_globals_of_a_class(forward):
     found, _ = audited(forward)
-    assert found == [(LEAK, "capture changed `test_warmup.COUNT` from 0 to 6: replays do not.")]
+    assert found == [(LEAK, "capture changed `test_warmup.COUNT` from 0 to 4: replays do not.")]
     assert COUNT == 0
 
 
@@ -355,8 +355,8 @@ def test_methods_and_partial_functions():
 
     found, _ = audited(partial(Worker().forward, options={"calls": 0}))
     assert sorted(text for _, text in found) == [
-        "capture changed `Worker.calls` from 0 to 6: replays do not.",
-        "capture changed `partial.keywords['options']['calls']` from 0 to 6: replays do not.",
+        "capture changed `Worker.calls` from 0 to 4: replays do not.",
+        "capture changed `partial.keywords['options']['calls']` from 0 to 4: replays do not.",
     ]
 
 

@@ -89,11 +89,11 @@ def test_metadata_is_made_anew_for_each_warm_up_and_capture(make_attending, make
     attention = Spy()
     runner = make_attending(attention)
     runner.capture()
-    assert [size for _, size, _ in attention.asked] == [4, 4, 4, 2, 2, 2, 1, 1, 1]
+    assert [size for _, size, _ in attention.asked] == [4, 4, 2, 2, 1, 1]
     assert {mode for mode, _, _ in attention.asked} == {ForwardMode.TARGET_VERIFY}
-    assert len({id(made) for _, _, made in attention.asked}) == 9
+    assert len({id(made) for _, _, made in attention.asked}) == 6
     runner.replay(make_batch(3))
-    assert len(attention.asked) == 9
+    assert len(attention.asked) == 6
     runner.fall_back(make_batch(3))
     assert attention.asked[-1][1] == 3
 
@@ -116,7 +116,7 @@ def test_without_a_backend_the_forward_finds_none(make_runner, make_batch, model
     runner = make_runner(lambda inputs: seen.append(inputs.attention) or model(inputs))
     runner.capture()
     runner.fall_back(make_batch(2))
-    assert seen == [None] * 10
+    assert seen == [None] * 7
     assert runner.buffers.view(2).seq_lens.eq(1).all()
 
 
@@ -151,7 +151,7 @@ def test_the_host_plans_before_each_warm_up_and_capture(make_attending):
     attention.error = None
     runner.capture()
     planned = [(batch.batch_size, padded) for _, batch, padded in attention.planned]
-    assert planned == [(size, size) for size in (4, 4, 4, 2, 2, 2, 1, 1, 1)]
+    assert planned == [(size, size) for size in (4, 4, 2, 2, 1, 1)]
     assert all(batch.seq_lens.eq(7).all() for _, batch, _ in attention.planned)
 
 

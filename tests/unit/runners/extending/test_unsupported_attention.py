@@ -145,7 +145,7 @@ def test_no_batch_has_a_width_of_zero(extend_case, make_model, cls, mode, rows):
     runner = case.runner(cls, make_model(), attention=attention)
     width = 6 if rows else 4
     assert attention.asked[0] == ("init", 4, 4 * width)
-    assert attention.asked[1:] == [(mode, size, width) for size in (4, 4, 4, 2, 2, 2, 1, 1, 1)]
+    assert attention.asked[1:] == [(mode, size, width) for size in (4, 4, 2, 2, 1, 1)]
     for counts in ([], [1], [2, 3]):
         batch = case.batch(counts, width=rows)
         for way in (runner.replay, runner.run, runner.fall_back):
