@@ -21,6 +21,7 @@ class AttentionMetadata:
         cu_seqlens_q: Running sum of query rows, from 0; int32 [B + 1].
         cu_seqlens_k: Running sum of ``cache_seqlens``, from 0; int32 [B + 1].
         page_table: Page of every page_size keys, 0 behind the last; int32 [B, pages].
+        window_page_table: That of layers with a window, whose pool may be another; else the same.
         mask: True where a row sees one of its request's last keys; bool, [B, W, W] in a verify and
             [B, W, C] with C > W in a draft tree. ``None`` for a chain.
         max_seqlen_q: Query rows per request (W). In DRAFT_EXTEND an upper bound, since only the
@@ -33,6 +34,7 @@ class AttentionMetadata:
     cu_seqlens_q: torch.Tensor
     cu_seqlens_k: torch.Tensor
     page_table: torch.Tensor
+    window_page_table: torch.Tensor
     mask: torch.Tensor | None
     max_seqlen_q: int
     max_seqlen_k: int

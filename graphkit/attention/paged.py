@@ -11,12 +11,13 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphkit.attention.backend import AttentionBackend, AttentionInputs
+from graphkit.attention.cache import PagedCache, Pool
 from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.query_rows import APPENDING, EXTENDING, query_rows
 from graphkit.config import require_type
 from graphkit.errors import ConfigError
 from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
-from graphkit.ops.paged_metadata import paged_metadata
+from graphkit.ops.paged_metadata import Metadata, paged_metadata
 from graphkit.ops.registration import OPS
 
 if TYPE_CHECKING:
@@ -36,13 +37,15 @@ class PagedAttention(AttentionBackend):
             projections, on the same device.
         scale: Factor on the scores; by default ``head_dim ** -0.5``. A pool of latents has no
             default, since its rows are longer than the heads that the model was trained with.
+        window_req_to_token_pool: Slots of each request in ``window_kv_pool``.
+        window_kv_pool: A pool for layers with a window, whose old slots an engine may reuse. Layers
+            are numbered from 0 in each pool. Without it one pool holds all layers.
 
     Attributes:
         pool_types: Pools that the backend can read; a subclass for fewer overrides it.
 
     Raises:
-        ConfigError: An argument has a wrong type or is missing, or the pools are on different
-            devices.
+        ConfigError: An argument has a wrong type or is missing, or pools are on different devices.
     """
 
     pool_types: ClassVar[tuple[type[TokenToKVPool], ...]] = (MHATokenToKVPool, MLATokenToKVPool)
@@ -50,25 +53,19 @@ class PagedAttention(AttentionBackend):
     def __init__(
         self,
         req_to_token_pool: ReqToTokenPool,
-        kv_pool: MHATokenToKVPool | MLATokenToKVPool,
+        kv_pool: Pool,
         *,
         scale: float | None = None,
+        window_req_to_token_pool: ReqToTokenPool | None = None,
+        window_kv_pool: Pool | None = None,
     ) -> None:
-        name, readable = type(self).__name__, " or ".join(each.__name__ for each in self.pool_types)
-        rows = ReqToTokenPool
-        require_type(name, "req_to_token_pool", req_to_token_pool, rows, "a ReqToTokenPool")
-        if not isinstance(kv_pool, self.pool_types):
-            found = type(kv_pool).__name__
-            raise ConfigError(
-                f"{name}.kv_pool must be an {readable}, got {found}.", field="kv_pool"
-            )
+        name = type(self).__name__
+        self._cache = self._window_cache = PagedCache(req_to_token_pool, kv_pool)
+        self._cache.check(name, self.pool_types, "")
         require_type(name, "scale", scale, (int, float, NoneType), "a number or None")
-        if req_to_token_pool.device != kv_pool.device:
-            raise ConfigError(
-                f"req_to_token_pool is on {req_to_token_pool.device} and kv_pool on "
-                f"{kv_pool.device}: make both on one device.",
-                field="kv_pool",
-            )
+        if window_req_to_token_pool is not None or window_kv_pool is not None:
+            self._window_cache = PagedCache(window_req_to_token_pool, window_kv_pool)  # type: ignore[arg-type]  # checked next
+            self._window_cache.check(name, self.pool_types, "window_")
         self.req_to_token_pool = req_to_token_pool
         self.kv_pool = kv_pool
         if scale is None:
@@ -130,15 +127,24 @@ class PagedAttention(AttentionBackend):
                 other.
         """
         rows = query_rows(mode, inputs)
-        cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table = paged_metadata(
-            inputs.req_pool_indices, inputs.seq_lens, self.req_to_token_pool.req_to_token,
-            self.kv_pool.page_size, self.max_pages, rows.width, rows.appended, rows.lengths,
-        )  # fmt: skip
+
+        def lengths_and_table(cache: PagedCache) -> Metadata:
+            page_size = cache.pool.page_size
+            return paged_metadata(
+                inputs.req_pool_indices, inputs.seq_lens, cache.requests.req_to_token, page_size,
+                -(-self.max_context_len // page_size), rows.width, rows.appended, rows.lengths,
+            )  # fmt: skip
+
+        cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table = lengths_and_table(self._cache)
+        window_page_table = page_table
+        if self._window_cache is not self._cache:
+            *_, window_page_table = lengths_and_table(self._window_cache)
         return AttentionMetadata(
             cache_seqlens=cache_seqlens,
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
             page_table=page_table,
+            window_page_table=window_page_table,
             mask=rows.mask,
             max_seqlen_q=rows.width,
             max_seqlen_k=self.max_context_len,
@@ -162,11 +168,11 @@ class PagedAttention(AttentionBackend):
         Enqueues on the current stream. Never synchronises; may be captured.
 
         Args:
-            layer: Layer of the pool.
+            layer: Layer of the pool; with a window that of ``window_kv_pool`` if there is one.
             query_TND: Query rows.
             key_TMD: Keys of the rows; with a pool of latents the latents.
             value_TME: Their values; with a pool of latents the rotated part of their keys.
-            out_cache_loc_T: Slots of the rows.
+            out_cache_loc_T: Slots of the rows in that pool.
             metadata: Metadata of the batch.
             window: Most keys that a row sees, its own included; 0 for all. See
                 ``paged_attention``, like the next two.
@@ -183,21 +189,19 @@ class PagedAttention(AttentionBackend):
             AttentionError: There is no such layer, a tensor has the wrong shape, dtype or device,
                 or a number is out of range.
         """
-        if isinstance(self.kv_pool, MLATokenToKVPool):
-            self.kv_pool.set_mla_kv_buffer(layer, out_cache_loc_T, key_TMD, value_TME)
-        else:
-            self.kv_pool.set_kv_buffer(layer, out_cache_loc_T, key_TMD, value_TME)
+        cache = self._window_cache if window else self._cache
+        cache.store(layer, out_cache_loc_T, key_TMD, value_TME)
         return self._attend(
             OPS["paged_attention"].arguments(
                 query_TND,
-                self.kv_pool.get_key_buffer(layer),
-                self.kv_pool.get_value_buffer(layer),
-                metadata.page_table,
+                cache.pool.get_key_buffer(layer),
+                cache.pool.get_value_buffer(layer),
+                metadata.window_page_table if window else metadata.page_table,
                 metadata.cache_seqlens,
                 metadata.cu_seqlens_q,
                 metadata.mask,
                 self.scale,
-                self.kv_pool.page_size,
+                cache.pool.page_size,
                 metadata.max_seqlen_q,
                 window,
                 softcap,

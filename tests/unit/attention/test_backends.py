@@ -98,6 +98,34 @@ def test_keys_outside_the_window_are_not_read(make_case, assert_attends, backend
     assert_attends(case.attend(backend_type), case)
 
 
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_layers_with_a_window_may_have_a_pool_of_their_own(make_case, assert_attends, backend_type):
+    """The second pool has other slots and pages, and as few tokens as its windows need."""
+    full = make_case([9, 20], width=3, page_size=4)
+    split = make_case([9, 20], width=3, window=5)
+    split.requests.req_to_token[split.inputs.req_pool_indices[1], :16] = 0  # reused since
+    backend = backend_type(
+        full.requests, full.pool, window_req_to_token_pool=split.requests,
+        window_kv_pool=split.pool,
+    )  # fmt: skip
+    metadata = backend.metadata(full.mode, full.inputs)
+    assert metadata.page_table.tolist() == full.page_table().tolist()
+    assert metadata.window_page_table.tolist() == split.page_table().tolist()
+    for case in (full, split):
+        rows = (case.query, case.key, case.value, case.out_cache_loc)
+        out = backend.attend(1, *rows, metadata, window=case.options["window"])
+        assert_attends(out, case)
+
+
+def test_a_pool_of_windows_needs_both_parts(make_case):
+    case = make_case([6])
+    text = "window_req_to_token_pool must be a ReqToTokenPool, got None"
+    with pytest.raises(ConfigError, match=text):
+        SdpaAttention(case.requests, case.pool, window_kv_pool=case.pool)
+    with pytest.raises(ConfigError, match="window_kv_pool must be an MHATokenToKVPool or"):
+        SdpaAttention(case.requests, case.pool, window_req_to_token_pool=case.requests)
+
+
 def test_a_pool_that_a_backend_cannot_read_is_refused_by_name(make_case):
     class DenseAttention(SdpaAttention):
         pool_types = (MHATokenToKVPool,)

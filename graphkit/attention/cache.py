@@ -1,0 +1,67 @@
+"""A KV pool with the table of each request's slots in it, as paged attention reads them.
+
+Suffixes: T rows, M key-value heads, D head size of keys, E head size of values.
+"""
+
+# ruff: noqa: N803 - suffixes of tensor names are dimensions
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphkit.config import require_type
+from graphkit.errors import ConfigError
+from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+
+if TYPE_CHECKING:
+    import torch
+
+    from graphkit.kv.pool import TokenToKVPool
+
+Pool = MHATokenToKVPool | MLATokenToKVPool
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """A request pool and a KV pool of one device.
+
+    Attributes:
+        requests: Slots of each request.
+        pool: Keys and values, or latents, by slot.
+    """
+
+    requests: ReqToTokenPool
+    pool: Pool
+
+    def check(self, owner: str, readable: tuple[type[TokenToKVPool], ...], prefix: str) -> None:
+        """Check the pools that a backend was given.
+
+        Args:
+            owner: Name of the backend's class.
+            readable: Pools that it can read.
+            prefix: Of the names of the arguments.
+
+        Raises:
+            ConfigError: A pool has a type that the backend cannot read, or the devices differ.
+        """
+        field, table = f"{prefix}kv_pool", f"{prefix}req_to_token_pool"
+        require_type(owner, table, self.requests, ReqToTokenPool, "a ReqToTokenPool")
+        if not isinstance(self.pool, readable):
+            names = " or ".join(each.__name__ for each in readable)
+            found = type(self.pool).__name__
+            raise ConfigError(f"{owner}.{field} must be an {names}, got {found}.", field=field)
+        if self.requests.device != self.pool.device:
+            raise ConfigError(
+                f"{table} is on {self.requests.device} and {field} on {self.pool.device}: make "
+                "both on one device.",
+                field=field,
+            )
+
+    def store(
+        self, layer: int, loc_T: torch.Tensor, key_TMD: torch.Tensor, value_TME: torch.Tensor
+    ) -> None:
+        """Write rows into slots; with a pool of latents they are the two parts of its rows."""
+        if isinstance(self.pool, MLATokenToKVPool):
+            self.pool.set_mla_kv_buffer(layer, loc_T, key_TMD, value_TME)
+        else:
+            self.pool.set_kv_buffer(layer, loc_T, key_TMD, value_TME)
