@@ -44,6 +44,7 @@ from graphkit.reference.target import (
     reference_target,
     tree_target,
 )
+from graphkit.reference.tensor_parallel import ShardedLlama, shard_model
 from graphkit.reference.text_stream import TextStream
 from graphkit.reference.tokenizer import ByteTokenizer, Tokenizer, decode, encode
 
@@ -67,6 +68,7 @@ __all__ = [
     "RMSNorm",
     "RopeScaling",
     "RotaryEmbedding",
+    "ShardedLlama",
     "StandaloneForward",
     "TextStream",
     "Tokenizer",
@@ -97,6 +99,7 @@ __all__ = [
     "reference_target",
     "save_checkpoint",
     "save_draft_head",
+    "shard_model",
     "spec_of",
     "tree_target",
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from graphkit.distributed import RankGroup
 from graphkit.errors import CheckpointError
 from graphkit.reference.checkpoint_folder import (
     StoredWeights,
@@ -15,6 +16,7 @@ from graphkit.reference.checkpoint_folder import (
 )
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.model import LlamaModel
+from graphkit.reference.tensor_parallel import ShardedLlama
 from graphkit.reference.weight_layout import store_by_columns
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -35,6 +37,7 @@ def load_checkpoint(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    group: RankGroup | None = None,
 ) -> LlamaModel:
     """Build the model that a local Llama, Mistral, Qwen2 or Qwen3 folder describes.
 
@@ -43,21 +46,30 @@ def load_checkpoint(
             ``pytorch_model.bin``.
         device: Device of the weights, which are copied one tensor at a time.
         dtype: Data type that the weights are converted to.
+        group: Ranks that split the model; see ``ShardedLlama``. Each reads its part alone.
 
     Returns:
         The model, in evaluation mode and without gradients.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported.
+        ConfigError: The ranks cannot split the model evenly.
     """
     folder = Path(folder)
     config = LlamaConfig.from_dict(read_config(folder))
     stored = StoredWeights(folder)
     with torch.device("meta"):
-        model = LlamaModel(config).to(dtype)
+        model = whole = LlamaModel(config).to(dtype)
+        if group is not None:
+            model = ShardedLlama(config, group).to(dtype)
     optional = frozenset({_HEAD}) if config.tie_word_embeddings else frozenset()
-    stored.fill(model, device, optional=optional)
-    _tie(model, has_head=_HEAD in stored.forms)
+    if isinstance(model, ShardedLlama):
+        expected = whole.state_dict()
+        stored.fill(model, device, optional=optional, expected=expected, part_of=model.part_of)
+        model.tie_weights()
+    else:
+        stored.fill(model, device, optional=optional)
+        _tie(model, has_head=_HEAD in stored.forms)
     store_by_columns(model)
     return model.eval().requires_grad_(False)
 

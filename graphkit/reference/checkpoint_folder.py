@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graphkit.errors import CheckpointError
 from graphkit.reference.weight_files import (
+    PartOf,
     check_tensors,
     copy_tensors,
     shard_files,
@@ -74,6 +75,8 @@ class StoredWeights:
         optional: frozenset[str] = frozenset(),
         ignored: frozenset[str] = frozenset(),
         rename: Callable[[str], str] = lambda name: name,
+        expected: Mapping[str, Tensor] | None = None,
+        part_of: PartOf = lambda _name, _shape: (),
     ) -> None:
         """Move a module from the meta device to ``device`` and copy the stored tensors into it.
 
@@ -83,6 +86,8 @@ class StoredWeights:
             optional: Names that may be missing; their tensors stay uninitialised.
             ignored: Names that are not read.
             rename: Returns the module's name of a stored name.
+            expected: Tensors whose shapes the stored ones have; ``None`` takes the module's.
+            part_of: Returns the slice of a stored tensor that the module has.
 
         Raises:
             CheckpointError: A tensor is missing or unexpected, or has the wrong shape or dtype.
@@ -90,12 +95,12 @@ class StoredWeights:
         forms = {rename(name): form for name, form in self.forms.items()}
         for name in ignored:
             forms.pop(name, None)
-        check_tensors(forms, module.state_dict(), optional)
+        check_tensors(forms, module.state_dict() if expected is None else expected, optional)
         module.to_empty(device=device)
         state = module.state_dict()
         targets = {name: state[rename(name)] for name in self.forms if rename(name) in state}
         for file in self._files:
-            copy_tensors(file, targets)
+            copy_tensors(file, targets, part_of)
 
 
 def write_folder(folder: Path, config: Mapping[str, object], state: Mapping[str, Tensor]) -> None:

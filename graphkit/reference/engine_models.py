@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from graphkit.config import BufferSizes
+from graphkit.distributed import RankGroup
 from graphkit.engine import Drafter, EagleDrafter, EngineModel, MultiLayerDrafter, NgramDrafter
 from graphkit.errors import ConfigError
 from graphkit.reference.checkpoint import (
@@ -113,6 +114,7 @@ def load_models(
     draft: str | Path | None = None,
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
+    group: RankGroup | None = None,
 ) -> EngineModels:
     """Load the models that ship with graphkit, or those of folders.
 
@@ -122,13 +124,15 @@ def load_models(
         draft: Folder of an EAGLE or EAGLE-3 head, as for ``reference_engine``.
         device: Device of the weights.
         dtype: Data type of the weights.
+        group: Ranks that split the target; see ``load_checkpoint``. Draft models are on each rank.
 
     Raises:
         ConfigError: ``checkpoint`` and ``draft`` do not fit the algorithm.
         CheckpointError: A folder cannot be loaded, or the head does not match the target.
     """
     check_folders(algorithm, checkpoint, draft)
-    target = load_checkpoint(checkpoint or default_checkpoint(), device=device, dtype=dtype)
+    folder = checkpoint or default_checkpoint()
+    target = load_checkpoint(folder, device=device, dtype=dtype, group=group)
     if algorithm == "EAGLE":
         head = load_eagle_head(draft or default_eagle_checkpoint(), target)
         return EngineModels(algorithm, target, head)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -25,6 +25,8 @@ _SAFETENSORS_DTYPE = {
 
 Form = tuple[list[int], str]
 """Shape and dtype of a stored tensor, the dtype as safetensors names it."""
+PartOf = Callable[[str, Sequence[int]], tuple[slice, ...]]
+"""Returns the slice of a tensor that is wanted, from its name and shape; empty for all of it."""
 
 
 def shard_files(folder: Path, index: Mapping[str, object]) -> list[Path]:
@@ -92,11 +94,22 @@ def check_tensors(
         _check_form(name, forms[name], expected[name])
 
 
-def copy_tensors(file: Path, targets: Mapping[str, Tensor]) -> None:
-    """Copy the stored tensors that have a target, one at a time, converted to its dtype."""
+def copy_tensors(
+    file: Path,
+    targets: Mapping[str, Tensor],
+    part_of: PartOf = lambda _name, _shape: (),
+) -> None:
+    """Copy the stored tensors that have a target, one at a time, converted to its dtype.
+
+    Args:
+        file: The file.
+        targets: Receive the tensors, by their stored names. Rows behind a part become 0.
+        part_of: Returns the slice to copy. No more of a safetensors file is read.
+    """
     with torch.no_grad():
-        for name, tensor in _read(file, frozenset(targets)):
-            targets[name].copy_(tensor)
+        for name, part in _read(file, frozenset(targets), part_of):
+            targets[name][len(part) :].zero_()
+            targets[name][: len(part)].copy_(part)
 
 
 def abbreviate(names: list[str]) -> str:
@@ -104,13 +117,16 @@ def abbreviate(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _read(file: Path, names: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
+def _read(file: Path, names: frozenset[str], part_of: PartOf) -> Iterator[tuple[str, Tensor]]:
     if file.suffix == ".bin":
-        yield from ((name, x) for name, x in _read_bin(file, "cpu").items() if name in names)
+        tensors = _read_bin(file, "cpu").items()
+        yield from ((name, x[part_of(name, x.shape)]) for name, x in tensors if name in names)
         return
     with safe_open(file, framework="pt") as stored:
         for name in names & set(stored.keys()):
-            yield name, stored.get_tensor(name)
+            tensor = stored.get_slice(name)
+            part = part_of(name, tensor.get_shape())
+            yield name, tensor[part] if part else stored.get_tensor(name)
 
 
 def _read_bin(file: Path, device: str) -> dict[str, Tensor]:

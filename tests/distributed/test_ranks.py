@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import rank_models as models
 import rank_scenarios as scenarios
 from rank_processes import DIED, PASSED, run_scenarios
 
@@ -18,6 +19,9 @@ OF_TWO = (
     scenarios.check_the_same_batch,
     scenarios.capture_every_mode,
     scenarios.step_together,
+    models.split_every_variant,
+    models.refuse_an_uneven_split,
+    models.replay_a_split_model,
     scenarios.disagree_on_settings,
     scenarios.fail_a_capture,
     scenarios.fail_outside_the_forward,
@@ -30,6 +34,7 @@ OF_TWO = (
     scenarios.die_during_capture,
 )
 OF_FOUR = (
+    models.split_every_variant,
     scenarios.agree_on_random_steps,
     scenarios.refuse_a_batch,
     scenarios.disagree_on_settings,

@@ -20,27 +20,31 @@ def die():
     os._exit(9)
 
 
-def run_scenarios(scenarios, size, limit_s):
+def run_scenarios(scenarios, size, limit_s, backend="gloo"):
     """Run scenarios on ``size`` ranks; a scenario takes no arguments.
 
-    Processes are forked from a server that has imported torch once. Scenarios have a process group
-    each. One that ends a process must be the last.
+    On the CPU, processes are forked from a server that has imported torch once. Scenarios have a
+    process group each. One that ends a process must be the last.
 
     Args:
         scenarios: Functions of modules.
         size: Number of ranks.
         limit_s: Time for all scenarios, after which the processes are killed.
+        backend: ``gloo``, or ``nccl`` with a GPU per rank.
 
     Returns:
         The outcome of each rank by name of the scenario: ``PASSED``, ``DIED``, ``HUNG`` or a
         traceback.
     """
-    context = multiprocessing.get_context("forkserver")
+    # A forked process cannot use CUDA if its server has.
+    context = multiprocessing.get_context("spawn" if backend == "nccl" else "forkserver")
     context.set_forkserver_preload(["torch.distributed", *{each.__module__ for each in scenarios}])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [
-        context.Process(target=_serve, args=(rank, size, store.port, scenarios, pipes[rank][1]))
+        context.Process(
+            target=_serve, args=(rank, size, store.port, scenarios, pipes[rank][1], backend)
+        )
         for rank in range(size)
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):
@@ -69,14 +73,18 @@ def _received(receiver, scenarios, deadline):
         return
 
 
-def _serve(rank, size, port, scenarios, sender):
+def _serve(rank, size, port, scenarios, sender, backend):
     torch.set_num_threads(1)
+    device = None
+    if backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     for scenario in scenarios:
         name = scenario.__name__
         dist.init_process_group(
-            "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size,
-            timeout=_LIMIT,
+            backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size,
+            timeout=_LIMIT, device_id=device,
         )  # fmt: skip
         try:
             scenario()

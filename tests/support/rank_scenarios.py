@@ -258,7 +258,6 @@ def fail_a_capture():
     made = runner(group, reading)
     found = raises(gk.CaptureError, made.capture, "on rank 1", "TARGET_VERIFY at batch size 2")
     assert (found.rank, found.cause) == (1, gk.CaptureCause.HOST_SYNCHRONISATION)
-    assert "item" in found.where
     assert found.batch_size == 2
     assert made.status == "planned"
     failing = False
@@ -269,7 +268,9 @@ def fail_a_capture():
 
 def fail_before_a_collective():
     """Ranks that wait in a collective for a rank that failed raise its cause, not their own."""
-    short = dist.new_group(timeout=timedelta(seconds=SHORT))
+    # A gloo collective ends by its own limit; one of NCCL is aborted.
+    is_gloo = dist.get_backend() == "gloo"
+    short = dist.new_group(timeout=timedelta(seconds=SHORT)) if is_gloo else None
     group = rank_group(short)
 
     def failing(inputs):

@@ -15,22 +15,33 @@ RUNNERS = {1: gk.DecodeRunner, WIDTH: gk.TargetVerifyRunner}
 """Runners by rows per request."""
 
 
+def rank_device():
+    """Return the device of this rank: its GPU with NCCL, else the CPU."""
+    is_cuda = dist.get_backend() == "nccl"
+    return torch.device("cuda", dist.get_rank()) if is_cuda else torch.device("cpu")
+
+
 def rank_group(process_group=None, **options):
     """Return a group whose time limit ends a test that went wrong, but no slow one."""
-    return gk.RankGroup(process_group, **({"time_limit": 20.0} | options))
+    return gk.RankGroup(process_group, **({"time_limit": 60.0} | options))
 
 
 def step(inputs, group=None):
     """Return token ids as logits, plus the rows of all ranks."""
-    rows = torch.full((1,), float(inputs.num_tokens))
+    rows = torch.full((1,), float(inputs.num_tokens), device=inputs.input_ids.device)
     dist.all_reduce(rows, group=group)
-    logits = inputs.input_ids[:, None] + torch.zeros(VOCAB) + rows
+    logits = inputs.input_ids[:, None] + torch.zeros_like(rows).expand(VOCAB) + rows
     return gk.ForwardOutput(next_token_logits=logits)
 
 
 def runner(group, forward=step, *, width=WIDTH, **options):
     """Return a planned runner for sizes 1, 2 and 4."""
-    settings = {"spec": SPEC, "sizes": SIZES, "batch_sizes": [1, 2, LARGEST], "device": "cpu"}
+    settings = {
+        "spec": SPEC,
+        "sizes": SIZES,
+        "batch_sizes": [1, 2, LARGEST],
+        "device": rank_device(),
+    }
     return RUNNERS[width](forward, group=group, **(settings | options))
 
 
@@ -57,7 +68,7 @@ def batch(requests, *, width=WIDTH, mark=0, **fields):
 def check(output, requests, all_rows, *, width=WIDTH, mark=0):
     """Check the live rows of an output, and the rows that all ranks ran together."""
     expected = torch.arange(requests * width)[:, None] + mark + all_rows + torch.zeros(VOCAB)
-    got = output.next_token_logits
+    got = output.next_token_logits.cpu()
     assert torch.equal(got, expected), (
         f"got {got[:, 0].tolist()}, expected {expected[:, 0].tolist()}"
     )

@@ -1,0 +1,118 @@
+"""Models that ranks split. Every rank runs every function; see ``rank_processes``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import graphkit as gk
+from graphkit import reference
+from graphkit.reference import weight_files
+from rank_steps import rank_device, rank_group
+
+CONFIG = reference.LlamaConfig(
+    vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, head_dim=4,
+    num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64,
+)  # fmt: skip
+VARIANTS = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "output_bias": True},
+    "qk_norm": {"qk_norm": True, "vocab_size": 40},
+}
+
+
+def is_same_on_all_ranks(tensor):
+    """Return whether every rank has the same bits."""
+    both = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(both, tensor.contiguous())
+    return all(torch.equal(each, tensor) for each in both)
+
+
+def random_model(**options):
+    """Return a random model of a variant, the same on all ranks."""
+    values = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}
+    torch.manual_seed(3)
+    model = reference.LlamaModel(reference.LlamaConfig(**(values | options)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    return model.eval().requires_grad_(False)
+
+
+def split_every_variant():
+    """A split model has the logits of the whole one, in memory and read from its folder."""
+    group, ids = rank_group(same_batch=True), torch.arange(12).view(2, 6)
+    for name, options in VARIANTS.items():
+        whole = random_model(**options)
+        expected = reference.full_logits(whole, ids)
+        sharded = reference.shard_model(whole, group)
+        got = reference.full_logits(sharded, ids)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=name)
+        assert is_same_on_all_ranks(got), name
+        with tempfile.TemporaryDirectory() as folder:
+            reference.save_checkpoint(whole, folder)
+            loaded = read_in_parts(Path(folder), group, whole)
+        for key, tensor in sharded.state_dict().items():
+            assert torch.equal(loaded.state_dict()[key], tensor), (name, key)
+
+
+def read_in_parts(folder, group, whole):
+    """Load a split model, and check that no more than its parts are read."""
+    sizes, read = {}, weight_files._read
+
+    def noting(*args):
+        for name, part in read(*args):
+            sizes[name] = part.numel()
+            yield name, part
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_files, "_read", noting)
+        loaded = reference.load_checkpoint(folder, group=group)
+    state = whole.state_dict()
+    for name, size in sizes.items():
+        is_split = name.split(".")[-2].endswith("_proj") and not name.endswith("o_proj.bias")
+        assert size * (group.size if is_split else 1) == state[name].numel() or "lm_head" in name
+    return loaded
+
+
+def refuse_an_uneven_split():
+    """Heads that the ranks cannot share are refused before anything is read."""
+    group, config = rank_group(same_batch=True), random_model().config
+    for field in ("num_key_value_heads", "intermediate_size"):
+        options = {"num_key_value_heads": 1} if field == "num_key_value_heads" else {field: 25}
+        values = {name: getattr(config, name) for name in CONFIG.__dataclass_fields__} | options
+        with pytest.raises(gk.ConfigError, match=field) as caught:
+            reference.ShardedLlama(reference.LlamaConfig(**values), group)
+        assert caught.value.field == field
+
+
+def reference_modes(model):
+    """Return a target of all modes of the reference model and its draft heads."""
+    eagle = reference.load_eagle_head(reference.default_eagle_checkpoint(), model)
+    mtp = reference.load_mtp_head(reference.default_mtp_checkpoint(), model)
+    return reference.model_target(model, eagle, mtp, name="reference", max_batch_size=2)
+
+
+def replay_a_split_model():
+    """Every mode of the reference model is captured with its collectives, equal on all ranks."""
+    group, device = rank_group(same_batch=True), rank_device()
+    alone = reference.load_checkpoint(reference.default_checkpoint(), device=device)
+    model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
+    whole, target = reference_modes(alone), reference_modes(model)
+    for mode in target.forwards:
+        batch = target.sample_batch(mode, 2, 1)
+        with target.runner(mode, batch_sizes=[2], group=group) as made:
+            made.capture()
+            replayed = made.replay(batch, clone=True).tensors()
+            padded = made.run_padded(batch).tensors()
+        with whole.runner(mode, batch_sizes=[2]) as unsplit:
+            expected = unsplit.fall_back(whole.sample_batch(mode, 2, 1)).tensors()
+        for name, tensor in replayed.items():
+            assert torch.equal(tensor, padded[name]), (mode, name)
+            assert is_same_on_all_ranks(tensor), (mode, name)
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)
