@@ -84,11 +84,6 @@ class PagedAttention(AttentionBackend):
         """Upper bound of ``cache_seqlens``: that of ``init_state``, else the pool's."""
         return self._max_context_len or self.req_to_token_pool.max_context_len
 
-    @property
-    def max_pages(self) -> int:
-        """Columns of the page table."""
-        return -(-self.max_context_len // self.kv_pool.page_size)
-
     def supports(self, mode: ForwardMode) -> bool:
         """Return whether attention knows the mode; see ``AttentionBackend.supports``."""
         return mode in APPENDING + EXTENDING

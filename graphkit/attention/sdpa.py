@@ -28,7 +28,8 @@ class SdpaAttention(PagedAttention):
         if given.softcap or given.sinks_N is not None:
             out: torch.Tensor = OPS["paged_attention"].run_reference(*given)
             return out
-        query_TND, starts, width = given.query_TND, given.cu_seqlens_q_B1, given.max_seqlen_q
+        query_TND: torch.Tensor = given.query_TND
+        starts, width = given.cu_seqlens_q_B1, given.max_seqlen_q
         tokens, heads = query_TND.shape[:2]
         if not tokens:
             return query_TND.new_empty(0, heads, given.value_cache.shape[2])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from graphkit.attention import PagedAttention
 from graphkit.errors import ConfigError
-from graphkit.kv import ReqToTokenPool
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.ops.top_candidates import top_candidates
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
@@ -121,13 +121,14 @@ class PrefilledRequests:
 
     def _storing_attend(self, attention: PagedAttention) -> Attend:
         """Return an ``attend`` over whole texts that stores keys and values of prefixes only."""
-        causal = causal_attend(self.count, CONTEXT)
+        causal, pool = causal_attend(self.count, CONTEXT), attention.kv_pool
+        assert isinstance(pool, MHATokenToKVPool), "the reference models have keys and values"
 
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
             stored = key[self._prefix], value[self._prefix]
-            attention.kv_pool.set_kv_buffer(layer, self._prefix_slots, *stored)
+            pool.set_kv_buffer(layer, self._prefix_slots, *stored)
             return causal(layer, query, key, value)
 
         return attend

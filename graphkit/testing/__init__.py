@@ -1,7 +1,8 @@
 """The replay-equivalence kit: tests that replays agree with the model without graphs.
 
-``assert_replay_equivalent`` for your own tests, hypothesis strategies for batches, and a pytest
-plugin: the fixture ``replay_equivalence``, and ``pytest --graphkit package.module:attribute``.
+``assert_replay_equivalent`` for your own tests, ``attention_conformance`` for attention backends,
+hypothesis strategies for batches, and a pytest plugin: the fixture ``replay_equivalence``, and
+``pytest --graphkit package.module:attribute``.
 Names load on first use, because pytest imports this package in every run.
 """
 
@@ -11,17 +12,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphkit.testing.conformance import attention_conformance
     from graphkit.testing.equivalence import assert_replay_equivalent, assert_target_equivalent
     from graphkit.testing.strategies import batches, target_batches
 
 _MODULES = {
     "assert_replay_equivalent": "equivalence",
     "assert_target_equivalent": "equivalence",
+    "attention_conformance": "conformance",
     "batches": "strategies",
     "target_batches": "strategies",
 }
 
-__all__ = ["assert_replay_equivalent", "assert_target_equivalent", "batches", "target_batches"]
+__all__ = [
+    "assert_replay_equivalent",
+    "assert_target_equivalent",
+    "attention_conformance",
+    "batches",
+    "target_batches",
+]
 
 
 def __getattr__(name: str) -> Any:

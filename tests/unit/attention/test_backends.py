@@ -113,8 +113,7 @@ def test_layers_with_a_window_may_have_a_pool_of_their_own(make_case, assert_att
     assert metadata.window_page_table.tolist() == split.page_table().tolist()
     for case in (full, split):
         rows = (case.query, case.key, case.value, case.out_cache_loc)
-        out = backend.attend(1, *rows, metadata, window=case.options["window"])
-        assert_attends(out, case)
+        assert_attends(backend.attend(1, *rows, metadata, **case.options), case)
 
 
 def test_a_pool_of_windows_needs_both_parts(make_case):

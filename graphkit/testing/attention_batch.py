@@ -1,0 +1,141 @@
+"""A paged batch for attention backends, and its result by plain loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from graphkit.spec import ForwardMode
+
+
+@dataclass
+class BatchInputs:
+    """What a backend reads of a mode's inputs; see ``graphkit.attention.AttentionInputs``."""
+
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    num_accepted_tokens: Tensor
+    batch_size: int
+    num_tokens: int
+    tokens_per_request: int
+    custom_mask: Tensor | None
+
+
+@dataclass
+class AttentionBatch:
+    """One batch of any mode; the live requests precede the pads.
+
+    Attributes:
+        mode: Mode of the batch.
+        requests: Slots of each request.
+        pool: Keys and values of the histories, in ``layer``; its other layers hold NaN.
+        inputs: What the backend computes metadata from.
+        query: Rows of queries, [T, N, D].
+        key: Their keys, [T, M, D].
+        value: Their values, [T, M, E]; with a pool of latents the first part of the keys.
+        out_cache_loc: Their slots, [T].
+        histories: Keys and values of each live request before its own rows.
+        own_rows: Rows of each live request. ``seq_lens`` of an extending mode counts them.
+        options: Options of ``attend`` that differ from their defaults.
+        layer: Layer of the pool.
+    """
+
+    mode: ForwardMode
+    requests: ReqToTokenPool
+    pool: MHATokenToKVPool | MLATokenToKVPool
+    inputs: BatchInputs
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out_cache_loc: Tensor
+    histories: list[tuple[Tensor, Tensor]]
+    own_rows: list[int]
+    options: dict[str, Any]
+    layer: int = 1
+
+    @property
+    def scale(self) -> float:
+        """Factor on the scores."""
+        return float(self.key.shape[2] ** -0.5)
+
+    @property
+    def live_rows(self) -> int:
+        """Rows of the live requests."""
+        return sum(self.own_rows)
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """What ``attend`` takes as keys and values."""
+        if isinstance(self.pool, MLATokenToKVPool):
+            return self.value, self.key[..., self.value.shape[2] :]
+        return self.key, self.value
+
+    def backend(self, kind: Callable[..., Any]) -> Any:
+        """Return a backend over the pools."""
+        return kind(self.requests, self.pool, scale=self.scale)
+
+    def attend(self, kind: Callable[..., Any]) -> Tensor:
+        """Return the result of a new backend."""
+        return self.attend_by(self.backend(kind))
+
+    def attend_by(self, backend: Any) -> Tensor:
+        """Return the result of a backend over the pools."""
+        metadata = backend.metadata(self.mode, self.inputs)
+        rows = (self.query, *self.stored, self.out_cache_loc)
+        out: Tensor = backend.attend(self.layer, *rows, metadata, **self.options)
+        return out
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Permute the requests of a batch without pads and of uniform rows, in place."""
+        device, width = self.query.device, self.inputs.tokens_per_request
+        index = torch.tensor(order, device=device)
+        rows = (index[:, None] * width + torch.arange(width, device=device)).flatten()
+        for tensor in (self.inputs.req_pool_indices, self.inputs.seq_lens, self.inputs.custom_mask):
+            if tensor is not None:
+                tensor.copy_(tensor[index])
+        # With latents the values are a view of the keys.
+        parts = {each.data_ptr(): each for each in (self.value, self.key)}
+        for tensor in (self.query, *parts.values(), self.out_cache_loc):
+            tensor.copy_(tensor[rows])
+        self.histories = [self.histories[b] for b in order]
+
+    def expected(self) -> Tensor:
+        """Compute the live rows in float64 on the CPU, one query, head and key at a time."""
+        query, key, value = (each.cpu() for each in (self.query, self.key, self.value))
+        heads, kv_heads, value_dim = query.shape[1], *value.shape[1:]
+        window, sinks = self.options.get("window", 0), self.options.get("sinks_N")
+        out = torch.zeros(self.live_rows, heads, value_dim, dtype=torch.float64)
+        for b, (old_keys, old_values) in enumerate(self.histories):
+            first = sum(self.own_rows[:b])
+            own = slice(first, first + self.own_rows[b])
+            keys = torch.cat([old_keys, key[own]]).double()
+            values = torch.cat([old_values, value[own]]).double()
+            for i in range(self.own_rows[b]):
+                sees = [s for s in range(len(keys)) if self._sees(b, i, s, len(keys))][-window:]
+                for n in range(heads):
+                    m, row = n * kv_heads // heads, query[first + i, n].double()
+                    scores = [self._score(float(row @ keys[s, m])) for s in sees]
+                    others = [] if sinks is None else [float(sinks[n])]
+                    top = max(scores + others)
+                    weights = [math.exp(score - top) for score in scores]
+                    total = sum(weights) + sum(math.exp(other - top) for other in others)
+                    for s, weight in zip(sees, weights, strict=True):
+                        out[first + i, n] += weight / total * values[s, m]
+        return out
+
+    def _score(self, product: float) -> float:
+        score, cap = product * self.scale, self.options.get("softcap")
+        return cap * math.tanh(score / cap) if cap else score
+
+    def _sees(self, b: int, i: int, key: int, keys: int) -> bool:
+        mask = self.inputs.custom_mask
+        if mask is None:
+            return key <= keys - self.own_rows[b] + i
+        column = key - (keys - mask.shape[2])
+        return column < 0 or bool(mask[b, i, column])
