@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypedDict, TypeVar
 
 import torch
 
 from graphkit.distributed import RankGroup
-from graphkit.graphs import Backend
+from graphkit.graphs import Backend, BatchSizes
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -17,7 +17,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 class RunnerOptions(TypedDict, total=False):
     """Optional arguments of every runner. ``Runner`` documents them and has their defaults."""
 
-    batch_sizes: Iterable[int] | None
+    batch_sizes: BatchSizes | None
     device: torch.device | str
     backend: Backend | None
     multiple_of: int

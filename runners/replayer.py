@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +20,15 @@ from graphkit.runners.staged import StagedBatch
 from graphkit.runners.step import Step
 
 OutputT = TypeVar("OutputT", bound=Output)
+
+
+@dataclass
+class ReplayCount:
+    """Replays by captured size and by live requests, and the number of padded rows."""
+
+    by_size: Counter[int] = field(default_factory=Counter)
+    live_sizes: Counter[int] = field(default_factory=Counter)
+    padded_rows: int = 0
 
 
 class Replayer(Generic[OutputT]):
@@ -51,7 +61,7 @@ class Replayer(Generic[OutputT]):
         for staged batches; others have agreed before."""
         self._launcher: Callable[[Fit, int, int, list[Any]], OutputT] = self._launch
         self._value_checks = self._buffers.value_checks
-        self._final_count: tuple[Counter[int], int] | None = None
+        self._final_count: ReplayCount | None = None
         self._fits: dict[tuple[int, int | None], Fit] = {}
         # Prepared now, so that the first replay of a size is as fast as the others.
         for requests in range(1, table.max_batch_size + 1):
@@ -130,17 +140,18 @@ class Replayer(Generic[OutputT]):
         graph = self.graphs[self._table.largest]
         return self._step.output_type(**graph.output).live(0, 0)
 
-    def count(self) -> tuple[Counter[int], int]:
-        """Return the replays by captured size and the number of padded rows; also when closed."""
+    def count(self) -> ReplayCount:
+        """Count the replays so far; also when closed."""
         if self._final_count is not None:
             return self._final_count
-        by_size: Counter[int] = Counter()
-        padded = 0
+        count = ReplayCount()
         for fit in (fit for fit in self._fits.values() if fit.replays):
-            by_size[fit.padded_batch_size] += fit.replays
+            count.by_size[fit.padded_batch_size] += fit.replays
+            if fit.requests:
+                count.live_sizes[fit.requests] += fit.replays
             rows = self._buffers.capacity.rows(Axis.TOKEN, fit.padded_batch_size)
-            padded += fit.replays * (rows - fit.tokens) + fit.missing_rows
-        return by_size, padded
+            count.padded_rows += fit.replays * (rows - fit.tokens) + fit.missing_rows
+        return count
 
     def close(self) -> None:
         """Close the graphs. Staged batches become invalid."""

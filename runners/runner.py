@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
 from graphkit.graphs import (
     Attribution,
     Backend,
+    BatchSizes,
     CapturedGraph,
     SizeTable,
     backend_for,
@@ -35,7 +35,7 @@ from graphkit.runners.known_memory import memory_names
 from graphkit.runners.launch import Launch
 from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.outputs import Output
-from graphkit.runners.replayer import Replayer
+from graphkit.runners.replayer import ReplayCount, Replayer
 from graphkit.runners.settings import (
     check_draft_token_map,
     check_forward,
@@ -70,7 +70,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             for batches that fall back.
         spec: How the algorithm drafts and verifies.
         sizes: Sizes of the buffers.
-        batch_sizes: Sizes to capture; ``None`` takes the default list up to the largest.
+        batch_sizes: Sizes to capture, or the file of a plan (``graphkit plan --out``); ``None``
+            takes the default list up to the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: Backend that captures. Runners that share one share its memory pool. ``None``
             takes the device's own.
@@ -108,7 +109,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         *,
         spec: SpecConfig,
         sizes: BufferSizes,
-        batch_sizes: Iterable[int] | None = None,
+        batch_sizes: BatchSizes | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
         attention: AttentionBackend | None = None,
@@ -176,17 +177,33 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """The forward with everything around it."""
         self.dispatch = Dispatch(self.table, self.buffers, self.eager_reason)
         """Decides which batches have a graph."""
-        self.group = group
+        self.group: RankGroup | None = None
         """Ranks that capture and replay together, if any."""
         self._ballot: Ballot | None = None
-        self._agrees = group is not None and (not group.same_batch or is_checking(check))
+        self._agrees = False
         if group is not None:
-            number = group.add(self)
-            self._ballot = Ballot(group, number, self.mode, self.dispatch, self.table, self.buffers)
+            self.join(group)
         self._replayer: Replayer[OutputT] | None = None
         self._captured_at = ""
 
     # Life.
+
+    def join(self, group: RankGroup) -> None:
+        """Let a planned runner capture and replay with other ranks, as ``group=`` does.
+
+        Raises:
+            ConfigError: ``group`` is no ``RankGroup``.
+            ReplayError: The runner is not ``planned``, or has a group.
+        """
+        check_group(group)
+        if self.status != "planned" or self.group is not None:
+            state = self.status if self.group is None else "in a group"
+            raise ReplayError(f"join() needs a planned runner without group; this one is {state}.")
+        self.group = group
+        self._ballot = Ballot(
+            group, group.add(self), self.mode, self.dispatch, self.table, self.buffers
+        )
+        self._agrees = not group.same_batch or self.buffers.value_checks is not None
 
     def capture(
         self,
@@ -554,12 +571,13 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     @property
     def stats(self) -> ReplayStats:
         """Replays and fallbacks so far; also after ``close``."""
-        by_size, padded = self._replayer.count() if self._replayer else (Counter[int](), 0)
+        count = self._replayer.count() if self._replayer else ReplayCount()
         return ReplayStats(
-            replays=by_size.total(),
-            padded_rows=padded,
+            replays=count.by_size.total(),
+            padded_rows=count.padded_rows,
             fallbacks=dict(self.dispatch.fallbacks),
-            replays_by_size=dict(sorted(by_size.items())),
+            replays_by_size=dict(sorted(count.by_size.items())),
+            live_sizes=dict(sorted(count.live_sizes.items())),
             agreements=self._ballot.agreements if self._ballot else 0,
             idle=self._ballot.idle if self._ballot else 0,
         )

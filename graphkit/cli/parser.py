@@ -5,10 +5,21 @@ from __future__ import annotations
 import argparse
 
 import graphkit
-from graphkit.cli import audit, bench, capture, diff, doctor, export, generate, inspect, record
+from graphkit.cli import (
+    audit,
+    bench,
+    capture,
+    diff,
+    doctor,
+    export,
+    generate,
+    inspect,
+    plan,
+    record,
+)
 from graphkit.cli.help_format import HelpFormatter
 
-COMMANDS = (capture, inspect, audit, diff, export, record, generate, bench, doctor)
+COMMANDS = (capture, inspect, audit, diff, export, record, generate, bench, plan, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.output import print_message, progress_on_stderr
+from graphkit.cli.paths import exists
 from graphkit.cli.threads import use_one_thread
-from graphkit.errors import ConfigError
-from graphkit.records import count_of
+from graphkit.errors import ConfigError, RecordError
+from graphkit.records import PlanRecord, count_of
 from graphkit.spec import ForwardMode
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ def add_target_options(
     )  # fmt: skip
     parser.add_argument(
         "--batch-sizes", type=_parse_sizes, metavar="1,2,4",
-        help="batch sizes to capture, in requests; the largest batch of TARGET is always added; "
+        help="batch sizes to capture, in requests, or the file of a plan; the largest batch of "
+        "TARGET is always added; "
         f"default: {default_sizes}",
     )  # fmt: skip
     add_device_option(parser)
@@ -157,7 +160,15 @@ def _parse_sizes(text: str) -> list[int]:
     try:
         return [int(size) for size in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 1,2,4") from None
+        pass
+    if not exists(Path(text)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of sizes such as 1,2,4, nor the file of a plan"
+        )
+    try:
+        return list(PlanRecord.load(text).chosen.batch_sizes)
+    except RecordError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _parse_modes(names: list[str] | None) -> list[ForwardMode] | None:

@@ -15,7 +15,7 @@ from graphkit.graphs.recorder import (
     is_capturing,
     is_recording,
 )
-from graphkit.graphs.size_table import SizeTable, default_batch_sizes
+from graphkit.graphs.size_table import BatchSizes, SizeTable, default_batch_sizes
 from graphkit.graphs.snapshot import StateSnapshot
 from graphkit.graphs.source_lines import caller_line
 from graphkit.graphs.walk import NamedTensors, inspect_graph, tensors_of
@@ -25,6 +25,7 @@ __all__ = [
     "Allocation",
     "Attribution",
     "Backend",
+    "BatchSizes",
     "CaptureFailure",
     "CapturedGraph",
     "CudaBackend",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 from graphkit.config import is_int, require_int
 from graphkit.errors import ConfigError, SizeError
+from graphkit.records import PlanRecord
+
+BatchSizes = Iterable[int] | str | os.PathLike[str]
+"""Batch sizes to capture, in requests, or the file of a plan (``graphkit plan --out``)."""
 
 
 def default_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
@@ -29,8 +34,9 @@ class SizeTable:
 
     Args:
         max_batch_size: Largest live batch, in requests.
-        batch_sizes: Sizes to capture, in requests; ``None`` takes ``default_batch_sizes``.
-            ``max_batch_size`` is always added, so that every live batch has a size.
+        batch_sizes: Sizes to capture, in requests, or the file of a plan; ``None`` takes
+            ``default_batch_sizes``. ``max_batch_size`` is always added, so that every live batch
+            has a size.
         multiple_of: Every size is rounded up to a multiple of it, for models that shard or align
             rows.
 
@@ -40,12 +46,13 @@ class SizeTable:
 
     Raises:
         ConfigError: A size is not an int from 1 to ``max_batch_size``, or is given twice.
+        RecordError: The file is not a plan.
     """
 
     def __init__(
         self,
         max_batch_size: int,
-        batch_sizes: Iterable[int] | None = None,
+        batch_sizes: BatchSizes | None = None,
         *,
         multiple_of: int = 1,
     ) -> None:
@@ -53,10 +60,15 @@ class SizeTable:
         require_int("SizeTable", "multiple_of", multiple_of)
         self.max_batch_size = max_batch_size
         self.multiple_of = multiple_of
-        chosen = default_batch_sizes(max_batch_size) if batch_sizes is None else batch_sizes
+        chosen: object = batch_sizes
+        if batch_sizes is None:
+            chosen = default_batch_sizes(max_batch_size)
+        elif isinstance(batch_sizes, (str, os.PathLike)):
+            chosen = PlanRecord.load(os.fspath(batch_sizes)).chosen.batch_sizes
         if not isinstance(chosen, Iterable):
             raise ConfigError(
-                f"batch_sizes must be an iterable of ints, got {chosen!r}.", field="batch_sizes"
+                f"batch_sizes must be an iterable of ints or the file of a plan, got {chosen!r}.",
+                field="batch_sizes",
             )
         wanted = {*self._checked(list(chosen)), max_batch_size}
         self.sizes = tuple(sorted({-(-size // multiple_of) * multiple_of for size in wanted}))

@@ -38,6 +38,7 @@ from graphkit.records.graph import (
 )
 from graphkit.records.json_text import SCHEMA, Record, load_record
 from graphkit.records.lock import LockRecord
+from graphkit.records.plan import PlanRecord, SizeListCost
 from graphkit.records.recording import Process, RecordingRecord
 from graphkit.records.text import count_of, distinct_text, extent
 from graphkit.records.with_graphs import (
@@ -75,6 +76,7 @@ __all__ = [
     "ModeRecord",
     "Node",
     "NodeChange",
+    "PlanRecord",
     "Pointer",
     "Process",
     "Record",
@@ -83,6 +85,7 @@ __all__ = [
     "ReplayStats",
     "Segment",
     "SizeDiff",
+    "SizeListCost",
     "SizeRecord",
     "Timing",
     "backend_of",

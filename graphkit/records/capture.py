@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ class ReplayStats:
         padded_rows: Rows (tokens) of padding that were computed.
         fallbacks: Eager runs by reason.
         replays_by_size: Replays by captured batch size.
+        live_sizes: Replays by number of live requests, without steps of device loops.
         agreements: Steps that several ranks agreed to run, if they agree.
         idle: Those of them in which this rank had no request and ran pads.
     """
@@ -30,6 +31,7 @@ class ReplayStats:
     padded_rows: Count
     fallbacks: Mapping[str, Count]
     replays_by_size: Mapping[int, Count]
+    live_sizes: Mapping[int, Count] = field(default_factory=dict)
     agreements: Count = 0
     idle: Count = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import NoneType
@@ -17,7 +17,7 @@ from torch import nn
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import LOOP_REFUSAL, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError
-from graphkit.graphs import Attribution, Backend, backend_for
+from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
 from graphkit.spec import SpecConfig
@@ -50,7 +50,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         drafter: Proposes draft tokens; ``None`` decodes one token per step.
         spec: Drafting and verification settings.
         sizes: Limits on batch and context.
-        batch_sizes: Batch sizes to capture; ``None`` takes the default list.
+        batch_sizes: Batch sizes to capture, or the file of a plan; ``None`` takes the default list.
         device: As for ``Runner``.
         backend: As for ``Runner``.
         is_greedy: Capture steps without sampling: requests with a temperature are refused.
@@ -75,7 +75,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         *,
         spec: SpecConfig,
         sizes: BufferSizes,
-        batch_sizes: Iterable[int] | None = None,
+        batch_sizes: BatchSizes | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
         is_greedy: bool = False,

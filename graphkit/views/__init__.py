@@ -11,6 +11,7 @@ from graphkit.views.generate import generate_view
 from graphkit.views.inspect import inspect_view
 from graphkit.views.module_tree import Branch, module_tree
 from graphkit.views.page_view import page_view
+from graphkit.views.plan import plan_view
 from graphkit.views.svg import svg_of
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "inspect_view",
     "module_tree",
     "page_view",
+    "plan_view",
     "svg_of",
     "visible",
 ]

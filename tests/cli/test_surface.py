@@ -42,6 +42,10 @@ COMMANDS = {
         "--num-draft-tokens", "--batch-sizes", "--generations", "--steps-per-launch", "--context",
         "--steps", "--rounds", "--accept-lengths", "--device", "--out", "--json",
     },
+    "plan": {
+        "--traffic", "--record", "--mode", "--max-sizes", "--max-memory", "--max-capture-seconds",
+        "--out", "--json",
+    },
     "doctor": {"--json"},
 }  # fmt: skip
 HELP = {"-h", "--help"}

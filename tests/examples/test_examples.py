@@ -87,7 +87,7 @@ def test_the_commands_of_the_readme_run(line, monkeypatch, capsys, tmp_path):
 
 def test_the_readme_shows_the_commands():
     shown = {line.split()[0] for line in COMMANDS}
-    assert shown == {"generate", "bench", "inspect", "export", "diff", "record", "audit"}
+    assert shown == {"generate", "bench", "inspect", "export", "diff", "record", "audit", "plan"}
 
 
 def measured_section():

@@ -21,7 +21,7 @@ LEVELS = (
     ("reference",),
     ("testing", "audit"),
     ("verify",),
-    ("engine", "targets", "recording"),
+    ("engine", "targets", "recording", "plan"),
     ("step",),
     ("runners",),
     ("distributed",),
