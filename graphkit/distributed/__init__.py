@@ -5,6 +5,7 @@ replay, each rank casts a ``Vote``, and all reach the same ``Agreement`` (``vote
 proceed in ``lockstep``. What ranks say about failures goes through ``notes``.
 """
 
+from graphkit.distributed.channel import Channel
 from graphkit.distributed.lockstep import LOOP_REFUSAL, LockstepBackend, RankFailure
 from graphkit.distributed.rank_group import Member, RankGroup
 from graphkit.distributed.votes import ANY_RUNNER, Agreement, Choice, Vote
@@ -13,6 +14,7 @@ __all__ = [
     "ANY_RUNNER",
     "LOOP_REFUSAL",
     "Agreement",
+    "Channel",
     "Choice",
     "LockstepBackend",
     "Member",

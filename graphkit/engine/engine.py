@@ -8,7 +8,9 @@ from typing import Literal, Self
 import torch
 
 from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.distributed import RankGroup
 from graphkit.engine.device_generation import OnDevice
+from graphkit.engine.followers import Followers
 from graphkit.engine.generations import Generation, HostInLoop, Overlapped, RunningBatch
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, Request
@@ -61,6 +63,10 @@ class SpeculativeEngine:
         seed: Seed of the random numbers for requests with a temperature.
         structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,
             which costs a row of V / 8 bytes per token. Matchers run on the host, so v3 cannot run.
+        group: Ranks that run the same requests together, such as the ranks of a model that is split
+            over GPUs: ``RankGroup(same_batch=True)``. Rank 0 takes the calls; all others call
+            ``capture`` and then ``follow``. v3 runs one step per launch: the host can stop a loop,
+            and ranks would stop theirs after different steps. There are no matchers.
         debug: Check that each result in the future map is read exactly once. Waits for the device
             at every read.
 
@@ -74,6 +80,7 @@ class SpeculativeEngine:
         runners: The runner of each mode, the target's first; in v3, one ``SpecStepRunner``.
         context_limit: Most tokens of a request's prompt and output together.
         memory: Rows and KV slots of the running requests.
+        group: As passed.
 
     Raises:
         ConfigError: An argument has a wrong type, settings or pools contradict each other, the
@@ -99,7 +106,10 @@ class SpeculativeEngine:
         seed: int = 0,
         structured_output: bool = False,
         debug: bool = False,
+        group: RankGroup | None = None,
     ) -> None:
+        if group is not None:
+            require_type("SpeculativeEngine", "group", group, RankGroup, "a graphkit.RankGroup")
         require_int("SpeculativeEngine", "steps_per_launch", steps_per_launch)
         _check_generation(generation)
         backend = backend_for(device, backend)
@@ -118,7 +128,8 @@ class SpeculativeEngine:
         self.spec, self.sizes, self.device = spec, sizes, context.device
         self.structured_output = structured_output
         device_step = DeviceStep(target, drafter, context)
-        self.plan = _plan(spec, generation, device_step.host_reason or backend.loop_refusal)
+        loop_refusal = "" if group is not None else backend.loop_refusal
+        self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.runners = device_step.runners
         # v2 launches one more step after the one that finishes a request.
@@ -139,9 +150,14 @@ class SpeculativeEngine:
                 device_step,
                 chunked_prefill_size=chunked_prefill_size,
                 ring_entries=4 * steps_per_launch,
+                group=group,
             )
             self._steps = OnDevice(runner, steps_per_launch)
             self.runners = (runner,)
+        self.group, self._followers = group, None if group is None else Followers(group)
+        if group is not None and self.generation != "v3":
+            for each in self.runners:
+                each.join(group)
         self._queue = RequestQueue(
             prefill,
             self.memory,
@@ -173,7 +189,7 @@ class SpeculativeEngine:
         """
         planned = [runner for runner in self.runners if runner.status != "captured"]
         if planned and self.generation != "v3":  # the runner of v3 warms up itself
-            self._prefill.warm_up(self.runners[0].backend)
+            self._prefill.warm_up(self.runners[0].capturing_backend())
         for runner in planned:
             progress(f"capturing {runner.mode.name}")
             runner.capture()
@@ -211,8 +227,16 @@ class SpeculativeEngine:
                 "structured_output=True to SpeculativeEngine.",
                 field="matcher",
             )
+        if matcher is not None and self._followers is not None:
+            raise InputError(
+                "submit got a matcher, which an engine with several ranks cannot pass on. Use an "
+                "engine without group.",
+                field="matcher",
+            )
+        if self._followers is not None:
+            self._followers.require_leader("submit")
         request = self._queue.create(prompt_ids, sampling, matcher)
-        self._queue.put([request])
+        self._put([request])
         return request
 
     def abort(self, request: Request) -> None:
@@ -239,6 +263,8 @@ class SpeculativeEngine:
                 field="request",
             )
         request.finish_reason = FinishReason.ABORTED
+        if self._followers is not None:
+            self._followers.aborted(request)
 
     @property
     def has_work(self) -> bool:
@@ -267,6 +293,9 @@ class SpeculativeEngine:
             The new tokens of each request, in order. If a step raises, the tokens that it had
             delivered are returned by the next call.
         """
+        if self._followers is not None:
+            self._followers.require_leader("step")
+            self._followers.step()
         self._remove_finished()  # requests that were aborted
         if self._queue.can_admit:
             self._steps.interrupt()
@@ -280,7 +309,24 @@ class SpeculativeEngine:
             self._remove_finished()
         if not self._queue.running:
             self._steps.drain()
-        return self._steps.take_new_tokens()
+        new_tokens = self._steps.take_new_tokens()
+        if self._followers is not None:
+            self._followers.check(new_tokens)
+        return new_tokens
+
+    def follow(self) -> None:
+        """Run the requests of rank 0 until it closes its engine. For all other ranks of ``group``.
+
+        Raises:
+            RankError: A rank has ended, or generated other tokens than rank 0.
+            ReplayError: The engine has no group, is closed, or this is rank 0.
+        """
+        self._check_open()
+        if self.group is None or self._followers is None or not self.group.rank:
+            raise ReplayError(
+                "follow() is for ranks other than 0 of an engine with group=. Call submit and step."
+            )
+        self._followers.follow(self.submit, self.abort, self.step)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -292,8 +338,10 @@ class SpeculativeEngine:
             ReplayError: The engine is closed.
         """
         self._check_open()
+        if self._followers is not None:
+            self._followers.require_leader("generate")
         requests = [self._queue.create(prompt, sampling) for prompt in prompts]
-        self._queue.put(requests)
+        self._put(requests)
         while self.has_work:
             self.step()
         return requests
@@ -304,6 +352,8 @@ class SpeculativeEngine:
         Unfinished requests keep the tokens generated so far, with ``finish_reason`` ``None``.
         """
         if not self._closed:
+            if self._followers is not None:
+                self._followers.close()
             self._steps.drain()
             self._remove(self._queue.running)
             self._queue.clear()
@@ -314,8 +364,17 @@ class SpeculativeEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None and self.group is not None and self._followers is not None:
+            self._followers.close()
+            self.group.leave(error)
         self.close()
+
+    def _put(self, requests: Sequence[Request]) -> None:
+        self._queue.put(requests)
+        if self._followers is not None:
+            for request in requests:
+                self._followers.submitted(request)
 
     def _check_open(self) -> None:
         if self._closed:

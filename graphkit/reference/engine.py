@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
+from graphkit.distributed import RankGroup
 from graphkit.engine import EngineModel, SpeculativeEngine
 from graphkit.graphs import Backend, resolve_device
 from graphkit.kv import ReqToTokenPool
@@ -45,6 +46,7 @@ def reference_engine(
     seed: int = 0,
     structured_output: bool = False,
     debug: bool = False,
+    group: RankGroup | None = None,
 ) -> SpeculativeEngine:
     """Create an engine over the models that ship with graphkit, or of folders.
 
@@ -67,6 +69,7 @@ def reference_engine(
         seed: As for ``SpeculativeEngine``.
         structured_output: As for ``SpeculativeEngine``.
         debug: As for ``SpeculativeEngine``.
+        group: As for ``SpeculativeEngine``; its ranks split the target.
         dtype: Data type of weights and KV. In bfloat16, the output of a request can depend on the
             batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
         attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
@@ -84,7 +87,12 @@ def reference_engine(
     check_folders(name, checkpoint, draft)
     spec = spec_of(name, num_steps, topk, num_draft_tokens, page_size)
     models = load_models(
-        name, checkpoint=checkpoint, draft=draft, device=resolve_device(device), dtype=dtype
+        name,
+        checkpoint=checkpoint,
+        draft=draft,
+        device=resolve_device(device),
+        dtype=dtype,
+        group=group,
     )
     return engine_of(
         models,
@@ -100,6 +108,7 @@ def reference_engine(
         seed=seed,
         structured_output=structured_output,
         debug=debug,
+        group=group,
     )
 
 
@@ -118,6 +127,7 @@ def engine_of(
     seed: int = 0,
     structured_output: bool = False,
     debug: bool = False,
+    group: RankGroup | None = None,
 ) -> SpeculativeEngine:
     """Create an engine over models that several engines can share, with KV pools of its own.
 
@@ -147,6 +157,7 @@ def engine_of(
         seed=seed,
         structured_output=structured_output,
         debug=debug,
+        group=group,
     )
 
 
