@@ -5,6 +5,7 @@ from graphkit.attention.backend import AttentionBackend, AttentionInputs
 from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.paged import PagedAttention
 from graphkit.attention.sdpa import SdpaAttention
+from graphkit.attention.sparse import IndexRows, SparseAttention
 from graphkit.attention.triton_paged import TritonAttention
 
 __all__ = [
@@ -12,7 +13,9 @@ __all__ = [
     "AttentionBackend",
     "AttentionInputs",
     "AttentionMetadata",
+    "IndexRows",
     "PagedAttention",
     "SdpaAttention",
+    "SparseAttention",
     "TritonAttention",
 ]

@@ -49,7 +49,7 @@ class PagedCache:
         if not isinstance(self.pool, readable):
             names = " or ".join(each.__name__ for each in readable)
             found = type(self.pool).__name__
-            raise ConfigError(f"{owner}.{field} must be an {names}, got {found}.", field=field)
+            raise ConfigError(f"{owner}.{field} must be of type {names}, got {found}.", field=field)
         if self.requests.device != self.pool.device:
             raise ConfigError(
                 f"{table} is on {self.requests.device} and {field} on {self.pool.device}: make "

@@ -90,7 +90,7 @@ def attention_conformance(
     _require("pools", set(readable) <= known, f"of {names}", readable)
     common = {"device": resolve_device(device), "dtype": dtype, "heads": heads}
     latent = {"latent": latent_dims[0], "head_dim": sum(latent_dims)}
-    dims = {
+    dims: dict[type, dict[str, int]] = {
         MHATokenToKVPool: {"kv_heads": kv_heads, "head_dim": head_dim}, MLATokenToKVPool: latent
     }  # fmt: skip
     limit = TOLERANCES[dtype] if tolerance is None else tolerance

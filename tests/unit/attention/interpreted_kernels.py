@@ -8,6 +8,8 @@ import pytest
 import torch
 import triton
 
+from graphkit.kv import DSATokenToKVPool
+from graphkit.ops.index_scores import index_scores
 from graphkit.ops.kernels.attention_config import AttentionConfig, choose_splits
 from graphkit.ops.paged_attention import paged_attention
 from graphkit.ops.paged_metadata import paged_metadata
@@ -224,6 +226,35 @@ def test_attention_of_a_long_chain_over_row_tiles(make_case, assert_attends, spl
     """Keys behind the last query of a tile are not read by it."""
     case = make_case([9, 0], width=70, heads=2, page_size=4)
     assert_attends(launch(paged_attention, *case.op_args(), splits=splits), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"width": 3},
+        {"width": 3, "tree": True},
+        {"width": 2, "columns": 5, "tree": True},
+        {"width": 4, "rows": [1, 4, 2], "mode": ForwardMode.DRAFT_EXTEND},
+    ],
+    ids=str,
+)
+def test_index_scores(make_case, page_size, shape):
+    case = make_case([70, 5, 9], page_size=page_size, pads=1, **shape)
+    torch.manual_seed(0)
+    _, _, _, table, lengths, starts, mask, _, _, width, *_ = case.op_args()
+    slots = torch.arange(len(case.pool.get_key_buffer(0)))
+    pool = DSATokenToKVPool(len(slots) - page_size, page_size, torch.float32, 4, 4, 1, "cpu", 5)
+    pool.set_index_k_buffer(0, slots, torch.randn(len(slots), 5))
+    cache = pool.get_index_k_buffer(0)
+    rows = case.query.shape[0] + 1  # the last belongs to no request
+    args = (torch.randn(rows, 3, 5), torch.randn(rows, 3), cache, table, lengths, starts, mask,
+            page_size, width)  # fmt: skip
+    got, want = launch(index_scores, *args), index_scores(*args)
+    live = slice(0, case.live_rows)  # pads may read NaN
+    torch.testing.assert_close(got[live], want[live])
+    assert got[-1].eq(-torch.inf).all()
 
 
 @loops_to_a_tensor

@@ -121,7 +121,7 @@ def test_a_pool_of_windows_needs_both_parts(make_case):
     text = "window_req_to_token_pool must be a ReqToTokenPool, got None"
     with pytest.raises(ConfigError, match=text):
         SdpaAttention(case.requests, case.pool, window_kv_pool=case.pool)
-    with pytest.raises(ConfigError, match="window_kv_pool must be an MHATokenToKVPool or"):
+    with pytest.raises(ConfigError, match="window_kv_pool must be of type MHATokenToKVPool or"):
         SdpaAttention(case.requests, case.pool, window_req_to_token_pool=case.requests)
 
 
@@ -130,7 +130,7 @@ def test_a_pool_that_a_backend_cannot_read_is_refused_by_name(make_case):
         pool_types = (MHATokenToKVPool,)
 
     case = make_case([6], head_dim=24, latent=16)
-    text = "DenseAttention.kv_pool must be an MHATokenToKVPool, got MLATokenToKVPool"
+    text = "DenseAttention.kv_pool must be of type MHATokenToKVPool, got MLATokenToKVPool"
     with pytest.raises(ConfigError, match=text):
         DenseAttention(case.requests, case.pool, scale=1.0)
     with pytest.raises(ConfigError, match="MLATokenToKVPool, got ReqToTokenPool"):

@@ -11,6 +11,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from graphkit.ops.index_scores import index_scores
+from graphkit.ops.kernels.index_scores import launch_index_scores
 from graphkit.ops.kernels.move_kv import move_kv_kernel
 from graphkit.ops.kernels.paged_attention import launch_paged_attention
 from graphkit.ops.kernels.paged_metadata import paged_metadata_kernel
@@ -73,25 +75,13 @@ def test_store():
 
 LETTERS = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32",
-    torch.uint8: "u8",
+    torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("dtype", "heads", "kv_heads", "value_dim", "splits", "options"),
-    [
-        (torch.bfloat16, 32, 8, 128, 1, {}),
-        (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "window": 4096, "sinks": True}),
-        (torch.float16, 2, 2, 80, 1, {"softcap": 50.0, "window": 128}),
-        (torch.float32, 16, 4, 256, 4, {"columns": 20}),
-        (torch.bfloat16, 128, 1, 512, 4, {"columns": 4}),
-        (torch.float16, 16, 1, 512, 1, {"window": 64}),
-        (torch.float32, 4, 1, 512, 4, {}),
-    ],
-    ids=str,
-)
-def test_attention(monkeypatch, dtype, heads, kv_heads, value_dim, splits, options):
-    """The blocks that the launcher chooses fit the memory of sm_90. Keys of 512 have 64 more."""
+@pytest.fixture
+def compiled(monkeypatch):
+    """Names of the kernels that launchers launch, which are compiled instead."""
     compiled = []
 
     def run(kernel, *args, grid, warmup, num_warps=4, num_stages=3):
@@ -112,6 +102,24 @@ def test_attention(monkeypatch, dtype, heads, kv_heads, value_dim, splits, optio
         assert made.metadata.shared <= SHARED_BYTES
 
     monkeypatch.setattr(triton.JITFunction, "run", run)
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "value_dim", "splits", "options"),
+    [
+        (torch.bfloat16, 32, 8, 128, 1, {}),
+        (torch.bfloat16, 32, 8, 128, 4, {"columns": 4, "window": 4096, "sinks": True}),
+        (torch.float16, 2, 2, 80, 1, {"softcap": 50.0, "window": 128}),
+        (torch.float32, 16, 4, 256, 4, {"columns": 20}),
+        (torch.bfloat16, 128, 1, 512, 4, {"columns": 4}),
+        (torch.float16, 16, 1, 512, 1, {"window": 64}),
+        (torch.float32, 4, 1, 512, 4, {}),
+    ],
+    ids=str,
+)
+def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options):
+    """The blocks that the launcher chooses fit the memory of sm_90. Keys of 512 have 64 more."""
     key_dim, width, columns = value_dim + 64 * (value_dim == 512), 4, options.get("columns", 0)
     keys = torch.zeros(64, kv_heads, key_dim, dtype=dtype)
     values = keys[..., :value_dim] if key_dim > value_dim else torch.zeros_like(keys)
@@ -125,3 +133,17 @@ def test_attention(monkeypatch, dtype, heads, kv_heads, value_dim, splits, optio
     )  # fmt: skip
     launch_paged_attention(given, splits)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]
+
+
+@pytest.mark.parametrize("columns", [0, 4], ids=["chain", "tree"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_index_scores(compiled, dtype, columns):
+    ints = {"dtype": torch.int32}
+    given = OPS[index_scores.__name__].arguments(
+        torch.zeros(8, 64, 128, dtype=dtype), torch.zeros(8, 64, dtype=dtype),
+        torch.zeros(64, 132, dtype=torch.uint8), torch.zeros(2, 16, **ints),
+        torch.zeros(2, **ints), torch.zeros(3, **ints),
+        torch.zeros(2, 4, columns, dtype=torch.bool) if columns else None, 16, 4,
+    )  # fmt: skip
+    launch_index_scores(given)
+    assert compiled == ["index_scores_kernel"]

@@ -1,0 +1,108 @@
+"""Scores by which the indexer of sparse attention selects keys.
+
+Suffixes: B requests, B1 requests + 1, W most query rows of a request, T rows of all requests,
+X index heads, I elements of an index key, P pages per request, L = P * page size keys.
+"""
+
+# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+
+from graphkit.errors import AttentionError
+from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, visible_keys
+from graphkit.ops.registration import register_op
+
+SCALE_BYTES = 4
+"""Bytes of a key's scale, behind its elements."""
+
+
+def hidden_scores(given: Any) -> torch.Tensor:
+    """Allocate the scores of keys that no row sees, for the arguments of ``index_scores``."""
+    keys = given.page_table.shape[1] * given.page_size
+    shape = (given.query_TXI.shape[0], keys)
+    return given.query_TXI.new_full(shape, -torch.inf, dtype=torch.float32)
+
+
+def _check(given: Any) -> None:
+    """Refuse masks with fewer columns than rows."""
+    mask = given.mask
+    if mask is not None and mask.shape[2] < given.max_seqlen_q:
+        raise AttentionError(
+            f"index_scores: mask has {mask.shape[2]} columns, expected at least max_seqlen_q = "
+            f"{given.max_seqlen_q}, or no mask for a chain."
+        )
+
+
+@register_op(
+    fake=hidden_scores,
+    check=_check,
+    sizes_from=("query_TXI", "page_table"),
+    error=AttentionError,
+)
+def index_scores(
+    query_TXI: Annotated[torch.Tensor, "[T, X, I] float16 or bfloat16 or float32"],
+    weights_TX: Annotated[torch.Tensor, "[T, X] float16 or bfloat16 or float32"],
+    index_cache: Annotated[torch.Tensor, "[slots, I + 4] uint8"],
+    page_table: Annotated[torch.Tensor, "[B, P] int32"],
+    cache_seqlens_B: Annotated[torch.Tensor, "[B] int32"],
+    cu_seqlens_q_B1: Annotated[torch.Tensor, "[B + 1] int32"],
+    mask: Annotated[torch.Tensor | None, "[B, W, C] bool"],
+    page_size: Annotated[int, "S >= 1"],
+    max_seqlen_q: Annotated[int, "W >= 1"],
+) -> torch.Tensor:
+    """Score each row's visible keys by weighted products with the row's index queries.
+
+    The score of a key is the sum over heads of ``weight * max(0, query . key)``, in float32; -inf
+    for keys that a row does not see and for rows of no request (DeepSeek-V3.2, the lightning
+    indexer). Scale factors of the model belong into the weights. ``paged_attention`` defines which
+    keys a row sees.
+
+    Two launches on the current stream. Never synchronises; may be captured.
+
+    Args:
+        query_TXI: Index queries of each row.
+        weights_TX: Weights of the heads.
+        index_cache: Quantised index keys of one layer by slot, as ``DSATokenToKVPool`` stores them.
+        page_table: As for ``paged_attention``, like the other arguments.
+        cache_seqlens_B: Keys of each request.
+        cu_seqlens_q_B1: Running sum of each request's query rows, from 0.
+        mask: Which of the last keys each query sees; None for a chain.
+        page_size: Slots per page.
+        max_seqlen_q: Upper bound of a request's query rows (W).
+
+    Shapes:
+        query_TXI: [T, X, I]. weights_TX: [T, X]. index_cache: [slots, I + 4] uint8.
+        page_table: [B, P] int32. cache_seqlens_B: [B] int32. cu_seqlens_q_B1: [B + 1] int32.
+        mask: [B, W, C] bool, C >= W. Returns [T, P * page_size] float32.
+
+    Raises:
+        AttentionError: A tensor has the wrong shape, dtype or device, or a number is below 1.
+    """
+    (requests, pages), tokens = page_table.shape, query_TXI.shape[0]
+    hidden_TL = query_TXI.new_full((tokens, pages * page_size), -torch.inf, dtype=torch.float32)
+    if not (tokens and requests and pages):
+        return hidden_TL
+    visible_BWL = visible_keys(
+        cache_seqlens_B, cu_seqlens_q_B1, mask, pages * page_size, max_seqlen_q
+    )
+    seen_BL = visible_BWL.any(1)
+    rows_BLR = index_cache[key_slots(page_table, page_size, seen_BL)]
+    key_BLI = dequantised(rows_BLR).masked_fill(~seen_BL[:, :, None], 0)
+    query_BWXI = pad_rows(query_TXI.float(), cu_seqlens_q_B1, max_seqlen_q)
+    weights_BWX = pad_rows(weights_TX.float(), cu_seqlens_q_B1, max_seqlen_q)
+    products_BWXL = torch.einsum("bwxi,bli->bwxl", query_BWXI, key_BLI).relu()
+    scores_BWL = torch.einsum("bwx,bwxl->bwl", weights_BWX, products_BWXL)
+    scores_TL = pack_rows(scores_BWL, cu_seqlens_q_B1, tokens)
+    visible_TL = pack_rows(visible_BWL, cu_seqlens_q_B1, tokens)
+    return torch.where(visible_TL, scores_TL, hidden_TL)
+
+
+def dequantised(rows: torch.Tensor) -> torch.Tensor:
+    """Return the index keys of quantised rows, float32 [..., I] of uint8 [..., I + 4]."""
+    keys, scales = rows.tensor_split([rows.shape[-1] - SCALE_BYTES], -1)
+    return keys.contiguous().view(torch.float8_e4m3fn).float() * scales.contiguous().view(
+        torch.float32
+    )
