@@ -7,7 +7,8 @@ PyTorch's documentation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -74,10 +75,11 @@ class CaptureRulesMode(TorchDispatchMode):
 
     def _is_elsewhere(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether an operation has tensors, none of them on the capture's device."""
-        devices = {tensor.device.type for tensor in tensors_in((args, kwargs))}
-        if devices and kwargs.get("device") is not None:  # a copy to the capture's device
-            devices.add(torch.device(kwargs["device"]).type)
-        return bool(devices) and self._device_type not in devices
+        tensors = tensors_in((args, kwargs))
+        if not tensors or any(each.device.type == self._device_type for each in tensors):
+            return False
+        target = kwargs.get("device")  # of a copy
+        return target is None or torch.device(target).type != self._device_type
 
     def _is_unregistered(self, generator: torch.Generator | None) -> bool:
         """Return whether a generator is one of the device, other than its default one."""
@@ -93,8 +95,8 @@ def refusal_of(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> CaptureCause | None:
     """Return why a capture refuses this operation; ``None`` if it accepts it."""
-    name = op.overloadpacket.__name__
-    if torch.Tag.data_dependent_output in op.tags or _kernel_waits(name, args, kwargs):
+    name, reads_values, has_dynamic_shape = _facts_of(op)
+    if reads_values or _kernel_waits(name, args, kwargs):
         return CaptureCause.HOST_SYNCHRONISATION
     if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
         # Integer indices give a static shape, boolean ones a number of rows known on the device.
@@ -104,9 +106,15 @@ def refusal_of(
         return CaptureCause.HOST_SYNCHRONISATION
     if name == "repeat_interleave" and kwargs.get("output_size") is not None:
         return None
-    if torch.Tag.dynamic_output_shape in op.tags or name == "_to_sparse":
-        return CaptureCause.DATA_DEPENDENT_SHAPE
-    return None
+    return CaptureCause.DATA_DEPENDENT_SHAPE if has_dynamic_shape else None
+
+
+@cache
+def _facts_of(op: torch._ops.OpOverload) -> tuple[str, bool, bool]:
+    """Return the name of an operation, and whether it reads values or has a dynamic shape."""
+    name = op.overloadpacket.__name__
+    has_dynamic_shape = torch.Tag.dynamic_output_shape in op.tags or name == "_to_sparse"
+    return name, torch.Tag.data_dependent_output in op.tags, has_dynamic_shape
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -114,11 +122,19 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
     These nest in lists, tuples and dicts alone: a search of pytrees takes several times as long.
     """
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return [value] if isinstance(value, torch.Tensor) else []
-    return [tensor for each in value for tensor in tensors_in(each)]
+    found: list[torch.Tensor] = []
+    _add_tensors((value,), found)
+    return found
+
+
+def _add_tensors(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            _add_tensors(each, found)
+        elif isinstance(each, dict):
+            _add_tensors(each.values(), found)
 
 
 def _address(generator: torch.Generator) -> int:

@@ -63,6 +63,8 @@ class HostTensors:
 
     def refusal_of(self, op: torch._ops.OpOverload, args: tuple[Any, ...]) -> CaptureCause | None:
         """Return why CUDA refuses to combine host and device tensors; ``None`` if it does not."""
+        if not self._tensors:
+            return None
         name = op.overloadpacket.__name__
         if name == "copy_":
             crosses = (args[0] in self) != (args[1] in self)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,18 +49,49 @@ class RecordedOp:
 
         Does nothing for an operation that leaves its results uninitialised.
         """
-        if self.op.overloadpacket in UNINITIALISED:
+        facts = _facts_of(self.op)
+        if facts.is_uninitialised:
             return
-        # Aliases, because an operation may transpose or squeeze its argument in place.
-        args = [_aliased(value) for value in self.args]
-        kwargs = {name: _aliased(value) for name, value in self.kwargs.items()}
-        with torch.set_grad_enabled(self.with_grad):
+        args: Sequence[Any] = self.args
+        kwargs = self.kwargs
+        if facts.is_custom:  # it may transpose or squeeze its argument in place
+            args = [_aliased(value) for value in args]
+            kwargs = {name: _aliased(value) for name, value in kwargs.items()}
+        if self.with_grad:
+            with torch.enable_grad():
+                out = self.op(*args, **kwargs)
+        else:
             out = self.op(*args, **kwargs)
-            if is_collective(self.op):
-                out = finished(self.op, out)
-        tensors = tensors_in(out)
-        for index, result in zip(self.fresh, self.results, strict=True):
-            _write(result, tensors[index])
+        if facts.is_collective:
+            out = finished(self.op, out)
+        if self.fresh:
+            tensors = tensors_in(out)
+            for index, result in zip(self.fresh, self.results, strict=True):
+                _write(result, tensors[index])
+
+
+@dataclass(frozen=True, slots=True)
+class _OpFacts:
+    """What a recorder must know of an operation. Reading it from torch takes microseconds."""
+
+    is_uninitialised: bool
+    is_custom: bool
+    is_collective: bool
+    is_wrapper: bool
+    changes_shape: bool
+    is_mutable: bool
+
+
+@cache
+def _facts_of(op: torch._ops.OpOverload) -> _OpFacts:
+    return _OpFacts(
+        is_uninitialised=op.overloadpacket in UNINITIALISED,
+        is_custom=op.namespace != "aten",
+        is_collective=is_collective(op),
+        is_wrapper=is_wrapper(op),
+        changes_shape=torch.Tag.inplace_view in op.tags,
+        is_mutable=op._schema.is_mutable,
+    )
 
 
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
@@ -274,24 +306,25 @@ class _Recorder(CaptureRulesMode):
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run an operation and record it."""
-        if torch.Tag.inplace_view in func.tags:  # changes a tensor's shape, no memory
+        facts = _facts_of(func)
+        if facts.changes_shape:  # of a tensor, and no memory
             return func(*args, **kwargs)
-        if is_wrapper(func):  # the collective has finished
+        if facts.is_wrapper:  # the collective has finished
             return args[0]
         kept_args = tuple(_aliased(value) for value in args)
         kept_kwargs = {name: _aliased(value) for name, value in kwargs.items()}
         with torch._C.DisableTorchFunction():  # host reads inside an operation are its own matter
             out = func(*args, **kwargs)
-            if is_collective(func):
+            if facts.is_collective:
                 out = finished(func, out)
         # Python and NumPy data becomes a tensor through this operation.
         if func is torch.ops.aten.lift_fresh.default or self.host.hold_all((args, kwargs)):
             self.host.add(out)
-        given = {_storage(tensor) for tensor in tensors_in((args, kwargs))}
         tensors = tensors_in(out)
+        given = {_storage(tensor) for tensor in tensors_in((args, kwargs))} if tensors else set()
         fresh = tuple(i for i, tensor in enumerate(tensors) if _storage(tensor) not in given)
         # A view of an argument writes nothing. Schemas of collectives do not say what they write.
-        if fresh or func._schema.is_mutable or is_collective(func):
+        if fresh or facts.is_mutable or facts.is_collective:
             results = tuple(tensors[i].detach() for i in fresh)
             with_grad = torch.is_grad_enabled()
             self.ops.append(RecordedOp(func, kept_args, kept_kwargs, results, fresh, with_grad))
