@@ -6,15 +6,14 @@ from graphkit.engine.generations import Overlapped, RunningBatch
 from graphkit.engine.request import Request
 from graphkit.engine.transfers import PendingReport, deliver
 from graphkit.ops.loop_layout import Report
-from graphkit.runners.dispatch import Reason
-from graphkit.step import SpecStepInputs, SpecStepRunner, StepReport, StepStream
+from graphkit.step import SpecStepInputs, SpecStepRunner, StepReport, StepResult, StepStream
 
 
 class OnDevice(Overlapped):
     """Generation v3: one launch runs many steps; the device removes requests that have ended.
 
-    Until the runner has been captured, each step runs as in v2, and counts as a fallback of the
-    runner. A runner of several ranks has no loops: each of its steps is one launch.
+    Until the runner has been captured, each step runs as in v2, and is a fallback of the runner. A
+    runner of several ranks has no loops: each of its steps is one launch.
 
     Args:
         runner: Runs the steps.
@@ -41,8 +40,6 @@ class OnDevice(Overlapped):
         """Launch a loop if none runs, and deliver what has arrived, at least one step."""
         if not self._runner.can_launch:
             super().advance(batch, is_anyone_waiting=is_anyone_waiting)
-            if self._runner.status != "captured":
-                self._runner.dispatch.fallbacks[Reason.NOT_CAPTURED.value] += 1
             return
         if self._stream is None:
             self._stream = self._launch_loop(batch, is_anyone_waiting)
@@ -66,6 +63,9 @@ class OnDevice(Overlapped):
         output = self._runner.replay(SpecStepInputs(req_pool_indices=batch.rows), clone=is_host)
         assert output.report is not None, "a running batch has rows"
         self._pending.append(PendingReport.send(batch.requests, output.report, is_verify=True))
+
+    def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
+        return self._runner.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
 
     def _launch_loop(self, batch: RunningBatch, is_anyone_waiting: bool) -> StepStream:
         self._by_row = {request.row: request for request in batch.requests}

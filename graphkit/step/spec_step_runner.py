@@ -20,10 +20,11 @@ from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
+from graphkit.runners.dispatch import Reason
 from graphkit.spec import SpecConfig
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.device_loops import DeviceLoops, SpecStepInputs, SpecStepOutput
-from graphkit.step.device_step import DeviceStep
+from graphkit.step.device_step import DeviceStep, StepResult
 from graphkit.step.drafter import Drafter
 from graphkit.step.prefill import Prefill
 from graphkit.step.prompts import validate_prompt
@@ -263,6 +264,15 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """Replay one step; see ``Runner.replay``."""
         self.device_step.report_checks()
         return super().replay(batch, padded_batch_size=padded_batch_size, clone=clone)
+
+    def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
+        """Begin a step without a graph, counted as a fallback; the drafter has yet to catch up.
+
+        Arguments and errors are those of ``DeviceStep.draft_and_verify``.
+        """
+        result = self.device_step.draft_and_verify(req_pool_indices, is_greedy=is_greedy)
+        self.dispatch.fallbacks[Reason.NOT_CAPTURED.value] += 1
+        return result
 
     @property
     def can_launch(self) -> bool:
