@@ -274,7 +274,7 @@ class SpeculativeEngine:
     @property
     def stats(self) -> EngineStats:
         """Counts over all requests so far, as a snapshot."""
-        return self._tally.stats(self._queue.running, self.runners)
+        return self._tally.stats(self._queue, self.memory, self.runners)
 
     @torch.no_grad()
     def step(self) -> NewTokens:

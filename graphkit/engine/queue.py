@@ -64,6 +64,11 @@ class RequestQueue:
         return bool(self._waiting) and self._has_room_for(self._waiting[0])
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
     def is_anyone_waiting(self) -> bool:
         """Whether a request is waiting."""
         return bool(self._waiting)

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import Request
+from graphkit.engine.request_memory import RequestMemory
 from graphkit.runners import Runner
 
 
@@ -22,12 +24,17 @@ class EngineStats:
             behind the end of a request too.
         replays: Graph replays by forward mode.
         fallbacks: Eager runs by forward mode and reason.
+        running, waiting: Requests that run, and that wait for room.
+        kv_usage: KV slots that requests hold, as a part of all, 0 to 1.
     """
 
     new_tokens: int
     accepted_lengths: Mapping[int, int]
     replays: Mapping[str, int]
     fallbacks: Mapping[str, Mapping[str, int]]
+    running: int
+    waiting: int
+    kv_usage: float
 
     @property
     def num_verifies(self) -> int:
@@ -53,12 +60,14 @@ class Tally:
         self._new_tokens += len(request.output_ids)
         self._accepted_lengths.update(request.accepted_lengths)
 
-    def stats(self, running: Iterable[Request], runners: Iterable[Runner[Any, Any]]) -> EngineStats:
+    def stats(
+        self, queue: RequestQueue, memory: RequestMemory, runners: Iterable[Runner[Any, Any]]
+    ) -> EngineStats:
         """Return the counts, those of the running requests included."""
         total = Tally()
         total._new_tokens = self._new_tokens
         total._accepted_lengths.update(self._accepted_lengths)
-        for request in running:
+        for request in queue.running:
             total.add(request)
         by_mode = [(runner.mode.name, runner.stats) for runner in runners]
         return EngineStats(
@@ -66,4 +75,7 @@ class Tally:
             accepted_lengths=dict(sorted(total._accepted_lengths.items())),
             replays={mode: stats.replays for mode, stats in by_mode},
             fallbacks={mode: stats.fallbacks for mode, stats in by_mode if stats.fallbacks},
+            running=len(queue.running),
+            waiting=queue.num_waiting,
+            kv_usage=memory.held_slots / memory.total_slots,
         )

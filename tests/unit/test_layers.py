@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
     ("cli", "tui"),
     ("views",),
-    ("benchmarks",),
+    ("benchmarks", "metrics"),
     ("reference",),
     ("testing", "audit"),
     ("verify",),

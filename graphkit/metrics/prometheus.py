@@ -1,0 +1,194 @@
+"""Counts of runners and engines as Prometheus metrics.
+
+Names and meanings follow vLLM's and SGLang's, with ``graphkit:`` as prefix, so that a dashboard of
+theirs needs new prefixes only: https://docs.vllm.ai/en/stable/usage/metrics/ and
+https://docs.sglang.io/references/production_metrics.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from graphkit.config import require_type
+from graphkit.engine import SpeculativeEngine
+from graphkit.errors import ConfigError
+from graphkit.runners import Runner
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+Names = tuple[str, ...]
+Sample = tuple[Names, float]
+"""Values of the labels of one sample, and its value."""
+
+_PREFIX = "graphkit:"
+
+
+class PrometheusCollector:
+    """A collector of ``prometheus_client``: reads the counts of a runner or an engine on demand.
+
+    Nothing is added to replays and steps. A scrape reads counters of the host and never waits for
+    the device. Register it, and remove it before the runner is dropped::
+
+        REGISTRY.register(PrometheusCollector(engine, model_name="llama"))
+
+    Metrics of a runner, by ``mode``:
+
+    - ``graph_replays_total`` by captured ``batch_size``, and ``padded_rows_total``;
+    - ``eager_steps_total`` by ``reason``: steps that ran without a graph;
+    - ``batch_size``: histogram of live requests per replay, with a bucket per captured size;
+    - ``graph_pool_bytes``: memory of the captured graphs.
+
+    Those of an engine, besides those of its runners:
+
+    - ``num_requests_running``, ``num_requests_waiting``, and ``kv_cache_usage_perc``: slots of the
+      KV pools that requests hold, 0 to 1;
+    - ``generation_tokens_total``;
+    - ``spec_decode_num_drafts_total``: verify steps, once per request;
+      ``spec_decode_num_draft_tokens_total`` and ``spec_decode_num_accepted_tokens_total``: drafts
+      that they verified and accepted;
+    - ``spec_accept_length``: histogram of tokens per verify step, the bonus token included.
+
+    Args:
+        source: A runner, or an engine.
+        **labels: Labels of all metrics, such as ``model_name``.
+
+    Raises:
+        ConfigError: ``source`` is neither, or ``prometheus_client`` is not installed.
+    """
+
+    def __init__(self, source: Runner[Any, Any] | SpeculativeEngine, **labels: str) -> None:
+        require_type(
+            "PrometheusCollector", "source", source, (Runner, SpeculativeEngine),
+            "a Runner or a SpeculativeEngine",
+        )  # fmt: skip
+        try:
+            from prometheus_client import core
+        except ImportError as error:
+            raise ConfigError(
+                "PrometheusCollector needs prometheus_client: install graphkit[metrics].",
+                field="source",
+            ) from error
+        self._source, self._core, self._labels = source, core, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics, each with its present value."""
+        if isinstance(self._source, SpeculativeEngine):
+            yield from self._of_engine(self._source)
+            yield from self._of_runners(self._source.runners)
+        else:
+            yield from self._of_runners([self._source])
+
+    def _of_runners(self, runners: Iterable[Runner[Any, Any]]) -> Iterator[Metric]:
+        known = [(runner.mode.name, runner, runner.stats) for runner in runners]
+        yield self._counter(
+            "graph_replays",
+            "Graph replays by captured batch size.",
+            ("mode", "batch_size"),
+            (
+                ((mode, str(size)), count)
+                for mode, _, stats in known
+                for size, count in stats.replays_by_size.items()
+            ),
+        )
+        yield self._counter(
+            "padded_rows",
+            "Rows (tokens) of padding that replays computed.",
+            ("mode",),
+            (((mode,), stats.padded_rows) for mode, _, stats in known),
+        )
+        yield self._counter(
+            "eager_steps",
+            "Steps that ran without a graph, by reason.",
+            ("mode", "reason"),
+            (
+                ((mode, reason), count)
+                for mode, _, stats in known
+                for reason, count in stats.fallbacks.items()
+            ),
+        )
+        yield self._gauge(
+            "graph_pool_bytes",
+            "Memory of the captured graphs.",
+            ("mode",),
+            (
+                ((mode,), sum(graph.pool_bytes for graph in runner.graphs.values()))
+                for mode, runner, _ in known
+                if runner.status == "captured"
+            ),
+        )
+        yield self._histogram(
+            "batch_size",
+            "Live requests per replay.",
+            ("mode",),
+            (((mode,), stats.live_sizes, runner.table) for mode, runner, stats in known),
+        )
+
+    def _of_engine(self, engine: SpeculativeEngine) -> Iterator[Metric]:
+        stats, drafts = engine.stats, engine.spec.num_draft_tokens - 1
+        accepted = sum(length * count for length, count in stats.accepted_lengths.items())
+        gauges = {
+            "num_requests_running": ("Requests that run.", stats.running),
+            "num_requests_waiting": ("Requests that wait for memory.", stats.waiting),
+            "kv_cache_usage_perc": ("KV slots that requests hold, 0 to 1.", stats.kv_usage),
+        }
+        for name, (text, value) in gauges.items():
+            yield self._gauge(name, text, (), [((), value)])
+        counters = {
+            "generation_tokens": ("Tokens generated.", stats.new_tokens),
+            "spec_decode_num_drafts": ("Verify steps, once per request.", stats.num_verifies),
+            "spec_decode_num_draft_tokens": (
+                "Drafts that were verified.",
+                stats.num_verifies * drafts,
+            ),
+            "spec_decode_num_accepted_tokens": (
+                "Drafts that were accepted.",
+                accepted - stats.num_verifies,
+            ),
+        }
+        for name, (text, value) in counters.items():
+            yield self._counter(name, text, (), [((), value)])
+        longest = range(1, engine.spec.num_steps + 2)
+        yield self._histogram(
+            "spec_accept_length",
+            "Tokens per verify step and request, the bonus token included.",
+            (),
+            [((), stats.accepted_lengths, longest)],
+        )
+
+    def _counter(self, name: str, text: str, labels: Names, values: Iterable[Sample]) -> Metric:
+        return self._filled(self._core.CounterMetricFamily, name, text, labels, values)
+
+    def _gauge(self, name: str, text: str, labels: Names, values: Iterable[Sample]) -> Metric:
+        return self._filled(self._core.GaugeMetricFamily, name, text, labels, values)
+
+    def _filled(
+        self, family_type: Any, name: str, text: str, labels: Names, values: Iterable[Sample]
+    ) -> Metric:
+        family: Metric = family_type(_PREFIX + name, text, labels=[*self._labels, *labels])
+        for own, value in values:
+            family.add_metric([*self._labels.values(), *own], value)  # type: ignore[attr-defined]
+        return family
+
+    def _histogram(
+        self,
+        name: str,
+        text: str,
+        labels: Names,
+        values: Iterable[tuple[Names, Mapping[int, int], Iterable[int]]],
+    ) -> Metric:
+        """Return a histogram of counts by value, with the given upper bounds of buckets."""
+        names = [*self._labels, *labels]
+        family = self._core.HistogramMetricFamily(_PREFIX + name, text, labels=names)
+        for own, counts, bounds in values:
+            buckets = [
+                (f"{bound}.0", sum(count for value, count in counts.items() if value <= bound))
+                for bound in bounds
+            ]
+            family.add_metric(
+                [*self._labels.values(), *own],
+                [*buckets, ("+Inf", sum(counts.values()))],
+                sum(value * count for value, count in counts.items()),
+            )
+        return family

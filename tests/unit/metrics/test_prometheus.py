@@ -1,0 +1,121 @@
+"""Prometheus metrics, read back with the parser of prometheus_client."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as open_metric_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+import graphkit as gk
+from engine_target import engine_target
+from graphkit.errors import ConfigError
+from graphkit.metrics import PrometheusCollector
+
+
+def samples(source, **labels):
+    """Return the value of each sample by name and labels, as a scrape reads it."""
+    registry = CollectorRegistry()
+    registry.register(PrometheusCollector(source, **labels))
+    text = generate_latest(registry).decode()
+    list(open_metric_families(generate_open_metrics(registry).decode()))  # both formats are valid
+    return {
+        (each.name, *sorted(each.labels.items())): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+    }
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Return an engine that has generated for three requests and has two more."""
+    with engine_target().engine(batch_sizes=[1, 3], device="cpu", backend=None) as engine:
+        engine.capture()
+        sampling = gk.SamplingParams(max_new_tokens=6)
+        engine.generate([[1, 2, 3], [4], [5, 6]], sampling)
+        for prompt in ([1], [2], [3], [4], [5]):
+            engine.submit(prompt, gk.SamplingParams(max_new_tokens=20))
+        engine.step()
+        yield engine
+
+
+@pytest.fixture
+def runner():
+    """Return a captured runner of sizes 1 and 4."""
+    runner = gk.DecodeRunner(
+        lambda inputs: gk.ForwardOutput(next_token_logits=inputs.input_ids[:, None].float()),
+        spec=gk.SpecConfig("NONE", 0, 1, 1),
+        sizes=gk.BufferSizes(4, 16, 1, 8, torch.float32),
+        batch_sizes=[1],
+        device="cpu",
+    )
+    runner.capture()
+    with runner:
+        yield runner
+
+
+def batch_of(live):
+    index = torch.arange(1, live + 1)
+    return gk.TargetVerifyInputs(
+        req_pool_indices=index, seq_lens=index.int(), input_ids=index, positions=index,
+        out_cache_loc=index,
+    )  # fmt: skip
+
+
+def test_an_engine_has_the_counts_of_its_stats(engine):
+    found, stats = samples(engine, model_name="table"), engine.stats
+    label = ("model_name", "table")
+    assert found["graphkit:generation_tokens_total", label] == stats.new_tokens > 18
+    assert found["graphkit:num_requests_running", label] == 3
+    assert found["graphkit:num_requests_waiting", label] == 2
+    assert 0 < found["graphkit:kv_cache_usage_perc", label] <= 1
+    verifies = found["graphkit:spec_decode_num_drafts_total", label]
+    assert verifies == stats.num_verifies
+    width = engine.spec.num_draft_tokens
+    drafts = found["graphkit:spec_decode_num_draft_tokens_total", label]
+    assert drafts == verifies * (width - 1)
+    accepted = found["graphkit:spec_decode_num_accepted_tokens_total", label]
+    assert accepted == pytest.approx(verifies * (stats.accept_length - 1))
+    assert found["graphkit:spec_accept_length_count", label] == verifies
+    assert found["graphkit:spec_accept_length_sum", label] == accepted + verifies
+    first = found["graphkit:spec_accept_length_bucket", ("le", "1.0"), label]
+    assert first == stats.accepted_lengths.get(1, 0)
+    replays = {
+        key: value for key, value in found.items() if key[0] == "graphkit:graph_replays_total"
+    }
+    assert sum(replays.values()) == sum(stats.replays.values()) > 0
+
+
+def test_a_runner_has_its_replays_pads_and_fallbacks(runner):
+    for live in (1, 2, 3, 3):
+        runner.run(batch_of(live))
+    runner.run(batch_of(5))
+    found = samples(runner)
+    mode = ("mode", "DECODE")
+    assert found["graphkit:graph_replays_total", ("batch_size", "1"), mode] == 1
+    assert found["graphkit:graph_replays_total", ("batch_size", "4"), mode] == 3
+    assert found["graphkit:padded_rows_total", mode] == runner.stats.padded_rows > 0
+    (reason,) = runner.stats.fallbacks
+    assert found["graphkit:eager_steps_total", mode, ("reason", reason)] == 1
+    assert found["graphkit:batch_size_bucket", ("le", "1.0"), mode] == 1
+    assert found["graphkit:batch_size_bucket", ("le", "4.0"), mode] == 4
+    assert found["graphkit:batch_size_sum", mode] == 9
+    assert ("graphkit:graph_pool_bytes", mode) in found
+    runner.close()
+    after = samples(runner)
+    assert ("graphkit:graph_pool_bytes", mode) not in after
+    assert after["graphkit:batch_size_count", mode] == 4
+
+
+def test_refusals(monkeypatch, runner):
+    with pytest.raises(ConfigError, match="source must be a Runner or a SpeculativeEngine"):
+        PrometheusCollector(torch.nn.Linear(1, 1))
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"needs prometheus_client: install graphkit\[metrics\]"):
+        PrometheusCollector(runner)
