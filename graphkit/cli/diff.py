@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
-from graphkit.cli.exit_codes import DONE
+from graphkit.cli.exit_codes import DONE, FAILED
 from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output import print_result
+from graphkit.cli.output import print_message, print_result
 from graphkit.diff import diff_records
+from graphkit.diff.figures import regressions, with_changes_above
 from graphkit.records import load_record
 
 
@@ -20,10 +22,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Compare two saved records: their environments, their measurements, and the "
         "nodes of each graph that both contain.",
         epilog="""
-Exit code 0: the records were compared, whether they differ or not.
+Exit code 0: the records were compared, whether they differ or not. With --fail-above, exit code 1
+if a figure got worse by more: nodes, times of replays and kernels, and memory of graphs, but not
+times of eager steps and captures.
 
-Example:
-  graphkit diff before.json after.json
+Examples:
+  graphkit diff before.json after.json --threshold 2%
+  graphkit diff main.json branch.json --fail-above 5%
 """,
         formatter_class=HelpFormatter,
     )
@@ -31,6 +36,14 @@ Example:
         "before", type=Path, metavar="A", help="a record of captures, of a program or of a graph"
     )
     parser.add_argument("after", type=Path, metavar="B", help="the record to compare with A")
+    parser.add_argument(
+        "--threshold", type=_percent, default=0.0, metavar="P",
+        help="leave out figures that changed by at most P percent; default: 0",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fail-above", type=_percent, metavar="P",
+        help="exit with code 1 if a figure got worse by more than P percent",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the DiffRecord as JSON")
     parser.set_defaults(run=run)
 
@@ -38,7 +51,25 @@ Example:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from graphkit.views import diff_view
+    from graphkit.views.formatting import plain
 
     record = diff_records(load_record(arguments.before), load_record(arguments.after))
-    print_result(record.to_json() if arguments.json else diff_view(record))
-    return DONE
+    shown = with_changes_above(record, arguments.threshold)
+    print_result(shown.to_json() if arguments.json else diff_view(shown))
+    if arguments.fail_above is None:
+        return DONE
+    worse = list(regressions(record, arguments.fail_above))
+    for line in worse:
+        print_message(f"worse: {plain(line)}")
+    return FAILED if worse else DONE
+
+
+def _percent(text: str) -> float:
+    """Parse ``5`` or ``5%`` to 0.05."""
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = math.nan
+    if 0 <= percent < math.inf:
+        return percent / 100
+    raise argparse.ArgumentTypeError(f"{text!r} is not a percentage such as 5%")

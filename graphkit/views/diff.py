@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from graphkit.diff.figures import change_of
 from graphkit.diff.sentences import NOTHING_CHANGED
 from graphkit.records import DiffRecord, FieldChange, GraphDiff, MetricChange, Node, NodeChange
 from graphkit.views.formatting import facts_table, listed, plain, text_table
@@ -28,10 +29,12 @@ def _parts(record: DiffRecord) -> Iterator[RenderableType]:
     if figures:
         yield ""
         yield _figures_table(figures)
-    for graph in record.graphs:
-        if not graph.is_same:
-            yield ""
-            yield from _graph(graph)
+    changed = [graph for graph in record.graphs if not graph.is_same]
+    if len(changed) > 1:
+        yield from _shared_sentences(changed)
+    for graph in changed:
+        yield ""
+        yield from _graph(graph, _shared(changed))
     same = [_name(graph) for graph in record.graphs if graph.is_same]
     if same:
         yield ""
@@ -78,15 +81,37 @@ def _number(value: float | None) -> str:
 
 
 def _ratio(figure: MetricChange) -> str:
-    if not figure.before or figure.after is None:
-        return ""
-    return f"{figure.after / figure.before - 1:+.1%}"
+    change = change_of(figure)
+    return "" if change is None else f"{change:+.1%}"
 
 
-def _graph(graph: GraphDiff) -> Iterator[RenderableType]:
+def _shared(graphs: Sequence[GraphDiff]) -> dict[str, list[str]]:
+    """Return the sentences of several graphs, and the names of these."""
+    names: dict[str, list[str]] = {}
+    for graph in graphs:
+        for sentence in graph.words:
+            names.setdefault(sentence, []).append(_name(graph))
+    return {sentence: those for sentence, those in names.items() if len(those) > 1}
+
+
+def _shared_sentences(graphs: Sequence[GraphDiff]) -> Iterator[RenderableType]:
+    """Yield the sentences of several graphs once, by these graphs."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for sentence, names in _shared(graphs).items():
+        groups.setdefault(tuple(names), []).append(sentence)
+    for names, sentences in groups.items():
+        yield ""
+        where = f"all {len(graphs)} graphs" if len(names) == len(graphs) else listed(names)
+        yield Text(plain(f"in {where}"), style="bold")
+        yield from (_indented(Text(plain(sentence))) for sentence in sentences)
+
+
+def _graph(graph: GraphDiff, elsewhere: Container[str]) -> Iterator[RenderableType]:
+    """Yield the nodes that changed, and the sentences that are not shown elsewhere."""
     count = f"{graph.num_nodes_before:,} -> {graph.num_nodes_after:,} nodes"
     yield Text(plain(f"{_name(graph)}: {count}"), style="bold")
-    yield from (_indented(Text(plain(sentence))) for sentence in graph.words)
+    own = (sentence for sentence in graph.words if sentence not in elsewhere)
+    yield from (_indented(Text(plain(sentence))) for sentence in own)
     nodes = [*_nodes("+", graph.added), *_nodes("-", graph.removed), *_changes(graph.changed)]
     yield from map(_indented, nodes[:_MAX_NODES])
     if len(nodes) > _MAX_NODES:

@@ -61,3 +61,38 @@ def test_a_record_without_graphs_is_refused_on_one_line(run, saved, here):
     ended = run("diff", "diff.json", saved)
     assert (ended.code, ended.out) == (1, "")
     assert "of kind 'diff'" in ended.error
+
+
+@pytest.fixture
+def slower(saved, here):
+    """Save the record with a replay that takes 4 % longer and a capture that takes twice as long."""
+    body = json.loads(saved.read_text())
+    size = body["modes"][0]["sizes"][0]
+    size |= {"replay_us": 1.04 * size["replay_us"], "capture_ms": 2 * size["capture_ms"]}
+    (here / "slower.json").write_text(json.dumps(body))
+    return here / "slower.json"
+
+
+def test_figures_below_the_threshold_are_left_out(run, saved, slower):
+    assert "replay us" in run("diff", saved, slower, "--threshold", "3.9%").out
+    shown = run("diff", saved, slower, "--threshold", "4.1").out
+    assert "replay us" not in shown
+    assert "capture ms" in shown
+    record = DiffRecord.from_json(run("diff", saved, slower, "--threshold", "5%", "--json").out)
+    assert [figure.name for size in record.sizes for figure in size.figures] == ["capture_ms"]
+
+
+def test_a_figure_that_got_worse_by_more_fails(run, saved, slower):
+    ended = run("diff", saved, slower, "--fail-above", "3%", "--threshold", "50%")
+    assert ended.code == 1
+    assert ended.messages == ["worse: TARGET_VERIFY 1: replay us +4.0%"]
+    assert "capture ms" in ended.out
+    assert run("diff", saved, slower, "--fail-above", "5%").code == 0
+    assert run("diff", slower, saved, "--fail-above", "0").code == 0, "it got better"
+
+
+@pytest.mark.parametrize("text", ["x", "-1%", "nan", "inf%", ""])
+def test_a_share_that_is_no_percentage_is_refused(run, saved, text):
+    ended = run("diff", saved, saved, f"--fail-above={text}")
+    assert (ended.code, ended.out) == (2, "")
+    assert "is not a percentage such as 5%" in ended.err

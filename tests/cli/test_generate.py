@@ -88,10 +88,9 @@ def constant_model(tmp_path_factory):
     ],
     ids=" ".join,
 )
-def test_all_settings_give_the_same_text_and_count_their_replays(recorded, options):
-    plain = recorded(*PLAIN, "--prompt", "import os\n")
+def test_all_settings_give_the_same_text_and_count_their_replays(recorded, plain_text, options):
     record = recorded(*options, "--prompt", "import os\n")
-    assert record.text == plain.text
+    assert record.text == plain_text
     assert record.backend == "recorder"
     (generation,) = {"v1", "v2"} & set(options) or {"v3"}
     assert record.generation == generation

@@ -28,7 +28,7 @@ COMMANDS = {
         "TARGET", "--mode", "--batch-sizes", "--device", "--only", "--lock", "--check", "--out",
         "--json", "--tolerance",
     },
-    "diff": {"A", "B", "--json"},
+    "diff": {"A", "B", "--threshold", "--fail-above", "--json"},
     "export": {"RECORD", "--out", "--mode", "--batch-size"},
     "record": {"SCRIPT", "-m", "--out"},
     "generate": {

@@ -77,3 +77,17 @@ def test_a_long_list_of_nodes_ends_with_their_number(capture, text):
     shown = text(diff_view(diff_records(empty, capture.graphs[1])), 200)
     assert shown.count("  + #") == 12
     assert "and 9 more nodes; --json lists all" in shown
+
+
+def test_sentences_of_several_graphs_are_shown_once(capture, text):
+    def slower(graph):
+        nodes = tuple(
+            dataclasses.replace(node, grid=(9, 9, 9)) if node.grid == (8, 1, 1) else node
+            for node in graph.nodes
+        )
+        return dataclasses.replace(graph, nodes=nodes)
+
+    after = dataclasses.replace(capture, graphs=tuple(map(slower, capture.graphs)))
+    shown = text(diff_view(diff_records(capture, after)), 200)
+    assert "in TARGET_VERIFY 4, DRAFT 4\n  grid 8x1x1 -> 9x9x9 in 2 nodes" in shown
+    assert shown.count("  grid 8x1x1 -> 9x9x9 in 2 nodes") == 1

@@ -1,0 +1,46 @@
+"""Selection of the figures that changed much, and of those that got worse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from graphkit.records import DiffRecord, MetricChange
+
+COSTS = (
+    "num_nodes", "replay_us", "p50_us", "busy_us", "critical_us", "pool_bytes", "graph_bytes",
+)  # fmt: skip
+"""Figures that get worse as they grow, without those of eager steps and captures."""
+
+
+def change_of(figure: MetricChange) -> float | None:
+    """Return the change as a part of the value before; ``None`` if there is none to compare."""
+    if not figure.before or figure.after is None:
+        return None
+    return figure.after / figure.before - 1
+
+
+def with_changes_above(record: DiffRecord, threshold: float) -> DiffRecord:
+    """Return the record without figures that changed by at most ``threshold``, a part of one."""
+
+    def large(figures: tuple[MetricChange, ...]) -> tuple[MetricChange, ...]:
+        changes = ((each, change_of(each)) for each in figures)
+        return tuple(each for each, part in changes if part is None or abs(part) > threshold)
+
+    sizes = (replace(size, figures=large(size.figures)) for size in record.sizes)
+    return replace(
+        record,
+        sizes=tuple(size for size in sizes if size.figures),
+        graphs=tuple(replace(graph, figures=large(graph.figures)) for graph in record.graphs),
+    )
+
+
+def regressions(record: DiffRecord, limit: float) -> Iterator[str]:
+    """Yield a line for each of ``COSTS`` that grew by more than ``limit``, a part of one."""
+    sizes = ((f"{size.mode} {size.batch_size}", size.figures) for size in record.sizes)
+    graphs = ((graph.after, graph.figures) for graph in record.graphs)
+    for name, figures in (*sizes, *graphs):
+        for figure in figures:
+            part = change_of(figure)
+            if figure.name in COSTS and part is not None and part > limit:
+                yield f"{name}: {figure.name.replace('_', ' ')} {part:+.1%}"
