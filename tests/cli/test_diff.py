@@ -65,7 +65,7 @@ def test_a_record_without_graphs_is_refused_on_one_line(run, saved, here):
 
 @pytest.fixture
 def slower(saved, here):
-    """Save the record with a replay that takes 4 % longer and a capture that takes twice as long."""
+    """Save the record with a replay that takes 4 % longer, and twice the time of capture."""
     body = json.loads(saved.read_text())
     size = body["modes"][0]["sizes"][0]
     size |= {"replay_us": 1.04 * size["replay_us"], "capture_ms": 2 * size["capture_ms"]}
