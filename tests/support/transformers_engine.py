@@ -8,18 +8,22 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
+from transformers import Cache
 
 import graphkit as gk
 from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.engine import EagleDrafter, EngineModel, NgramDrafter, SamplingParams
-from graphkit.kv import ReqToTokenPool
+from graphkit.kv import DSATokenToKVPool, ReqToTokenPool
+from graphkit.ops.index_scores import dequantised
 from graphkit.reference import EagleHead, LlamaConfig
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.runner_forwards import EagleForward
 
 EXAMPLE = Path(__file__).parents[2] / "tools" / "examples" / "transformers_models.py"
+_UPDATE = getattr(Cache, "update_indexer", None)
 CONTEXT, NEW_TOKENS = 64, 14
 PROMPTS = [[5, 9, 5, 9, 5, 9, 5], list(range(20, 41)), [7]]
 """The second is longer than the windows."""
@@ -56,13 +60,22 @@ def case(kind: str, device: str = "cpu") -> Case:
         for layer in model.model.layers:
             layer.self_attn.sinks.data.uniform_(-1, 2)
     expected = []
-    for prompt in PROMPTS:
-        ids = model.generate(
-            torch.tensor([prompt], device=device), do_sample=False, max_new_tokens=NEW_TOKENS,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        expected.append(ids[0, len(prompt) :].tolist())
+    with mock.patch.object(Cache, "update_indexer", update_indexer):
+        for prompt in PROMPTS:
+            ids = model.generate(
+                torch.tensor([prompt], device=device), do_sample=False, max_new_tokens=NEW_TOKENS,
+                eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+            expected.append(ids[0, len(prompt) :].tolist())
     return Case(model, expected)
+
+
+def update_indexer(cache: Any, keys: torch.Tensor, layer: int, *, update: Any = _UPDATE) -> Any:
+    """Round index keys [1, T, I] to the eight bits that graphkit stores."""
+    _, tokens, size = keys.shape
+    pool = DSATokenToKVPool(tokens, 1, torch.float32, 1, 1, 1, keys.device, size)
+    pool.set_index_k_buffer(0, torch.arange(1, tokens + 1, device=keys.device), keys[0])
+    return update(cache, dequantised(pool.get_index_k_buffer(0)[1:])[None], layer)
 
 
 def engine(
@@ -74,12 +87,8 @@ def engine(
     attention = example().attention_of(model, requests, page_size)
 
     def forward(inputs: Any) -> gk.ForwardOutput:
-        out = model(
-            input_ids=inputs.input_ids[None], position_ids=inputs.positions[None], use_cache=False,
-            output_hidden_states=True, inputs=inputs, backend=attention,
-        )  # fmt: skip
-        hidden = out.hidden_states[-1][0]
-        return gk.ForwardOutput(next_token_logits=out.logits[0], hidden_states=hidden)
+        logits, hidden = example().run(model, inputs, attention)
+        return gk.ForwardOutput(next_token_logits=logits, hidden_states=hidden)
 
     drafter: Any = NgramDrafter()
     if algorithm == "EAGLE":

@@ -2,14 +2,15 @@
 
 graphkit's paged attention replaces the model's attention through the registry of transformers. One
 wrapper works for every decoder that uses the registry, here small models in the shape of Llama and
-Qwen3, of Mistral, Gemma 2, Gemma 3 and gpt-oss with sliding windows, and of DeepSeek-V3 with latent
-attention.
+Qwen3, of Mistral, Gemma 2, Gemma 3 and gpt-oss with sliding windows, of DeepSeek-V3 with latent
+attention, and of DeepSeek-V3.2, whose rows attend to the keys that an indexer selects.
 
 graphkit audit tools.examples.transformers_models:llama
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,40 +19,59 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import graphkit as gk
 from graphkit.attention import (
     AbsorbedProjections,
+    IndexRows,
     PagedAttention,
     SdpaAttention,
+    SparseAttention,
     TritonAttention,
 )
-from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 
 REQUESTS, CONTEXT, WIDTH = 8, 64, 4
+NO_MASK = torch.zeros(1, 1, 1, 1)
+"""transformers passes a mask of four dimensions on as it is; the backend has that of the batch."""
 
 
 def paged(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any,
     *, inputs: gk.TargetVerifyInputs, backend: PagedAttention,
     sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: torch.Tensor | None = None, **_: Any,
+    s_aux: torch.Tensor | None = None, indices: IndexRows | None = None, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Attend in one layer, called by transformers: [1, heads, T, D] to [1, T, heads, D]."""
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    absorbed = getattr(module, "absorbed", None)
-    attended = backend.attend(
-        module.layer_idx, absorbed.query(query) if absorbed else query, key, value,
-        inputs.out_cache_loc, inputs.attention,
-        window=sliding_window or 0, softcap=softcap or 0.0, sinks_N=s_aux,
-    )  # fmt: skip
-    return (absorbed.value(attended) if absorbed else attended)[None], None
+    layer, slots, metadata = module.layer_idx, inputs.out_cache_loc, inputs.attention
+    if not hasattr(module, "absorbed"):
+        options = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks_N": s_aux}
+        return backend.attend(layer, query, key, value, slots, metadata, **options)[None], None
+    rows = module.absorbed.query(query), key, value
+    if indices is None:
+        attended = backend.attend(layer, *rows, slots, metadata)
+    else:
+        attended = backend.attend_selected(layer, *rows, indices, slots, metadata)
+    return module.absorbed.value(attended)[None], None
+
+
+def index_rows(
+    indexer: Any, hidden: torch.Tensor, latent_query: torch.Tensor,
+    rotation: tuple[torch.Tensor, torch.Tensor], *_: Any, **__: Any,
+) -> IndexRows:  # fmt: skip
+    """Return what an indexer of DeepSeek-V3.2 computes for rows, instead of the keys it selects."""
+    size = indexer.qk_rope_head_dim
+    query = indexer.wq_b(latent_query).unflatten(-1, (indexer.n_heads, -1))
+    key = indexer.k_norm(indexer.wk(hidden))[:, :, None]
+    rotated = apply_rotary_pos_emb(query[..., :size], key[..., :size], *rotation, unsqueeze_dim=2)
+    query = torch.cat((rotated[0], query[..., size:]), -1)
+    key = torch.cat((rotated[1], key[..., size:]), -1)
+    scale = indexer.softmax_scale * indexer.n_heads**-0.5
+    return IndexRows(query[0], indexer.weights_proj(hidden)[0] * scale, key[0, :, 0])
 
 
 def attention_of(
@@ -61,21 +81,38 @@ def attention_of(
     AttentionInterface.register("graphkit", paged)
     model.config._attn_implementation = "graphkit"
     config, device = model.config, requests.device
-    pages = -(-requests.max_context_len // page_size)
-    common = (requests.size * pages * page_size, page_size, model.dtype)
-    attentions = [layer.self_attn for layer in model.model.layers]
-    if hasattr(config, "kv_lora_rank"):
-        dims = (config.kv_lora_rank, config.qk_rope_head_dim)
-        pool = MLATokenToKVPool(*common, *dims, len(attentions), device)
-        for each in attentions:
-            each.expand_kv = lambda latents, rotated: (latents, rotated)
-            heads = (config.num_attention_heads, config.qk_nope_head_dim)
-            each.absorbed = AbsorbedProjections(each.kv_b_proj.weight, *heads)
-    else:
-        dims = (config.num_key_value_heads, config.head_dim)
-        pool = MHATokenToKVPool(*common, *dims, len(attentions), device)
     kind = TritonAttention if device.type == "cuda" else SdpaAttention
-    return kind(requests, pool, scale=attentions[0].scaling)
+    tokens = -(-requests.max_context_len // page_size) * page_size
+    common = (requests.size * tokens, page_size, model.dtype)
+    layers, count = [each.self_attn for each in model.model.layers], config.num_hidden_layers
+    if not hasattr(config, "kv_lora_rank"):
+        dims = (config.num_key_value_heads, config.head_dim)
+        pool = MHATokenToKVPool(*common, *dims, count, device)
+        return kind(requests, pool, scale=layers[0].scaling)
+    for each in layers:
+        each.expand_kv = lambda latents, rotated: (latents, rotated)
+        heads = (config.num_attention_heads, config.qk_nope_head_dim)
+        each.absorbed = AbsorbedProjections(each.kv_b_proj.weight, *heads)
+    dims = (config.kv_lora_rank, config.qk_rope_head_dim, count, device)
+    if not hasattr(config, "index_topk"):
+        return kind(requests, MLATokenToKVPool(*common, *dims), scale=layers[0].scaling)
+    for each in layers:
+        each.indexer.forward = partial(index_rows, each.indexer)
+    pool = DSATokenToKVPool(*common, *dims, config.index_head_dim)
+    topk = config.index_topk
+    return SparseAttention(requests, pool, scale=layers[0].scaling, topk=topk, kind=kind)
+
+
+def run(
+    model: PreTrainedModel, inputs: gk.TargetVerifyInputs, backend: PagedAttention
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits [T, V] and hidden states [T, H] of a batch's rows."""
+    out = model(
+        input_ids=inputs.input_ids[None], position_ids=inputs.positions[None],
+        attention_mask=NO_MASK, use_cache=False, output_hidden_states=True, inputs=inputs,
+        backend=backend,
+    )  # fmt: skip
+    return out.logits[0], out.hidden_states[-1][0]
 
 
 class Samples:
@@ -112,11 +149,7 @@ def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTar
     requests.req_to_token[1:] = table
 
     def forward(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
-        logits = model(
-            input_ids=inputs.input_ids[None], position_ids=inputs.positions[None],
-            use_cache=False, inputs=inputs, backend=backend,
-        ).logits  # fmt: skip
-        return gk.ForwardOutput(next_token_logits=logits[0])
+        return gk.ForwardOutput(next_token_logits=run(model, inputs, backend)[0])
 
     return gk.CaptureTarget(
         name=type(model).__name__,
@@ -137,20 +170,15 @@ SMALL = {
 }  # fmt: skip
 
 
-def llama(device: str = "cpu") -> gk.CaptureTarget:
-    """Create a target of a small Llama."""
-    torch.manual_seed(0)
-    return wrapped(LlamaForCausalLM(LlamaConfig(**SMALL)), device)
-
-
-def qwen3(device: str = "cpu") -> gk.CaptureTarget:
-    """Create a target of a small Qwen3."""
-    torch.manual_seed(0)
-    return wrapped(Qwen3ForCausalLM(Qwen3Config(**SMALL)), device)
-
-
 WINDOW = 8
+LATENT = {
+    "head_dim": 8, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8,
+    "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 KINDS = {
+    "llama": {},
+    "qwen3": {},
     "mistral": {"sliding_window": WINDOW},
     "gemma2": {
         "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 1.0,
@@ -164,25 +192,32 @@ KINDS = {
         "sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
-    "deepseek_v3": {
-        "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_group": 2,
-        "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
+    "deepseek_v3": LATENT | {"first_k_dense_replace": 1},
+    "deepseek_v32": LATENT | {
+        "index_topk": 6, "index_head_dim": 16, "index_n_heads": 8,
+        "mlp_layer_types": ["dense", "sparse"],
     },
 }  # fmt: skip
-"""Settings of further shapes by model type. Two layers of Gemma 2 and gpt-oss alternate."""
+"""Settings of each shape by model type. Two layers of Gemma 2 and gpt-oss alternate."""
 
 
 def random_model(kind: str) -> PreTrainedModel:
     """Create a small random model; experts run as batched products, which can be captured."""
-    settings = {name: value for name, value in SMALL.items() if name != "head_dim" or
-                kind != "deepseek_v3"}  # fmt: skip
-    config = AutoConfig.for_model(kind, **settings | KINDS[kind])
+    config = AutoConfig.for_model(kind, **SMALL | KINDS[kind])
     torch.manual_seed(0)
-    if kind in ("gpt_oss", "deepseek_v3"):
+    if hasattr(config, "num_experts_per_tok"):
         config._experts_implementation = "batched_mm"
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def llama(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small Llama."""
+    return wrapped(random_model("llama"), device)
+
+
+def qwen3(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small Qwen3."""
+    return wrapped(random_model("qwen3"), device)
 
 
 def mistral(device: str = "cpu") -> gk.CaptureTarget:
@@ -210,10 +245,15 @@ def deepseek_v3(device: str = "cpu") -> gk.CaptureTarget:
     return wrapped(random_model("deepseek_v3"), device)
 
 
+def deepseek_v32(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small DeepSeek-V3.2: each row attends to the six best keys."""
+    return wrapped(random_model("deepseek_v32"), device)
+
+
 def main() -> int:
     """Capture the models, compare every replay with the eager forward, and print the results."""
     mismatches = 0
-    for factory in (llama, qwen3, mistral, gemma2, gemma3, gpt_oss, deepseek_v3):
+    for factory in (llama, qwen3, mistral, gemma2, gemma3, gpt_oss, deepseek_v3, deepseek_v32):
         record = gk.capture_target(factory(), batch_sizes=[8], device="cpu")
         print(f"{record.target}: {len(record.mismatches)} mismatches")
         mismatches += len(record.mismatches)
