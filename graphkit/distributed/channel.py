@@ -39,37 +39,31 @@ class Channel:
         collective of 8 bytes.
 
         Raises:
-            RankError: A rank has ended.
+            RankError: A rank has ended or left.
         """
         self._group.require_open()
         self._size[0] = len(data)
-        try:
-            dist.broadcast(self._size, group=self._ranks, group_src=0)
-            if not self._size:
-                return b""
-            content = torch.zeros(int(self._size), dtype=torch.uint8)
-            if self._group.rank == 0:
-                content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            dist.broadcast(content, group=self._ranks, group_src=0)
-        except RuntimeError as error:
-            raise self._group.lose(f"a rank has ended: {_first_line(error)}", ()) from error
+        self._send(self._size)
+        if not self._size:
+            return b""
+        content = torch.zeros(int(self._size), dtype=torch.uint8)
+        if self._group.rank == 0:
+            content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self._send(content)
         return content.numpy().tobytes()
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of all ranks, in their order; every rank has as many.
 
         Raises:
-            RankError: A rank has ended.
+            RankError: A rank has ended or left.
         """
         self._group.require_open()
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in range(self._group.size)]
-        try:
-            dist.all_gather(found, mine, group=self._ranks)
-        except RuntimeError as error:
-            raise self._group.lose(f"a rank has ended: {_first_line(error)}", ()) from error
+        self._group.wait(dist.all_gather(found, mine, group=self._ranks, async_op=True))
         return [each.tolist() for each in found]
 
-
-def _first_line(error: RuntimeError) -> str:
-    return next(iter(str(error).splitlines()), "")[:160]
+    def _send(self, tensor: torch.Tensor) -> None:
+        work = dist.broadcast(tensor, group=self._ranks, group_src=0, async_op=True)
+        self._group.wait(work)

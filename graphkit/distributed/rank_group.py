@@ -226,6 +226,26 @@ class RankGroup:
                 "torch.distributed.destroy_process_group."
             )
 
+    def wait(self, work: Any) -> None:
+        """Wait for a collective on the CPU, or for the news that a rank has left.
+
+        Raises:
+            RankError: A rank has left, has ended, or did not come in time.
+        """
+        while True:
+            try:
+                work.wait(_SLICE)
+            except RuntimeError as error:
+                for rank in self.others:
+                    self._check_left(rank)
+                if work.is_completed() or self._others_gave_up():
+                    raise self._roll_call(error) from error
+            except BaseException as error:  # such as an interrupt, after which votes do not match
+                self._lost = RankError(f"this rank was interrupted by {_described(error)}")
+                raise
+            else:
+                return
+
     def release_device(self) -> None:
         """Abort NCCL collectives that wait on the current stream for a rank that does not come.
 
@@ -255,10 +275,13 @@ class RankGroup:
                 ranks=(closed[0], going),
             )
 
-    def _refusal_of(self, rank: int) -> RankError:
+    def _check_left(self, rank: int) -> None:
         left = self.notes.read("left", rank)
         if left is not None:
-            return self.lose(f"rank {rank} left the group after {left}", (rank,))
+            raise self.lose(f"rank {rank} left the group after {left}", (rank,))
+
+    def _refusal_of(self, rank: int) -> RankError:
+        self._check_left(rank)
         found = self.notes.gather(f"refused {self._round - 1}", [rank], _ROLL_CALL_S)
         cause = found.get(rank, "an error that it could not report")
         return RankError(f"rank {rank} refused its batch: {cause}", ranks=(rank,))
@@ -266,17 +289,7 @@ class RankGroup:
     def _collect(self, vote: Vote) -> list[Vote]:
         """Return the votes of all ranks, in order."""
         self.require_open()
-        work = self._vote(vote)
-        while True:
-            try:
-                work.wait(_SLICE)
-                break
-            except RuntimeError as error:
-                if work.is_completed() or self._others_gave_up():
-                    raise self._roll_call(error) from error
-            except BaseException as error:  # such as an interrupt, after which votes do not match
-                self._lost = RankError(f"this rank was interrupted by {_described(error)}")
-                raise
+        self.wait(self._vote(vote))
         self._round += 1
         return [Vote.of(row) for row in self._rows.tolist()]
 
@@ -297,7 +310,7 @@ class RankGroup:
         missing = tuple(rank for rank in self.others if rank not in present)
         who = ", ".join(f"rank {rank}" for rank in missing) or "a rank"
         return self.lose(
-            f"{who} did not vote on step {self._round}: it ended, or did not come within "
+            f"{who} did not answer in step {self._round}: it ended, or did not come within "
             f"{self.time_limit:g} s ({next(iter(str(error).splitlines()), '')[:160]})",
             missing,
         )

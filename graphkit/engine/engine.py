@@ -64,9 +64,10 @@ class SpeculativeEngine:
         structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,
             which costs a row of V / 8 bytes per token. Matchers run on the host, so v3 cannot run.
         group: Ranks that run the same requests together, such as the ranks of a model that is split
-            over GPUs: ``RankGroup(same_batch=True)``. Rank 0 takes the calls; all others call
-            ``capture`` and then ``follow``. v3 runs one step per launch: the host can stop a loop,
-            and ranks would stop theirs after different steps. There are no matchers.
+            over GPUs: ``RankGroup(same_batch=True)``. All ranks call ``capture``. Then rank 0 takes
+            the calls and the others ``follow``, or all ranks make the same calls. v3 runs one step
+            per launch: the host can stop a loop, and ranks would stop theirs after different steps.
+            There are no matchers.
         debug: Check that each result in the future map is read exactly once. Waits for the device
             at every read.
 
@@ -233,8 +234,6 @@ class SpeculativeEngine:
                 "engine without group.",
                 field="matcher",
             )
-        if self._followers is not None:
-            self._followers.require_leader("submit")
         request = self._queue.create(prompt_ids, sampling, matcher)
         self._put([request])
         return request
@@ -294,7 +293,6 @@ class SpeculativeEngine:
             delivered are returned by the next call.
         """
         if self._followers is not None:
-            self._followers.require_leader("step")
             self._followers.step()
         self._remove_finished()  # requests that were aborted
         if self._queue.can_admit:
@@ -315,7 +313,7 @@ class SpeculativeEngine:
         return new_tokens
 
     def follow(self) -> None:
-        """Run the requests of rank 0 until it closes its engine. For all other ranks of ``group``.
+        """Repeat the calls of rank 0 until it closes its engine. For other ranks of ``group``.
 
         Raises:
             RankError: A rank has ended, or generated other tokens than rank 0.
@@ -338,8 +336,6 @@ class SpeculativeEngine:
             ReplayError: The engine is closed.
         """
         self._check_open()
-        if self._followers is not None:
-            self._followers.require_leader("generate")
         requests = [self._queue.create(prompt, sampling) for prompt in prompts]
         self._put(requests)
         while self.has_work:

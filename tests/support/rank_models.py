@@ -190,18 +190,36 @@ def find_ranks_that_diverge():
         work()
 
 
-def call_the_wrong_rank():
-    """Rank 0 takes the calls; its errors end ``follow`` of the others."""
+def make_the_same_calls():
+    """Ranks may make equal calls themselves; ones that differ are named."""
     group = rank_group(same_batch=True)
     with pytest.raises(gk.ConfigError, match="same_batch"):
         engine_of_tables(rank_group(), 0)
+    with engine_of_tables(group, shift=0) as engine:
+        engine.capture()
+        (request,) = engine.generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=40))
+        assert len(request.output_ids) == 40
+        if group.rank == 0:
+            with pytest.raises(gk.ReplayError, match="other than 0"):
+                engine.follow()
+
+    def work():
+        with engine_of_tables(group, shift=0) as engine:
+            engine.submit([1 + group.rank, 2])
+            engine.step()
+            engine.step()
+
+    with pytest.raises(gk.RankError, match="rank 1 made other calls"):
+        work()
+
+
+def end_with_an_error_of_rank_0():
+    """An error of rank 0 ends ``follow`` of the others."""
+    group = rank_group(same_batch=True)
 
     def work():
         with engine_of_tables(group, shift=0) as engine:
             engine.capture()
-            wrong = engine.follow if group.rank == 0 else lambda: engine.submit([1])
-            with pytest.raises(gk.ReplayError, match="rank"):
-                wrong()
             if group.rank:
                 engine.follow()
             else:

@@ -369,7 +369,7 @@ def die_between_replays():
     verify.run(batch(1))
     if is_rank(1):
         die()
-    found = raises(gk.RankError, lambda: verify.run(batch(1)), "rank 1 did not vote on step 1")
+    found = raises(gk.RankError, lambda: verify.run(batch(1)), "rank 1 did not answer in step 1")
     assert found.ranks == (1,)
     raises(gk.RankError, lambda: verify.run(batch(1)), "rank 1")
     verify.close()
