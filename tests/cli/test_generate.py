@@ -50,6 +50,20 @@ def recorded(generate):
     return command
 
 
+@pytest.fixture(scope="module")
+def known_texts():
+    """Texts that tests share."""
+    return {}
+
+
+@pytest.fixture
+def plain_text(recorded, known_texts):
+    """The text of the fastest settings, which the first test generates."""
+    if not known_texts:
+        known_texts[PLAIN] = recorded(*PLAIN, "--prompt", "import os\n").text
+    return known_texts[PLAIN]
+
+
 @pytest.fixture
 def piped(monkeypatch):
     """Return ``piped(data)``, which makes stdin a pipe with these bytes."""

@@ -13,7 +13,7 @@ from graphkit.records import BenchReport
 pytestmark = pytest.mark.slow
 
 BENCH = Path(__file__).parents[2] / "tools" / "bench"
-LOOPS = 300
+LOOPS = 150
 """``tools/bench/loops.py`` runs 10,000 unless it is given another number."""
 
 
