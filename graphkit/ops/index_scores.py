@@ -22,8 +22,8 @@ SCALE_BYTES = 4
 def hidden_scores(given: Any) -> torch.Tensor:
     """Allocate the scores of keys that no row sees, for the arguments of ``index_scores``."""
     keys = given.page_table.shape[1] * given.page_size
-    shape = (given.query_TXI.shape[0], keys)
-    return given.query_TXI.new_full(shape, -torch.inf, dtype=torch.float32)
+    query: torch.Tensor = given.query_TXI
+    return query.new_full((query.shape[0], keys), -torch.inf, dtype=torch.float32)
 
 
 def _check(given: Any) -> None:

@@ -65,8 +65,7 @@ class LlamaConfig:
         num_attention_heads: Query heads (N).
         num_key_value_heads: Key and value heads (M); divides N.
         head_dim: Width of one head (D), even; N x D need not be H.
-        max_position_embeddings: Longest context that the model supports, in tokens; at most the
-            sliding window of a Mistral model.
+        max_position_embeddings: Longest context that the model supports, in tokens.
         rms_norm_eps: Added to the mean square before the square root.
         rope_theta: Base of the rotary frequencies.
         rope_scaling: Scaling of those frequencies, or ``None``.
@@ -74,6 +73,8 @@ class LlamaConfig:
         attention_bias: Whether the q, k and v projections have a bias.
         output_bias: Whether the o projection has a bias (Llama with ``attention_bias``; not Qwen2).
         qk_norm: Whether each query and key head is normalised before rotation (Qwen3).
+        sliding_window: Most tokens that a token attends to, itself included, in all layers
+            (Mistral); ``None`` for all tokens.
 
     Raises:
         ConfigError: A value is out of range, or two values contradict each other.
@@ -94,10 +95,19 @@ class LlamaConfig:
     attention_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
         for field in _SIZES:
             require_int("LlamaConfig", field, getattr(self, field))
+        if self.sliding_window is not None:
+            require_int("LlamaConfig", "sliding_window", self.sliding_window)
+            if self.attention_bias or self.output_bias or self.qk_norm:
+                raise ConfigError(
+                    "LlamaConfig has a sliding_window with biases or qk_norm, which no supported "
+                    "model type has. Set sliding_window to None, or the others to False.",
+                    field="sliding_window",
+                )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"LlamaConfig.num_key_value_heads is {self.num_key_value_heads}, but it must "
@@ -144,7 +154,7 @@ class LlamaConfig:
                 num_attention_heads=heads,
                 num_key_value_heads=hf.integer(data, "num_key_value_heads", heads),
                 head_dim=hf.integer(data, "head_dim", head_dim),
-                max_position_embeddings=hf.longest_context(data, model_type),
+                max_position_embeddings=max_positions,
                 rms_norm_eps=hf.number(data, "rms_norm_eps", 1e-6),
                 rope_theta=hf.number(rope, "rope_theta", 10000.0),
                 rope_scaling=_rope_scaling(rope, max_positions),
@@ -152,6 +162,7 @@ class LlamaConfig:
                 attention_bias=output_bias or model_type == "qwen2",
                 output_bias=output_bias,
                 qk_norm=model_type == "qwen3",
+                sliding_window=hf.sliding_window(data, model_type, max_positions),
             )
         except ConfigError as error:
             raise CheckpointError(
@@ -160,7 +171,9 @@ class LlamaConfig:
 
     @property
     def model_type(self) -> str:
-        """The Hugging Face ``model_type`` with these options; Mistral is ``llama``."""
+        """The Hugging Face ``model_type``; Mistral without a window is ``llama``."""
+        if self.sliding_window is not None:
+            return "mistral"
         if self.qk_norm:
             return "qwen3"
         return "qwen2" if self.attention_bias and not self.output_bias else "llama"
@@ -175,7 +188,9 @@ class LlamaConfig:
         data |= {"model_type": kind, "architectures": [hf.ARCHITECTURES[kind]]}
         # The defaults of transformers, 1 and 2, are ordinary tokens of the byte vocabulary.
         data |= {"hidden_act": "silu", "bos_token_id": None, "eos_token_id": None}
-        if kind != "qwen2":
+        if kind == "mistral":
+            data["sliding_window"] = self.sliding_window
+        elif kind != "qwen2":
             data["attention_bias"] = self.attention_bias
         if self.rope_scaling is not None:
             data["rope_scaling"] = {"rope_type": "llama3"} | asdict(self.rope_scaling)

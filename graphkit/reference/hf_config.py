@@ -66,18 +66,19 @@ def rope_parameters(data: Mapping[str, object]) -> dict[str, object]:
     return rope
 
 
-def longest_context(data: Mapping[str, object], model_type: str) -> int:
-    """Return the longest context in which full attention computes what the model does, in tokens.
+def sliding_window(data: Mapping[str, object], model_type: str, max_positions: int) -> int | None:
+    """Return the most tokens that a token of a Mistral model attends to, itself included.
 
-    A Mistral model attends to its last ``sliding_window`` tokens (4096 if the key is absent), so
-    that its context is limited to the window. ``None`` in the file means full attention.
+    It is 4096 if the key is absent. ``None`` in the file means all tokens, and so does a window of
+    the longest context.
 
     Raises:
-        CheckpointError: A value is no int of at least 1.
+        CheckpointError: The window is no int of at least 1.
     """
-    positions = integer(data, "max_position_embeddings", 2048)
-    has_window = model_type == "mistral" and data.get("sliding_window", 4096) is not None
-    return min(positions, integer(data, "sliding_window", 4096)) if has_window else positions
+    if model_type != "mistral" or data.get("sliding_window", 4096) is None:
+        return None
+    window = integer(data, "sliding_window", 4096)
+    return window if window < max_positions else None
 
 
 def integer(data: Mapping[str, object], key: str, default: int | None = None) -> int:

@@ -130,10 +130,11 @@ class LlamaModel(nn.Module):
         return logits_TV
 
 
-def causal_attend(batch_size: int, length: int) -> Attend:
+def causal_attend(batch_size: int, length: int, window: int | None = None) -> Attend:
     """Return an ``attend`` without a cache, for B sequences of length L packed as T = B * L rows.
 
-    Row b * L + i attends to rows b * L to b * L + i. For training and full-sequence runs.
+    Row b * L + i attends to rows b * L to b * L + i, or to the last ``window`` of them. For
+    training and full-sequence runs.
     """
 
     def heads_first(x: Tensor) -> Tensor:
@@ -142,7 +143,13 @@ def causal_attend(batch_size: int, length: int) -> Attend:
     def attend(layer: int, query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor) -> Tensor:
         del layer  # all layers use the same mask
         query, key, value = (heads_first(x) for x in (query_TND, key_TMD, value_TMD))
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        mask = None
+        if window is not None:
+            ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
+            mask = ones.tril().triu(1 - window)
+        out = scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
         return out.transpose(1, 2).flatten(0, 1)
 
     return attend
@@ -152,5 +159,6 @@ def full_logits(model: LlamaModel, ids_BL: Tensor) -> Tensor:
     """Run full sequences from position 0 without a cache: ids [B, L] to logits [B, L, V]."""
     batch_size, length = ids_BL.shape
     positions_T = torch.arange(length, device=ids_BL.device).repeat(batch_size)
-    hidden_TH = model(ids_BL.flatten(), positions_T, causal_attend(batch_size, length))
+    attend = causal_attend(batch_size, length, model.config.sliding_window)
+    hidden_TH = model(ids_BL.flatten(), positions_T, attend)
     return model.logits(hidden_TH).view(batch_size, length, -1)

@@ -14,6 +14,7 @@ from graphkit.buffers import (
     MultiLayerDraftExtendInputs,
     TargetVerifyInputs,
 )
+from graphkit.reference.config import LlamaConfig
 from graphkit.reference.eagle import EagleHead
 from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.layers import Attend
@@ -42,7 +43,7 @@ class VerifyForward:
         hidden = self._model(
             inputs.input_ids,
             inputs.positions,
-            _attend(self._attention, inputs),
+            _attend(self._attention, inputs, self._model.config),
             input_embeds=inputs.input_embeds,
             aux=aux,
         )
@@ -69,7 +70,7 @@ class EagleForward:
             inputs.input_ids,
             inputs.hidden_states,
             inputs.positions,
-            _attend(self._attention, inputs),
+            _attend(self._attention, inputs, self._head.config),
         )
         hidden = _last_rows(inputs, hidden)
         return ForwardOutput(next_token_logits=self._head.logits(hidden), hidden_states=hidden)
@@ -94,7 +95,7 @@ class MTPForward:
             inputs.input_ids,
             inputs.hidden_states,
             inputs.positions,
-            _attend(self._attention, inputs),
+            _attend(self._attention, inputs, self._head.config),
         )
         selected = hidden.index_select(0, inputs.select_index)
         logits = self._head.logits(self._layer, selected)
@@ -114,20 +115,20 @@ class StandaloneForward:
 
     def __call__(self, inputs: DraftInputs | DraftExtendInputs) -> ForwardOutput:
         """Return logits of every row, or of each request's last row in DRAFT_EXTEND."""
-        attend = _attend(self._attention, inputs)
+        attend = _attend(self._attention, inputs, self._model.config)
         hidden = self._model(inputs.input_ids, inputs.positions, attend)
         hidden = _last_rows(inputs, hidden)
         return ForwardOutput(next_token_logits=self._model.logits(hidden))
 
 
-def _attend(attention: PagedAttention, inputs: Inputs) -> Attend:
-    metadata, slots = inputs.attention, inputs.out_cache_loc
+def _attend(attention: PagedAttention, inputs: Inputs, config: LlamaConfig) -> Attend:
+    metadata, slots, window = inputs.attention, inputs.out_cache_loc, config.sliding_window or 0
     assert metadata is not None, "the runner has an attention backend"
 
     def attend(
         layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        return attention.attend(layer, query, key, value, slots, metadata)
+        return attention.attend(layer, query, key, value, slots, metadata, window=window)
 
     return attend
 

@@ -78,6 +78,8 @@ def build(kind):
             return hf.LlamaForCausalLM(config)
         case "mistral":
             return hf.MistralForCausalLM(hf.MistralConfig(**SIZES, head_dim=24))
+        case "mistral-window":
+            return hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=9))
         case "qwen2":
             rope = {"rope_type": "default", "rope_theta": 1e6}
             return hf.Qwen2ForCausalLM(hf.Qwen2Config(**SIZES, rope_parameters=rope))

@@ -94,18 +94,20 @@ def test_qwen2_ignores_attention_bias():
 
 
 @pytest.mark.parametrize(
-    ("change", "context"),
+    ("change", "window"),
     [
-        ({}, 2048),
+        ({}, None),  # 4096, longer than the context
         ({"max_position_embeddings": 32768}, 4096),
         ({"max_position_embeddings": 32768, "sliding_window": 100}, 100),
-        ({"max_position_embeddings": 32768, "sliding_window": None}, 32768),
-        ({"model_type": "llama", "max_position_embeddings": 32768, "sliding_window": 100}, 32768),
+        ({"max_position_embeddings": 32768, "sliding_window": None}, None),
+        ({"model_type": "llama", "max_position_embeddings": 32768, "sliding_window": 100}, None),
     ],
 )
-def test_a_mistral_context_ends_at_the_sliding_window(change, context):
+def test_a_mistral_attends_within_its_window(change, window):
     config = LlamaConfig.from_dict(CONFIG | {"model_type": "mistral"} | change)
-    assert config.max_position_embeddings == context
+    assert config.sliding_window == window
+    assert config.max_position_embeddings == change.get("max_position_embeddings", 2048)
+    assert LlamaConfig.from_dict(config.to_dict()) == config
 
 
 def test_mistral_has_no_bias():
@@ -120,6 +122,10 @@ def test_a_config_built_by_hand_is_checked():
     assert LlamaConfig(**sizes).model_type == "llama"
     with pytest.raises(ConfigError, match="hidden_size must be an int >= 1, got -8"):
         LlamaConfig(**sizes | {"hidden_size": -8})
+    with pytest.raises(ConfigError, match="sliding_window must be an int >= 1, got 0"):
+        LlamaConfig(**sizes, sliding_window=0)
+    with pytest.raises(ConfigError, match="sliding_window with biases or qk_norm"):
+        LlamaConfig(**sizes, sliding_window=4, qk_norm=True)
     with pytest.raises(ConfigError, match="Set output_bias equal to attention_bias"):
         LlamaConfig(**sizes, output_bias=True)
     with pytest.raises(ConfigError, match="Set output_bias equal to attention_bias"):
