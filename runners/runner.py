@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -514,6 +515,17 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ReplayError: The runner is not ``captured``.
         """
         return self._require_captured("observe").observed(observer)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave the replays and fallbacks of a block out of ``stats``."""
+        replayer, fallbacks = self._replayer, Counter(self.dispatch.fallbacks)
+        if replayer is not None:
+            self._replayer = self.replayer_of(replayer.graphs)
+        try:
+            yield
+        finally:
+            self._replayer, self.dispatch.fallbacks = replayer, fallbacks
 
     # Sight.
 

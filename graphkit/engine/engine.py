@@ -177,8 +177,9 @@ class SpeculativeEngine:
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
 
-        Also compiles the kernels of prefills, so that the first prompt does not wait for them.
-        May be called while requests are running. Waits for the device.
+        Also compiles the kernels of prefills, and on CUDA those between the graphs of a step, so
+        that the first request does not wait for them. May be called while requests are running.
+        Waits for the device.
 
         Args:
             progress: Called with a short message before each runner is captured.
@@ -189,11 +190,14 @@ class SpeculativeEngine:
             ReplayError: The engine is closed.
         """
         planned = [runner for runner in self.runners if runner.status != "captured"]
-        if planned and self.generation != "v3":  # the runner of v3 warms up itself
+        warms_up = planned and self.generation != "v3"  # the runner of v3 warms up itself
+        if warms_up:
             self._prefill.warm_up(self.runners[0].capturing_backend())
         for runner in planned:
             progress(f"capturing {runner.mode.name}")
             runner.capture()
+        if warms_up and self.device.type == "cuda":
+            self._steps.warm_up(self.runners[0].capturing_backend())
 
     def submit(
         self,

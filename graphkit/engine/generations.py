@@ -16,7 +16,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
+from itertools import product
 
 import torch
 
@@ -24,10 +26,12 @@ from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.transfers import NewTokens, PendingReport
 from graphkit.engine.tree_bitmask import tree_bitmask
+from graphkit.graphs import Backend
 from graphkit.ops.loop_layout import Report
-from graphkit.step import DeviceStep, StepResult
+from graphkit.step import DeviceStep, StepResult, Verified
 from graphkit.step.acceptance import Links
 from graphkit.step.transfers import to_device
+from graphkit.step.warm_up import warm_up
 
 
 class RunningBatch:
@@ -105,6 +109,31 @@ class Generation(ABC):
             [request.open_matcher for request in requests], tokens, links, vocab_size
         )
 
+    @abstractmethod
+    def _catch_up(self, verified: Verified) -> None:
+        """Let the drafter catch up on all accepted tokens of a step."""
+
+    def warm_up(self, backend: Backend) -> None:
+        """Run steps of pads, greedy and sampled, so that their kernels are compiled.
+
+        Waits for the device. Does not count in the statistics of the runners.
+
+        Raises:
+            CaptureError: The step raised an exception.
+        """
+        sizes = {1, min(2, self._device_step.context.sizes.max_batch_size)}
+        steps = product(sorted(sizes), (True, False))
+        with ExitStack() as stack:
+            for runner in self._device_step.runners:
+                stack.enter_context(runner.uncounted())
+            runs = [partial(self._run_pads, size, is_greedy=kind) for size, kind in steps]
+            warm_up(backend, self._device_step.runners[0].mode, runs)
+
+    def _run_pads(self, batch_size: int, *, is_greedy: bool) -> None:
+        device = self._device_step.context.device
+        pads = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy).verified)
+
     def take_new_tokens(self) -> NewTokens:
         """Return the tokens delivered since the last call, those of a failed step included."""
         new_tokens, self._new_tokens = self._new_tokens, []
@@ -154,6 +183,10 @@ class HostInLoop(Generation):
     def drain(self) -> None:
         """Do nothing: every step delivers its own tokens."""
 
+    def _catch_up(self, verified: Verified) -> None:
+        counts = verified.counts.num_accepted_tokens.tolist()
+        self._device_step.drafter.extend_accepted(verified, counts)
+
 
 class Overlapped(Generation):
     """Generation v2: launches a step before it reads the previous one's tokens.
@@ -189,7 +222,10 @@ class Overlapped(Generation):
         result = self._draft_and_verify(batch)
         # Appended before the drafter can fail: the state of this step is stored already.
         self._pending.append(PendingReport.send(batch.requests, result.report, is_verify=True))
-        self._device_step.drafter.extend(result.verified)
+        self._catch_up(result.verified)
+
+    def _catch_up(self, verified: Verified) -> None:
+        self._device_step.drafter.extend(verified)
 
     def _deliver(self, count: int) -> None:
         for _ in range(count):

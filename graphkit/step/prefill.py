@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from graphkit.config import require_int
-from graphkit.graphs import Backend, CaptureFailure
-from graphkit.runners.capture import capture_error
+from graphkit.graphs import Backend
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.step_tensors import Prefilled
 from graphkit.step.transfers import copied_to, to_device
+from graphkit.step.warm_up import warm_up
 
 
 class Prefill:
@@ -44,13 +44,8 @@ class Prefill:
         lengths = {1, longest}
         if backend.device.type == "cuda":  # Triton compiles anew for 1 and for multiples of 16
             lengths |= {min(15, longest), min(16, longest)}
-        try:
-            with backend.session(), torch.no_grad():
-                for length in sorted(lengths):
-                    backend.warm_up(partial(self._run_pads, length))
-        except CaptureFailure as failure:
-            mode = self._device_step.verifier.runner.mode
-            raise capture_error(mode, 1, failure) from failure.__cause__
+        chunks = [partial(self._run_pads, length) for length in sorted(lengths)]
+        warm_up(backend, self._device_step.verifier.runner.mode, chunks)
 
     def run(
         self,

@@ -1,4 +1,4 @@
-"""``SpeculativeEngine.capture`` prepares prefills, so that the first request waits for nothing."""
+"""``SpeculativeEngine.capture`` compiles all kernels, so that the first request waits for none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 
 from graphkit.engine import EagleDrafter, SamplingParams
 from graphkit.errors import CaptureError
-from graphkit.step import Prefill
 
 each_generation = pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 
@@ -44,32 +43,51 @@ def test_an_error_in_a_prefill_ends_the_capture(make_engine, generation):
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+def test_steps_of_pads_change_and_count_nothing(make_engine, task, generation, topk):
+    steps = []
+
+    class Noting(EagleDrafter):
+        def draft(self, rows, seq_lens, bonus):
+            steps.append(rows.tolist())
+            return super().draft(rows, seq_lens, bonus)
+
+        def extend(self, verified):
+            steps.append("extended")
+            super().extend(verified)
+
+        def extend_accepted(self, verified, counts):
+            steps.append("extended" if all(counts) else "idle")
+            super().extend_accepted(verified, counts)
+
+    engine = make_engine(drafter=Noting, generation=generation, topk=topk, batch_sizes=[2])
+    engine.capture()
+    request = engine.submit(task.prompts[3], SamplingParams(max_new_tokens=9))
+    engine.step()
+    before = engine.stats
+    steps.clear()
+    engine._steps.warm_up(engine.runners[0].capturing_backend())
+    assert steps == [[0], "extended"] * 2 + [[0, 0], "extended"] * 2
+    assert engine.stats == before
+    while engine.has_work:
+        engine.step()
+    assert request.output_ids == task.expected[3][:9]
+    assert engine.stats.replays["TARGET_VERIFY"] > before.replays["TARGET_VERIFY"]
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
 @each_generation
 def test_the_first_request_compiles_no_kernel(make_engine, task, monkeypatch, generation, topk):
-    """In v1 and v2, of its prefill: their kernels between graphs are compiled by the first step."""
     if make_engine.device != "cuda":
         pytest.skip("the torch references compile nothing")
     import triton
 
     engine = make_engine(generation=generation, topk=topk, batch_sizes=[1, 8])
     engine.capture()
-    compiled, run = [], Prefill.run
-    is_checked = generation == "v3"
-
-    def run_checked(*args, **options):
-        nonlocal is_checked
-        before, is_checked = is_checked, True
-        try:
-            return run(*args, **options)
-        finally:
-            is_checked = before
-
-    def on_compiled(**each):
-        if is_checked:
-            compiled.append(each["repr"])
-
-    monkeypatch.setattr(Prefill, "run", run_checked)
-    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", on_compiled)
+    compiled = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **each: compiled.append(each["repr"])
+    )
     for temperature in (0.0, 0.7):
         sampling = SamplingParams(max_new_tokens=9, temperature=temperature)
         engine.generate([task.prompts[3]], sampling)
