@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,10 +105,11 @@ class AttentionBatch:
         self.histories = [self.histories[b] for b in order]
 
     def expected(self) -> Tensor:
-        """Compute the live rows in float64 on the CPU, one query, head and key at a time."""
+        """Compute the live rows in float64 on the CPU, one query and head at a time."""
         query, key, value = (each.cpu() for each in (self.query, self.key, self.value))
         heads, kv_heads, value_dim = query.shape[1], *value.shape[1:]
-        window, sinks = self.options.get("window", 0), self.options.get("sinks_N")
+        window, cap = self.options.get("window", 0), self.options.get("softcap")
+        sinks = self.options.get("sinks_N")
         out = torch.zeros(self.live_rows, heads, value_dim, dtype=torch.float64)
         for b, (old_keys, old_values) in enumerate(self.histories):
             first = sum(self.own_rows[:b])
@@ -119,19 +119,13 @@ class AttentionBatch:
             for i in range(self.own_rows[b]):
                 sees = [s for s in range(len(keys)) if self._sees(b, i, s, len(keys))][-window:]
                 for n in range(heads):
-                    m, row = n * kv_heads // heads, query[first + i, n].double()
-                    scores = [self._score(float(row @ keys[s, m])) for s in sees]
-                    others = [] if sinks is None else [float(sinks[n])]
-                    top = max(scores + others)
-                    weights = [math.exp(score - top) for score in scores]
-                    total = sum(weights) + sum(math.exp(other - top) for other in others)
-                    for s, weight in zip(sees, weights, strict=True):
-                        out[first + i, n] += weight / total * values[s, m]
+                    m = n * kv_heads // heads
+                    scores = keys[sees, m] @ query[first + i, n].double() * self.scale
+                    scores = cap * (scores / cap).tanh() if cap else scores
+                    if sinks is not None:  # one more score, whose value is zero
+                        scores = torch.cat([scores, sinks[n : n + 1].cpu().double()])
+                    out[first + i, n] = scores.softmax(0)[: len(sees)] @ values[sees, m]
         return out
-
-    def _score(self, product: float) -> float:
-        score, cap = product * self.scale, self.options.get("softcap")
-        return cap * math.tanh(score / cap) if cap else score
 
     def _sees(self, b: int, i: int, key: int, keys: int) -> bool:
         mask = self.inputs.custom_mask
