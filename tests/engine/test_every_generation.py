@@ -91,7 +91,8 @@ def test_output_is_that_of_plain_decoding(
         **settings_of(algorithm, topk), **options, generation="v3", steps_per_launch=64
     )
     engine.capture()
-    for steps_per_launch in (1, 3, 64):
+    # How many steps a launch runs is the same for all algorithms.
+    for steps_per_launch in (1, 3, 64) if algorithm == "EAGLE" else (3,):
         monkeypatch.setattr(engine._steps, "_steps_per_launch", steps_per_launch)
         check(engine, "v3", steps_per_launch)
     (replays,) = engine.stats.replays.values()

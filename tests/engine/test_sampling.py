@@ -87,10 +87,12 @@ def transitions(requests):
     return counts
 
 
-@each_generation
-@chain_and_tree
+@pytest.mark.parametrize(("generation", "topk"), [("v1", 1), ("v3", 2)])
 def test_every_token_follows_the_target_at_its_temperature(engine_of, logits, generation, topk):
-    """Two temperatures and greedy requests in one batch, drafts often right."""
+    """Two temperatures and greedy requests in one batch, drafts often right.
+
+    Other generations draw the same tokens: see the test of equal seeds.
+    """
     engine = engine_of(topk=topk, generation=generation, seed=topk, batch_sizes=[32])
     if generation == "v3":  # which loops only if it is captured
         engine.capture()
