@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import triton
 
@@ -47,6 +48,7 @@ def choose_config(rows: int, value_dim: int, element_size: int) -> AttentionConf
     return AttentionConfig(block_rows, block_keys=32, num_warps=warps, programs=1)
 
 
+@cache
 def choose_splits(tiles: int, max_keys: int, places: int) -> int:
     """Return the number of splits of the keys, from sizes that a capture fixes.
 
