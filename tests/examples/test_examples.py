@@ -154,3 +154,46 @@ def test_a_model_that_declares_nothing_has_no_error_and_few_findings(factory, de
     assert len(findings) <= 5
     (memory,) = (each for each in findings if each.kind == "undeclared memory")
     assert "forward.model.model.embed_tokens.weight" in memory.names
+
+
+STEPS = {
+    "v1: the host checks each step": "v1: time per step",
+    "v2: the host is one step behind": "v2: time per step",
+    "v3, one step per launch": "one launch: time per step",
+    "v3, 64 steps per launch": "loop of 64: time per step",
+    "v2, beside two busy processes per core": "v2, loaded: time per step",
+    "v3, 64 steps per launch, beside them": "loop of 64, loaded: time per step",
+    "the captured step alone, on the GPU": "bare step",
+}
+SETTINGS = ("chain, 1", "tree of topk 4, 1", "chain, 8", "tree of topk 4, 8")
+
+
+def measured(result):
+    """Return the measures of a committed result by name and setting."""
+    text = (ROOT / "tools" / "bench" / "results" / f"{result}.json").read_text()
+    return {
+        ", ".join(filter(None, [each.setting, each.name])): each.value
+        for each in BenchReport.from_json(text).measures
+    }
+
+
+def test_the_readme_states_the_committed_times_of_steps():
+    readme, found = " ".join((ROOT / "README.md").read_text().split()), measured("step")
+    for title, name in STEPS.items():
+        cells = " | ".join(f"{found[f'{setting}, {name}']:.2f}" for setting in SETTINGS)
+        assert f"| {title} | {cells} |" in readme
+    assert f"One request gets {found['chain, 1, loop of 64: tokens']:,.0f} tokens/s." in readme
+    rivals = ("dynamic cache", "static cache, compiled", "assisted by the draft model")
+    for rival in rivals:
+        tokens = f"{found[f'one request, transformers, {rival}: tokens']:.0f}"
+        assert re.search(rf"\b{tokens}\b", readme), rival
+    assert f"v2 makes {found['chain, 1, v2: CUDA calls']:.0f} per step" in readme
+
+
+@pytest.mark.parametrize(
+    ("result", "batch"), [("llama-8b-none", 1), ("llama-8b-none", 8), ("llama-8b-eagle-5", 1)]
+)
+def test_the_readme_states_the_committed_times_of_a_large_model(result, batch):
+    readme, found = " ".join((ROOT / "README.md").read_text().split()), measured(result)
+    assert f"{found[f'batch {batch}, bare step']:.2f} ms" in readme
+    assert re.search(rf"\b{found[f'batch {batch}, bare step over that']:.2f}\b", readme)
