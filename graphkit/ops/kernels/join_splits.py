@@ -20,10 +20,11 @@ def join_splits_kernel(
     is_dim = dim < HEAD_DIM
     split = tl.arange(0, BLOCK_S)
     entry = split * rows + row
-    weight_log2 = tl.load(lse + entry, mask=split < splits, other=float("-inf"))
+    is_split = split < splits
+    weight_log2 = tl.load(lse + entry, mask=is_split, other=float("-inf"))
     top = tl.max(weight_log2, 0)
     weight = tl.exp2(weight_log2 - tl.where(top == float("-inf"), 0.0, top))
-    is_cell = (weight > 0.0)[:, None] & is_dim[None, :]
+    is_cell = is_split[:, None] & is_dim[None, :]
     results = tl.load(partial + entry[:, None] * HEAD_DIM + dim[None, :], mask=is_cell, other=0.0)
     total = tl.sum(weight, 0)
     result = tl.sum(results * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
@@ -36,8 +37,7 @@ def join_splits(given: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch
     Args:
         given: Arguments of the op.
         out: Result, [T, N, D].
-        partial: Result of each split, normalised; float32 [splits, T, N, D]. Not read where the
-            weight is 0.
+        partial: Result of each split, normalised, 0 where the weight is; float32 [splits, T, N, D].
         lse: Base-2 logarithm of the weight of each partial result; float32 [splits, T, N].
     """
     splits, (tokens, heads, head_dim) = partial.shape[0], out.shape
