@@ -60,14 +60,15 @@ class PagedAttention(AttentionBackend):
         window_kv_pool: Pool | None = None,
     ) -> None:
         name = type(self).__name__
+        # Set first: what these pools hold is named by them.
+        self.req_to_token_pool = req_to_token_pool
+        self.kv_pool = kv_pool
         self._cache = self._window_cache = PagedCache(req_to_token_pool, kv_pool)
         self._cache.check(name, self.pool_types, "")
         require_type(name, "scale", scale, (int, float, NoneType), "a number or None")
         if window_req_to_token_pool is not None or window_kv_pool is not None:
             self._window_cache = PagedCache(window_req_to_token_pool, window_kv_pool)  # type: ignore[arg-type]  # checked next
             self._window_cache.check(name, self.pool_types, "window_")
-        self.req_to_token_pool = req_to_token_pool
-        self.kv_pool = kv_pool
         if scale is None:
             if isinstance(kv_pool, MLATokenToKVPool):
                 raise ConfigError(
