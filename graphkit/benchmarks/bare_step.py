@@ -24,7 +24,9 @@ class BareStep:
     """
 
     def __init__(self, runner: SpecStepRunner, rows: Sequence[int]) -> None:
-        self._runner = SpecStepRunner.from_step(runner.device_step, is_greedy=True)
+        self._runner = SpecStepRunner.from_step(
+            runner.device_step, is_greedy=True, group=runner.group
+        )
         self._runner.capture(attribution=Attribution())
         self._batch = SpecStepInputs(req_pool_indices=np.array(rows))
 

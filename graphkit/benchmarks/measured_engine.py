@@ -123,7 +123,7 @@ class MeasuredEngine:
         are the launch, and the reading of steps that are done. The engine must not run afterwards:
         it does not know the steps.
         """
-        if self._variant.generation == "v3":
+        if self._variant.generation == "v3" and self._runner().can_launch:
             launching, reading = self._launch_and_reading_us(steps)
             return {
                 "host": launching + reading, "host, launch": launching, "host, reading": reading

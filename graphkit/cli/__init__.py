@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphkit.cli.exit_codes import INTERRUPTED, TERMINATED, exit_code_of
+from graphkit.cli.exit_codes import INTERRUPTED, TERMINATED, describe, exit_code_of
 from graphkit.cli.interrupts import Terminated, signals_as_exceptions
-from graphkit.errors import GraphkitError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +43,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except Exception as error:  # code of a TARGET may raise anything
         if arguments.verbose:
             raise
-        _print_error(_describe(error))
+        _print_error(describe(error))
         return exit_code_of(error)
 
 
@@ -53,11 +52,3 @@ def _print_error(text: str, *, starts_line: bool = False) -> None:
     from graphkit.cli.output import print_message
 
     print_message(f"error: {text}", starts_line=starts_line)
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, GraphkitError):
-        return str(error)
-    first_line = str(error).partition("\n")[0].rstrip(".")
-    summary = f"{type(error).__name__}: {first_line}".rstrip(": ")
-    return f"{summary}. Run graphkit -v to see the traceback."

@@ -6,14 +6,18 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from graphkit.cli.exit_codes import DONE
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.model_options import add_speculation_options
 from graphkit.cli.output import print_result
 from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.ranks import add_tp_option, run_on_ranks
 from graphkit.cli.target_options import add_device_option
+
+if TYPE_CHECKING:
+    from graphkit.distributed import RankGroup
 
 _GENERATIONS = ("v1", "v2", "v3")
 _T = TypeVar("_T")
@@ -40,6 +44,7 @@ Examples:
   graphkit bench
   graphkit bench --shape llama-8b --batch-sizes 1,8,32
   graphkit bench --shape llama-8b --algorithm EAGLE3 --num-steps 5
+  torchrun --nproc-per-node 2 -m graphkit bench --tp 2 --shape llama-8b
   graphkit bench --shape qwen3-8b --algorithm NONE --context 8192 --batch-sizes 1
   graphkit bench --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --topk 4 --out bench.json
 """,
@@ -49,6 +54,7 @@ Examples:
     add_speculation_options(parser)
     _add_measurements(parser)
     add_device_option(parser)
+    add_tp_option(parser)
     parser.add_argument("--out", type=Path, metavar="F", help="write the report as JSON to file F")
     parser.add_argument("--json", action="store_true", help="print the report instead of tables")
     parser.set_defaults(run=run)
@@ -107,14 +113,18 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    return run_on_ranks(arguments, _run)
+
+
+def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     from graphkit.cli.measured_steps import measure
     from graphkit.views import bench_view
 
     if arguments.out is not None:
         check_writable(arguments.out)
-    report = measure(arguments)
+    report = measure(arguments, group)
     print_result(report.to_json() if arguments.json else bench_view(report))
-    if arguments.out is not None:
+    if arguments.out is not None and (group is None or not group.rank):
         write_output(arguments.out, report.to_json())
     return DONE
 

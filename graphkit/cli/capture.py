@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkit.cli.exit_codes import DONE, FAILED
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.output import print_result
 from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.ranks import add_tp_option, run_on_ranks
 from graphkit.cli.target_options import (
     add_target_argument,
     add_target_options,
     capture_selected,
     select_target,
 )
+
+if TYPE_CHECKING:
+    from graphkit.distributed import RankGroup
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,12 +35,14 @@ Exit code 1: a replay is wrong, or a forward cannot be captured.
 
 Examples:
   graphkit capture
+  torchrun --nproc-per-node 2 -m graphkit capture --tp 2
   graphkit capture engine.targets:llama --mode target_verify --batch-sizes 1,8
 """,
         formatter_class=HelpFormatter,
     )
     add_target_argument(parser)
     add_target_options(parser)
+    add_tp_option(parser)
     parser.add_argument("--out", type=Path, metavar="F", help="write the record as JSON to file F")
     parser.add_argument("--json", action="store_true", help="print the record instead of a table")
     parser.set_defaults(run=run)
@@ -43,14 +50,18 @@ Examples:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    return run_on_ranks(arguments, _run)
+
+
+def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     from graphkit.views import capture_view
 
     if arguments.out is not None:
         check_writable(arguments.out)
     keeps_record = arguments.out is not None or arguments.json
-    selection = select_target(arguments.target, arguments)
+    selection = select_target(arguments.target, arguments, group)
     record = capture_selected(selection, inspect=keeps_record)
     print_result(record.to_json() if arguments.json else capture_view(record))
-    if arguments.out is not None:
+    if arguments.out is not None and (group is None or not group.rank):
         write_output(arguments.out, record.to_json())
     return FAILED if record.mismatches else DONE

@@ -11,6 +11,7 @@ from graphkit.cli.generated_text import OnText, TextDisplay, prompt_end
 from graphkit.cli.model_options import algorithm_of, dtype_of
 from graphkit.cli.output import progress_on_stderr
 from graphkit.cli.threads import use_one_thread
+from graphkit.distributed import RankGroup
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
 from graphkit.graphs import environment, resolve_device
 from graphkit.records import Completion, GenerateRecord
@@ -30,7 +31,10 @@ _LARGEST_DEFAULT_CONTEXT = 4096
 
 
 def complete(
-    arguments: argparse.Namespace, prompts: Sequence[str], display: TextDisplay
+    arguments: argparse.Namespace,
+    prompts: Sequence[str],
+    display: TextDisplay,
+    group: RankGroup | None = None,
 ) -> GenerateRecord:
     """Continue prompts with the options of ``graphkit generate``.
 
@@ -38,6 +42,7 @@ def complete(
         arguments: The parsed options.
         prompts: At least one; bytes that are not UTF-8 are lone surrogates.
         display: Shows the text as it is generated.
+        group: Ranks that split the target; the others call ``follow``.
 
     Raises:
         UsageError: A prompt or the context is too long.
@@ -58,7 +63,7 @@ def complete(
         stop_token_ids=tokenizer.stop_ids,
     )
     streams = [TextStream(tokenizer, ids, arguments.stop) for ids in prompt_ids]
-    with _engine(arguments, config, len(prompts)) as engine:
+    with _engine(arguments, config, len(prompts), group) as engine:
         for ids in prompt_ids:
             _check_length(ids, engine.context_limit)
         requests = [engine.submit(ids, sampling) for ids in prompt_ids]
@@ -73,8 +78,20 @@ def complete(
         return _record(arguments, engine, completions, seconds, capture_seconds)
 
 
+def follow(arguments: argparse.Namespace, group: RankGroup, num_prompts: int) -> None:
+    """Run the engine of ``complete`` on another rank than 0."""
+    config = LlamaConfig.from_dict(read_config(arguments.checkpoint or default_checkpoint()))
+    with _engine(arguments, config, num_prompts, group) as engine:
+        if not arguments.eager:
+            engine.capture()
+        engine.follow()
+
+
 def _engine(
-    arguments: argparse.Namespace, config: LlamaConfig, num_prompts: int
+    arguments: argparse.Namespace,
+    config: LlamaConfig,
+    num_prompts: int,
+    group: RankGroup | None,
 ) -> SpeculativeEngine:
     """Return an engine for so many prompts."""
     device, folder = resolve_device(arguments.device), arguments.checkpoint
@@ -95,6 +112,7 @@ def _engine(
         checkpoint=folder,
         draft=arguments.draft,
         seed=arguments.seed,
+        group=group,
     )
 
 

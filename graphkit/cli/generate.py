@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkit.cli.exit_codes import DONE
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.model_options import add_speculation_options
 from graphkit.cli.output import is_terminal
 from graphkit.cli.prompts import read_prompts
+from graphkit.cli.ranks import add_tp_option, run_on_ranks
 from graphkit.cli.target_options import add_device_option
+
+if TYPE_CHECKING:
+    from graphkit.distributed import RankGroup
 
 _LARGEST_SEED = 2**63 - 1
 
@@ -34,6 +39,7 @@ Examples:
   graphkit generate --algorithm NGRAM --topk 2 --num-draft-tokens 8 --json
   git show HEAD:setup.py | graphkit generate --temperature 0.7 --seed 1
   graphkit generate --checkpoint ~/Qwen3-8B --chat --prompt 'What is a CUDA graph?'
+  torchrun --nproc-per-node 2 -m graphkit generate --tp 2 --checkpoint ~/Llama-3-70B --prompt Hi
   graphkit generate --checkpoint ~/Llama-2-7b --draft ~/EAGLE-llama2-7B --prompts questions.txt
 """,
         formatter_class=HelpFormatter,
@@ -44,6 +50,7 @@ Examples:
     _add_generation(parser)
     _add_sampling(parser)
     add_device_option(parser)
+    add_tp_option(parser)
     parser.add_argument("--eager", action="store_true", help="run without graphs")
     parser.add_argument("--json", action="store_true", help="print the record instead of the text")
     parser.set_defaults(run=run)
@@ -131,12 +138,24 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from graphkit.cli.completions import complete
-    from graphkit.cli.generated_text import count_tokens, print_generated, stream_text
+    return run_on_ranks(arguments, _run)
 
+
+def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
+    from graphkit.cli.completions import complete, follow
+    from graphkit.cli.generated_text import count_tokens, print_generated, stream_text
+    from graphkit.distributed import Channel
+
+    channel = None if group is None else Channel(group)
+    if channel is not None and group is not None and group.rank:
+        follow(arguments, group, int(channel.broadcast()))
+        return DONE
     prompts = read_prompts(arguments.prompt, arguments.prompts)
+    if channel is not None:
+        channel.broadcast(str(len(prompts)).encode())
     is_streamed = len(prompts) == 1 and is_terminal(sys.stdout) and not arguments.json
-    record = complete(arguments, prompts, stream_text if is_streamed else count_tokens)
+    display = stream_text if is_streamed else count_tokens
+    record = complete(arguments, prompts, display, group)
     print_generated(record, as_json=arguments.json, is_streamed=is_streamed)
     return DONE
 

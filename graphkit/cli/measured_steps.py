@@ -13,6 +13,7 @@ from graphkit.cli.exit_codes import UsageError
 from graphkit.cli.model_options import algorithm_of, dtype_of
 from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.cli.threads import use_one_thread
+from graphkit.distributed import LOOP_REFUSAL, RankGroup
 from graphkit.errors import GraphkitError
 from graphkit.graphs import backend_for, resolve_device
 from graphkit.records import BenchReport
@@ -30,8 +31,12 @@ _STEPS_PER_LAUNCH = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 16)}
 _USUAL_LENGTHS = (1.0, 2.0, 3.0)
 
 
-def measure(arguments: argparse.Namespace) -> BenchReport:
+def measure(arguments: argparse.Namespace, group: RankGroup | None = None) -> BenchReport:
     """Measure steps with the options of ``graphkit bench``.
+
+    Args:
+        arguments: The parsed options.
+        group: Ranks that split the target; each measures the same steps.
 
     Raises:
         UsageError: Options contradict each other.
@@ -44,7 +49,7 @@ def measure(arguments: argparse.Namespace) -> BenchReport:
         )
     device = resolve_device(arguments.device)
     try:
-        bench, name, notes = _bench(arguments, device)
+        bench, name, notes = _bench(arguments, device, group)
         sizes = ", ".join(map(str, arguments.batch_sizes))
         variants = ", ".join(variant.name for variant in bench.variants)
         print_message(f"measuring {name} on {device}: batch sizes {sizes}; {variants}")
@@ -59,22 +64,22 @@ def measure(arguments: argparse.Namespace) -> BenchReport:
 
 
 def _bench(
-    arguments: argparse.Namespace, device: torch.device
+    arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
 ) -> tuple[StepBench, str, dict[str, str]]:
     """Return what to measure, the name of the models, and notes for the report."""
     algorithm = check_algorithm(algorithm_of(arguments))
     spec = spec_of(algorithm, arguments.num_steps, arguments.topk, arguments.num_draft_tokens)
-    generations, notes = _generations(arguments.generations, device)
+    generations, notes = _generations(arguments.generations, device, group)
     if device.type == "cpu" and arguments.checkpoint is None:
         use_one_thread()
-    models, name = _models(arguments, algorithm, device)
+    models, name = _models(arguments, algorithm, device, group)
     longest = models.target.config.max_position_embeddings
     if arguments.context > longest:
         raise UsageError(
             f"--context is {arguments.context}, but the target has contexts of at most {longest} "
             "tokens. Choose a smaller number."
         )
-    counts = arguments.steps_per_launch or _STEPS_PER_LAUNCH[device.type]
+    counts = _steps_per_launch(arguments.steps_per_launch, device, group)
     bench = StepBench(
         models=models,
         spec=spec,
@@ -89,27 +94,49 @@ def _bench(
 
 
 def _generations(
-    chosen: Sequence[Generation] | None, device: torch.device
+    chosen: Sequence[Generation] | None, device: torch.device, group: RankGroup | None
 ) -> tuple[Sequence[Generation], dict[str, str]]:
     """Return the generations to measure, and why v3 is left out of the default."""
     if chosen is not None:
         return chosen, {}
+    if group is not None:
+        return ("v1", "v2", "v3"), {"tensor parallel": str(group.size)}
     refusal = backend_for(device).loop_refusal
     if refusal:
         return ("v1", "v2"), {"v3": f"cannot run: {refusal}"}
     return ("v1", "v2", "v3"), {}
 
 
+def _steps_per_launch(
+    chosen: Sequence[int] | None, device: torch.device, group: RankGroup | None
+) -> Sequence[int]:
+    """Return the steps of one launch of v3 to measure: 1 on several ranks, which have no loops."""
+    if group is None:
+        return chosen or _STEPS_PER_LAUNCH[device.type]
+    if chosen is not None and list(chosen) != [1]:
+        raise UsageError(f"--steps-per-launch must be 1 with --tp: {LOOP_REFUSAL}.")
+    return (1,)
+
+
 def _models(
-    arguments: argparse.Namespace, algorithm: str, device: torch.device
+    arguments: argparse.Namespace,
+    algorithm: str,
+    device: torch.device,
+    group: RankGroup | None,
 ) -> tuple[EngineModels, str]:
     """Return the models and their name."""
     if arguments.shape is not None:
-        return random_models(arguments.shape, algorithm, device=device), arguments.shape
+        models = random_models(arguments.shape, algorithm, device=device, group=group)
+        return models, arguments.shape
     folder = arguments.checkpoint
     dtype = dtype_of(folder, device)
     models = load_models(
-        algorithm, checkpoint=folder, draft=arguments.draft, device=device, dtype=dtype
+        algorithm,
+        checkpoint=folder,
+        draft=arguments.draft,
+        device=device,
+        dtype=dtype,
+        group=group,
     )
     return models, "the reference model" if folder is None else folder.resolve().name
 

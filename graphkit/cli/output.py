@@ -14,6 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from graphkit.cli.exit_codes import UsageError
 
 _PIPE_WIDTH = 120
+_silent = False
+
+
+def silence() -> None:
+    """Print nothing from now on: another process of the command prints."""
+    global _silent
+    _silent = True
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -38,6 +45,8 @@ def write_stdout(text: str) -> None:
     Raises:
         UsageError: stdout is closed, or the system refuses the write, for example on a full disk.
     """
+    if _silent:
+        return
     if sys.stdout is None:
         raise UsageError("cannot write to stdout: it is closed.")
     try:
@@ -55,7 +64,7 @@ def print_message(message: RenderableType, *, starts_line: bool = False) -> None
         message: Anything that is not the result of the command.
         starts_line: On a terminal, end the present line first.
     """
-    if sys.stderr is None:
+    if sys.stderr is None or _silent:
         return
     is_text = isinstance(message, str)
     text = f"{message}\n" if is_text else _render(message, Console(stderr=True))
@@ -97,7 +106,7 @@ def progress_on_stderr() -> Iterator[Callable[[int, int, str], None]]:
     )
     console = Console(stderr=True)
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        *columns, console=console, transient=True, disable=_silent or not console.is_terminal
     ) as bar:
         task = bar.add_task("starting", total=None)
 

@@ -17,6 +17,7 @@ from graphkit.spec import ForwardMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from graphkit.distributed import RankGroup
     from graphkit.records import CaptureRecord
     from graphkit.targets import CaptureTarget
 
@@ -82,12 +83,15 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def select_target(target: str, arguments: argparse.Namespace) -> TargetSelection:
+def select_target(
+    target: str, arguments: argparse.Namespace, group: RankGroup | None = None
+) -> TargetSelection:
     """Import a TARGET and resolve the options of ``add_target_options``.
 
     Args:
         target: ``package.module:attribute``.
         arguments: The parsed options.
+        group: Ranks that run the TARGET.
 
     Raises:
         ConfigError: A mode is unknown.
@@ -101,7 +105,7 @@ def select_target(target: str, arguments: argparse.Namespace) -> TargetSelection
     device = str(resolve_device(arguments.device))
     if device == "cpu" and target == REFERENCE:
         use_one_thread()
-    return TargetSelection(locate(target, device), modes, arguments.batch_sizes, device)
+    return TargetSelection(locate(target, device, group), modes, arguments.batch_sizes, device)
 
 
 def announce(verb: str, selection: TargetSelection, batch_sizes: Sequence[int] | None) -> None:

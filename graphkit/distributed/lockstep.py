@@ -17,6 +17,8 @@ from graphkit.graphs import Attribution, Backend, CapturedGraph, CaptureFailure,
 from graphkit.graphs.capture_failure import failure_of
 
 ResultT = TypeVar("ResultT")
+_SLICE_S = 1.0
+"""How long a rank waits for another one before it looks whether that one has left."""
 LOOP_REFUSAL = "the host can stop a loop, and ranks would stop theirs after different steps"
 
 
@@ -104,16 +106,21 @@ class Lockstep:
         group.require_open()
         topic = self._next()
         group.notes.write(topic, text)
-        found = group.notes.gather(topic, group.others, group.time_limit)
-        missing = [rank for rank in group.others if rank not in found]
-        if missing:
-            left = group.notes.read("left", missing[0])
-            where = f"rank {missing[0]} did not come within {group.time_limit:g} s"
-            if left is not None:
-                where = f"rank {missing[0]} left the group after {left}"
-            group.lose(where, tuple(missing))
-            raise RankFailure(CaptureCause.MISSING_RANK, where, missing[0])
+        deadline, found = time.monotonic() + group.time_limit, dict[int, str]()
+        while missing := [rank for rank in group.others if rank not in found]:
+            for rank in missing:
+                if left := group.notes.read("left", rank):
+                    raise self._lost(f"rank {rank} left the group after {left}", rank)
+            seconds = min(deadline - time.monotonic(), _SLICE_S)
+            if seconds <= 0:
+                text = f"rank {missing[0]} did not come within {group.time_limit:g} s"
+                raise self._lost(text, missing[0])
+            found |= group.notes.gather(topic, missing, seconds)
         return found
+
+    def _lost(self, where: str, rank: int) -> RankFailure:
+        self._group.lose(where, (rank,))
+        return RankFailure(CaptureCause.MISSING_RANK, where, rank)
 
 
 class LockstepBackend:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # torch.distributed.Store, without its stub
 
 
 class Notes:
@@ -20,7 +22,7 @@ class Notes:
         rank: Rank of this process.
     """
 
-    def __init__(self, store: dist.Store, rank: int) -> None:
+    def __init__(self, store: Store, rank: int) -> None:
         self._store, self._rank = store, rank
 
     def write(self, topic: str, text: str) -> None:

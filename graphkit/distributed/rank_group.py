@@ -20,6 +20,8 @@ _SLICE = timedelta(seconds=1)
 """How long a rank waits for a vote before it looks whether another rank has given up."""
 _ROLL_CALL_S = 5.0
 """How long ranks wait for each other after a failure, to find out which one is missing."""
+_MOST_S = 1e8
+"""Limit of time limits: gloo counts milliseconds in 64 bits."""
 _DRAIN_S = 2.0
 """How long enqueued work may take to end by itself after another rank has failed."""
 
@@ -82,11 +84,7 @@ class RankGroup:
         time_limit: float = 300.0,
     ) -> None:
         self.process_group, self.rank = _member_of(process_group)
-        if not isinstance(time_limit, (int, float)) or not time_limit > 0:
-            raise ConfigError(
-                f"time_limit must be a number of seconds, got {time_limit!r}.", field="time_limit"
-            )
-        self.same_batch, self.time_limit = bool(same_batch), float(time_limit)
+        self.same_batch, self.time_limit = bool(same_batch), _seconds(time_limit)
         ranks = dist.get_process_group_ranks(self.process_group)
         self.size = len(ranks)
         self._control = dist.new_group(
@@ -335,6 +333,14 @@ def _member_of(process_group: object) -> tuple[dist.ProcessGroup, int]:
             field="process_group",
         )
     return chosen, dist.get_rank(chosen)
+
+
+def _seconds(given: object) -> float:
+    if isinstance(given, (int, float)) and 0 < given < _MOST_S:
+        return float(given)
+    raise ConfigError(
+        f"time_limit must be a number of seconds above 0, got {given!r}.", field="time_limit"
+    )
 
 
 def _has_ended(stream: torch.cuda.Stream) -> bool:

@@ -365,8 +365,7 @@ class SpeculativeEngine:
         return self
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if error is not None and self.group is not None and self._followers is not None:
-            self._followers.close()
+        if error is not None and self.group is not None:
             self.group.leave(error)
         self.close()
 

@@ -11,12 +11,12 @@ _NAMESPACES = ("c10d", "_c10d_functional")
 
 def is_collective(op: torch._ops.OpOverload) -> bool:
     """Return whether an operation communicates with other ranks."""
-    return op.namespace in _NAMESPACES
+    return str(op.namespace) in _NAMESPACES
 
 
 def is_wrapper(op: torch._ops.OpOverload) -> bool:
     """Return whether an operation only wraps the tensor of a collective that may be running."""
-    return op.name() == "_c10d_functional::_wrap_tensor_autograd"
+    return str(op.name()) == "_c10d_functional::_wrap_tensor_autograd"
 
 
 def finished(op: torch._ops.OpOverload, out: Any) -> Any:
@@ -29,7 +29,7 @@ def finished(op: torch._ops.OpOverload, out: Any) -> Any:
     if op.namespace == "c10d":
         for each in out if isinstance(out, (list, tuple)) else (out,):
             if isinstance(each, torch.ScriptObject):
-                each.wait()
+                each.wait()  # type: ignore[attr-defined]  # a Work
         return out
     if isinstance(out, list):
         return [torch.ops._c10d_functional.wait_tensor(each) for each in out]

@@ -108,7 +108,6 @@ def reference_engine(
         seed=seed,
         structured_output=structured_output,
         debug=debug,
-        group=group,
     )
 
 
@@ -127,7 +126,6 @@ def engine_of(
     seed: int = 0,
     structured_output: bool = False,
     debug: bool = False,
-    group: RankGroup | None = None,
 ) -> SpeculativeEngine:
     """Create an engine over models that several engines can share, with KV pools of its own.
 
@@ -157,7 +155,7 @@ def engine_of(
         seed=seed,
         structured_output=structured_output,
         debug=debug,
-        group=group,
+        group=models.group,
     )
 
 

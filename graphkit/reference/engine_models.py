@@ -30,6 +30,7 @@ from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.runner_forwards import EagleForward, MTPForward, StandaloneForward
+from graphkit.reference.tensor_parallel import ShardedLlama
 
 ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
 _HEAD_ALGORITHMS = ("EAGLE", "EAGLE3")
@@ -59,6 +60,11 @@ class EngineModels:
     def dtype(self) -> torch.dtype:
         """The data type of the target's weights."""
         return self.target.lm_head.weight.dtype
+
+    @property
+    def group(self) -> RankGroup | None:
+        """The ranks that split the target, if any."""
+        return self.target.group if isinstance(self.target, ShardedLlama) else None
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.reference.config import LlamaConfig, RopeScaling
 from graphkit.reference.eagle import EagleHead
@@ -15,6 +16,7 @@ from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine_models import EngineModels, check_algorithm
 from graphkit.reference.layers import RMSNorm
 from graphkit.reference.model import LlamaModel
+from graphkit.reference.tensor_parallel import ShardedLlama
 
 SHAPES: Mapping[str, LlamaConfig] = {
     "llama-8b": LlamaConfig(  # meta-llama/Llama-3.1-8B
@@ -72,6 +74,7 @@ def random_models(
     device: torch.device | str,
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
+    group: RankGroup | None = None,
 ) -> EngineModels:
     """Create the models of a shape with random weights, which are made on the device.
 
@@ -87,9 +90,11 @@ def random_models(
         device: Device of the weights.
         dtype: Data type of the weights.
         seed: Seed of the weights.
+        group: Ranks that split the target; see ``ShardedLlama``. Each makes its part alone.
 
     Raises:
-        ConfigError: The shape is unknown, or the algorithm has no draft model of its sizes.
+        ConfigError: The shape is unknown, the algorithm has no draft model of its sizes, or the
+            ranks cannot split the target evenly.
     """
     if shape not in SHAPES:
         raise ConfigError(
@@ -98,8 +103,9 @@ def random_models(
     name = check_algorithm(algorithm)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.device("meta"):
-        target = LlamaModel(SHAPES[shape])
-        draft = _draft_model(name, target)
+        config = SHAPES[shape]
+        target = LlamaModel(config) if group is None else ShardedLlama(config, group)
+        draft = _draft_model(name, target, config)
     for module in (target, draft):
         if module is not None:
             _fill(module.to(dtype), generator)
@@ -109,11 +115,19 @@ def random_models(
     return EngineModels(name, target, draft)
 
 
-def _draft_model(algorithm: str, target: LlamaModel) -> EagleHead | Eagle3Head | None:
-    """Return the draft model of an algorithm for a target, on the meta device."""
+def _draft_model(
+    algorithm: str, target: LlamaModel, config: LlamaConfig | None = None
+) -> EagleHead | Eagle3Head | None:
+    """Return the draft model of an algorithm for a target, on the meta device.
+
+    Args:
+        algorithm: One of ``ALGORITHMS``.
+        target: The target, or this rank's part of it.
+        config: The whole target's; ``None`` takes that of ``target``.
+    """
     if algorithm in ("NONE", "NGRAM"):
         return None
-    config = target.config
+    config = config or target.config
     if algorithm == "EAGLE":
         return EagleHead(replace(config, num_hidden_layers=1), target)
     if algorithm == "EAGLE3":

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
+from graphkit.distributed import RankGroup
 from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, tensors_of
@@ -46,6 +47,7 @@ def reference_target(
     max_batch_size: int | None = None,
     checkpoint: str | Path | None = None,
     attention: type[PagedAttention] | None = None,
+    group: RankGroup | None = None,
 ) -> CaptureTarget:
     """Create a target of a Llama-layout model and its draft models, with prefilled requests.
 
@@ -59,13 +61,15 @@ def reference_target(
             TARGET_VERIFY and DECODE only, since there is no draft model for it. ``None`` takes the
             models that ship with graphkit, with all modes.
         attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
+        group: Ranks that split the model; see ``load_checkpoint``.
 
     Raises:
         CheckpointError: The folder cannot be loaded.
         ConfigError: ``topk`` is out of range.
     """
     dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-    model = load_checkpoint(checkpoint or default_checkpoint(), device=device, dtype=dtype)
+    folder = checkpoint or default_checkpoint()
+    model = load_checkpoint(folder, device=device, dtype=dtype, group=group)
     options: dict[str, Any] = {"topk": topk, "max_batch_size": max_batch_size}
     if checkpoint is not None:
         name = f"reference {Path(checkpoint).name}"
@@ -156,6 +160,7 @@ def model_target(
         batch_sizes=None if is_cuda or max_batch_size else (1, 2, 4, 8),
         draft_token_map=models.draft_token_map,
         engine=None if eagle is None else partial(_engine, models, spec, count, kind),
+        group=models.group,
     )
 
 

@@ -32,7 +32,7 @@ from graphkit.reference.model import LlamaModel
 _BY_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_INPUT = ("o_proj", "down_proj")
 _SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
 _all_gather = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
 )  # torch 2.13 renames it
@@ -47,15 +47,15 @@ class InputSplitLinear(nn.Linear):
     """
 
     def __init__(self, whole: nn.Linear, group: RankGroup) -> None:
-        has_bias = whole.bias is not None
-        super().__init__(whole.in_features, whole.out_features, bias=has_bias)
+        self._has_bias = getattr(whole, "bias", None) is not None
+        super().__init__(whole.in_features, whole.out_features, bias=self._has_bias)
         self._process_group = group.process_group
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum over all ranks, plus the bias."""
         out: Tensor = linear(x, self.weight)
         dist.all_reduce(out, group=self._process_group)
-        return out if self.bias is None else out + self.bias
+        return out + self.bias if self._has_bias else out
 
 
 class VocabularyHead(nn.Linear):
@@ -95,6 +95,7 @@ class ShardedLlama(LlamaModel):
 
     Attributes:
         config: What this rank has of each layer; the vocabulary and the hidden size are whole.
+        group: As given.
 
     Raises:
         ConfigError: Heads or MLP cannot be split evenly.
@@ -104,7 +105,7 @@ class ShardedLlama(LlamaModel):
         super().__init__(replace(local_config(config, group.size), tie_word_embeddings=False))
         self.is_tied = config.tie_word_embeddings
         """Whether the head has the rows of the embedding."""
-        self._rank = group.rank
+        self.group = group
         self.lm_head = VocabularyHead(config.hidden_size, config.vocab_size, group)
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer), "a model has decoder layers"
@@ -119,9 +120,9 @@ class ShardedLlama(LlamaModel):
             shape: Shape of the whole tensor.
         """
         layer = name.rsplit(".", 2)[-2] if "." in name else name
-        local = self.lm_head.weight.shape[0]
         if name == _HEAD:
-            return (slice(self._rank * local, min((self._rank + 1) * local, shape[0])),)
+            rank, rows = self.group.rank, len(self.lm_head.weight)
+            return (slice(rank * rows, min((rank + 1) * rows, shape[0])),)
         if layer in _BY_OUTPUT:
             return (self._share(shape[0]),)
         if layer in _BY_INPUT and name.endswith(".weight"):
@@ -147,8 +148,8 @@ class ShardedLlama(LlamaModel):
         self.tie_weights()
 
     def _share(self, size: int) -> slice:
-        part = size // self.lm_head._ranks
-        return slice(self._rank * part, (self._rank + 1) * part)
+        part = size // self.group.size
+        return slice(self.group.rank * part, (self.group.rank + 1) * part)
 
 
 def copy_part(part: Tensor, target: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from graphkit.attention import AttentionBackend
 from graphkit.config import BufferSizes
+from graphkit.distributed import RankGroup
 from graphkit.errors import TargetError
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode, SpecConfig
@@ -32,6 +33,7 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
         "tensors by name, a function that returns them, or None",
     ),
     "host_values": (Mapping, "a mapping from a name to a setter and its values"),
+    "group": ((NoneType, RankGroup), "a graphkit.RankGroup, or None"),
     "served_modes": ((NoneType, Collection), "the graphkit.ForwardMode members, or None"),
     "engine": (
         (NoneType, Callable),  # type: ignore[dict-item]

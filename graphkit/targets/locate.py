@@ -6,28 +6,41 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Collection, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from graphkit.distributed import RankGroup
 from graphkit.errors import GraphkitError, TargetError
 from graphkit.targets.target import CaptureTarget
 
 
-def locate(text: str, device: str) -> CaptureTarget:
+def locate(text: str, device: str, group: RankGroup | None = None) -> CaptureTarget:
     """Return the target that a name such as ``package.module:attribute`` stands for.
 
     Modules in the working directory can be named. If the attribute is a function, it is called,
-    with ``device=`` if it takes that.
+    with ``device=`` and ``group=`` if it takes them.
 
     Args:
         text: The name.
         device: Passed to a function.
+        group: Passed to a function; the target must have it then.
 
     Raises:
-        TargetError: The text has another form, the import or the call fails, or the result is no
-            CaptureTarget.
+        TargetError: The text has another form, the import or the call fails, the result is no
+            CaptureTarget, or it does not run on the ranks of ``group``.
     """
+    target = _located(text, {"device": device, "group": group})
+    if group is not None and target.group is not group:
+        raise TargetError(
+            f"TARGET {text!r} does not run on several ranks. Name a function that takes group= and "
+            "returns a CaptureTarget with it."
+        )
+    return target
+
+
+def _located(text: str, arguments: Mapping[str, Any]) -> CaptureTarget:
     module_name, colon, attribute = text.partition(":")
     if os.path.isdir(text) and not colon:  # noqa: PTH112 - pathlib raises for a long name
         raise TargetError(
@@ -49,7 +62,7 @@ def locate(text: str, device: str) -> CaptureTarget:
             f"TARGET {text!r} is a {type(found).__name__}. Name a graphkit.CaptureTarget, or a "
             "function that returns one."
         )
-    made = _call(found, device, text)
+    made = _call(found, arguments, text)
     if not isinstance(made, CaptureTarget):
         raise TargetError(
             f"TARGET {text!r} returned a {type(made).__name__}, not a graphkit.CaptureTarget."
@@ -76,20 +89,21 @@ def _attribute(module: Any, attribute: str, text: str) -> Any:
         raise TargetError(f"TARGET {text!r} cannot be read: {_brief(error)}.") from error
 
 
-def _call(factory: Any, device: str, text: str) -> Any:
+def _call(factory: Any, arguments: Mapping[str, Any], text: str) -> Any:
     try:
-        return factory(device=device) if _takes_device(factory) else factory()
+        names = _parameters(factory)
+        return factory(**{name: value for name, value in arguments.items() if name in names})
     except GraphkitError:
         raise
     except (Exception, SystemExit) as error:
         raise TargetError(f"TARGET {text!r} failed when called: {_brief(error)}.") from error
 
 
-def _takes_device(factory: Any) -> bool:
+def _parameters(factory: Any) -> Collection[str]:
     try:
-        return "device" in inspect.signature(factory).parameters
+        return inspect.signature(factory).parameters
     except ValueError:  # some built-ins have no signature
-        return False
+        return ()
 
 
 def _first_line(error: BaseException) -> str:

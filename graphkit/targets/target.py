@@ -32,8 +32,8 @@ class CaptureTarget:
     """A model and its draft models, with everything that commands, audits and tests need.
 
     Commands take a target as ``package.module:attribute``, or a function that returns one. The
-    function is called with ``device=`` if it takes that. ``tools/examples/own_target.py`` is a
-    complete example.
+    function is called with ``device=`` and ``group=`` if it takes them.
+    ``tools/examples/own_target.py`` is a complete example.
 
     ``attention``, ``optional_fields``, ``inputs_type`` and ``output_type`` apply to all modes, or
     are mappings from a mode to its value; a mode that is not in the mapping has none.
@@ -71,6 +71,8 @@ class CaptureTarget:
             ``SpeculativeEngine`` with these arguments, for ``sizes.max_batch_size`` requests. It
             has pools of its own; models may be shared. Its whole step, captured as one graph, is
             then the target's STEP. Commands admit requests with random prompts to it, and close it.
+        group: Ranks whose forwards have collectives with each other; see ``Runner``. Every rank
+            runs the commands, with a target that samples the same batches.
 
     Raises:
         TargetError: An argument has a wrong type, a forward cannot be called, ``forwards`` has a
@@ -96,6 +98,7 @@ class CaptureTarget:
     draft_token_map: torch.Tensor | None = None
     served_modes: Collection[ForwardMode] | None = None
     engine: Callable[..., SpeculativeEngine] | None = None
+    group: RankGroup | None = None
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -171,7 +174,6 @@ class CaptureTarget:
         batch_sizes: Sequence[int] | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
-        group: RankGroup | None = None,
     ) -> Runner[Any, Any]:
         """Return a planned runner for one of the modes of ``forwards``.
 
@@ -200,7 +202,7 @@ class CaptureTarget:
             optional_fields=_of_mode(self.optional_fields, mode),
             mutable_state=self.mutable_state,
             draft_token_map=self.draft_token_map,
-            group=group,
+            group=self.group,
             **settings,
         )
 

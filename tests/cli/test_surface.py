@@ -20,7 +20,7 @@ from graphkit.runners import RUNNERS
 RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 COMMANDS = {
-    "capture": {"TARGET", "--mode", "--batch-sizes", "--device", "--out", "--json"},
+    "capture": {"TARGET", "--mode", "--batch-sizes", "--device", "--tp", "--out", "--json"},
     "inspect": {
         "RECORD|TARGET", "--mode", "--batch-sizes", "--device", "--batch-size", "--plain", "--json",
     },
@@ -35,12 +35,12 @@ COMMANDS = {
         "--checkpoint", "--draft", "--max-context-len", "--page-size", "--prompt", "--prompts",
         "--chat", "--algorithm", "--topk", "--num-steps", "--num-draft-tokens", "--generation",
         "--steps-per-launch", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
-        "--stop", "--seed", "--device", "--eager", "--json",
+        "--stop", "--seed", "--device", "--tp", "--eager", "--json",
     },
     "bench": {
         "--checkpoint", "--shape", "--draft", "--algorithm", "--topk", "--num-steps",
         "--num-draft-tokens", "--batch-sizes", "--generations", "--steps-per-launch", "--context",
-        "--steps", "--rounds", "--accept-lengths", "--device", "--out", "--json",
+        "--steps", "--rounds", "--accept-lengths", "--device", "--tp", "--out", "--json",
     },
     "plan": {
         "--traffic", "--record", "--mode", "--max-sizes", "--max-memory", "--max-capture-seconds",
@@ -84,6 +84,8 @@ def test_the_help_of_a_command_ends_with_examples_that_can_be_parsed(run, comman
     assert examples
     for line in examples.splitlines():
         words = shlex.split(line.rpartition("| ")[2])
+        if words[0] == "torchrun":
+            words = words[words.index("-m") + 1 :]
         assert words[:2] == ["graphkit", command]
         assert build_parser().parse_args(words[1:]).run
 

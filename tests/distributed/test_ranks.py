@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import rank_commands as commands
 import rank_models as models
 import rank_scenarios as scenarios
 from rank_processes import DIED, PASSED, run_scenarios
@@ -26,6 +27,8 @@ OF_TWO = (
     models.find_ranks_that_diverge,
     models.make_the_same_calls,
     models.end_with_an_error_of_rank_0,
+    commands.run_commands,
+    commands.refuse_commands,
     scenarios.disagree_on_settings,
     scenarios.fail_a_capture,
     scenarios.fail_outside_the_forward,

@@ -107,7 +107,7 @@ def replay_a_split_model():
     whole, target = reference_modes(alone), reference_modes(model)
     for mode in target.forwards:
         batch = target.sample_batch(mode, 2, 1)
-        with target.runner(mode, batch_sizes=[2], group=group) as made:
+        with target.runner(mode, batch_sizes=[2]) as made:
             made.capture()
             replayed = made.replay(batch, clone=True).tensors()
             padded = made.run_padded(batch).tensors()

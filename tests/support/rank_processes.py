@@ -23,8 +23,9 @@ def die():
 def run_scenarios(scenarios, size, limit_s, backend="gloo"):
     """Run scenarios on ``size`` ranks; a scenario takes no arguments.
 
-    On the CPU, processes are forked from a server that has imported torch once. Scenarios have a
-    process group each. One that ends a process must be the last.
+    On the CPU, processes are forked from a server that has imported torch once. The environment is
+    that of torchrun. Scenarios have a process group each, unless their ``has_group`` is false. One
+    that ends a process must be the last.
 
     Args:
         scenarios: Functions of modules.
@@ -80,12 +81,17 @@ def _serve(rank, size, port, scenarios, sender, backend):
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
     for scenario in scenarios:
         name = scenario.__name__
-        dist.init_process_group(
-            backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size,
-            timeout=_LIMIT, device_id=device,
-        )  # fmt: skip
+        if getattr(scenario, "has_group", True):
+            dist.init_process_group(
+                backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size,
+                timeout=_LIMIT, device_id=device,
+            )  # fmt: skip
         try:
             scenario()
             outcome = PASSED

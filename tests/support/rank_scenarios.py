@@ -170,10 +170,10 @@ def capture_every_mode():
     """Every mode captures and replays with collectives inside, an idle rank with pads."""
     group, plain = rank_group(), reference_target(max_batch_size=2)
     forwards = {mode: shared(forward) for mode, forward in plain.forwards.items()}
-    target = replace(plain, forwards=forwards)
+    target = replace(plain, forwards=forwards, group=group)
     for mode in forwards:
         expected = plain.runner(mode, batch_sizes=[1, 2])
-        made = target.runner(mode, batch_sizes=[1, 2], group=group)
+        made = target.runner(mode, batch_sizes=[1, 2])
         record = made.capture()
         assert [size.batch_size for size in record.modes[0].sizes] == [1, 2]
         requests = 2 if is_rank(0) else 1

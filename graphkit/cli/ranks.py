@@ -1,0 +1,106 @@
+"""Commands on several ranks: ``torchrun --nproc-per-node 2 -m graphkit COMMAND --tp 2``.
+
+Rank 0 prints. All ranks end with the same exit code, the largest of theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from graphkit.cli.exit_codes import UsageError, describe, exit_code_of
+from graphkit.cli.output import print_message, silence
+from graphkit.records import count_of
+
+if TYPE_CHECKING:
+    from graphkit.distributed import RankGroup
+
+_GOODBYE_S = 20.0
+"""How long a rank waits for the exit codes of the others."""
+
+
+def add_tp_option(parser: argparse.ArgumentParser) -> None:
+    """Declare --tp."""
+    parser.add_argument(
+        "--tp", type=int, default=1, metavar="N",
+        help="GPUs that split the model (tensor parallelism); start the command with "
+        "torchrun --nproc-per-node N -m graphkit; default: 1",
+    )  # fmt: skip
+
+
+def run_on_ranks(
+    arguments: argparse.Namespace,
+    command: Callable[[argparse.Namespace, RankGroup | None], int],
+) -> int:
+    """Run a command on this rank, with the group of all ranks or ``None`` for ``--tp 1``.
+
+    Returns:
+        The exit code: the largest of all ranks.
+
+    Raises:
+        UsageError: torchrun did not start as many processes as ``--tp`` says.
+    """
+    _check_processes(arguments.tp)
+    if arguments.tp == 1:
+        return command(arguments, None)
+    if os.environ["RANK"] != "0":
+        silence()
+    group = _open_group(arguments.device)
+    try:
+        code, text = command(arguments, group), ""
+    except Exception as error:
+        group.leave(error)
+        code, text = exit_code_of(error), describe(error)
+        if arguments.verbose:
+            traceback.print_exc()
+    return _agreed(group, code, text)
+
+
+def _check_processes(ranks: int) -> None:
+    is_torchrun = "LOCAL_RANK" in os.environ
+    started = int(os.environ["WORLD_SIZE"]) if is_torchrun else 1
+    if ranks != started:
+        raise UsageError(
+            f"--tp is {ranks}, but the command has {count_of(started, 'process')}. Start it with "
+            "torchrun --nproc-per-node N -m graphkit COMMAND --tp N."
+        )
+
+
+def _open_group(device: str) -> RankGroup:
+    import torch
+    import torch.distributed as dist
+
+    from graphkit.distributed import RankGroup
+    from graphkit.graphs import resolve_device
+
+    is_cuda = resolve_device(device).type == "cuda"
+    if is_cuda:
+        local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(local)
+        dist.init_process_group("nccl", device_id=local)
+    else:
+        dist.init_process_group("gloo")
+    return RankGroup(same_batch=True)
+
+
+def _agreed(group: RankGroup, code: int, text: str) -> int:
+    """Exchange exit codes; rank 0 prints its own error, or else the first of another rank."""
+    import torch.distributed as dist
+
+    group.notes.write("exit", f"{code} {text}")
+    others = group.notes.gather("exit", group.others, _GOODBYE_S)
+    codes = [code]
+    for rank in sorted(others):
+        other, _, reason = others[rank].partition(" ")
+        codes.append(int(other))
+        text = text or (reason and f"rank {rank}: {reason}")
+    if text:
+        print_message(f"error: {text}")
+    if not group.is_lost or dist.get_backend() == "gloo":  # NCCL waits for ranks that are gone
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+    return max(codes)

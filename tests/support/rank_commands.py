@@ -1,0 +1,101 @@
+"""Commands that torchrun starts on several ranks; see ``rank_processes``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from graphkit import reference
+from graphkit.cli import main, output
+
+attempts = itertools.count()
+
+
+def small_target(device, group):
+    """Return a target of the reference model that commands capture quickly."""
+    model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
+    eagle = reference.load_eagle_head(reference.default_eagle_checkpoint(), model)
+    return reference.model_target(model, eagle, name="small", max_batch_size=1)
+
+
+def whole_target(device):
+    """Return a target that runs on one rank."""
+    return small_target(device, None)
+
+
+def free_port():
+    """Return a port for the store of the next command, the same on all ranks."""
+    common, name = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"])), f"{next(attempts)}"
+    if os.environ["RANK"] == "0":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            common.set(name, str(free.getsockname()[1]))
+    return common.get(name).decode()
+
+
+def run(*words):
+    """Run a command on all ranks; return its exit code, its stdout and its stderr."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASTER_PORT", free_port())
+        patch.setattr(output, "_silent", False)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([*words, "--device", device])
+    return code, out.getvalue(), err.getvalue()
+
+
+def run_commands():
+    """Commands run on all ranks, rank 0 prints, and exit codes agree."""
+    is_first, tp = os.environ["RANK"] == "0", ["--tp", os.environ["WORLD_SIZE"]]
+    words = ["generate", "--prompt", "import os", "--max-new-tokens", "12", "--json"]
+    code, text, _ = run(*words, *tp)
+    assert code == 0
+    assert (json.loads(text)["new_tokens"] == 12) if is_first else not text
+
+    words = ["capture", "rank_commands:small_target", "--mode", "TARGET_VERIFY", "--mode", "STEP"]
+    code, text, error = run(*words, *tp)
+    assert code == 0, error
+    assert ("STEP" in text) == is_first
+
+    words = ["bench", "--batch-sizes", "1", "--steps", "2", "--rounds", "1"]
+    code, text, error = run(*words, "--context", "8", "--json", *tp)
+    assert code == 0, error
+    assert bool(text) == is_first
+    if is_first:
+        assert json.loads(text)["settings"]["tensor parallel"] == tp[1]
+
+
+run_commands.has_group = False
+
+
+def refuse_commands():
+    """Usage errors end all ranks with one code, and rank 0 alone names them."""
+    is_first, tp = os.environ["RANK"] == "0", ["--tp", os.environ["WORLD_SIZE"]]
+    for words, part in {
+        ("capture",): "--tp is 1, but the command has",
+        ("capture", "rank_commands:whole_target", *tp): "does not run on several ranks",
+        ("generate", "--prompt", "x" * 3000, *tp): "a prompt has",
+        (
+            "bench",
+            "--steps-per-launch",
+            "4",
+            *tp,
+        ): "--steps-per-launch must be 1",
+    }.items():
+        code, text, error = run(*words)
+        assert (code, text) == (2, ""), (words[0], code, text, error)
+        if "--tp" in words:
+            assert error.count("error: ") == is_first, error
+        assert part in error or not is_first, error
+
+
+refuse_commands.has_group = False
