@@ -108,15 +108,20 @@ class Lockstep:
         group.notes.write(topic, text)
         deadline, found = time.monotonic() + group.time_limit, dict[int, str]()
         while missing := [rank for rank in group.others if rank not in found]:
-            for rank in missing:
-                if left := group.notes.read("left", rank):
-                    raise self._lost(f"rank {rank} left the group after {left}", rank)
+            self._check_left()
             seconds = min(deadline - time.monotonic(), _SLICE_S)
             if seconds <= 0:
                 text = f"rank {missing[0]} did not come within {group.time_limit:g} s"
+                group.notes.write("left", text)  # for that rank, if it comes after all
                 raise self._lost(text, missing[0])
             found |= group.notes.gather(topic, missing, seconds)
         return found
+
+    def _check_left(self) -> None:
+        """Refuse to wait for a rank that has left, or that has given up waiting."""
+        for rank in self._group.others:
+            if left := self._group.notes.read("left", rank):
+                raise self._lost(f"rank {rank} left the group after {left}", rank)
 
     def _lost(self, where: str, rank: int) -> RankFailure:
         self._group.lose(where, (rank,))
@@ -237,6 +242,6 @@ class LockstepBackend:
 
     def _connect(self) -> None:
         """Run a first collective, because a capture cannot set up a communicator."""
-        if self.device.type == "cuda" and dist.get_backend(self._group.process_group) == "nccl":
+        if self.device.type == "cuda" and self._group.uses_nccl:
             dist.all_reduce(torch.zeros(1, device=self.device), group=self._group.process_group)
             torch.cuda.synchronize(self.device)

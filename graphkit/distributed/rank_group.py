@@ -123,6 +123,12 @@ class RankGroup:
         return True
 
     @property
+    def uses_nccl(self) -> bool:
+        """Whether collectives of the process group run on CUDA devices, through NCCL."""
+        backend = dist.get_backend(self.process_group)  # "undefined" if torch chooses by device
+        return "nccl" in backend or (backend == "undefined" and torch.cuda.is_available())
+
+    @property
     def is_lost(self) -> bool:
         """Whether a rank has left, so that every further call raises ``RankError``."""
         return self._lost is not None
@@ -249,7 +255,7 @@ class RankGroup:
 
         Waits a moment for work that ends by itself. An aborted process group cannot be used again.
         """
-        if not self.is_open or dist.get_backend(self.process_group) != "nccl":
+        if not (self.is_open and self.uses_nccl):
             return
         deadline, stream = time.monotonic() + _DRAIN_S, torch.cuda.current_stream()
         while not _has_ended(stream):

@@ -21,6 +21,7 @@ OF_TWO = (
     scenarios.capture_every_mode,
     scenarios.step_together,
     models.split_every_variant,
+    models.make_random_parts,
     models.refuse_an_uneven_split,
     models.replay_a_split_model,
     models.generate_on_all_ranks,

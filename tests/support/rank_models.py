@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,22 @@ def read_in_parts(folder, group, whole):
         is_split = name.split(".")[-2].endswith("_proj") and not name.endswith("o_proj.bias")
         assert size * (group.size if is_split else 1) == state[name].numel() or "lm_head" in name
     return loaded
+
+
+def make_random_parts():
+    """A shape with random weights is made in parts, with the same draft head on all ranks."""
+    group = rank_group(same_batch=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(reference.SHAPES, "small", CONFIG)
+        models = reference.random_models("small", device=rank_device(), group=group)
+    assert models.group is group
+    assert models.target.config.num_key_value_heads * group.size == CONFIG.num_key_value_heads
+    assert models.draft.config == replace(CONFIG, num_hidden_layers=1)
+    assert all(is_same_on_all_ranks(each) for each in models.draft.parameters())
+    (request,) = reference.engine_of(
+        models, reference.spec_of("EAGLE"), max_context_len=48
+    ).generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=8))
+    assert len(request.output_ids) == 8
 
 
 def refuse_an_uneven_split():
