@@ -42,6 +42,8 @@ MLA_QUICK, MLA_CONTEXT, MLA_PAGE_SIZES = Condition(64, 2, True, 16, MLA), 8192, 
 BARS = {1: 2.5, 8: 3.5, 32: 3.5}
 """Least TB/s of ``paged_attention`` at 8k context, by batch size."""
 MLA_BARS = {32: 2.5}
+"""As ``BARS``, for one row per request. With 128 heads a row multiplies 242 times per byte of the
+cache: 2.5 TB/s are 600 TFLOP/s, and four rows would need 2,400, more than the device has."""
 BAR_CONTEXT = 8192
 SDPA_PAGE_SIZE = 16
 """The one page size at which ``SdpaAttention`` and torch run: their time does not depend on it."""
@@ -66,12 +68,16 @@ def measures(cases: Sequence[Condition], device: torch.device, rounds: int) -> I
         speeds = measured(condition, device, rounds)
         for name, us in speeds.items():
             read = tb_per_s(condition, us)
-            for what, value, unit in (("time per call", us, "us"), ("cache read", read, "TB/s")):
+            values = [("time per call", us, "us"), ("cache read", read, "TB/s")]
+            if condition.shape is MLA:
+                values.append(("products", condition.products / us / 1e6, "TFLOP/s"))
+            for what, value, unit in values:
                 yield Measure(
                     name=what, value=value, unit=unit, setting=str(condition), variant=name
                 )
         least = (MLA_BARS if condition.shape is MLA else BARS).get(condition.batch_size)
-        if condition.context == BAR_CONTEXT and least:
+        is_judged = condition.shape is not MLA or condition.rows == 1
+        if condition.context == BAR_CONTEXT and least and is_judged:
             read = tb_per_s(condition, speeds["paged_attention"])
             name = f"{condition}: {least} TB/s over paged_attention"
             yield Measure(name=name, value=least / read, unit="x", bar=1)

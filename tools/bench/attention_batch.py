@@ -81,6 +81,12 @@ class Condition:
         """Bytes of the cache that one call reads."""
         return self.batch_size * self.context * self.shape.slot_bytes
 
+    @property
+    def products(self) -> int:
+        """Floating-point operations of the matrix products of one call."""
+        dims = self.shape.key_dim + (self.shape.latent or self.shape.key_dim)
+        return 2 * self.batch_size * self.rows * self.shape.heads * self.context * dims
+
 
 class Batch:
     """A verify batch over layers with random keys and values in randomly ordered pages.

@@ -33,11 +33,11 @@ THEN += [Condition(8192, batch, True, page_size) for page_size in (1, 64) for ba
 LATENT = [
     Condition(8192, batch, False, 64, MLA, rows) for batch, rows in ((1, 1), (32, 1), (32, 4))
 ]
-DEFAULT = choose_config(4 * GQA.heads // GQA.kv_heads, GQA.key_dim, DTYPE.itemsize)
+DEFAULT = choose_config(4 * GQA.heads // GQA.kv_heads, GQA.key_dim, GQA.key_dim, DTYPE.itemsize)
 LATENT_CONFIGS = [
     AttentionConfig(rows, keys, warps, stages)
     for rows, keys, warps, stages in (
-        (64, 32, 8, 3), (64, 32, 8, 2), (64, 64, 8, 2), (64, 16, 8, 4), (64, 32, 4, 3),
+        (64, 32, 8, 3), (64, 32, 8, 2), (64, 64, 8, 2), (64, 16, 8, 4), (64, 32, 8, 4),
         (32, 32, 4, 3), (32, 32, 8, 3), (16, 32, 4, 3),
     )
 ]  # fmt: skip

@@ -33,10 +33,11 @@ class AttentionConfig:
     heads_first: bool = True
 
 
-def choose_config(rows: int, value_dim: int, element_size: int) -> AttentionConfig:
+def choose_config(rows: int, key_dim: int, value_dim: int, element_size: int) -> AttentionConfig:
     """Return the configuration for tiles of up to ``rows`` query rows.
 
     Blocks of latents, of more than 256 elements, leave a multiprocessor memory for one program.
+    With 64 rows that is limited by arithmetic: two large blocks in flight are enough.
     """
     row_bytes = max(16, triton.next_power_of_2(value_dim)) * element_size
     block_rows = min(64, max(16, triton.next_power_of_2(rows)))
@@ -44,6 +45,8 @@ def choose_config(rows: int, value_dim: int, element_size: int) -> AttentionConf
         return AttentionConfig(block_rows, block_keys=min(64, max(16, 16384 // row_bytes)))
     if element_size > 2:
         return AttentionConfig(block_rows=16, block_keys=16, num_stages=2, programs=1)
+    if block_rows == 64 and key_dim <= 576:
+        return AttentionConfig(block_rows, 64, num_warps=8, num_stages=2, programs=1)
     warps = 8 if block_rows == 64 else 4
     return AttentionConfig(block_rows, block_keys=32, num_warps=warps, programs=1)
 

@@ -25,7 +25,7 @@ def launch_paged_attention(
         return out.zero_()
     kv_heads, max_keys = key.shape[1], max_pages * given.page_size
     group = heads // kv_heads
-    config = config or choose_config(width * group, value_dim, query.element_size())
+    config = config or choose_config(width * group, key_dim, value_dim, query.element_size())
     row_tiles = triton.cdiv(width * group, config.block_rows)
     tiles = max(requests, triton.cdiv(tokens, width)) * row_tiles
     if splits is None:
