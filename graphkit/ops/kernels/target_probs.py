@@ -22,13 +22,14 @@ from graphkit.ops.kernels.launch import launch
 
 CHUNK = 4096
 """Logits of a program that scans or selects."""
-TILE = 64
-"""Logits that a program compares with the sampled bounds at a time."""
+TILE = 256
+"""Numbers that a program compares with several bounds at a time, one per thread."""
 BLOCK = 2048
-"""Weights that a program searches or writes at a time."""
+"""Weights that a program reads or writes at a time."""
 WRITERS = 264
-"""Programs that write, two per SM of an H100. With filters, each of them searches the bound."""
-_BOUNDS, _SAMPLES = 16, 32
+"""Programs that select or write, two per SM of an H100. Each repeats the work of its row."""
+_BOUNDS, _SAMPLES, _RUN = 16, 128, 8
+"""Sampled bounds, the logits that are read for each, and how many of these are neighbours."""
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 """The least finite float32."""
 
@@ -52,25 +53,28 @@ def _weight(logit, largest, divisor):
 
 
 @triton.jit
-def _sampled_bounds(source, VOCAB: tl.constexpr, BOUNDS: tl.constexpr, SAMPLES: tl.constexpr):
+def _sampled_bounds(
+    source, VOCAB: tl.constexpr, BOUNDS: tl.constexpr, SAMPLES: tl.constexpr, RUN: tl.constexpr
+):
     """Return logits that divide a row, in no order, more of them among the large ones.
 
-    Bound i is the largest of 2**(i % 6) logits. The last one is below all finite logits.
+    Bound i is the largest of 2**(i % 8) logits. The last one is below all finite logits.
     """
-    index = tl.arange(0, BOUNDS)
-    sample = tl.arange(0, SAMPLES)
-    each = (index[:, None] * SAMPLES + sample[None, :]) * VOCAB // (BOUNDS * SAMPLES)
-    is_used = sample[None, :] < (1 << (index % 6))[:, None]
+    index = tl.arange(0, BOUNDS)[:, None]
+    sample = tl.arange(0, SAMPLES)[None, :]
+    run = (index * SAMPLES + sample) // RUN
+    each = tl.minimum(run * VOCAB // (BOUNDS * SAMPLES // RUN) + sample % RUN, VOCAB - 1)
+    is_used = sample < (1 << (index % 8))
     logit = tl.load(source + each, mask=is_used, other=-float("inf")).to(tl.float32)
     bound = tl.maximum(tl.max(logit, 1), _LOWEST)
-    return tl.where(index == BOUNDS - 1, _LOWEST, bound)
+    return tl.where(tl.arange(0, BOUNDS) == BOUNDS - 1, _LOWEST, bound)
 
 
 @triton.jit
 def scan_logits_kernel(
     tokens, largest, bounds, counts, sums, logits, req_pool_indices, temperatures, top_ks, top_ps,
     min_ps, width, row_stride, VOCAB: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
-    BOUNDS: tl.constexpr, SAMPLES: tl.constexpr, KEY: tl.constexpr,
+    BOUNDS: tl.constexpr, SAMPLES: tl.constexpr, RUN: tl.constexpr, KEY: tl.constexpr,
 ):  # fmt: skip
     """One program per row and chunk. Sums are relative to the largest logit of the chunk.
 
@@ -90,19 +94,19 @@ def scan_logits_kernel(
     best = best.to(tl.float32)
     if has_filter:
         index = tl.arange(0, BOUNDS)
-        bound = _sampled_bounds(source, VOCAB, BOUNDS, SAMPLES)
+        bound = _sampled_bounds(source, VOCAB, BOUNDS, SAMPLES, RUN)
         if chunk == 0:
             tl.store(bounds + row * BOUNDS + index, bound)
-        count = tl.zeros([TILE, BOUNDS], tl.int32)
-        total = tl.zeros([TILE, BOUNDS], tl.float32)
+        count = tl.zeros([BOUNDS, TILE], tl.int32)
+        total = tl.zeros([BOUNDS, TILE], tl.float32)
         for begin in tl.range(0, CHUNK, TILE, loop_unroll_factor=4):
-            one = (chunk * CHUNK + begin + tl.arange(0, TILE))[:, None]
+            one = chunk * CHUNK + begin + tl.arange(0, TILE)
             value = tl.load(source + one, mask=one < VOCAB, other=-float("inf")).to(tl.float32)
-            is_above = value >= bound[None, :]
+            is_above = value[None, :] >= bound[:, None]
             count += is_above.to(tl.int32)
-            total += tl.where(is_above, _weight(value, best, divisor), 0)
-        tl.store(counts + part * BOUNDS + index, tl.sum(count, 0))
-        tl.store(sums + part * BOUNDS + index, tl.sum(total, 0))
+            total += tl.where(is_above, _weight(value, best, divisor)[None, :], 0)
+        tl.store(counts + part * BOUNDS + index, tl.sum(count, 1))
+        tl.store(sums + part * BOUNDS + index, tl.sum(total, 1))
     else:
         # A chunk may have no finite logit, of which the weights are NaN.
         weight = tl.where(logit > -float("inf"), _weight(logit, best, divisor), 0)
@@ -130,17 +134,16 @@ def _largest_of_row(tokens, largest, part, chunks, CHUNKS: tl.constexpr):
 @triton.jit
 def select_weights_kernel(
     candidates, facts, tokens, largest, bounds, counts, sums, logits, req_pool_indices,
-    temperatures, top_ks, top_ps, min_ps, width, row_stride,
+    temperatures, top_ks, top_ps, min_ps, width, row_stride, chunks,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and chunk, without work unless the row has filters.
+    """Several programs per row, each of every so many chunks; no work for rows without filters.
 
     The facts of a row are the number of its candidates, number and sum of the weights above them,
     and the sum of all.
     """
     row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    chunks = tl.num_programs(1)
+    first_chunk = tl.program_id(1)
     part = row * chunks
     request = tl.load(req_pool_indices + row // width)
     _, divisor, top_k, top_p, min_p, has_filter = _settings(
@@ -185,20 +188,21 @@ def select_weights_kernel(
         before = tl.max(tl.where((bound >= upper)[None, :], counts_above, 0), 1)
         until = tl.max(tl.where((bound >= lower)[None, :], counts_above, 0), 1)
         selected = tl.maximum(until - before, 0)
-        if chunk == 0:
+        if first_chunk == 0:
             fact = facts + row * 4
             tl.store(fact, tl.sum(selected, 0).to(tl.float32))
             tl.store(fact + 1, tl.sum(before, 0).to(tl.float32))
             tl.store(fact + 2, tl.max(tl.where(bound >= upper, total, 0), 0))
             tl.store(fact + 3, tl.max(total, 0))
-        if tl.sum(tl.where(lane == chunk, selected, 0), 0) > 0:
-            each = chunk * CHUNK + tl.arange(0, CHUNK)
-            source = logits + row * row_stride
-            logit = tl.load(source + each, mask=each < VOCAB, other=-infinity).to(tl.float32)
-            is_candidate = (logit >= lower) & (logit < upper)
-            first = row * VOCAB + tl.sum(tl.where(lane < chunk, selected, 0), 0)
-            place = first + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
-            tl.store(candidates + place, _weight(logit, top, divisor), mask=is_candidate)
+        for chunk in tl.range(first_chunk, chunks, tl.num_programs(1)):
+            if tl.sum(tl.where(lane == chunk, selected, 0), 0) > 0:
+                each = chunk * CHUNK + tl.arange(0, CHUNK)
+                source = logits + row * row_stride
+                logit = tl.load(source + each, mask=each < VOCAB, other=-infinity).to(tl.float32)
+                is_candidate = (logit >= lower) & (logit < upper)
+                first = row * VOCAB + tl.sum(tl.where(lane < chunk, selected, 0), 0)
+                place = first + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
+                tl.store(candidates + place, _weight(logit, top, divisor), mask=is_candidate)
 
 
 @triton.jit
@@ -213,50 +217,57 @@ def _sum_from(weights, count, bound, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _largest_bound(weights, count, above, goal, is_count, BLOCK: tl.constexpr):
-    """Return the largest bound that reaches ``goal``, by number or by sum, together with ``above``.
-
-    If none does because sums are rounded, return the least weight. Numbers of 0 to 1 have the order
-    of their bits, which are searched exactly. Each reading of the weights tries three bounds.
-    """
+def _weights_between(weights, count, low, high, BLOCK: tl.constexpr):
+    """Return the bits of the least weight from ``low`` on and of the largest one below ``high``."""
     lane = tl.arange(0, BLOCK)
     least = tl.full([BLOCK], 1, tl.float32)
     most = tl.zeros([BLOCK], tl.float32)
     for begin in tl.range(0, count, BLOCK):
         is_weight = begin + lane < count
         weight = tl.load(weights + begin + lane, mask=is_weight, other=0)
-        least = tl.minimum(least, tl.where(is_weight, weight, 1))
-        most = tl.maximum(most, weight)
-    low = tl.min(least, 0).to(tl.int32, bitcast=True)  # reaches the goal
-    high = tl.max(most, 0).to(tl.int32, bitcast=True) + 1  # does not
-    while high - low > 1:
-        step = (high - low + 3) // 4
-        bound1 = (low + step).to(tl.float32, bitcast=True)
-        bound2 = (low + 2 * step).to(tl.float32, bitcast=True)
-        bound3 = (low + 3 * step).to(tl.float32, bitcast=True)
-        sums1 = tl.zeros([BLOCK], tl.float32)
-        sums2 = tl.zeros([BLOCK], tl.float32)
-        sums3 = tl.zeros([BLOCK], tl.float32)
-        for begin in tl.range(0, count, BLOCK):
+        least = tl.minimum(least, tl.where(is_weight & (weight >= low), weight, 1))
+        most = tl.maximum(most, tl.where(is_weight & (weight < high), weight, 0))
+    return tl.min(least, 0).to(tl.int32, bitcast=True), tl.max(most, 0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _largest_bound(
+    weights, count, above, goal, is_count,
+    BOUNDS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the largest weight that reaches ``goal`` together with ``above``.
+
+    The weights from it on reach the goal, by their number or by their sum. If none does because
+    sums are rounded, return the least weight. Numbers of 0 to 1 have the order of their bits. Each
+    turn tries several bounds, and continues between the two weights that are left.
+    """
+    lane = tl.arange(0, TILE)
+    index = tl.arange(0, BOUNDS)
+    least, most = _weights_between(weights, count, 0.0, 2.0, BLOCK)
+    while most > least:
+        step = (most - least) // (BOUNDS + 1) + 1
+        bound = tl.minimum(least + (index + 1) * step, most + 1).to(tl.float32, bitcast=True)
+        sums = tl.zeros([BOUNDS, TILE], tl.float32)
+        for begin in tl.range(0, count, TILE, loop_unroll_factor=4):
             weight = tl.load(weights + begin + lane, mask=begin + lane < count, other=-1)
             amount = tl.where(is_count, 1.0, weight)
-            sums1 += tl.where(weight >= bound1, amount, 0)
-            sums2 += tl.where(weight >= bound2, amount, 0)
-            sums3 += tl.where(weight >= bound3, amount, 0)
+            sums += tl.where(weight[None, :] >= bound[:, None], amount[None, :], 0)
         # Rounding keeps the order: more weights never have a smaller sum.
-        reach1 = (above + tl.sum(sums1, 0) >= goal).to(tl.int32)
-        reach2 = (above + tl.sum(sums2, 0) >= goal).to(tl.int32)
-        reach3 = (above + tl.sum(sums3, 0) >= goal).to(tl.int32)
-        low = tl.minimum(low + (reach1 + reach2 + reach3) * step, high - 1)  # any reach a goal of 0
-        high = tl.minimum(high, low + step)
-    return low.to(tl.float32, bitcast=True)
+        reach = tl.sum((above + tl.sum(sums, 1) >= goal).to(tl.int32), 0)
+        low = tl.minimum(least + reach * step, most)  # all bounds reach a goal of 0
+        high = tl.minimum(low + step, most + 1)
+        least, most = _weights_between(
+            weights, count, low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True),
+            BLOCK,
+        )  # fmt: skip
+    return least.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def write_probs_kernel(
     probs, candidates, facts, tokens, largest, sums, logits, req_pool_indices, temperatures,
-    top_ks, top_ps, min_ps, width, row_stride, chunks,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr,
+    top_ks, top_ps, min_ps, width, row_stride, chunks, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Several programs per row, each of which writes every so many blocks."""
     row = tl.program_id(0).to(tl.int64)
@@ -275,10 +286,11 @@ def write_probs_kernel(
         left = tl.load(facts + row * 4 + 3)
         goal = top_k.to(tl.float32)
         if (top_k > 0) & (number_above + count >= goal):
-            bound = _largest_bound(weights, count, number_above, goal, True, BLOCK)
+            bound = _largest_bound(weights, count, number_above, goal, True, BOUNDS, TILE, BLOCK)
             left = sum_above + _sum_from(weights, count, bound, BLOCK)
         if top_p < 1:
-            found = _largest_bound(weights, count, sum_above, top_p * left, False, BLOCK)
+            goal = top_p * left
+            found = _largest_bound(weights, count, sum_above, goal, False, BOUNDS, TILE, BLOCK)
             bound = tl.maximum(bound, found)
         bound = tl.maximum(bound, min_p)
         total = sum_above + _sum_from(weights, count, bound, BLOCK)
@@ -319,16 +331,17 @@ def launch_target_probs(given: Any) -> torch.Tensor:
     selected = {
         "candidates": empty(vocab_size), "facts": empty(4), "CHUNKS": triton.next_power_of_2(chunks)
     }  # fmt: skip
+    programs = triton.cdiv(WRITERS, max(rows, 1))
     launch(
         scan_logits_kernel, (rows, chunks), given, CHUNK=CHUNK, TILE=TILE, SAMPLES=_SAMPLES,
-        KEY=tl.float64 if is_double else tl.float32, **table, **row,
+        RUN=_RUN, KEY=tl.float64 if is_double else tl.float32, **table, **row,
     )  # fmt: skip
     launch(
-        select_weights_kernel, (rows, chunks), given, CHUNK=CHUNK, **table, **selected, **row
+        select_weights_kernel, (rows, min(chunks, programs)), given, CHUNK=CHUNK, chunks=chunks,
+        **table, **selected, **row,
     )  # fmt: skip
-    writers = min(triton.cdiv(vocab_size, BLOCK), triton.cdiv(WRITERS, max(rows, 1)))
     launch(
-        write_probs_kernel, (rows, writers), given, probs=probs, chunks=chunks, BLOCK=BLOCK,
-        **selected, **row,
+        write_probs_kernel, (rows, min(triton.cdiv(vocab_size, BLOCK), programs)), given,
+        probs=probs, chunks=chunks, BLOCK=BLOCK, TILE=TILE, **selected, **row,
     )  # fmt: skip
     return probs

@@ -38,7 +38,7 @@ CASES, WRITTEN, results, assert_equal = map(
 def small_blocks(monkeypatch):
     """Let small cases need several blocks."""
     monkeypatch.setattr(argmax, "MAX_BLOCK", 64)
-    for name, size in {"CHUNK": 128, "TILE": 32, "BLOCK": 128, "WRITERS": 10}.items():
+    for name, size in {"CHUNK": 128, "TILE": 64, "BLOCK": 128, "WRITERS": 10}.items():
         monkeypatch.setattr(target_probs, name, size)
     monkeypatch.setattr(tree_sampling, "MAX_BLOCK", 4)
     monkeypatch.setattr(target_rows, "MAX_NODES", 4)
