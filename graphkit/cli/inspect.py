@@ -38,6 +38,7 @@ Exit code 1: the record cannot be read, or a replay of TARGET is wrong.
 Examples:
   graphkit inspect engine.targets:llama --mode decode
   graphkit inspect record.json --mode target_verify --batch-size 8 --plain
+  graphkit inspect record.json --by kernel
 """,
         formatter_class=HelpFormatter,
     )
@@ -50,6 +51,10 @@ Examples:
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="show only graphs of N requests"
     )
+    parser.add_argument(
+        "--by", choices=("module", "kernel", "time"), default="module",
+        help="show the nodes in their modules, summed by kernel, or as they ran; default: module",
+    )  # fmt: skip
     parser.add_argument("--plain", action="store_true", help="print text, also on a terminal")
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
     parser.set_defaults(run=run)
@@ -100,18 +105,19 @@ def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_result(record.to_json())
     elif _has_screen() and not arguments.plain:
-        return _run_screen(record, mode, arguments.batch_size)
+        return _run_screen(record, mode, arguments.batch_size, arguments.by)
     else:
         from graphkit.views.inspect import inspect_view
 
-        print_result(inspect_view(record, mode=mode, batch_size=arguments.batch_size))
+        size, by = arguments.batch_size, arguments.by
+        print_result(inspect_view(record, mode=mode, batch_size=size, by=by))
     return DONE
 
 
-def _run_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | None) -> int:
+def _run_screen(record: RecordWithGraphs, mode: str | None, batch_size: int | None, by: str) -> int:
     from graphkit.tui import InspectApp
 
-    app = InspectApp(record, mode=mode, batch_size=batch_size)
+    app = InspectApp(record, mode=mode, batch_size=batch_size, by=by)
     with signals_as_exit(app.exit):
         app.run()
     return app.return_code or DONE

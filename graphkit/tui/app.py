@@ -16,7 +16,12 @@ class InspectApp(App[None]):
     TITLE = "graphkit"
 
     def __init__(
-        self, record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
+        self,
+        record: RecordWithGraphs,
+        *,
+        mode: str | None = None,
+        batch_size: int | None = None,
+        by: str = "module",
     ) -> None:
         """Open with the whole record, or with the graph of a mode and size on top of it.
 
@@ -26,7 +31,7 @@ class InspectApp(App[None]):
         # The terminal's own colours, dark or light. textual renamed "textual-ansi" to "ansi-dark".
         super().__init__(ansi_color=True)
         self.theme = next(name for name in self.available_themes if "ansi" in name)
-        self._pages = initial_pages(record, mode=mode, batch_size=batch_size)
+        self._pages = initial_pages(record, mode=mode, batch_size=batch_size, by=by)
 
     async def on_mount(self) -> None:
         """Show the first pages."""

@@ -16,6 +16,8 @@ _IN_FOOTER = (  # as many as fit, from the first on
     ("f", "filter", "filter", "show only rows with words, as in kind:memcpy; none: all"),
     ("s", "do('sort_next')", "sort", "sort by the next column, as a click on its head"),
     ("tab", "sibling(1)", "next", "next page of the kind: size, node, mode or pair"),
+    ("K", "view('kernels')", "kernels", "what each kernel of the graph costs"),
+    ("t", "view('time')", "time", "the replay as it ran, with its gaps"),
     ("c", "view('compare')", "compare", "compare with another size; tab steps on"),
     ("b", "view('buffers')", "buffers", "input buffers of the mode"),
     ("m", "view('memory')", "memory", "memory that the graph points to"),

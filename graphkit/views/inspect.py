@@ -10,13 +10,27 @@ from rich.text import Text
 
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
 from graphkit.views.page_view import page_view
-from graphkit.views.pages import buffers_page, first_page, graph_page, memory_page
+from graphkit.views.pages import (
+    buffers_page,
+    first_page,
+    graph_page,
+    kernels_page,
+    memory_page,
+    timeline_page,
+)
 from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.selection import NamedGraph, is_mode, select_graphs, with_only
 
+ORDERS = ("module", "kernel", "time")
+"""Ways to show the nodes of a graph."""
+
 
 def inspect_view(
-    record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
+    record: RecordWithGraphs,
+    *,
+    mode: str | None = None,
+    batch_size: int | None = None,
+    by: str = "module",
 ) -> RenderableType:
     """Return the pages that the screen shows of a record, one below the other.
 
@@ -24,12 +38,13 @@ def inspect_view(
         record: A capture, a recording or a graph.
         mode: Shows only this forward mode, or the graph of this name.
         batch_size: Shows only this captured size.
+        by: One of ``ORDERS``: nodes in their modules, by kernel, or as they ran.
 
     Raises:
         ConfigError: The record has no such mode or size.
     """
     graphs = select_graphs(record, mode=mode, batch_size=batch_size)
-    parts = [*_pages(record, graphs, mode, batch_size)]
+    parts = [*_pages(record, graphs, mode, batch_size, by)]
     if not graphs:
         parts.append(Text("The record holds no nodes: the capture was not inspected."))
     return Group(*(each for part in parts for each in (part, "")))
@@ -40,6 +55,7 @@ def _pages(
     graphs: tuple[NamedGraph, ...],
     mode: str | None,
     batch_size: int | None,
+    by: str,
 ) -> Iterator[RenderableType]:
     if isinstance(record, CaptureRecord):
         modes = [each for each in record.modes if is_mode(mode, each.mode)]
@@ -54,12 +70,18 @@ def _pages(
         for index, each in enumerate(record.modes):
             if each in modes and each.buffers:
                 yield page_view(buffers_page(record.modes, index))
-    else:
+    elif by == "module" or not isinstance(record, GraphRecord):
         yield page_view(first_page(with_only(record, graphs)))
     names = {name for name, _ in graphs}
     for group in graph_groups(record):
         for index, (name, graph) in enumerate(group.graphs):
-            if name in names and not isinstance(record, GraphRecord):
+            if name not in names:
+                continue
+            if by == "kernel":
+                yield page_view(kernels_page(group.graphs, index))
+            elif by == "time":
+                yield page_view(timeline_page(group.graphs, index))
+            elif not isinstance(record, GraphRecord):
                 yield page_view(graph_page(group, index))
-            if name in names and graph.memory:
+            if by == "module" and graph.memory:
                 yield page_view(memory_page(group.graphs, index), is_expanded=False)

@@ -210,7 +210,8 @@ def test_the_screen_opens_only_on_a_terminal(run, saved, monkeypatch):
     run("inspect", saved)
     monkeypatch.setattr("graphkit.cli.inspect._has_screen", lambda: True)
     assert run("inspect", saved, "--mode", "decode", "--batch-size", "2").out == ""
-    assert opened == [("tiny", {"mode": "decode", "batch_size": 2})]
+    facts = {"mode": "decode", "batch_size": 2, "by": "module"}
+    assert opened == [("tiny", facts)]
     assert json.loads(run("inspect", saved, "--json").out)["target"] == "tiny"
     assert len(opened) == 1
     monkeypatch.setattr(Screen, "return_code", 1)

@@ -22,7 +22,8 @@ GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 COMMANDS = {
     "capture": {"TARGET", "--mode", "--batch-sizes", "--device", "--tp", "--out", "--json"},
     "inspect": {
-        "RECORD|TARGET", "--mode", "--batch-sizes", "--device", "--batch-size", "--plain", "--json",
+        "RECORD|TARGET", "--mode", "--batch-sizes", "--device", "--batch-size", "--by", "--plain",
+        "--json",
     },
     "audit": {
         "TARGET", "--mode", "--batch-sizes", "--device", "--only", "--lock", "--check", "--out",

@@ -45,6 +45,8 @@ DOES = {
     "shift+tab": (GRAPH, lambda was, now: now.title == "TARGET_VERIFY 4"),
     "b": (GRAPH, lambda was, now: now.title == "buffers of TARGET_VERIFY"),
     "c": (GRAPH, lambda was, now: now.title == "from TARGET_VERIFY 4 to TARGET_VERIFY 8"),
+    "K": (GRAPH, lambda was, now: now.title == "kernels of TARGET_VERIFY 8"),
+    "t": (GRAPH, lambda was, now: now.title == "timeline of TARGET_VERIFY 8"),
     "m": (GRAPH, lambda was, now: now.title == "memory of TARGET_VERIFY 8"),
     "up": (GRAPH[:2], lambda was, now: now.at == was.at - 1),
     "k": (GRAPH[:2], lambda was, now: now.at == was.at - 1),

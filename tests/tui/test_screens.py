@@ -24,6 +24,8 @@ WALK = {
     "graph-filtered": ("f", "type:kind:kernel o_proj", "enter"),
     "compare": ("c",),
     "compare-open": ("+", "end"),
+    "kernels": ("escape", "K", "right"),
+    "timeline": ("escape", "t", "end"),
     "memory": ("escape", "m", "end", "right"),
     "buffers": ("escape", "b", "end"),
     "prompt": ("f", "type:bfloat16"),

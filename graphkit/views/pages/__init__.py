@@ -3,9 +3,11 @@
 from graphkit.views.pages.buffers import buffers_page
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.initial import first_page, initial_pages
+from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.memory import memory_page
 from graphkit.views.pages.node import node_page
 from graphkit.views.pages.page import Column, Link, Page, Row, Siblings
+from graphkit.views.pages.timeline import timeline_page
 
 __all__ = [
     "Column",
@@ -17,6 +19,8 @@ __all__ = [
     "first_page",
     "graph_page",
     "initial_pages",
+    "kernels_page",
     "memory_page",
     "node_page",
+    "timeline_page",
 ]

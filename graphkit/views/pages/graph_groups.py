@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from graphkit.records import CaptureRecord, ModeRecord, RecordWithGraphs
 from graphkit.views.pages.comparison import comparison_link
+from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.memory import memory_link
 from graphkit.views.pages.page import Link
+from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.selection import NamedGraph, named_graphs
 
 
@@ -24,8 +27,10 @@ class GraphGroup:
     modes: tuple[ModeRecord, ...] = ()
 
     def links(self, index: int) -> dict[str, Link]:
-        """Return the links to a graph's comparison and memory."""
+        """Return the links to a graph's kernels, timeline, comparison and memory."""
         return {
+            "kernels": partial(kernels_page, self.graphs, index),
+            "time": partial(timeline_page, self.graphs, index),
             "compare": comparison_link(self.graphs, index),
             "memory": memory_link(self.graphs, index),
         }

@@ -8,9 +8,11 @@ from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
 from graphkit.views.environment import environment_facts
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.overview import overview_page
 from graphkit.views.pages.page import Page
 from graphkit.views.pages.recording import recording_page
+from graphkit.views.pages.timeline import timeline_page
 from graphkit.views.selection import select_graphs
 
 
@@ -25,7 +27,11 @@ def first_page(record: RecordWithGraphs) -> Page:
 
 
 def initial_pages(
-    record: RecordWithGraphs, *, mode: str | None = None, batch_size: int | None = None
+    record: RecordWithGraphs,
+    *,
+    mode: str | None = None,
+    batch_size: int | None = None,
+    by: str = "module",
 ) -> tuple[Page, ...]:
     """Return the page of the whole record, followed by the selected graph's.
 
@@ -33,19 +39,25 @@ def initial_pages(
         record: A capture, a recording or a graph.
         mode: Selects the first graph of this mode, or the graph of this name.
         batch_size: Selects the first graph of this size.
+        by: How to show the selected graph, or the first one: ``module``, ``kernel`` or ``time``.
 
     Raises:
         ConfigError: The record has no such mode or size.
     """
     selected = select_graphs(record, mode=mode, batch_size=batch_size)
-    first = first_page(record)
+    pages = [first_page(record)]
     is_whole = mode is None and batch_size is None
-    if isinstance(record, GraphRecord) or is_whole or not selected:
-        return (first,)
+    if not selected or (is_whole and by == "module"):
+        return tuple(pages)
     name = selected[0][0]
-    return (first, *(
-        graph_page(group, index)
+    group, index = next(
+        (group, index)
         for group in graph_groups(record)
         for index, (other, _) in enumerate(group.graphs)
         if other == name
-    ))  # fmt: skip
+    )
+    if not isinstance(record, GraphRecord):
+        pages.append(graph_page(group, index))
+    if by != "module":
+        pages.append((kernels_page if by == "kernel" else timeline_page)(group.graphs, index))
+    return tuple(pages)

@@ -1,0 +1,105 @@
+"""Page of what each kernel of a graph costs, over all nodes that launch it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+
+from graphkit.records import GraphRecord, Node, count_of
+from graphkit.views.formatting import bar, us
+from graphkit.views.module_tree import duration_of
+from graphkit.views.pages.node import page_of_node
+from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
+from graphkit.views.selection import NamedGraph
+
+_COLUMNS = (
+    Column(name="kernel, modules and nodes", least=40),
+    count_column("nodes", 3),
+    count_column("us", 1, us),
+    count_column("share", 2, "{:.1%}".format),
+    Column(name="bar", show=partial(bar, width=16), rank=5),
+    count_column("mean us", 4, us),
+    Column(name="grid", rank=6),
+)
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
+    """Return the kernels of a graph by total time, in each its modules, in these their nodes.
+
+    Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row.
+    """
+    title, graph = graphs[index]
+    whole = duration_of(graph.nodes)
+    by_kernel = _groups(graph.nodes, lambda node: (node.kind, node.short_name))
+    return Page(
+        title=f"kernels of {title}",
+        facts=(
+            ("kernels", f"{len(by_kernel):,}, in {count_of(len(graph.nodes), 'node')}"),
+            ("sum of nodes", "not measured" if whole is None else f"{us(whole)} us"),
+        ),
+        columns=_COLUMNS,
+        rows=tuple(_kernel(graph, nodes, whole) for nodes in by_kernel),
+        siblings=Siblings(count=len(graphs), index=index, make=partial(kernels_page, graphs)),
+        empty="this graph has no nodes",
+    )
+
+
+def _kernel(graph: GraphRecord, nodes: Sequence[Node], whole: float | None) -> Row:
+    first = nodes[0]
+    modules = _groups(nodes, lambda node: _any_layer(node.module))
+    names = ", ".join(_any_layer(group[0].module) or "no module" for group in modules)
+    return Row(
+        key=f"{first.kind} {first.short_name}",
+        values=_values(first.short_name, nodes, whole),
+        note=f"{first.name} · in {names}",
+        make_children=lambda: _modules(graph, modules, whole),
+    )
+
+
+def _modules(
+    graph: GraphRecord, modules: Iterable[Sequence[Node]], whole: float | None
+) -> Iterator[Row]:
+    for nodes in modules:
+        name = _any_layer(nodes[0].module) or "no module"
+        paths = len({node.module for node in nodes})
+        yield Row(
+            key=f"{nodes[0].kind} {nodes[0].short_name} {name}",
+            values=_values(f"{name} ({paths} x)" if paths > 1 else name, nodes, whole),
+            note=f"{name}, {count_of(paths, 'module')}",
+            make_children=partial(_nodes, graph, nodes, whole),
+            is_run=True,
+        )
+
+
+def _nodes(graph: GraphRecord, nodes: Iterable[Node], whole: float | None) -> Iterator[Row]:
+    for node in nodes:
+        yield Row(
+            key=f"#{node.index}",
+            values=_values(f"#{node.index}", [node], whole),
+            note=" · ".join(filter(None, (node.module, node.op, node.source, node.name))),
+            links={"open": partial(page_of_node, graph, node.index)},
+        )
+
+
+def _values(name: str, nodes: Sequence[Node], whole: float | None) -> tuple[object, ...]:
+    duration = duration_of(nodes)
+    measured = sum(node.duration_us is not None for node in nodes)
+    share = duration / whole if duration is not None and whole else None
+    mean = duration / measured if duration is not None and measured else None
+    grids = {node.grid for node in nodes}
+    grid = "x".join(map(str, next(iter(grids)))) if len(grids) == 1 else f"{len(grids)} grids"
+    return name, len(nodes), duration, share, share, mean, grid or None
+
+
+def _groups(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[list[Node]]:
+    """Return the nodes by key, the groups of most time first, then the largest."""
+    found: dict[Hashable, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(key(node), []).append(node)
+    return sorted(found.values(), key=lambda group: (-(duration_of(group) or 0.0), -len(group)))
+
+
+def _any_layer(module: str) -> str:
+    return _LAYER.sub("*", module)
