@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,18 +11,13 @@ import torch
 import torch.distributed as dist
 
 from graphkit.distributed.notes import Notes
+from graphkit.distributed.presence import ROLL_CALL_S, Presence, described
 from graphkit.distributed.votes import ANY_RUNNER, WORDS, Agreement, Choice, Vote, outcome
 from graphkit.errors import ConfigError, RankError, ReplayError
 from graphkit.spec import ForwardMode
 
-_SLICE = timedelta(seconds=1)
-"""How long a rank waits for a vote before it looks whether another rank has given up."""
-_ROLL_CALL_S = 5.0
-"""How long ranks wait for each other after a failure, to find out which one is missing."""
 _MOST_S = 1e8
 """Limit of time limits: gloo counts milliseconds in 64 bits."""
-_DRAIN_S = 2.0
-"""How long enqueued work may take to end by itself after another rank has failed."""
 
 
 class Member(Protocol):
@@ -34,7 +28,7 @@ class Member(Protocol):
         ...
 
 
-class RankGroup:
+class RankGroup(Presence):
     """Ranks whose runners capture the same graphs and replay them together.
 
     A forward with collectives runs on all ranks or on none. Runners of a group therefore capture
@@ -83,55 +77,27 @@ class RankGroup:
         same_batch: bool = False,
         time_limit: float = 300.0,
     ) -> None:
-        self.process_group, self.rank = _member_of(process_group)
-        self.same_batch, self.time_limit = bool(same_batch), _seconds(time_limit)
-        ranks = dist.get_process_group_ranks(self.process_group)
-        self.size = len(ranks)
+        member_of, rank = _member_of(process_group)
+        seconds = _seconds(time_limit)
         self._control = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=self.time_limit),
+            dist.get_process_group_ranks(member_of),
+            timeout=timedelta(seconds=seconds),
             backend="gloo",
             use_local_synchronization=True,
             group_desc="graphkit",
         )
-        self.notes = Notes(self._control.get_group_store(), self.rank)
-        """Texts for the other ranks."""
+        notes = Notes(self._control.get_group_store(), rank)
+        super().__init__(member_of, rank, notes, seconds)
+        self.same_batch = bool(same_batch)
         self.meetings = 0
         """Meetings of ``Lockstep`` so far."""
         self.agreement: Agreement | None = None
         self._votes = torch.zeros(self.size, WORDS, dtype=torch.int64)
         self._rows = self._votes.numpy()
         self._members: list[weakref.ref[Member]] = []
-        self._round = 0
-        self._lost: RankError | None = None
 
     def __repr__(self) -> str:
         return f"RankGroup(rank {self.rank} of {self.size})"
-
-    @property
-    def others(self) -> list[int]:
-        """All ranks but this one."""
-        return [rank for rank in range(self.size) if rank != self.rank]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the process group exists."""
-        try:
-            dist.get_backend(self.process_group)
-        except (ValueError, AssertionError):
-            return False
-        return True
-
-    @property
-    def uses_nccl(self) -> bool:
-        """Whether collectives of the process group run on CUDA devices, through NCCL."""
-        backend = dist.get_backend(self.process_group)  # "undefined" if torch chooses by device
-        return "nccl" in backend or (backend == "undefined" and torch.cuda.is_available())
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a rank has left, so that every further call raises ``RankError``."""
-        return self._lost is not None
 
     def add(self, runner: Member) -> int:
         """Add a runner and return its number. Every rank adds the same runners in order."""
@@ -176,7 +142,7 @@ class RankGroup:
 
     def refuse(self, vote: Vote, error: BaseException) -> None:
         """Make this step an error on all ranks. The caller raises ``error`` after it."""
-        self.notes.write(f"refused {self._round}", _described(error))
+        self.notes.write(f"refused {self._round}", described(error))
         self._collect(vote)
 
     def close(self, vote: Vote) -> None:
@@ -195,74 +161,13 @@ class RankGroup:
 
     def leave(self, error: BaseException) -> None:
         """Tell the other ranks that this one takes no further part. Does not wait."""
-        if self._lost is not None or not self.is_open:
+        if self.is_lost or not self.is_open:
             return
-        self._lost = RankError(
-            f"this rank left the group after {_described(error)}", ranks=(self.rank,)
-        )
-        self.notes.write("left", _described(error))
+        super().leave(error)
         try:
-            self._vote(Vote(Choice.REFUSED))
+            self._vote(Vote(Choice.REFUSED))  # wakes ranks that wait for this one's vote
         except RuntimeError:
             return
-
-    def lose(self, message: str, ranks: tuple[int, ...]) -> RankError:
-        """Give up: this and every later call raises the error that is returned.
-
-        Work of the device that waits for a collective of another rank is aborted.
-        """
-        self._lost = RankError(message, ranks=ranks)
-        self.release_device()
-        return self._lost
-
-    def require_open(self) -> None:
-        """Refuse a group that was destroyed, or that a rank has left.
-
-        Raises:
-            RankError: A rank has left.
-            ReplayError: The process group was destroyed.
-        """
-        if self._lost is not None:
-            raise self._lost
-        if not self.is_open:
-            raise ReplayError(
-                "the process group of this runner was destroyed. Close runners before "
-                "torch.distributed.destroy_process_group."
-            )
-
-    def wait(self, work: Any) -> None:
-        """Wait for a collective on the CPU, or for the news that a rank has left.
-
-        Raises:
-            RankError: A rank has left, has ended, or did not come in time.
-        """
-        while True:
-            try:
-                work.wait(_SLICE)
-            except RuntimeError as error:
-                for rank in self.others:
-                    self._check_left(rank)
-                if work.is_completed() or self._others_gave_up():
-                    raise self._roll_call(error) from error
-            except BaseException as error:  # such as an interrupt, after which votes do not match
-                self._lost = RankError(f"this rank was interrupted by {_described(error)}")
-                raise
-            else:
-                return
-
-    def release_device(self) -> None:
-        """Abort NCCL collectives that wait on the current stream for a rank that does not come.
-
-        Waits a moment for work that ends by itself. An aborted process group cannot be used again.
-        """
-        if not (self.is_open and self.uses_nccl):
-            return
-        deadline, stream = time.monotonic() + _DRAIN_S, torch.cuda.current_stream()
-        while not _has_ended(stream):
-            if time.monotonic() > deadline:
-                self.process_group.abort()
-                return
-            time.sleep(0.01)
 
     def _check_taking_part(self, votes: Sequence[Vote]) -> None:
         """Refuse a round in which a rank refused its batch, or in which only some ranks close."""
@@ -279,14 +184,9 @@ class RankGroup:
                 ranks=(closed[0], going),
             )
 
-    def _check_left(self, rank: int) -> None:
-        left = self.notes.read("left", rank)
-        if left is not None:
-            raise self.lose(f"rank {rank} left the group after {left}", (rank,))
-
     def _refusal_of(self, rank: int) -> RankError:
-        self._check_left(rank)
-        found = self.notes.gather(f"refused {self._round - 1}", [rank], _ROLL_CALL_S)
+        self.check_left(rank)
+        found = self.notes.gather(f"refused {self._round - 1}", [rank], ROLL_CALL_S)
         cause = found.get(rank, "an error that it could not report")
         return RankError(f"rank {rank} refused its batch: {cause}", ranks=(rank,))
 
@@ -301,23 +201,6 @@ class RankGroup:
         self._rows[:] = 0
         self._rows[self.rank] = vote.words()
         return dist.all_reduce(self._votes, group=self._control, async_op=True)
-
-    def _others_gave_up(self) -> bool:
-        topic = f"gave up {self._round}"
-        return any(self.notes.read(topic, rank) is not None for rank in self.others)
-
-    def _roll_call(self, error: RuntimeError) -> RankError:
-        """Find out which ranks are missing after a vote that failed."""
-        topic = f"gave up {self._round}"
-        self.notes.write(topic, "")
-        present = self.notes.gather(topic, self.others, _ROLL_CALL_S)
-        missing = tuple(rank for rank in self.others if rank not in present)
-        who = ", ".join(f"rank {rank}" for rank in missing) or "a rank"
-        return self.lose(
-            f"{who} did not answer in step {self._round}: it ended, or did not come within "
-            f"{self.time_limit:g} s ({next(iter(str(error).splitlines()), '')[:160]})",
-            missing,
-        )
 
 
 def _member_of(process_group: object) -> tuple[dist.ProcessGroup, int]:
@@ -347,15 +230,3 @@ def _seconds(given: object) -> float:
     raise ConfigError(
         f"time_limit must be a number of seconds above 0, got {given!r}.", field="time_limit"
     )
-
-
-def _has_ended(stream: torch.cuda.Stream) -> bool:
-    """Return whether the work of a stream has ended, also with an error."""
-    try:
-        return stream.query()
-    except RuntimeError:
-        return True
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
