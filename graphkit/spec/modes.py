@@ -17,7 +17,8 @@ class ForwardMode(Enum):
         MULTI_LAYER_EAGLE: Draft layers process the accepted tokens and draft, each over the window
             of the layer before.
         STEP: A step with inputs that the user declares; see ``StepRunner``.
-        IDLE: No request in the batch.
+        IDLE: No request in the batch; among several ranks, this one runs pads of the mode that the
+            others run, see ``graphkit.RankGroup.idle``.
     """
 
     DECODE = "decode"

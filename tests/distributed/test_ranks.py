@@ -30,6 +30,7 @@ OF_TWO = (
     models.end_with_an_error_of_rank_0,
     commands.run_commands,
     commands.refuse_commands,
+    commands.measure_agreement,
     scenarios.disagree_on_settings,
     scenarios.fail_a_capture,
     scenarios.fail_outside_the_forward,

@@ -7,7 +7,9 @@ import io
 import itertools
 import json
 import os
+import runpy
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,3 +101,17 @@ def refuse_commands():
 
 
 refuse_commands.has_group = False
+
+
+def measure_agreement():
+    """The benchmark of agreements counts no wrong result, and rank 0 prints its report."""
+    path = Path(__file__).parents[2] / "tools" / "bench" / "agreement.py"
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setenv("MASTER_PORT", free_port())
+        code = runpy.run_path(str(path))["main"](["--rounds", "1", "--steps", "30"])
+    assert code == 0
+    assert ("holds" in out.getvalue()) == (os.environ["RANK"] == "0")
+
+
+measure_agreement.has_group = False
