@@ -22,6 +22,7 @@ Details are attributes of the exception, so that callers need not parse its mess
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any
 
@@ -82,8 +83,12 @@ class OutputError(GraphkitError, TypeError):
     """A forward returned a type that its mode does not allow, or the wrong number of rows."""
 
 
+_EXPERTS = re.compile(r"[/\\]transformers[/\\].* in module \S*\.experts\b")
+"""A line of transformers that runs the experts of a layer."""
+
+
 class CaptureCause(Enum):
-    """Cause of a failed capture; the value is the advice for it."""
+    """Cause of a failed capture; the value is the usual advice for it."""
 
     OUT_OF_MEMORY = "Capture fewer or smaller batch_sizes, or free device memory first."
     HOST_SYNCHRONISATION = (
@@ -104,6 +109,16 @@ class CaptureCause(Enum):
     def label(self) -> str:
         """Name of the cause in words, such as ``host synchronisation``."""
         return self.name.lower().replace("_", " ")
+
+    def advice(self, where: str) -> str:
+        """Return what to do about the cause at a location."""
+        waits = self in (CaptureCause.HOST_SYNCHRONISATION, CaptureCause.DATA_DEPENDENT_SHAPE)
+        if waits and _EXPERTS.search(where):
+            return (
+                'Load the model with experts_implementation="batched_mm", or with "grouped_mm" in '
+                "bfloat16: the shapes of these do not depend on the chosen experts."
+            )
+        return self.value
 
     def describe(self, where: str) -> str:
         """Return the cause and its location as one phrase.
@@ -138,7 +153,7 @@ class CaptureError(GraphkitError, RuntimeError):
     ) -> None:
         what = cause.describe(where).rstrip(".")
         place = f"{mode} at batch size {batch_size}{'' if rank is None else f' on rank {rank}'}"
-        super().__init__(f"cannot capture {place}: {what}. {cause.value}")
+        super().__init__(f"cannot capture {place}: {what}. {cause.advice(where)}")
         self.mode = mode
         self.batch_size = batch_size
         self.cause = cause

@@ -1,4 +1,4 @@
-"""Engines over models of every attention kind: the text is that of transformers' own generate."""
+"""Engines over models of every kind: the text is that of transformers' own generate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from transformers_engine import case, engine, generated
 
 pytestmark = pytest.mark.slow
 
-KINDS = ["mistral", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32"]
+KINDS = [
+    "mixtral", "qwen3_moe", "mistral", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3",
+    "deepseek_v32",
+]  # fmt: skip
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

@@ -127,8 +127,11 @@ def test_the_refresh_table_of_the_readme_is_the_committed_result():
 
 @pytest.mark.parametrize(
     "factory",
-    ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "deepseek_v32"],
-)
+    [
+        "llama", "qwen3", "mixtral", "qwen3_moe", "mistral", "gemma2", "gemma3", "gpt_oss",
+        "deepseek_v3", "deepseek_v32",
+    ],
+)  # fmt: skip
 def test_a_transformers_model_has_no_finding(factory, monkeypatch):
     """Use a model that this project did not write, in a wrapper of some thirty lines."""
     from graphkit.audit import audit_target

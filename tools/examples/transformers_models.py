@@ -2,8 +2,9 @@
 
 graphkit's paged attention replaces the model's attention through the registry of transformers. One
 wrapper works for every decoder that uses the registry, here small models in the shape of Llama and
-Qwen3, of Mistral, Gemma 2, Gemma 3 and gpt-oss with sliding windows, of DeepSeek-V3 with latent
-attention, and of DeepSeek-V3.2, whose rows attend to the keys that an indexer selects.
+Qwen3, of Mixtral and Qwen3-MoE with experts, of Mistral, Gemma 2, Gemma 3 and gpt-oss with sliding
+windows, of DeepSeek-V3 with latent attention, and of DeepSeek-V3.2, whose rows attend to the keys
+that an indexer selects.
 
 graphkit audit tools.examples.transformers_models:llama
 """
@@ -179,6 +180,8 @@ LATENT = {
 KINDS = {
     "llama": {},
     "qwen3": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "mistral": {"sliding_window": WINDOW},
     "gemma2": {
         "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 1.0,
@@ -201,13 +204,15 @@ KINDS = {
 """Settings of each shape by model type. Two layers of Gemma 2 and gpt-oss alternate."""
 
 
-def random_model(kind: str) -> PreTrainedModel:
+def random_model(
+    kind: str, dtype: torch.dtype = torch.float32, experts: str = "batched_mm"
+) -> PreTrainedModel:
     """Create a small random model; experts run as batched products, which can be captured."""
     config = AutoConfig.for_model(kind, **SMALL | KINDS[kind])
     torch.manual_seed(0)
-    if hasattr(config, "num_experts_per_tok"):
-        config._experts_implementation = "batched_mm"
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    has_experts = hasattr(config, "num_experts_per_tok")
+    options = {"experts_implementation": experts} if has_experts else {}
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
 
 
 def llama(device: str = "cpu") -> gk.CaptureTarget:
@@ -218,6 +223,16 @@ def llama(device: str = "cpu") -> gk.CaptureTarget:
 def qwen3(device: str = "cpu") -> gk.CaptureTarget:
     """Create a target of a small Qwen3."""
     return wrapped(random_model("qwen3"), device)
+
+
+def mixtral(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small Mixtral: two of four experts per token."""
+    return wrapped(random_model("mixtral"), device)
+
+
+def qwen3_moe(device: str = "cpu") -> gk.CaptureTarget:
+    """Create a target of a small Qwen3-MoE: two of four experts per token."""
+    return wrapped(random_model("qwen3_moe"), device)
 
 
 def mistral(device: str = "cpu") -> gk.CaptureTarget:
@@ -253,7 +268,10 @@ def deepseek_v32(device: str = "cpu") -> gk.CaptureTarget:
 def main() -> int:
     """Capture the models, compare every replay with the eager forward, and print the results."""
     mismatches = 0
-    for factory in (llama, qwen3, mistral, gemma2, gemma3, gpt_oss, deepseek_v3, deepseek_v32):
+    for factory in (
+        llama, qwen3, mixtral, qwen3_moe, mistral, gemma2, gemma3, gpt_oss, deepseek_v3,
+        deepseek_v32,
+    ):  # fmt: skip
         record = gk.capture_target(factory(), batch_sizes=[8], device="cpu")
         print(f"{record.target}: {len(record.mismatches)} mismatches")
         mismatches += len(record.mismatches)
