@@ -38,6 +38,11 @@ def shift_(x: torch.Tensor, by: float) -> None:
     x += by
 
 
+@torch.library.custom_op("graphkit_tests::first_column", mutates_args=())
+def first_column(x: torch.Tensor) -> torch.Tensor:
+    return x.t_()[0].clone()  # changes the shape of its argument
+
+
 class Block(nn.Module):
     def __init__(self, depth):
         super().__init__()
@@ -96,6 +101,7 @@ REPLAYED = {
         lambda y: y.__setitem__((slice(1, 3), y[0] > 0), -1)
     ),
     "custom op in place": on_copy(lambda y: shift_(y, 1.5)),
+    "custom op that transposes its argument": lambda x: first_column(x[:2] + 1),
     "transposed in place": lambda x: (x[:2] + 1).t_() * 2,
     "squeezed in place": lambda x: x.sum(0, keepdim=True).squeeze_(0) + 1,
     "unsqueezed in place": lambda x: (x + 1).unsqueeze_(0),
