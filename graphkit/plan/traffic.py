@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphkit.config import is_int
 from graphkit.errors import RecordError
 from graphkit.records import CaptureRecord
 
 LARGEST = 4096
 """Largest batch size that a log may contain. Larger numbers are taken for mistakes."""
 _COLUMN, _COUNT = "batch_size", "count"
+_MOST_STEPS = 1 << 62
 _SHOWN = 40
 
 
@@ -125,21 +125,21 @@ def _index(header: list[str], name: str) -> int:
 
 
 def _add(sizes: Counter[int], size: object, count: object, where: str) -> None:
-    size, count = _whole(size, _COLUMN, where, LARGEST), _whole(count, _COUNT, where, 1 << 62)
+    size, count = _whole(size, _COLUMN, where, LARGEST), _whole(count, _COUNT, where, _MOST_STEPS)
     if size and count:
         sizes[size] += count
 
 
 def _whole(value: object, what: str, where: str, most: int) -> int:
-    text = value.strip() if isinstance(value, str) else ""
+    number, text = value, value.strip() if isinstance(value, str) else ""
     # Digits only: int() also takes underscores and other scripts, and is slow for long texts.
     if text.isascii() and text.isdigit() and len(text) <= len(str(most)):
-        value = int(text)
-    if not is_int(value) or not 0 <= value <= most:
-        raise RecordError(
-            f"{where}: {what} is {_short(str(value))}, expected a whole number from 0 to {most:,}."
-        )
-    return value
+        number = int(text)
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= most:
+        return number
+    raise RecordError(
+        f"{where}: {what} is {_short(str(value))}, expected a whole number from 0 to {most:,}."
+    )
 
 
 def _short(text: str) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from graphkit.attention import PagedAttention
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.errors import ConfigError
-from graphkit.graphs import Backend
+from graphkit.graphs import Backend, BatchSizes, SizeTable
 from graphkit.kv import RecurrentStatePool, ReqToTokenPool
 from graphkit.ops import philox_uniform
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
@@ -111,7 +110,7 @@ class EngineContext:
         owner: str,
         generation: str,
         backend: Backend,
-        batch_sizes: Iterable[int] | None,
+        batch_sizes: BatchSizes | None,
         chunked_prefill_size: int,
         structured_output: bool = False,
         debug: bool = False,
@@ -137,7 +136,6 @@ class EngineContext:
         require_type(owner, "target", target, EngineModel, "a graphkit.EngineModel")
         require_type(owner, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
         require_type(owner, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
-        require_type(owner, "batch_sizes", batch_sizes, (Iterable, NoneType), "ints, or None")
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
         _check_pools(pool, spec, sizes)
@@ -161,7 +159,7 @@ class EngineContext:
             kv_slots=kv_pool.size,
             device=backend.device,
             runner_options={
-                "batch_sizes": None if batch_sizes is None else tuple(batch_sizes),
+                "batch_sizes": SizeTable(sizes.max_batch_size, batch_sizes).sizes,
                 "device": backend.device,
                 "backend": backend,
             },

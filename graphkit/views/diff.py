@@ -97,8 +97,8 @@ def _shared(graphs: Sequence[GraphDiff]) -> dict[str, list[str]]:
 def _shared_sentences(graphs: Sequence[GraphDiff]) -> Iterator[RenderableType]:
     """Yield the sentences of several graphs once, by these graphs."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for sentence, names in _shared(graphs).items():
-        groups.setdefault(tuple(names), []).append(sentence)
+    for sentence, those in _shared(graphs).items():
+        groups.setdefault(tuple(those), []).append(sentence)
     for names, sentences in groups.items():
         yield ""
         where = f"all {len(graphs)} graphs" if len(names) == len(graphs) else listed(names)

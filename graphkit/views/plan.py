@@ -28,8 +28,8 @@ def plan_view(record: PlanRecord) -> RenderableType:
         Text(),
     ]  # fmt: skip
     if record.chosen.batch_sizes:
-        sizes = ",".join(map(str, record.chosen.batch_sizes))
-        parts += [Text(f"--batch-sizes {sizes}", no_wrap=True, overflow="ignore"), Text()]
+        listed = ",".join(map(str, record.chosen.batch_sizes))
+        parts += [Text(f"--batch-sizes {listed}", no_wrap=True, overflow="ignore"), Text()]
     else:
         parts += [Text("No size is worth a graph: every step is faster without."), Text()]
     if record.eager_above:

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 import graphkit as gk
+from engine_target import engine_target
 from graphkit.errors import ConfigError, RecordError
 from graphkit.graphs import SizeTable, default_batch_sizes
 from graphkit.plan import plan_sizes
@@ -128,6 +129,16 @@ def test_a_plan_is_a_file_that_tables_and_runners_take(tmp_path):
     file.write_text("{}")
     with pytest.raises(RecordError, match="not a record of graphkit"):
         SizeTable(8, file)
+
+
+def test_an_engine_takes_a_plan(tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text(plan_sizes({1: 5, 3: 1}).to_json())
+    for given in (str(file), file):
+        with engine_target().engine(batch_sizes=given, device="cpu", backend=None) as engine:
+            assert engine.runners[0].table.sizes == (1, 3)
+    with pytest.raises(RecordError, match="cannot read record"):
+        engine_target().engine(batch_sizes="none.json", device="cpu", backend=None)
 
 
 def test_live_sizes_of_a_runner_are_counted(capture_runner):
