@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Self
 
 import torch
@@ -19,7 +19,7 @@ from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.engine.transfers import NewTokens
 from graphkit.errors import ConfigError, InputError, ReplayError
-from graphkit.graphs import Backend, backend_for
+from graphkit.graphs import Backend, BatchSizes, backend_for
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
     DeviceStep,
@@ -48,8 +48,8 @@ class SpeculativeEngine:
         spec: Drafting and verification settings.
         sizes: Limits on batch and context. ``max_context_len`` includes the slots that two steps
             may write ahead; see ``context_limit``.
-        batch_sizes: Batch sizes to capture; ``None`` takes the default list up to
-            ``sizes.max_batch_size``.
+        batch_sizes: Batch sizes to capture, or the file of a plan (``graphkit plan --out``);
+            ``None`` takes the default list up to ``sizes.max_batch_size``.
         device: As for ``Runner``; all runners share it.
         backend: As for ``Runner``; all runners share it.
         generation: ``"v1"`` waits for each step's tokens. ``"v2"`` launches a step before it reads
@@ -97,7 +97,7 @@ class SpeculativeEngine:
         *,
         spec: SpecConfig,
         sizes: BufferSizes,
-        batch_sizes: Iterable[int] | None = None,
+        batch_sizes: BatchSizes | None = None,
         device: torch.device | str = "auto",
         backend: Backend | None = None,
         generation: Literal["v1", "v2", "v3"] | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +10,7 @@ import torch
 from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.distributed import RankGroup
 from graphkit.engine import EngineModel, SpeculativeEngine
-from graphkit.graphs import Backend, resolve_device
+from graphkit.graphs import Backend, BatchSizes, resolve_device
 from graphkit.kv import ReqToTokenPool
 from graphkit.reference.engine_models import (
     EngineModels,
@@ -34,7 +33,7 @@ def reference_engine(
     max_batch_size: int = 8,
     max_context_len: int = 1024,
     page_size: int = 1,
-    batch_sizes: Iterable[int] | None = None,
+    batch_sizes: BatchSizes | None = None,
     device: torch.device | str = "auto",
     dtype: torch.dtype = torch.float32,
     backend: Backend | None = None,
@@ -117,7 +116,7 @@ def engine_of(
     *,
     max_batch_size: int = 8,
     max_context_len: int = 1024,
-    batch_sizes: Iterable[int] | None = None,
+    batch_sizes: BatchSizes | None = None,
     backend: Backend | None = None,
     attention: type[PagedAttention] | None = None,
     generation: Literal["v1", "v2", "v3"] | None = None,
