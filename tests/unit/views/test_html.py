@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from html.parser import HTMLParser
 
@@ -10,6 +11,7 @@ import pytest
 
 from graphkit.records import CaptureRecord, GraphRecord
 from graphkit.views.html import html_of
+from graphkit.views.pages import kernels_page
 from graphkit.views.selection import named_graphs, select_graphs
 
 VOID = {"meta", "link", "input", "br"}
@@ -93,6 +95,7 @@ def test_no_name_breaks_out(graph, name):
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in usual.tags]
     assert parsed.links == usual.links
     assert GraphRecord.from_json(parsed.texts["record"]) == odd
+    assert {kernel["name"] for kernel in json.loads(parsed.texts["sums"])[0]} == {name}
 
 
 def test_a_name_like_a_placeholder_stays_a_name(capture):
@@ -119,3 +122,30 @@ def test_everything_clickable_is_a_button_or_a_summary(page):
     pressed = re.findall(r'make\("(\w+)", \{[^}]*onclick', script)
     assert set(pressed) == {"button", "tr"}
     assert "prefers-color-scheme: dark" in page
+
+
+def test_the_kernels_in_it_are_those_of_their_page(page, capture):
+    graphs = named_graphs(capture)
+    embedded = json.loads(Page(page).texts["sums"])
+    assert len(embedded) == len(graphs)
+    for index, kernels in enumerate(embedded):
+        rows = kernels_page(graphs, index).rows
+        assert [kernel["name"] for kernel in kernels] == [row.values[0] for row in rows]
+        for kernel, row in zip(kernels, rows, strict=True):
+            _, nodes, us, share, _, mean, _ = row.values
+            assert kernel["key"] == row.key
+            assert (kernel["nodes"], kernel["us"]) == (nodes, us)
+            assert (kernel["share"], kernel["mean us"]) == (share, mean)
+            assert kernel["modules"] == [module.values[0] for module in row.children]
+    gemm = next(kernel for kernel in embedded[0] if kernel["name"] == "gemm_kernel")
+    assert gemm["modules"] == ["layers.*.mlp (2 x)", "layers.*.attn.out (2 x)",
+                               "layers.*.attn.qkv (2 x)"]  # fmt: skip
+    assert {kernel["us"] for kernel in embedded[3]} == {None}
+
+
+def test_a_time_that_is_no_number_is_one_that_was_not_measured(graph):
+    nodes = (dataclasses.replace(graph.nodes[0], duration_us=float("nan")), *graph.nodes[1:])
+    odd = dataclasses.replace(graph, nodes=nodes)
+    (kernels,) = json.loads(Page(html_of(odd, named_graphs(odd))).texts["sums"])
+    refresh = next(kernel for kernel in kernels if kernel["name"] == "refresh")
+    assert (refresh["nodes"], refresh["us"], refresh["mean us"]) == (1, None, None)
