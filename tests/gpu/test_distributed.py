@@ -17,6 +17,7 @@ pytestmark = [
 SCENARIOS = (
     models.replay_a_split_model,
     models.generate_on_all_ranks,
+    models.serve_with_data_parallelism,
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,
     scenarios.refuse_a_batch,

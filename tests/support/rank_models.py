@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -249,3 +250,18 @@ def end_with_an_error_of_rank_0():
 
     with pytest.raises(gk.RankError if group.rank else LookupError, match="no such user"):
         work()
+
+
+def serve_with_data_parallelism():
+    """Ranks with batches of their own compute the rows of one process, without graphs and idle."""
+    example = importlib.import_module("tools.examples.data_parallel")
+    group, device = rank_group(), rank_device()
+    requests, served, stats = example.serve(group, device)
+    _, expected, _ = example.serve(None, device)
+    torch.testing.assert_close(served, expected[requests], rtol=1e-4, atol=1e-4)
+    lengths = [example.LENGTHS[request] for request in requests]
+    assert served.any(-1).sum(-1).tolist() == lengths
+    # Rank 0 has five requests in its first 6 steps, rank 1 none in the last ones.
+    steps = max(example.LENGTHS)
+    assert (sum(stats.fallbacks.values()), stats.agreements) == (6, steps)
+    assert (stats.replays, stats.idle) == (steps - 6, steps - max(lengths))
