@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkit.cli.output import print_message, progress_on_stderr
-from graphkit.cli.paths import exists
+from graphkit.cli.paths import exists, is_folder
 from graphkit.cli.threads import use_one_thread
 from graphkit.errors import ConfigError, RecordError
 from graphkit.records import PlanRecord, count_of
@@ -165,7 +165,7 @@ def _parse_sizes(text: str) -> list[int]:
         return [int(size) for size in text.split(",")]
     except ValueError:
         pass
-    if not exists(Path(text)):
+    if is_folder(Path(text)) or not exists(Path(text)):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a list of sizes such as 1,2,4, nor the file of a plan"
         )

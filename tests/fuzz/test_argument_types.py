@@ -166,6 +166,9 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             },
         ),
         "SdpaAttention": (gk.SdpaAttention, pools),
+        "RankGroup": (
+            gk.RankGroup, {"process_group": None, "same_batch": False, "time_limit": 1.0},
+        ),
         "ShadowWatch": (
             gk.ShadowWatch, {"runner": runner, "every": 1, "weights": None, "tolerance": 1.0},
         ),
@@ -238,8 +241,8 @@ WITHOUT_ARGUMENTS = {
     "PagedAttention", "RecorderBackend", "Rows",
 }  # fmt: skip
 """Interfaces, types of annotations, and classes that take no argument."""
-NEVER_VALID = {"CudaBackend", "Runner", "load_record", "register_algorithm"}
-"""Calls that are refused in any case: without a GPU, a mode, a file, or a free name."""
+NEVER_VALID = {"CudaBackend", "RankGroup", "Runner", "load_record", "register_algorithm"}
+"""Calls that are refused in any case: without a GPU, ranks, a mode, a file, or a free name."""
 NAMES = sorted(calls())
 
 

@@ -20,7 +20,7 @@ from graphkit.ops.registration import OPS
 
 MODULES = (
     "accepted_moves", "accepted_tokens", "argmax", "begin_step", "device_loop", "draft_rows",
-    "finish_step", "move_kv", "ngram", "paged_attention", "paged_metadata", "refresh", "rejection",
+    "finish_step", "index_scores", "move_kv", "ngram", "paged_attention", "paged_metadata", "refresh", "rejection",
     "rms_norm", "rotary", "store_kv", "swiglu", "target_probs", "target_rows", "top_candidates",
     "tree_growth",
 )  # fmt: skip

@@ -144,6 +144,7 @@ def test_stats_add_up(runner, make_batch):
         padded_rows=(1 + 1 + 3) * 4,
         fallbacks={"batch too large": 2, "wrong width": 1},
         replays_by_size={1: 1, 4: 4},
+        live_sizes={1: 2, 3: 2, 4: 1},
     )
     assert list(runner.stats.replays_by_size) == [1, 4]
 
