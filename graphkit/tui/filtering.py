@@ -1,9 +1,15 @@
-"""Search for the words of a filter or a search in rows."""
+"""Search for the words of a filter or a search in rows, and the sum of what matches."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from graphkit.records import count_of
+from graphkit.views.formatting import us
+from graphkit.views.module_tree import duration_of
+from graphkit.views.outline import Line
+from graphkit.views.pages import Page
 
 _WORD = re.compile(r"\w+")
 Match = Callable[[Sequence[str], str], bool]
@@ -19,6 +25,23 @@ def matcher(words: str, columns: Sequence[str]) -> Match | None:
     names = [_WORD.findall(name.casefold()) for name in columns]
     tests = [_test(word.casefold(), names) for word in words.split()]
     return (lambda cells, note: all(test(cells, note) for test in tests)) if tests else None
+
+
+def sum_text(page: Page, lines: Iterable[Line]) -> str:
+    """Return number, time in us and share of the nodes in these rows; empty if a page has none.
+
+    A node in several of the rows, such as that of a module and its own, counts once.
+    """
+    if not page.nodes:
+        return ""
+    nodes = {node.index: node for line in lines for node in line.row.nodes}.values()
+    time, whole = duration_of(nodes), duration_of(page.nodes)
+    parts = [count_of(len(nodes), "node")]
+    if time is not None:
+        parts.append(f"{us(time)} us")
+        if whole is not None and whole > 0:
+            parts.append(f"{time / whole:.1%}")
+    return ", ".join(parts)
 
 
 def _test(word: str, names: Sequence[Sequence[str]]) -> Match:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from graphkit.tui.filtering import matcher
+from graphkit.tui.filtering import matcher, sum_text
 from graphkit.views.formatting import plain
 from graphkit.views.outline import Line, flatten, keys_around, order_by
 from graphkit.views.pages import Column, Page, Row
@@ -57,13 +57,25 @@ class _Lines:
         return tuple(self._listing.containing(self._state.search, self.all))
 
     @cached_property
+    def filter_sum(self) -> str:
+        """The sum of the rows that pass the filter."""
+        return sum_text(self._page, self._passing)
+
+    @cached_property
+    def search_sum(self) -> str:
+        """The sum of the rows that contain the words of the search."""
+        return sum_text(self._page, self.matches)
+
+    @cached_property
+    def _passing(self) -> tuple[Line, ...]:
+        return tuple(self._listing.containing(self._state.filter, flatten(self._page.rows)))
+
+    @cached_property
     def _kept(self) -> frozenset[str] | None:
         """Keys of the rows that pass the filter and of those around them; ``None`` for all."""
         if not self._state.filter:
             return None
-        lines = flatten(self._page.rows)
-        found = list(self._listing.containing(self._state.filter, lines))
-        return keys_around(found).union(line.row.key for line in found)
+        return keys_around(self._passing).union(line.row.key for line in self._passing)
 
     def _flatten(self, is_open: Callable[[Row], bool]) -> tuple[Line, ...]:
         kept = self._kept
@@ -127,7 +139,7 @@ class Listing:
 
     @property
     def status(self) -> tuple[str, ...]:
-        """Position, order, filter and search, as texts."""
+        """Position, order, filter and search with the sums of what matches, as texts."""
         return tuple(map(plain, self._status()))
 
     def cells(self, row: Row) -> tuple[str, ...]:
@@ -250,12 +262,17 @@ class Listing:
         if state.sort or state.is_reversed:
             yield f"sort {state.sort or 'none'}{' reversed' if state.is_reversed else ''}"
         if state.filter:
-            yield f"filter {state.filter}"
+            yield _with_sum(f"filter {state.filter}", self._lines.filter_sum)
         if state.search:
-            yield f"match {self.match_number}/{len(self.matches)} {state.search}"
+            match = f"match {self.match_number}/{len(self.matches)} {state.search}"
+            yield _with_sum(match, self._lines.search_sum)
 
     def _heading(self, column: Column) -> str:
         if column.name != self.state.sort:
             return column.name
         is_descending = column.is_number != self.state.is_reversed
         return f"{column.name} {'↓' if is_descending else '↑'}"
+
+
+def _with_sum(text: str, total: str) -> str:
+    return f"{text} ({total})" if total else text

@@ -15,7 +15,7 @@ from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import Branch, duration_of, shortened
 from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph_groups import GraphGroup
-from graphkit.views.pages.node import page_of_node
+from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.phases import phases_of, step_tree
 
@@ -37,6 +37,7 @@ def graph_page(group: GraphGroup, index: int) -> Page:
         links={"buffers": buffers_link(group.modes, graph.mode), **group.links(index)},
         siblings=Siblings(count=len(group.graphs), index=index, make=partial(graph_page, group)),
         empty="this graph has no nodes",
+        nodes=graph.nodes,
     )
 
 
@@ -132,6 +133,7 @@ class _Tree:
             values=self._values(name, inner.all_nodes, inner.duration_us, None, kind),
             note=inner.path,
             make_children=partial(self.rows, inner),
+            nodes=inner.all_nodes,
         )
 
     def _run(self, nodes: Sequence[Node]) -> Row:
@@ -142,16 +144,16 @@ class _Tree:
             note=f"{len(nodes)} equal nodes, #{first.index} to #{last.index}",
             make_children=lambda: map(self._node, nodes),
             is_run=True,
+            nodes=nodes,
         )
 
     def _node(self, node: Node) -> Row:
-        op = node.op if node.op != node.name else ""
-        note = (f"#{node.index}", node.module, op, node.source, node.name)  # the longest one last
         return Row(
             key=f"#{node.index}",
             values=self._values(_name(node), [node], node.duration_us, node),
-            note=" · ".join(filter(None, note)),
+            note=note_of(node),
             links={"open": partial(page_of_node, self._graph, node.index)},
+            nodes=(node,),
         )
 
     def _values(

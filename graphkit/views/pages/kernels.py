@@ -9,7 +9,7 @@ from functools import partial
 from graphkit.records import GraphRecord, Node, count_of
 from graphkit.views.formatting import bar, us
 from graphkit.views.module_tree import duration_of
-from graphkit.views.pages.node import page_of_node
+from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.selection import NamedGraph
 
@@ -43,18 +43,19 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
         rows=tuple(_kernel(graph, nodes, whole) for nodes in by_kernel),
         siblings=Siblings(count=len(graphs), index=index, make=partial(kernels_page, graphs)),
         empty="this graph has no nodes",
+        nodes=graph.nodes,
     )
 
 
 def _kernel(graph: GraphRecord, nodes: Sequence[Node], whole: float | None) -> Row:
     first = nodes[0]
     modules = _groups(nodes, lambda node: _any_layer(node.module))
-    names = ", ".join(_any_layer(group[0].module) or "no module" for group in modules)
     return Row(
         key=f"{first.kind} {first.short_name}",
         values=_values(first.short_name, nodes, whole),
-        note=f"{first.name} · in {names}",
+        note=first.name,
         make_children=lambda: _modules(graph, modules, whole),
+        nodes=nodes,
     )
 
 
@@ -70,6 +71,7 @@ def _modules(
             note=f"{name}, {count_of(paths, 'module')}",
             make_children=partial(_nodes, graph, nodes, whole),
             is_run=True,
+            nodes=nodes,
         )
 
 
@@ -78,8 +80,9 @@ def _nodes(graph: GraphRecord, nodes: Iterable[Node], whole: float | None) -> It
         yield Row(
             key=f"#{node.index}",
             values=_values(f"#{node.index}", [node], whole),
-            note=" · ".join(filter(None, (node.module, node.op, node.source, node.name))),
+            note=note_of(node),
             links={"open": partial(page_of_node, graph, node.index)},
+            nodes=(node,),
         )
 
 

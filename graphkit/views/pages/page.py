@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from graphkit.records import Node
 from graphkit.views.formatting import plain
 
 Link: TypeAlias = "Callable[[], Page] | str"
@@ -46,6 +47,7 @@ class Row:
         make_children: Makes the rows inside it when they are first needed.
         is_run: True if the rows inside are equal and this one sums them up.
         links: Pages that keys lead to, by name; ``open`` is the Enter key.
+        nodes: Nodes of a graph that it shows or sums up.
     """
 
     key: str
@@ -55,6 +57,7 @@ class Row:
     make_children: Callable[[], Iterable[Row]] | None = None
     is_run: bool = False
     links: Mapping[str, Link] = field(default_factory=dict)
+    nodes: Sequence[Node] = ()
 
     @cached_property
     def children(self) -> tuple[Row, ...]:
@@ -91,6 +94,7 @@ class Page:
         links: Pages that keys lead to from any row, by name.
         siblings: Pages that Tab leads to; ``None`` if there are none.
         empty: Sentence to show if there are no rows.
+        nodes: All nodes of the graph that its rows are about; shares are shares of their time.
     """
 
     title: str
@@ -102,6 +106,7 @@ class Page:
     links: Mapping[str, Link] = field(default_factory=dict)
     siblings: Siblings | None = None
     empty: str = "no rows"
+    nodes: Sequence[Node] = ()
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """Return a row's values as text, each on one line."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from graphkit.records import GraphRecord, Node
 from graphkit.views.formatting import us
-from graphkit.views.pages.node import page_of_node
+from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.selection import NamedGraph
 
@@ -26,6 +26,7 @@ def timeline_page(graphs: Sequence[NamedGraph], index: int) -> Page:
         rows=tuple(_rows(graph)),
         siblings=Siblings(count=len(graphs), index=index, make=partial(timeline_page, graphs)),
         empty="no replay of this graph was measured",
+        nodes=graph.nodes,
     )
 
 
@@ -67,8 +68,9 @@ def _rows(graph: GraphRecord) -> Iterator[Row]:
                 node.short_name, start, node.duration_us, gap if gap > 0 else None,
                 (start / whole, _end(node) / whole), node.module or None,
             ),
-            note=" · ".join(filter(None, (f"#{node.index}", node.module, node.source, node.name))),
+            note=note_of(node),
             links={"open": partial(page_of_node, graph, node.index)},
+            nodes=(node,),
         )  # fmt: skip
 
 
