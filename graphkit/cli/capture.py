@@ -10,6 +10,7 @@ from graphkit.cli.exit_codes import DONE, FAILED
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.output import print_result
 from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.rank_records import check_same_order, path_of_rank
 from graphkit.cli.ranks import add_tp_option, run_on_ranks
 from graphkit.cli.target_options import (
     add_target_argument,
@@ -29,9 +30,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="capture the graphs of a target and check every replay",
         description="Capture every mode and size of a target, replay every batch size that each "
         "graph holds, and compare the replays with the same step run without a graph. If TARGET "
-        "has an engine, its whole step is the mode STEP, and its loops are compared, too.",
+        "has an engine, its whole step is the mode STEP, and its loops are compared, too. "
+        "With --tp, the graphs of all ranks must have the same nodes in the same order.",
         epilog="""
-Exit code 1: a replay is wrong, or a forward cannot be captured.
+Exit code 1: a replay is wrong, a forward cannot be captured, or the graphs of two ranks differ.
 
 Examples:
   graphkit capture
@@ -43,7 +45,11 @@ Examples:
     add_target_argument(parser)
     add_target_options(parser)
     add_tp_option(parser)
-    parser.add_argument("--out", type=Path, metavar="F", help="write the record as JSON to file F")
+    parser.add_argument(
+        "--out", type=Path, metavar="F",
+        help="write the record as JSON to file F; with --tp, one file per rank: F.json of rank 0, "
+        "F.rank1.json of rank 1",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the record instead of a table")
     parser.set_defaults(run=run)
 
@@ -56,12 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     from graphkit.views import capture_view
 
-    if arguments.out is not None:
-        check_writable(arguments.out)
-    keeps_record = arguments.out is not None or arguments.json
+    out = None if arguments.out is None else path_of_rank(arguments.out, group)
+    if out is not None:
+        check_writable(out)
     selection = select_target(arguments.target, arguments, group)
-    record = capture_selected(selection, inspect=keeps_record)
+    inspect = out is not None or arguments.json or group is not None
+    record = capture_selected(selection, inspect=inspect)
     print_result(record.to_json() if arguments.json else capture_view(record))
-    if arguments.out is not None and (group is None or not group.rank):
-        write_output(arguments.out, record.to_json())
+    if out is not None:
+        write_output(out, record.to_json())
+    if group is not None:
+        check_same_order(record, group)
     return FAILED if record.mismatches else DONE

@@ -31,6 +31,7 @@ OF_TWO = (
     models.end_with_an_error_of_rank_0,
     commands.run_commands,
     commands.refuse_commands,
+    commands.refuse_ranks_whose_graphs_differ,
     commands.measure_agreement,
     scenarios.disagree_on_settings,
     scenarios.fail_a_capture,

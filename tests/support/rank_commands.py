@@ -8,7 +8,10 @@ import itertools
 import json
 import os
 import runpy
+import shutil
 import socket
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ import torch.distributed as dist
 
 from graphkit import reference
 from graphkit.cli import main, output
+from graphkit.diff import diff_records
+from graphkit.records import load_record
 
 attempts = itertools.count()
 
@@ -26,6 +31,20 @@ def small_target(device, group):
     model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
     eagle = reference.load_eagle_head(reference.default_eagle_checkpoint(), model)
     return reference.model_target(model, eagle, name="small", max_batch_size=1)
+
+
+def uneven_target(device, group):
+    """Return a target whose rank 1 has one operation more than rank 0."""
+    target = small_target(device, group)
+    (mode, verify), *_ = target.forwards.items()
+
+    def forward(inputs):
+        output = verify(inputs)
+        if group.rank == 1:
+            output.next_token_logits.add_(0)
+        return output
+
+    return replace(target, forwards={mode: forward}, engine=None)
 
 
 def whole_target(device):
@@ -64,9 +83,13 @@ def run_commands():
     assert (json.loads(text)["new_tokens"] == 12) if is_first else not text
 
     words = ["capture", "rank_commands:small_target", "--mode", "TARGET_VERIFY", "--mode", "STEP"]
-    code, text, error = run(*words, *tp)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"  # a folder per rank, to see which file each one writes
+        code, text, error = run(*words, "--out", str(out), *tp)
+        written = [path.name for path in Path(folder).iterdir()]
     assert code == 0, error
     assert ("STEP" in text) == is_first
+    assert written == ["out.json" if is_first else f"out.rank{os.environ['RANK']}.json"]
 
     words = ["bench", "--batch-sizes", "1", "--steps", "2", "--rounds", "1"]
     code, text, error = run(*words, "--context", "8", "--json", *tp)
@@ -101,6 +124,25 @@ def refuse_commands():
 
 
 refuse_commands.has_group = False
+
+
+def refuse_ranks_whose_graphs_differ():
+    """A node that only one rank has is named, and a diff of the ranks' records has it."""
+    folder = Path(tempfile.gettempdir()) / f"graphkit-ranks-{os.environ['MASTER_PORT']}"
+    folder.mkdir(exist_ok=True)
+    words = ["capture", "rank_commands:uneven_target", "--out", str(folder / "out.json")]
+    code, _, error = run(*words, "--tp", os.environ["WORLD_SIZE"])
+    if os.environ["RANK"] == "0":
+        first, second = (load_record(folder / name) for name in ("out.json", "out.rank1.json"))
+        shutil.rmtree(folder)
+        assert "rank 1: captured other graphs than rank 0: node" in error
+        assert "of TARGET_VERIFY 1: aten::add_" in error
+        (found,) = diff_records(first, second).graphs
+        assert found.words == ("op add_ appeared in (forward): 1 node more",)
+    assert code == 1, error
+
+
+refuse_ranks_whose_graphs_differ.has_group = False
 
 
 def measure_agreement():
