@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, count, groupby
 from typing import Any
 
 from graphkit.records import GraphRecord, Node, extent
@@ -15,61 +15,72 @@ from graphkit.views.selection import NamedGraph
 
 Event = dict[str, Any]
 _NOMINAL_NS = 1000
-_MODULES = 0
-"""Track of the modules; the tracks of nodes follow."""
+_LIMIT_NS = 1 << 50
+"""Times from here on, 13 days, are invalid: as microseconds, doubles hold no single nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The time of a node in nanoseconds, and the names of the modules around it."""
+    """The time of a node in nanoseconds, and the names of the modules around it.
+
+    ``flow`` identifies the arrow from its module, uniquely in the file.
+    """
 
     node: Node
     begin: int
     end: int
     modules: tuple[str, ...]
+    flow: int
 
 
 def trace_of(graphs: Sequence[NamedGraph]) -> str:
     """Return the graphs as JSON text: a process per graph, a track of modules, tracks of nodes.
 
     Nodes that overlap in time are on separate tracks. A node without a duration, such as a child
-    graph, has length 0 at the end of the node before it.
+    graph, has length 0 at the end of the node before it. A flow leads from a module's slice to
+    each node that its own forward made.
     """
-    events = [_process(number, *each) for number, each in enumerate(graphs, 1)]
+    flows = count(1)
+    events = [_process(number, *each, flows) for number, each in enumerate(graphs, 1)]
     return json.dumps(
         {"displayTimeUnit": "ns", "traceEvents": list(chain.from_iterable(events))},
         separators=(",", ":"),
     )
 
 
-def _process(number: int, title: str, graph: GraphRecord) -> Iterator[Event]:
+def _process(number: int, title: str, graph: GraphRecord, flows: Iterator[int]) -> Iterator[Event]:
     is_measured = any(node.duration_us is not None for node in graph.nodes)
     note = "" if is_measured else " (not measured: a nominal 1 us per node)"
-    spans = sorted(_spans(graph, is_measured), key=lambda span: (span.begin, -span.end))
+    spans = sorted(_spans(graph, is_measured, flows), key=lambda span: (span.begin, -span.end))
     tracks = _tracks(spans)
-    yield _name("process_name", number, 0, f"{title}{note}")
-    yield _name("thread_name", number, _MODULES, "modules")
+    modules = number  # Perfetto reads thread 0 as the process's own, which has the process's number
+    yield _name("process_name", number, modules, f"{title}{note}")
+    yield _name("thread_name", number, modules, "modules")
     for track in range(1, max(tracks, default=0) + 1):
-        yield _name("thread_name", number, track, "nodes" if track == 1 else f"nodes {track}")
-    for event in _module_slices(spans, 0, spans[-1].end if spans else 0):
-        yield {**event, "pid": number, "tid": _MODULES}
+        name = "nodes" if track == 1 else f"nodes {track}"
+        yield _name("thread_name", number, modules + track, name)
+    for event in _module_slices(spans, 0, max((span.end for span in spans), default=0)):
+        yield {**event, "pid": number, "tid": modules}
     for span, track in zip(spans, tracks, strict=True):
-        yield {**_node_slice(span), "pid": number, "tid": track}
+        place = {"pid": number, "tid": modules + track}
+        yield {**_node_slice(span), **place}
+        if span.modules:
+            yield {**_flow("f", span, span.begin), "bp": "e", **place}
 
 
-def _spans(graph: GraphRecord, is_measured: bool) -> Iterator[_Span]:
+def _spans(graph: GraphRecord, is_measured: bool, flows: Iterator[int]) -> Iterator[_Span]:
     at = 0
     for modules, node in nodes_in_modules(graph):
         begin, length = at, 0 if is_measured else _NOMINAL_NS
         if is_measured and node.duration_us is not None and node.start_us is not None:
             begin, length = _ns(node.start_us), _ns(node.duration_us)
         at = begin + length
-        yield _Span(node, begin, at, modules)
+        yield _Span(node, begin, at, modules, next(flows))
 
 
 def _ns(time_us: float) -> int:
     time = time_us * 1000
-    return max(round(time), 0) if math.isfinite(time) else 0
+    return round(time) if 0 <= time < _LIMIT_NS else 0
 
 
 def _tracks(spans: Sequence[_Span]) -> list[int]:
@@ -84,10 +95,11 @@ def _tracks(spans: Sequence[_Span]) -> list[int]:
 
 
 def _module_slices(spans: Sequence[_Span], depth: int, limit: int) -> Iterator[Event]:
-    """Yield a slice for each run of nodes of one module, and the slices inside it.
+    """Yield a slice for each run of nodes of one module, its flows, and the slices inside it.
 
-    A slice ends where the next one begins, even if its last node takes longer: slices of a track
-    must nest.
+    The flows start with the slice, before those inside it: Perfetto binds a flow to the slice of
+    the track that began last, even if that has ended. A slice ends where the next one begins, even
+    if its last node takes longer: slices of a track must nest.
     """
     runs = [list(run) for _, run in groupby(spans, key=lambda span: span.modules[: depth + 1])]
     begins = [run[0].begin for run in runs] + [limit]
@@ -97,6 +109,8 @@ def _module_slices(spans: Sequence[_Span], depth: int, limit: int) -> Iterator[E
         if len(modules) > depth:
             path = {"module": ".".join(modules[: depth + 1]), "nodes": len(run)}
             yield _slice(modules[depth], "module", run[0].begin, end, path)
+            own = (span for span in run if len(span.modules) == depth + 1)
+            yield from (_flow("s", span, run[0].begin) for span in own)
             yield from _module_slices(run, depth + 1, end)
 
 
@@ -114,6 +128,10 @@ def _node_slice(span: _Span) -> Event:
 def _slice(name: str, category: str, begin: int, end: int, facts: Event) -> Event:
     times = {"ts": _us(begin), "dur": _us(end - begin)}
     return {"ph": "X", "name": name or category, "cat": category, **times, "args": facts}
+
+
+def _flow(phase: str, span: _Span, time: int) -> Event:
+    return {"ph": phase, "name": "launch", "cat": "flow", "id": span.flow, "ts": _us(time)}
 
 
 def _us(time_ns: int) -> float:

@@ -137,7 +137,7 @@ def test_the_suffix_selects_the_format(run, with_nodes, here, name, begins, hold
 def test_html_escapes_the_name_of_a_kernel(run, with_nodes, here):
     assert run("export", with_nodes, "--out", "page.html").code == 0
     text = (here / "page.html").read_text()
-    assert text.count("</script>") == 2, "one of the record and one of the program"
+    assert text.count("</script>") == 3, "of the record, of the kernels and of the program"
     assert "gemm\\u003c/script>\\u003cb>" in text
     assert "gemm&lt;/script&gt;&lt;b&gt;" in text
 

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
+from graphkit.records import load_record
+from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.selection import named_graphs
 from graphkit.views.trace import trace_of
+from trace_format import ns, read_trace
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 def events_of(*graphs):
     """All events, each checked against the format."""
-    trace = json.loads(trace_of([(graph.name, graph) for graph in graphs]))
-    assert set(trace) == {"displayTimeUnit", "traceEvents"}
-    for event in trace["traceEvents"]:
-        assert {"ph", "name", "pid", "tid", "args"} <= set(event)
-        assert event["name"]
-        assert isinstance(event["args"], dict)
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "thread_name")
-            assert set(event["args"]) == {"name"}
-        else:
-            assert event["ph"] == "X"
-            assert event["cat"]
-            assert min(event["ts"], event["dur"]) >= 0
-    return trace["traceEvents"]
+    return read_trace(trace_of([(graph.name, graph) for graph in graphs]))[0]
 
 
 def slices(events, *, modules):
     found = [e for e in events if e["ph"] == "X"]
-    return [e for e in found if (e["tid"] == 0) == modules]
-
-
-def ns(event):
-    """Begin and end as Perfetto reads them, truncated to nanoseconds."""
-    begin = int(event["ts"] * 1000.0)
-    return begin, begin + int(event["dur"] * 1000.0)
+    return [e for e in found if (e["cat"] == "module") == modules]
 
 
 def test_every_node_is_a_slice_with_its_own_time(graph):
@@ -67,7 +55,7 @@ def test_a_nanosecond_is_not_lost_where_a_viewer_cuts_off(graph):
     assert [ns(event)[0] for event in found] == [round(time * 1000) for time in times]
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -5.0, 1e308])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -5.0, 1e20, 1e308])
 def test_an_invalid_time_is_0(graph, odd):
     found = slices(events_of(timed(graph, (odd, 1.0), (3.0, odd))), modules=False)
     assert len(found) == 2
@@ -115,16 +103,6 @@ def test_modules_are_nested_slices_around_their_nodes(graph):
     assert (layer["name"], layer["args"]["nodes"]) == ("1", 8)
 
 
-def assert_nested(events):
-    """Slices of a track do not overlap unless one contains the other."""
-    around = []
-    for begin, end in sorted((ns(event) for event in events), key=lambda s: (s[0], -s[1])):
-        while around and around[-1] <= begin:
-            around.pop()
-        assert not around or end <= around[-1]
-        around.append(end)
-
-
 @pytest.mark.parametrize("step", [0.0007, 1 / 3, 0.9, 2.5, 7.1])
 def test_slices_nest_also_where_nodes_overlap(graph, step):
     """As with programmatic launches and parallel branches."""
@@ -135,8 +113,6 @@ def test_slices_nest_also_where_nodes_overlap(graph, step):
     events = events_of(dataclasses.replace(graph, nodes=nodes))
     tracks = {event["tid"] for event in events if event["ph"] == "X"}
     assert len(tracks) > 2 or step > 5
-    for track in tracks:
-        assert_nested([e for e in events if e["ph"] == "X" and e["tid"] == track])
 
 
 def test_a_module_that_runs_twice_is_two_slices(make_graph):
@@ -149,6 +125,79 @@ def test_a_module_that_runs_twice_is_two_slices(make_graph):
 
 
 def test_graphs_of_one_name_stay_apart(recording):
-    events = json.loads(trace_of(named_graphs(recording)))["traceEvents"]
+    events, _ = read_trace(trace_of(named_graphs(recording)))
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == ["runner.py:40", "runner.py:40 #2"]
+
+
+def flows_of(*graphs):
+    """The node that each flow enters, with the process and the module that it leaves."""
+    _, flows = read_trace(trace_of([(graph.name, graph) for graph in graphs]))
+    return sorted((f["pid"], t["args"]["node"], f["args"]["module"]) for f, t in flows)
+
+
+def wanted_flows(*graphs):
+    return [
+        (process, node.index, ".".join(modules))
+        for process, graph in enumerate(graphs, 1)
+        for modules, node in nodes_in_modules(graph)
+        if modules
+    ]
+
+
+def test_a_flow_leads_to_each_node_from_its_own_module(capture):
+    assert flows_of(*capture.graphs) == wanted_flows(*capture.graphs)
+
+
+@pytest.mark.parametrize("step", [0.0, 0.0007, 0.9, 7.1])
+def test_flows_leave_their_modules_also_where_nodes_overlap_or_start_together(graph, step):
+    nodes = tuple(
+        dataclasses.replace(node, start_us=node.index * step, duration_us=1.1 + node.index % 4)
+        for node in graph.nodes
+    )
+    overlapping = dataclasses.replace(graph, nodes=nodes)
+    assert flows_of(overlapping) == wanted_flows(overlapping)
+
+
+def test_a_node_after_an_inner_module_is_bound_to_the_outer_one(make_graph):
+    def places(_):
+        for module in ("a", "a.b", "a"):
+            yield {"kind": "kernel", "name": "k", "short_name": "k", "module": module}
+
+    assert flows_of(make_graph("DRAFT", 1, places=places)) == [
+        (1, 0, "a"), (1, 1, "a.b"), (1, 2, "a")
+    ]  # fmt: skip
+
+
+def test_a_module_lasts_as_long_as_its_longest_node(graph):
+    nodes = tuple(dataclasses.replace(node, module="m", parent=None) for node in graph.nodes[:2])
+    long = dataclasses.replace(graph, nodes=nodes)
+    (module,) = slices(events_of(timed(long, (0.0, 9.0), (1.0, 2.0))), modules=True)
+    assert (module["ts"], module["dur"]) == (0.0, 9.0)
+
+
+def test_the_trace_of_a_real_record_follows_the_format():
+    graphs = load_record(DATA / "h200-capture.json").graphs
+    assert flows_of(*graphs) == wanted_flows(*graphs)
+
+
+def _last(trace, phase):
+    return [event for event in trace["traceEvents"] if event["ph"] == phase][-1]
+
+
+@pytest.mark.parametrize(
+    ("phase", "change"),
+    [
+        ("X", {"tid": 0}), ("X", {"ts": "1"}), ("X", {"dur": -1.0}), ("X", {"dur": 1e13}),
+        ("X", {"cat": ""}), ("X", {"ts": 0.5}), ("M", {"args": {"name": ""}}), ("M", {"pid": 9}),
+        ("s", {"id": 7.5}), ("s", {"id": 999}), ("s", {"ts": 9e6}),
+        ("f", {"ts": 0.0}), ("f", {"bp": "s"}),
+    ],
+)  # fmt: skip
+def test_the_reader_refuses_what_is_not_the_format(graph, phase, change):
+    trace = json.loads(trace_of([(graph.name, graph)]))
+    changed = copy.deepcopy(trace)
+    _last(changed, phase).update(change)
+    read_trace(json.dumps(trace))
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        read_trace(json.dumps(changed))
