@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,8 @@ class Notes:
         deadline, found = time.monotonic() + seconds, {}
         for rank in ranks:
             left = max(deadline - time.monotonic(), 0.001)
-            try:
+            with suppress(RuntimeError):  # a note that is there may take longer to be found
                 self._store.wait([_key(topic, rank)], timedelta(seconds=left))
-            except RuntimeError:
-                continue
             text = self.read(topic, rank)
             if text is not None:
                 found[rank] = text
