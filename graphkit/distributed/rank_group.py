@@ -164,6 +164,8 @@ class RankGroup(Presence):
         if self.is_lost or not self.is_open:
             return
         super().leave(error)
+        if self.same_batch:  # others may never vote, and the end of the group would wait for it
+            return
         try:
             self._vote(Vote(Choice.REFUSED))  # wakes ranks that wait for this one's vote
         except RuntimeError:

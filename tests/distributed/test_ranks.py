@@ -40,6 +40,7 @@ OF_TWO = (
     scenarios.close_after_unequal_replays,
     scenarios.close_too_early,
     scenarios.leave_with_an_error,
+    scenarios.leave_without_a_vote,
     scenarios.capture_without_a_rank,
     scenarios.fail_before_a_collective,
     scenarios.die_during_capture,

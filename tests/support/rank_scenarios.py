@@ -374,6 +374,15 @@ def leave_with_an_error():
     raises(error, work, "no such request")
 
 
+def leave_without_a_vote():
+    """A rank leaves no collective behind that others do not have: its end would wait for them."""
+    group = rank_group(same_batch=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", lambda *_, **__: pytest.fail("voted"))
+        group.leave(LookupError("no such request"))
+    assert group.is_lost
+
+
 def die_between_replays():
     """The other ranks end with an error that names the rank that is gone."""
     group = rank_group(time_limit=SHORT)
