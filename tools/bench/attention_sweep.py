@@ -2,8 +2,8 @@
 
 A table has a row per configuration and a column per number of programs that a multiprocessor gets,
 from which ``choose_splits`` computes the splits of the keys. First all configurations run at 8k
-context and batch 1 and 8. Then the fastest, and the default, run over contexts, batch sizes, page
-sizes and orders of programs. Last, configurations for latents run at 8k context and batch 32.
+context and batch 1 and 8. Then the fastest, and the default, run over contexts, batch sizes and
+page sizes. Last, configurations for latents run at 8k context and batch 32.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sweep(device: torch.device, rounds: int, note: Callable[[str], None]) -> Ite
     tried = {config: geometric_mean(each) for config, each in speeds.items()}
     best = max(tried, key=tried.__getitem__)
     note(f"fastest: {_name(best)}")
-    finalists = dict.fromkeys([best, replace(best, heads_first=False), DEFAULT])
+    finalists = dict.fromkeys([best, DEFAULT])
     for condition in THEN:
         for _, found in _table(condition, finalists, device, rounds):
             yield from found
@@ -104,5 +104,4 @@ def _row(batch: Batch, config: AttentionConfig, rounds: int) -> Iterator[Measure
 
 def _name(config: AttentionConfig) -> str:
     rows, keys = config.block_rows, config.block_keys
-    order = "" if config.heads_first else ", heads last"
-    return f"{rows} x {keys}, {config.num_warps} warps, {config.num_stages} stages{order}"
+    return f"{rows} x {keys}, {config.num_warps} warps, {config.num_stages} stages"

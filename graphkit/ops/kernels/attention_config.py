@@ -22,7 +22,6 @@ class AttentionConfig:
         num_warps: Warps of a program.
         num_stages: Blocks of keys in flight in a program, the current one included.
         programs: Programs that a multiprocessor should get.
-        heads_first: Whether programs that follow one another read heads of the same keys.
     """
 
     block_rows: int
@@ -30,7 +29,6 @@ class AttentionConfig:
     num_warps: int = 4
     num_stages: int = 3
     programs: int = 2
-    heads_first: bool = True
 
 
 def choose_config(rows: int, key_dim: int, value_dim: int, element_size: int) -> AttentionConfig:

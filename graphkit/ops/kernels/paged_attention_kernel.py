@@ -21,7 +21,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few.
 @triton.jit(
     do_not_specialize=[
-        "out_split_stride", "tokens", "heads", "max_keys", "max_pages", "requests", "tiles",
+        "out_split_stride", "tokens", "heads", "max_keys", "max_pages", "requests",
         "row_tiles", "width", "splits",
     ]
 )  # fmt: skip
@@ -29,22 +29,18 @@ def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
     sinks, out_split_stride, out_token_stride, out_head_stride, query_token_stride,
     query_head_stride, key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
-    tokens, heads, max_keys, max_pages, requests, tiles, row_tiles, width, splits,
+    tokens, heads, max_keys, max_pages, requests, row_tiles, width, splits,
     scale_log2, cap_log2,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr,
     SHARED: tl.constexpr, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr,
     BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    IS_SPLIT: tl.constexpr, PRECISION: tl.constexpr, HEADS_FIRST: tl.constexpr,
+    IS_SPLIT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
     split = tl.program_id(1).to(tl.int64)
-    if HEADS_FIRST:
-        kv_head = (tl.program_id(0) % (heads // GROUP)).to(tl.int64)
-        tile = tl.program_id(0) // (heads // GROUP)
-    else:
-        kv_head = (tl.program_id(0) // tiles).to(tl.int64)
-        tile = tl.program_id(0) % tiles
+    kv_head = (tl.program_id(0) % (heads // GROUP)).to(tl.int64)
+    tile = tl.program_id(0) // (heads // GROUP)
     request = (tile // row_tiles).to(tl.int64)
 
     first_row = tile % row_tiles * BLOCK_M
