@@ -19,7 +19,7 @@ from graphkit.records import count_of
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
 
-_GOODBYE_S = 20.0
+_EXIT_CODES_S = 20.0
 """How long a rank waits for the exit codes of the others."""
 
 
@@ -92,7 +92,7 @@ def _agreed(group: RankGroup, code: int, text: str) -> int:
     import torch.distributed as dist
 
     group.notes.write("exit", f"{code} {text}")
-    others = group.notes.gather("exit", group.others, _GOODBYE_S)
+    others = group.notes.gather("exit", group.others, _EXIT_CODES_S)
     codes = [code]
     for rank in sorted(others):
         other, _, reason = others[rank].partition(" ")

@@ -101,7 +101,7 @@ class Presence:
             )
 
     def wait(self, work: Any) -> None:
-        """Wait for a collective on the CPU, or for the news that a rank has left.
+        """Wait for a collective on the CPU, or until a rank has left.
 
         Raises:
             RankError: A rank has left, has ended, or did not come in time.
@@ -113,7 +113,7 @@ class Presence:
                 for rank in self.others:
                     self.check_left(rank)
                 if work.is_completed() or self._others_gave_up():
-                    raise self._roll_call(error) from error
+                    raise self._find_missing(error) from error
             except BaseException as error:  # such as an interrupt, after which votes do not match
                 self._lost = RankError(f"this rank was interrupted by {described(error)}")
                 raise
@@ -144,7 +144,7 @@ class Presence:
         topic = f"gave up {self._round}"
         return any(self.notes.read(topic, rank) is not None for rank in self.others)
 
-    def _roll_call(self, error: RuntimeError) -> RankError:
+    def _find_missing(self, error: RuntimeError) -> RankError:
         """Find out which ranks are missing after a vote that failed."""
         topic = f"gave up {self._round}"
         self.notes.write(topic, "")

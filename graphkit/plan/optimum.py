@@ -77,7 +77,7 @@ def best_sizes(live: Mapping[int, int], costs: SizeCosts, resource: Resource) ->
 class _Problem:
     """Sizes that may be captured, and what they take.
 
-    Entry 0 of each array stands for no size.
+    Entry 0 of each array is that of no size.
     """
 
     def __init__(self, live: Mapping[int, int], costs: SizeCosts, resource: Resource) -> None:
