@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from graphkit.cli.counts import parse_count
 from graphkit.cli.exit_codes import DONE
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.model_options import add_speculation_options
@@ -80,7 +81,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 def _add_measurements(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--batch-sizes", type=_list_of(_count, "1,8"), default=[1, 8], metavar="1,8",
+        "--batch-sizes", type=_list_of(parse_count, "1,8"), default=[1, 8], metavar="1,8",
         help="numbers of requests that run at the same time; default: 1,8",
     )  # fmt: skip
     parser.add_argument(
@@ -88,20 +89,20 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         help="generations to measure; default: v1, v2, and v3 where it can run",
     )  # fmt: skip
     parser.add_argument(
-        "--steps-per-launch", type=_list_of(_count, "1,4,16,64"), metavar="1,4,16,64",
+        "--steps-per-launch", type=_list_of(parse_count, "1,4,16,64"), metavar="1,4,16,64",
         help="steps of one launch of v3; default: 1,4,16,64, on the CPU 1,4,16",
     )  # fmt: skip
     parser.add_argument(
-        "--context", type=_count, default=256, metavar="N",
+        "--context", type=parse_count, default=256, metavar="N",
         help="tokens of each request before the first step; default: 256",
     )  # fmt: skip
     parser.add_argument(
-        "--steps", type=_count, metavar="N",
+        "--steps", type=parse_count, metavar="N",
         help="steps of a round, rounded up to whole launches of the longest loop; default: 64, on "
         "the CPU 16",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=_count, default=3, metavar="N",
+        "--rounds", type=parse_count, default=3, metavar="N",
         help="rounds of each variant; default: 3",
     )  # fmt: skip
     parser.add_argument(
@@ -139,13 +140,6 @@ def _list_of(parse: Callable[[str], _T], example: str) -> Callable[[str], list[_
             raise argparse.ArgumentTypeError(f"{error}; give a list such as {example}") from None
 
     return parse_list
-
-
-def _count(text: str) -> int:
-    # A number of ten digits is a mistake: nothing that is measured can be so large.
-    if text.isdecimal() and len(text) < 10 and int(text) >= 1:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
 
 
 def _length(text: str) -> float:

@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+from graphkit.cli.counts import parse_count
 from graphkit.cli.exit_codes import DONE
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.output import print_result
@@ -55,7 +56,7 @@ Examples:
     )  # fmt: skip
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument(
-        "--max-sizes", type=_count, metavar="N",
+        "--max-sizes", type=parse_count, metavar="N",
         help="most sizes; default: as many as the default list has",
     )  # fmt: skip
     budget.add_argument(
@@ -91,12 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         write_output(arguments.out, plan.to_json())
     return DONE
-
-
-def _count(text: str) -> int:
-    if re.fullmatch("[0-9]{1,5}", text) and int(text) >= 1:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 99999")
 
 
 def _bytes(text: str) -> float:

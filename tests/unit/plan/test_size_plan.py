@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
-import graphkit as gk
 from engine_target import engine_target
 from graphkit.errors import ConfigError, RecordError
 from graphkit.graphs import SizeTable, default_batch_sizes
@@ -139,41 +136,6 @@ def test_an_engine_takes_a_plan(tmp_path):
             assert engine.runners[0].table.sizes == (1, 3)
     with pytest.raises(RecordError, match="cannot read record"):
         engine_target().engine(batch_sizes="none.json", device="cpu", backend=None)
-
-
-def test_live_sizes_of_a_runner_are_counted(capture_runner):
-    with capture_runner as (runner, batch_of):
-        for live in (1, 3, 3, 2):
-            runner.replay(batch_of(live))
-        assert runner.stats.live_sizes == {1: 1, 2: 1, 3: 2}
-        assert runner.stats.replays_by_size == {1: 1, 4: 3}
-
-
-@pytest.fixture
-def capture_runner():
-    """Return a captured runner of sizes 1 and 4, and batches for it, in a context."""
-    runner = gk.DecodeRunner(
-        lambda inputs: gk.ForwardOutput(next_token_logits=inputs.input_ids[:, None].float()),
-        spec=gk.SpecConfig("NONE", 0, 1, 1),
-        sizes=gk.BufferSizes(4, 16, 1, 8, torch.float32),
-        batch_sizes=[1],
-        device="cpu",
-    )
-    runner.capture()
-
-    def batch_of(live):
-        index = torch.arange(1, live + 1)
-        return gk.TargetVerifyInputs(
-            req_pool_indices=index, seq_lens=index.int(), input_ids=index, positions=index,
-            out_cache_loc=index,
-        )  # fmt: skip
-
-    @contextmanager
-    def opened():
-        with runner:
-            yield runner, batch_of
-
-    return opened()
 
 
 @pytest.mark.parametrize("width", [60, 120])
