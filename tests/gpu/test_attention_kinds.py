@@ -77,6 +77,11 @@ def test_small_latents(dtype, width, key_dim):
     _agrees(dtype, width=width, kv_heads=1, key_dim=key_dim, latent=key_dim - 8)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_rows_that_are_not_aligned_to_16_bytes(page_size):
+    _agrees(torch.float16, kv_heads=1, key_dim=36, latent=32, page_size=page_size)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [0, 4])
 @pytest.mark.parametrize("window", [4, 63, 128, 4096])

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.index_scores import hidden_scores
+from graphkit.ops.kernels.key_slots import slots_of_keys
 from graphkit.ops.kernels.launch import launch
 
 
@@ -37,7 +38,7 @@ def index_scores_kernel(
     rows = tl.where(tl.program_id(1) * BLOCK_N < length, rows, 0)
 
     page = tl.load(page_table + request * max_pages + key // PAGE_SIZE, mask=is_key, other=0)
-    slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+    slot = slots_of_keys(page, key, PAGE_SIZE)
     element, head = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_X)
     is_element, is_head = element < DIM, head < HEADS
     cells = index_cache + slot[None, :] * (DIM + 4) + element[:, None]

@@ -15,6 +15,8 @@ and is loaded once.
 import triton
 import triton.language as tl
 
+from graphkit.ops.kernels.key_slots import slots_of_keys
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -112,7 +114,7 @@ def paged_attention_kernel(
         for start in range(begin_key, end_key, BLOCK_N):
             key = start + tl.arange(0, BLOCK_N)
             is_key = key < last
-            slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+            slot = slots_of_keys(page, key, PAGE_SIZE)
             # The next block's pages: keys that depend on a load of their own block wait for it.
             following = key + BLOCK_N
             page = tl.load(pages + following // PAGE_SIZE, mask=following < end_key, other=0)
