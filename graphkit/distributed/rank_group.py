@@ -152,8 +152,8 @@ class RankGroup(Presence):
             RankError: Another rank does not close, or replayed more or fewer steps.
         """
         votes = self._collect(vote)
+        self._check_taking_part(votes)
         try:
-            self._check_taking_part(votes)
             outcome(votes, same_batch=False)
         except RankError:
             self.release_device()  # a replay that other ranks do not have would never end
@@ -180,10 +180,10 @@ class RankGroup(Presence):
         if closed and len(closed) < self.size:
             going = next(rank for rank in range(self.size) if rank not in closed)
             shut = votes[closed[0]]
-            raise RankError(
+            raise self.lose(
                 f"rank {closed[0]} closed {shut.mode.name} after {shut.replays} replays, but rank "
                 f"{going} runs another step. All ranks must run the same steps and close together.",
-                ranks=(closed[0], going),
+                (closed[0], going),
             )
 
     def _refusal_of(self, rank: int) -> RankError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
@@ -98,6 +99,6 @@ def _serve(rank, size, port, scenarios, sender, backend):
         except BaseException:
             outcome = f"rank {rank}: {traceback.format_exc()}"
         sender.send((name, outcome))
-
+        gc.collect()  # NCCL waits for graphs that a traceback keeps alive
         if dist.is_initialized():
             dist.destroy_process_group()

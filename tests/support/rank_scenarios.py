@@ -357,6 +357,8 @@ def close_too_early():
     call = verify.close if is_rank(1) else lambda: verify.run(batch(1))
     found = raises(gk.RankError, call, "rank 1 closed TARGET_VERIFY after 1 replays")
     assert found.ranks == (1, 0)
+    raises(gk.RankError, lambda: captured(group), "rank 1 closed")
+    verify.close()  # at once: no rank votes any more
 
 
 def leave_with_an_error():
