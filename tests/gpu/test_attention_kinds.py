@@ -171,7 +171,8 @@ def test_a_captured_sparse_layer(kind):
         requests.req_to_token[1:] = torch.arange(1, 193, dtype=torch.int32).view(3, 64)
         torch.manual_seed(0)
         pool.get_key_buffer(0).copy_(torch.randn(193, 1, 48))
-        pool.set_index_k_buffer(0, torch.arange(193, device=device), torch.randn(193, 24))
+        keys = torch.randn(193, 24).to(device)
+        pool.set_index_k_buffer(0, torch.arange(193, device=device), keys)
         inputs = SimpleNamespace(
             req_pool_indices=torch.tensor([2, 1, 3], device=device),
             seq_lens=torch.tensor([9, 30, 17], dtype=torch.int32, device=device),

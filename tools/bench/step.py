@@ -6,8 +6,8 @@ the report, which is written after each section.
 
 - time per step: wall time of a round divided by its steps, the median of the rounds.
 - p50, p99: intervals between steps as the host receives them; 0 if two arrive together.
-- host: CPU time of the host's thread per step without its waits, the least of several runs. In v3,
-  launch and reading.
+- host: CPU time of the host's thread per step without its waits, the least of several runs in each
+  idle round. In v3, launch and reading.
 - bare step: device time of the captured greedy step, replayed back to back.
 - GPU busy: the bare step divided by the time per step.
 - own nodes: nodes of the whole step that no module of a model created.
@@ -53,6 +53,7 @@ def measure_setting(
     """Measure all variants of a setting; without load if ``processes`` is 0."""
     seen = {loaded: {name: Steps() for name in VARIANTS} for loaded in (False, True)}
     bare_ms: dict[bool, list[float]] = {False: [], True: []}
+    host_us: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         open_engine = partial(measured_engine, setting, device=results.device)
         engines = {
@@ -61,6 +62,8 @@ def measure_setting(
         alone = stack.enter_context(open_engine(VARIANTS["one launch"]))
         bare = stack.enter_context(closing(alone.bare_step()))
         for loaded in (False, True) * rounds if processes else (False,) * rounds:
+            if not loaded:
+                host_us = {name: engine.host_us(steps) for name, engine in engines.items()}
             with busy_processes(processes) if loaded else nullcontext():
                 for name, engine in engines.items():
                     engine.run(steps, seen[loaded][name])
@@ -69,7 +72,7 @@ def measure_setting(
             setting=setting,
             idle=seen[False],
             loaded=seen[True] if processes else {},
-            host_us={name: engine.host_us(steps) for name, engine in engines.items()},
+            host_us=host_us,
             bare_ms=median(bare_ms[False]),
             nodes=bare.nodes(),
         ).publish(results)

@@ -76,8 +76,20 @@ def test_the_bare_step_is_greedy_as_the_loops_are(measured):
 
 def test_host_time_of_a_loop_is_that_of_launch_and_reading(measured, monkeypatch):
     monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 2)
-    host = measured(LOOP).host_us(3)
+    engine = measured(LOOP)
+    host = engine.host_us(3)
     assert host["host"] == host["host, launch"] + host["host, reading"]
+
+
+@pytest.mark.parametrize("variant", [Variant("v2", "v2"), LOOP])
+def test_host_time_is_the_least_of_all_calls(measured, monkeypatch, variant):
+    monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 2)
+    engine, begun = measured(variant), measured(variant).outputs
+    first = engine.host_us(3)
+    engine.run(2, Steps())
+    second = engine.host_us(3)
+    assert all(0 < second[part] <= us for part, us in first.items())
+    assert engine.outputs == begun, "the requests started again"
 
 
 def test_calls_are_those_of_a_step(measured, monkeypatch):
