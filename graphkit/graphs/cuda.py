@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphkit.errors import DeviceError
+from graphkit.errors import DeviceError, ReplayError
 from graphkit.graphs.attribution import Attribution, NodeOrigin, attributing
 from graphkit.graphs.backend import LoopGraph
 from graphkit.graphs.blas_workspaces import allocate_workspaces
@@ -25,6 +25,7 @@ from graphkit.graphs.driver import (
     begin_empty_capture,
     captured_node_counter,
     count_nodes,
+    executable_of,
     launch_function,
     runtime_stream,
     upload,
@@ -61,9 +62,11 @@ class CudaGraph:
         self.num_nodes = count_nodes(graph)
         self.pool_bytes = pool_bytes
         self._backend = backend
-        draws = self._draws_random_numbers()
+        executable = executable_of(graph)
+        self._launch: Callable[[Any], None] = lambda _stream: graph.replay()
         # Only CUDAGraph.replay advances the random generator; other graphs skip its overhead.
-        self._launch = None if draws else launch_function(graph)
+        if not self._draws_random_numbers() and executable is not None:
+            self._launch = launch_function(executable)
 
     def replay(self) -> None:
         """Launch on the current stream, after replays of this pool on other streams.
@@ -74,17 +77,7 @@ class CudaGraph:
         Raises:
             ReplayError: CUDA refused the launch.
         """
-        backend = self._backend
-        if backend.current_device() != backend.device_index:
-            with torch.cuda.device(backend.device_index):  # each device has its current stream
-                return self.replay()
-        if backend.current_handle(backend.device_index) != backend.last_handle:
-            backend.wait_for_replays()
-        if self._launch is None:
-            self.graph.replay()
-        else:
-            self._launch(backend.last_stream)
-        return None
+        self._backend.launch(self._launch)
 
     def pool_memory(self) -> list[PoolBlock]:
         """Return the blocks of the pool, also those that other graphs of the backend use."""
@@ -92,7 +85,7 @@ class CudaGraph:
 
     def close(self) -> None:
         """Destroy the graph and free its share of the pool."""
-        self.output = self._launch = None
+        self.output, self._launch = None, _refuse_launch
         self.graph.reset()
         self._backend.graphs.discard(self)
 
@@ -103,6 +96,10 @@ class CudaGraph:
         self.graph.replay()
         torch.cuda.current_stream().synchronize()
         return bool(generator.get_offset() != before)
+
+
+def _refuse_launch(_stream: Any) -> None:
+    raise ReplayError("the graph is closed. Capture again.")
 
 
 class CudaBackend:
@@ -257,6 +254,16 @@ class CudaBackend:
             return failure_of(error)
         finally:
             torch.cuda.synchronize(self.device)
+        return None
+
+    def launch(self, start: Callable[[Any], None]) -> None:
+        """Call ``start`` with the current stream of the device, after replays on other streams."""
+        if self.current_device() != self.device_index:
+            with torch.cuda.device(self.device_index):  # each device has its current stream
+                return self.launch(start)
+        if self.current_handle(self.device_index) != self.last_handle:
+            self.wait_for_replays()
+        start(self.last_stream)
         return None
 
     def wait_for_replays(self) -> None:

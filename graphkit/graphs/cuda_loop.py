@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphkit.errors import ReplayError
-from graphkit.graphs.driver import checked, runtime, runtime_stream
+from graphkit.graphs.driver import checked, launch_function, runtime, runtime_stream
 
 if TYPE_CHECKING:
     from graphkit.graphs.attribution import NodeOrigin
@@ -87,10 +86,11 @@ class CudaLoop:
             self.graph: Any = checked(bindings.cudaGraphCreate(0))[0]
             made.callback(bindings.cudaGraphDestroy, self.graph)
             self._build(prologue, bodies, again, body)
-            self._executable: Any = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
-            made.callback(bindings.cudaGraphExecDestroy, self._executable)
+            executable = checked(bindings.cudaGraphInstantiate(self.graph, 0))[0]
+            made.callback(bindings.cudaGraphExecDestroy, executable)
             stream = runtime_stream(torch.cuda.current_stream())
-            checked(bindings.cudaGraphUpload(self._executable, stream))
+            checked(bindings.cudaGraphUpload(executable, stream))
+            self._launch = launch_function(executable)
             self._made = made.pop_all()
         self.num_nodes = prologue.num_nodes + sum(each.num_nodes for each in bodies)
 
@@ -102,16 +102,7 @@ class CudaLoop:
         Raises:
             ReplayError: CUDA refused the launch.
         """
-        backend = self._backend
-        with torch.cuda.device(backend.device_index):
-            if backend.current_handle(backend.device_index) != backend.last_handle:
-                backend.wait_for_replays()
-            (error,) = self._bindings.cudaGraphLaunch(self._executable, backend.last_stream)
-        if int(error) != 0:
-            raise ReplayError(
-                f"cudaGraphLaunch failed with {error!r}. An earlier asynchronous error may be the "
-                "cause: run with CUDA_LAUNCH_BLOCKING=1 to find it."
-            )
+        self._backend.launch(self._launch)
 
     def poll(self) -> None:
         """Do nothing: the device advances by itself."""
@@ -133,7 +124,7 @@ class CudaLoop:
         if self.graph is not None:
             self.wait()
             self._made.close()
-            self._executable = self.graph = self.output = None
+            self.graph = self.output = None
 
     def _build(
         self,

@@ -58,20 +58,21 @@ def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     bindings = runtime()
     if bindings is None:
         return
-    executable = bindings.cudaGraphExec_t(graph.raw_cuda_graph_exec())
-    checked(bindings.cudaGraphUpload(executable, bindings.cudaStream_t(stream.cuda_stream)))
+    stream_of_bindings = bindings.cudaStream_t(stream.cuda_stream)
+    checked(bindings.cudaGraphUpload(executable_of(graph), stream_of_bindings))
 
 
-def launch_function(graph: torch.cuda.CUDAGraph) -> Callable[[Any], None] | None:
-    """Return a function that launches the graph on a ``runtime_stream`` (``cudaGraphLaunch``).
+def launch_function(executable: Any) -> Callable[[Any], None]:
+    """Return a function that launches an executable on a ``runtime_stream`` (``cudaGraphLaunch``).
 
     It makes one CUDA call. ``CUDAGraph.replay`` also checks the stream's capture status and
-    advances the random generator. ``None`` without bindings.
+    advances the random generator.
+
+    Args:
+        executable: A ``cudaGraphExec_t`` of the bindings.
     """
     bindings = runtime()
-    if bindings is None:
-        return None
-    executable = bindings.cudaGraphExec_t(graph.raw_cuda_graph_exec())
+    assert bindings is not None, "the bindings created the executable"
     graph_launch, success = bindings.cudaGraphLaunch, bindings.cudaError_t.cudaSuccess
 
     def launch(stream: Any) -> None:
@@ -83,6 +84,12 @@ def launch_function(graph: torch.cuda.CUDAGraph) -> Callable[[Any], None] | None
             )
 
     return launch
+
+
+def executable_of(graph: torch.cuda.CUDAGraph) -> Any:
+    """Return the executable of a graph as the bindings take it; ``None`` without them."""
+    bindings = runtime()
+    return None if bindings is None else bindings.cudaGraphExec_t(graph.raw_cuda_graph_exec())
 
 
 def runtime_stream(stream: torch.cuda.Stream) -> Any:

@@ -183,7 +183,8 @@ class DeviceLoops:
         """
         self._reserve(max_steps)
         loop = self._loops[is_greedy]
-        self.join()
+        if self._running is not loop.graph:  # launches of one loop wait for each other
+            self.join()
         # Before the launch, so that no later one has the number of one that was interrupted.
         self._launched = number = self._launched + 1
         batch = _LaunchInputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,10 +22,8 @@ from graphkit.ops.loop_layout import (
 
 # Plain ints: indexing by an enum costs more than reading the word.
 _READ, _STOP = int(RingWord.READ), int(RingWord.STOP)
-_SEQUENCE, _BATCH_SIZE, _LOOP_END, _LAUNCH = (
-    int(EntryWord.SEQUENCE), int(EntryWord.BATCH_SIZE), int(EntryWord.LOOP_END),
-    int(EntryWord.LAUNCH),
-)  # fmt: skip
+_SEQUENCE = int(EntryWord.SEQUENCE)
+_LOOP_ENDS = tuple(LoopEnd)
 _ROW = int(Report.ROW)
 
 
@@ -51,32 +50,27 @@ class StepReport:
     Attributes:
         launch: Number of the launch, from 1.
         batch_size: Captured size at which it ran.
+        loop_end: Why the loop ended after the step, or ``LoopEnd.RUNNING``, which is false.
     """
 
-    __slots__ = ("_block", "_columns", "_index", "_loop_end", "batch_size", "launch")
+    __slots__ = ("_index", "_lines", "batch_size", "launch", "loop_end")
 
     def __init__(
-        self, words: Sequence[int], block: NDArray[np.int64], index: int, columns: int
+        self, batch_size: int, loop_end: LoopEnd, launch: int, lines: NDArray[np.int64], index: int
     ) -> None:
-        self.launch, self.batch_size = words[_LAUNCH], words[_BATCH_SIZE]
-        self._loop_end = words[_LOOP_END]
-        self._block, self._index, self._columns = block, index, columns
-
-    @property
-    def loop_end(self) -> LoopEnd:
-        """Why the loop ended after the step, or ``LoopEnd.RUNNING``."""
-        return LoopEnd(self._loop_end)
+        self.launch, self.batch_size, self.loop_end = launch, batch_size, loop_end
+        self._lines, self._index = lines, index
 
     @property
     def is_last(self) -> bool:
         """Whether the loop ended after the step."""
-        return self._loop_end != 0
+        return bool(self.loop_end)
 
     @property
     def words(self) -> NDArray[np.int64]:
         """The report, [batch_size, 4 + longest path]; see ``Report``."""
-        words = self._block[self._index, ENTRY_WORDS:][: self.batch_size * self._columns]
-        return words.reshape(self.batch_size, self._columns)
+        words: NDArray[np.int64] = self._lines[self._index, : self.batch_size]
+        return words
 
     @property
     def lines(self) -> list[list[int]]:
@@ -107,8 +101,9 @@ class OutputRing:
     def __init__(
         self, entries: int, max_batch_size: int, longest_path: int, device: torch.device
     ) -> None:
-        self.entries, self._columns = entries, Report.TOKENS + longest_path
-        entry_words = ENTRY_WORDS + max_batch_size * self._columns
+        self.entries = entries
+        self._line_shape = max_batch_size, Report.TOKENS + longest_path
+        entry_words = ENTRY_WORDS + math.prod(self._line_shape)
         size = RING_WORDS + entries * entry_words
         self.words = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         array: NDArray[np.int64] = self.words.numpy()
@@ -142,10 +137,13 @@ class OutputRing:
         )
         count = int(np.count_nonzero(written))
         block = self._by_entry[first : first + count].copy()
-        words = block[:, : len(EntryWord)].tolist()
         # Last, because the device may write the entries again from now on.
         self._words[_READ] = number + count
-        return [StepReport(each, block, index, self._columns) for index, each in enumerate(words)]
+        lines = block[:, ENTRY_WORDS:].reshape(count, *self._line_shape)
+        return [
+            StepReport(size, _LOOP_ENDS[end], launch, lines, index)
+            for index, (_, size, end, launch) in enumerate(block[:, : len(EntryWord)].tolist())
+        ]
 
 
 def _request_of(line: Sequence[int]) -> RequestReport:

@@ -175,6 +175,6 @@ class StepStream:
 
     def _next(self) -> StepReport:
         report = self._unread.popleft()
-        if report.is_last:
+        if report.loop_end:
             self.end = report.loop_end
         return report

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from graphkit.ops.loop_layout import LoopEnd, Report, RequestEnd
-from graphkit.step.output_ring import OutputRing, StepReport
+from graphkit.step import output_ring
+from graphkit.step.output_ring import OutputRing
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench"
 
@@ -91,8 +92,8 @@ def test_a_lost_step_is_found(reader, monkeypatch):
 
 
 def test_a_wrong_reason_of_an_end_is_found(reader, monkeypatch):
-    wrong = property(lambda report: LoopEnd.STEPS if report.is_last else LoopEnd.RUNNING)
-    monkeypatch.setattr(StepReport, "loop_end", wrong)
+    wrong = (LoopEnd.RUNNING, *[LoopEnd.STEPS] * len(LoopEnd))
+    monkeypatch.setattr(output_ring, "_LOOP_ENDS", wrong)
     for _ in range(10):
         reader.turn()
     reader.deliver()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphkit.errors import DeviceError
-from graphkit.graphs import cuda_loop
+from graphkit.graphs import cuda_loop, driver
 from graphkit.graphs.cuda_loop import CudaLoop
 
 CALLS = 12
@@ -23,6 +23,7 @@ class FakeBindings:
     cudaGraph_t = cudaGraphNode_t = staticmethod(int)  # noqa: N815
     CUgraph = CUgraphNode = staticmethod(int)
     CUDA_KERNEL_NODE_PARAMS = SimpleNamespace
+    cudaError_t = SimpleNamespace(cudaSuccess=0)  # noqa: N815
     cudaGraphNodeType = SimpleNamespace(cudaGraphNodeTypeConditional=13)  # noqa: N815
     cudaGraphConditionalNodeType = SimpleNamespace(  # noqa: N815
         cudaGraphCondTypeWhile=1, cudaGraphCondTypeSwitch=2
@@ -73,6 +74,7 @@ def bindings(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", package)
     monkeypatch.setattr(cuda_loop, "runtime", lambda: fake)
+    monkeypatch.setattr(driver, "runtime", lambda: fake)
     monkeypatch.setattr(cuda_loop, "runtime_stream", lambda _stream: None)
     monkeypatch.setattr(cuda_loop, "_set_condition_kernel", lambda _index: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
