@@ -111,8 +111,8 @@ def test_the_variants_take_turns_before_and_under_load(measured):
     idle = [1, 1, LOOP]
     assert events == [
         1, 1, LOOP, 1, 1,  # warm-ups, of the bare step too
+        *([1] * 12), 1, 1, *([LOOP] * 12), LOOP,  # host time, each with a new warm-up
         *idle, "6 processes", *idle, "idle",
-        *([1] * 12), *([LOOP] * 12),  # host time
     ]  # fmt: skip
 
 
