@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from graphkit.diff.edges import edge_changes
-from graphkit.diff.nodes import NodePair, node_changes, pair_nodes
+from graphkit.diff.nodes import NodePair, node_changes
+from graphkit.diff.renames import Renames, pair_across_renames
 from graphkit.diff.sentences import sentences
 from graphkit.records import FieldChange, GraphDiff, GraphRecord, MetricChange, Node, NodeChange
 
 _TIMING = ("p50_us", "p95_us", "busy_us", "gap_us", "critical_us")
 _MEMORY = ("graph_bytes", "pool_bytes")
 _Metrics = Mapping[str, float | None]
+_NO_RENAMES: Renames = MappingProxyType({})
 
 
-def diff_graphs(before: GraphRecord, after: GraphRecord) -> GraphDiff:
+def diff_graphs(
+    before: GraphRecord, after: GraphRecord, renamed: Renames = _NO_RENAMES
+) -> GraphDiff:
     """Compare two graphs, which may be two sizes of one record.
 
     Pointers are compared by the memory that they point to. Durations of single nodes and source
-    lines are not compared.
+    lines are not compared. The new path of a module that was renamed or moved is no change of its
+    nodes.
+
+    Args:
+        before: A graph.
+        after: The graph to compare with it.
+        renamed: Paths of modules that only other graphs contain, by the path before. Both graphs
+            may read their weights.
     """
-    pairs = pair_nodes(before.nodes, after.nodes)
+    pairs, renamed = pair_across_renames(before.nodes, after.nodes, renamed)
     added = _unpaired(after, {node.index for _, node in pairs})
     removed = _unpaired(before, {node.index for node, _ in pairs})
     changed = tuple(_changed_nodes(pairs, edge_changes(before, after, pairs)))
@@ -32,8 +44,9 @@ def diff_graphs(before: GraphRecord, after: GraphRecord) -> GraphDiff:
         added=added,
         removed=removed,
         changed=changed,
+        renamed=renamed,
         figures=metric_changes(_metrics(before), _metrics(after)),
-        words=sentences(added, removed, changed),
+        words=sentences(added, removed, changed, renamed),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 
 from graphkit.diff.graph_matching import MatchedGraphs, match_graphs
 from graphkit.diff.graphs import diff_graphs, metric_changes
@@ -11,6 +12,7 @@ from graphkit.diff.nodes import field_changes
 from graphkit.records import (
     CaptureRecord,
     DiffRecord,
+    GraphDiff,
     GraphRecord,
     Record,
     RecordWithGraphs,
@@ -44,7 +46,7 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
         after=title_of(new),
         environment=tuple(field_changes(_environment(old), _environment(new))),
         sizes=tuple(_size_diffs(old_sizes, new_sizes)),
-        graphs=tuple(diff_graphs(*pair) for pair in matched.pairs),
+        graphs=_graph_diffs(matched),
         only_before=_names_only_in(old_sizes, new_sizes, matched.only_before),
         only_after=_names_only_in(new_sizes, old_sizes, matched.only_after),
     )
@@ -54,6 +56,13 @@ def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> MatchedGraphs
     if isinstance(before, GraphRecord) and isinstance(after, GraphRecord):
         return MatchedGraphs(((before, after),))
     return match_graphs(graphs_of(before), graphs_of(after))
+
+
+def _graph_diffs(matched: MatchedGraphs) -> tuple[GraphDiff, ...]:
+    """Compare the graphs; a module that one of them shows to be renamed is so in all."""
+    found = tuple(diff_graphs(*pair) for pair in matched.pairs)
+    renamed = dict(chain.from_iterable(diff.renamed.items() for diff in found))
+    return tuple(diff_graphs(*pair, renamed) for pair in matched.pairs) if renamed else found
 
 
 def _environment(record: RecordWithGraphs) -> dict[str, str]:

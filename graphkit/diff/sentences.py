@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graphkit.diff.nodes import NAME_FIELDS
 from graphkit.records import FieldChange, Node, NodeChange, count_of
@@ -23,16 +23,26 @@ _NUMBER = re.compile(r"\b\d+\b")
 
 
 def sentences(
-    added: Sequence[Node], removed: Sequence[Node], changed: Sequence[NodeChange]
+    added: Sequence[Node],
+    removed: Sequence[Node],
+    changed: Sequence[NodeChange],
+    renamed: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """Return the changes as sentences, added and removed nodes first; equal layers share one."""
+    """Return the changes as sentences, renamed modules first; equal layers share one."""
     found = (
+        *_renamed(renamed),
         *_added_or_removed(added, "appeared in", "more"),
         *_added_or_removed(removed, "is gone from", "less"),
         *_replaced(changed),
         *_other_changes(changed),
     )
     return found or (NOTHING_CHANGED,)
+
+
+def _renamed(renamed: Mapping[str, str]) -> Iterator[str]:
+    pairs = ((_any_layer(before), _any_layer(after)) for before, after in renamed.items())
+    for before, after in dict.fromkeys(pairs):
+        yield f"module renamed: {before} -> {after}"
 
 
 def _added_or_removed(nodes: Sequence[Node], verb: str, more_or_less: str) -> Iterator[str]:

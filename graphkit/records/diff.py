@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from graphkit.records.graph import Node
@@ -69,6 +70,8 @@ class GraphDiff:
         added: Nodes of the graph after that the graph before lacks.
         removed: Nodes of the graph before that the graph after lacks.
         changed: Nodes of both graphs that differ, in the order of the graph after.
+        renamed: Paths of modules that were renamed or moved, by the path before. All modules below
+            them moved along.
         figures: Timing and memory figures that differ.
         words: The changes of nodes as sentences; ``nothing changed`` if there is none.
     """
@@ -80,13 +83,14 @@ class GraphDiff:
     added: tuple[Node, ...]
     removed: tuple[Node, ...]
     changed: tuple[NodeChange, ...]
+    renamed: Mapping[str, str] = field(default_factory=dict)
     figures: tuple[MetricChange, ...]
     words: tuple[str, ...]
 
     @property
     def is_same(self) -> bool:
-        """True if both graphs have the same nodes. Timing and memory may differ."""
-        return not (self.added or self.removed or self.changed)
+        """True if both graphs have the same nodes and modules. Timing and memory may differ."""
+        return not (self.added or self.removed or self.changed or self.renamed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

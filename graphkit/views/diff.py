@@ -32,9 +32,11 @@ def _parts(record: DiffRecord) -> Iterator[RenderableType]:
     changed = [graph for graph in record.graphs if not graph.is_same]
     if len(changed) > 1:
         yield from _shared_sentences(changed)
+    shared = _shared(changed)
     for graph in changed:
-        yield ""
-        yield from _graph(graph, _shared(changed))
+        if any(_nodes_of(graph)) or not shared.keys() >= {*graph.words}:
+            yield ""
+            yield from _graph(graph, shared)
     same = [_name(graph) for graph in record.graphs if graph.is_same]
     if same:
         yield ""
@@ -112,10 +114,16 @@ def _graph(graph: GraphDiff, elsewhere: Container[str]) -> Iterator[RenderableTy
     yield Text(plain(f"{_name(graph)}: {count}"), style="bold")
     own = (sentence for sentence in graph.words if sentence not in elsewhere)
     yield from (_indented(Text(plain(sentence))) for sentence in own)
-    nodes = [*_nodes("+", graph.added), *_nodes("-", graph.removed), *_changes(graph.changed)]
+    nodes = list(_nodes_of(graph))
     yield from map(_indented, nodes[:_MAX_NODES])
     if len(nodes) > _MAX_NODES:
         yield _indented(Text(f"and {len(nodes) - _MAX_NODES:,} more nodes; --json lists all"))
+
+
+def _nodes_of(graph: GraphDiff) -> Iterator[Text]:
+    yield from _nodes("+", graph.added)
+    yield from _nodes("-", graph.removed)
+    yield from _changes(graph.changed)
 
 
 def _indented(line: Text) -> Padding:

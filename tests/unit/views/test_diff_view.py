@@ -91,3 +91,17 @@ def test_sentences_of_several_graphs_are_shown_once(capture, text):
     shown = text(diff_view(diff_records(capture, after)), 200)
     assert "in TARGET_VERIFY 4, DRAFT 4\n  grid 8x1x1 -> 9x9x9 in 2 nodes" in shown
     assert shown.count("  grid 8x1x1 -> 9x9x9 in 2 nodes") == 1
+
+
+def test_graphs_of_which_nothing_is_left_to_say_have_no_part(capture, text):
+    def renamed(graph):
+        nodes = tuple(
+            dataclasses.replace(node, module=node.module.replace("layers", "model.layers"))
+            for node in graph.nodes
+        )
+        return dataclasses.replace(graph, nodes=nodes)
+
+    after = dataclasses.replace(capture, graphs=tuple(map(renamed, capture.graphs)))
+    shown = text(diff_view(diff_records(capture, after)), 200)
+    assert shown.count("module renamed: layers -> model.layers") == 1
+    assert " nodes" not in shown
