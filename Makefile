@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help capture test check gpu sanitize
+.PHONY: help capture test check docs gpu sanitize
 
 help: ## list what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1|\2/' | column -t -s '|'
@@ -21,6 +21,9 @@ check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP) ## build the documentation into docs/build, without a network
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/build
+
 gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## run the GPU tests; GPU_PYTHON=python3 takes a Python that holds torch already
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu
 
@@ -33,5 +36,5 @@ sanitize: $(if $(GPU_PYTHON),,$(STAMP)) ## run the kernels of steps under memche
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@

@@ -21,6 +21,7 @@ from graphkit.errors import ReplayError
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, RING_WORDS, Header, Ring
 
 ENTRIES = 4
+"""Number of batches that the host can write before the device has read the first."""
 # Plain ints: indexing by an enum costs a replay more than writing the word.
 _CONSUMED, _FAULT = int(Ring.CONSUMED), int(Ring.FAULT)
 _SEQUENCE, _REQUESTS, _TOKENS, _ONE = (

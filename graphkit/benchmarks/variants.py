@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Generation = Literal["v1", "v2", "v3"]
+"""Generation of steps: host in the loop, overlapped, on the device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ ResultT = TypeVar("ResultT")
 _SLICE_S = 1.0
 """How long a rank waits for another one before it looks whether that one has left."""
 LOOP_REFUSAL = "the host can stop a loop, and ranks would stop theirs after different steps"
+"""Why ranks run no device loops."""
 
 
 class RankFailure(CaptureFailure):

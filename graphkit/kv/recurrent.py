@@ -17,7 +17,7 @@ from graphkit.kv.arguments import device_of
 from graphkit.ops.move_kv import buffer_table, move_kv
 
 States = Mapping[str, torch.Tensor]
-"""One tensor per kind of state, [B, *shape]."""
+"""One tensor per kind of state, ``[B, *shape]``."""
 
 
 class RecurrentInputs(Protocol):
@@ -128,7 +128,7 @@ class RecurrentStatePool:
         }
 
     def state(self, layer: int, kind: str) -> torch.Tensor:
-        """Return the buffer of one kind of state of one layer, [(size + 1) * (W + 1), *shape].
+        """Return the buffer of one kind of state of one layer, ``[(size + 1) * (W + 1), *shape]``.
 
         Raises:
             AttentionError: There is no such layer or kind.
@@ -171,11 +171,11 @@ class RecurrentStatePool:
         return StateSlots(committed + 1 + parents, committed + 1 + node, is_tree=True)
 
     def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a copy of the states in ``slots``, int64 [B], by kind, each [B, *shape]."""
+        """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``."""
         return {kind: buffer[slots] for kind, buffer in self._layers[layer].items()}
 
     def store(self, layer: int, slots: torch.Tensor, states: States) -> None:
-        """Write states, each [B, *shape], into ``slots``, int64 [B]."""
+        """Write states, each ``[B, *shape]``, into ``slots``, int64 [B]."""
         for kind, buffer in self._layers[layer].items():
             buffer[slots] = states[kind].to(buffer.dtype)
 

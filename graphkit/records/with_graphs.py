@@ -9,6 +9,7 @@ from graphkit.records.json_text import Record
 from graphkit.records.recording import RecordingRecord
 
 RecordWithGraphs = CaptureRecord | RecordingRecord | GraphRecord
+"""Record that may contain graphs with their nodes."""
 
 
 def require_graphs(record: Record) -> RecordWithGraphs:

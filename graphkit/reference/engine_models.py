@@ -33,8 +33,8 @@ from graphkit.reference.runner_forwards import EagleForward, MTPForward, Standal
 from graphkit.reference.tensor_parallel import ShardedLlama
 
 ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
-_HEAD_ALGORITHMS = ("EAGLE", "EAGLE3")
 """Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
+_HEAD_ALGORITHMS = ("EAGLE", "EAGLE3")
 
 
 @dataclass(frozen=True, slots=True)

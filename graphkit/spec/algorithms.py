@@ -119,6 +119,7 @@ class CustomSpecAlgorithm(_AlgorithmInterface):
 
 
 Algorithm = SpecAlgorithm | CustomSpecAlgorithm
+"""A built-in algorithm, or an instance of a registered class."""
 
 INTERFACE = tuple(name for name in vars(_AlgorithmInterface) if not name.startswith("_"))
 """Every method that a registered class must have."""

@@ -20,9 +20,11 @@ from graphkit.verify.differences import (
 from graphkit.verify.step_runs import StepRuns
 
 GRAPH_DIFFERS = "the graph differs from the same padded path without it"
+"""Kind of a mismatch between a replay and the padded step without a graph."""
 PADDING_LEAKS = "padding changes live rows"
+"""Kind of a mismatch between the padded and the unpadded step."""
 NOT_FINITE = "the output is not finite, with and without the graph"
-"""Kinds of mismatches."""
+"""Kind of a mismatch that no comparison shows: NaN or infinity in every run."""
 
 
 @dataclass(frozen=True, slots=True)

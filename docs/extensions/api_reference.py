@@ -1,0 +1,140 @@
+"""Writes the pages of the API reference from the public names of graphkit.
+
+A name is described once: on the page of its subject if ``graphkit.__all__`` lists it, else on the
+page of the first package whose ``__all__`` does. Packages link to the names that are described
+elsewhere. The pages are text for autodoc, written to ``reference/api`` before Sphinx reads it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
+
+import graphkit
+from generated_pages import write_pages
+
+SUBJECTS = {
+    "settings": "Settings",
+    "inputs": "Inputs",
+    "outputs": "Outputs",
+    "runners": "Runners",
+    "ranks": "Several GPUs",
+    "backends": "Backends of capture and attention",
+    "pools": "KV pools",
+    "inspection": "Inspection and records",
+    "targets": "Targets and audits",
+    "step": "The whole step",
+    "engine": "Engine",
+    "errors": "Errors",
+}
+"""Page and title of each subject, in the order of ``graphkit.__all__``."""
+
+
+def packages() -> dict[str, ModuleType]:
+    """Return the packages of graphkit that list public names, by name."""
+    folders = sorted(Path(graphkit.__file__).parent.iterdir())
+    names = [f"graphkit.{each.name}" for each in folders if (each / "__init__.py").exists()]
+    modules = {name: import_module(name) for name in names}
+    return {name: each for name, each in modules.items() if hasattr(each, "__all__")}
+
+
+def subjects() -> Iterator[tuple[str, str, list[str]]]:
+    """Yield page, description and names of each subject, which comments of ``__all__`` separate."""
+    text = Path(graphkit.__file__).read_text(encoding="utf-8")
+    block = text[text.index("__all__ = [") : text.index("def __getattr__")]
+    parts = re.split(r"^    # (.*)$", block, flags=re.MULTILINE)[1:]
+    for page, about, names in zip(SUBJECTS, parts[::2], parts[1::2], strict=True):
+        yield page, about, re.findall(r'"(\w+)"', names)
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page of the reference by file name."""
+    described: dict[int, str] = {}
+    texts: dict[str, str] = {}
+    for page, about, names in subjects():
+        described |= {id(getattr(graphkit, name)): f"graphkit.{name}" for name in names}
+        texts[page] = _page(SUBJECTS[page], about, "graphkit", names, {})
+    for name, package in packages().items():
+        elsewhere, own = {}, []
+        for each in sorted(package.__all__):
+            where = described.setdefault(id(getattr(package, each)), f"{name}.{each}")
+            if where == f"{name}.{each}":
+                own.append(each)
+            else:
+                elsewhere[each] = where
+        texts[name] = _page(name, inspect.getdoc(package) or "", name, own, elsewhere)
+    return texts
+
+
+def _page(title: str, about: str, module: str, names: list[str], elsewhere: dict[str, str]) -> str:
+    """Return a page with a table of its names, links to other names, and the descriptions."""
+    lines = [title, "=" * len(title), "", about, ""]
+    if names:
+        lines += [".. list-table::", "   :widths: 30 70", "   :class: names", ""]
+        for name in names:
+            lines += [f"   * - :py:obj:`~{module}.{name}`", f"     - {_summary(module, name)}"]
+        lines += [""]
+    if elsewhere:
+        links = ", ".join(f":py:obj:`{name} <{where}>`" for name, where in elsewhere.items())
+        lines += [f"Described with other subjects: {links}.", ""]
+    for name in names:
+        lines += [*_description(module, name), ""]
+    return "\n".join(lines)
+
+
+def _summary(module: str, name: str) -> str:
+    """Return the first sentence of the description of a name."""
+    thing = getattr(import_module(module), name)
+    text = _constant_doc(module, name) if _is_constant(name, thing) else inspect.getdoc(thing) or ""
+    return re.split(r"(?<=\.)\s|\n\n", text, maxsplit=1)[0].replace("\n", " ")
+
+
+def _description(module: str, name: str) -> list[str]:
+    """Return the directive that describes a name."""
+    thing = getattr(import_module(module), name)
+    if _is_constant(name, thing):
+        text = [f"   {line}" for line in _constant_doc(module, name).splitlines()]
+        return [f".. py:data:: {name}", f"   :module: {module}", "", *text]
+    if inspect.isclass(thing):
+        options = ["   :members:", "   :show-inheritance:"]
+        if any(base.__name__.startswith("_") for base in thing.__bases__):
+            options.append("   :inherited-members: Enum")
+        return [f".. autoclass:: {module}.{name}", *options]
+    return [f".. autofunction:: {module}.{name}"]
+
+
+def _is_constant(name: str, thing: Any) -> bool:
+    """Return whether a name is an assigned value or an alias of a type."""
+    return not (inspect.isclass(thing) or callable(thing)) or thing.__name__ != name
+
+
+@cache
+def _constant_doc(module: str, name: str) -> str:
+    """Return the text below the assignment of a constant, in whatever module that is."""
+    thing = getattr(import_module(module), name)
+    for each, holder in sorted(sys.modules.items()):
+        if each.startswith("graphkit.") and vars(holder).get(name) is thing:
+            docs = ModuleAnalyzer.for_module(each).find_attr_docs()
+            if ("", name) in docs:
+                return "\n".join(docs["", name]).strip()
+    return ""
+
+
+def _write(app: Sphinx) -> None:
+    write_pages(app, "api", pages())
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the extension."""
+    app.connect("builder-inited", _write)
+    return {"parallel_read_safe": True}
