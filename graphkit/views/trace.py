@@ -10,6 +10,7 @@ from itertools import chain, count, groupby
 from typing import Any
 
 from graphkit.records import GraphRecord, Node, extent
+from graphkit.views.lanes import lanes_of
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.selection import NamedGraph
 
@@ -52,7 +53,7 @@ def _process(number: int, title: str, graph: GraphRecord, flows: Iterator[int]) 
     is_measured = any(node.duration_us is not None for node in graph.nodes)
     note = "" if is_measured else " (not measured: a nominal 1 us per node)"
     spans = sorted(_spans(graph, is_measured, flows), key=lambda span: (span.begin, -span.end))
-    tracks = _tracks(spans)
+    tracks = lanes_of((span.begin, span.end) for span in spans)
     modules = number  # Perfetto reads thread 0 as the process's own, which has the process's number
     yield _name("process_name", number, modules, f"{title}{note}")
     yield _name("thread_name", number, modules, "modules")
@@ -81,17 +82,6 @@ def _spans(graph: GraphRecord, is_measured: bool, flows: Iterator[int]) -> Itera
 def _ns(time_us: float) -> int:
     time = time_us * 1000
     return round(time) if 0 <= time < _LIMIT_NS else 0
-
-
-def _tracks(spans: Sequence[_Span]) -> list[int]:
-    """Return for each span the first track that is free when it begins."""
-    ends: list[int] = []
-    found = []
-    for span in spans:
-        track = next((i for i, end in enumerate(ends) if end <= span.begin), len(ends))
-        ends[track : track + 1] = [span.end]
-        found.append(track + 1)
-    return found
 
 
 def _module_slices(spans: Sequence[_Span], depth: int, limit: int) -> Iterator[Event]:
