@@ -109,6 +109,8 @@ def _locked(graph: GraphRecord) -> GraphRecord:
 
 def _locked_node(node: Node) -> Node:
     arguments = tuple(_locked_argument(argument) for argument in node.arguments)
+    if node.kind == "kernel":  # the names of a kernel's parameters are not known in every process
+        arguments = tuple(replace(argument, name="") for argument in arguments)
     return replace(node, arguments=arguments, source="", duration_us=None, start_us=None)
 
 

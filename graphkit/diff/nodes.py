@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from graphkit.diff.alignment import align
 from graphkit.records import Argument, FieldChange, Node, Pointer, extent
@@ -59,7 +59,7 @@ def node_changes(before: Node, after: Node) -> Iterator[FieldChange]:
         yield FieldChange(field=field, before=names[0], after=names[1])
     yield from field_changes(dict(_launch(before)), dict(_launch(after)))
     if is_same_kernel:  # arguments of different kernels do not correspond
-        yield from field_changes(dict(_arguments(before)), dict(_arguments(after)))
+        yield from field_changes(*_arguments(before, after))
 
 
 def field_changes(before: dict[str, str], after: dict[str, str]) -> Iterator[FieldChange]:
@@ -81,9 +81,17 @@ def _launch(node: Node) -> Iterator[tuple[str, str]]:
     yield from ((f"attribute {name}", value) for name, value in node.attributes.items())
 
 
-def _arguments(node: Node) -> Iterator[tuple[str, str]]:
-    for index, argument in enumerate(node.arguments):
-        yield f"argument {index} {argument.name}".rstrip(), _argument_text(argument)
+def _arguments(*nodes: Node) -> Iterator[dict[str, str]]:
+    """Yield the arguments of each node as text; one of the nodes may lack the names."""
+    names = [
+        next((each.name for each in pair if each is not None and each.name), "")
+        for pair in zip_longest(*(node.arguments for node in nodes))
+    ]
+    for node in nodes:
+        yield {
+            f"argument {index} {names[index]}".rstrip(): _argument_text(argument)
+            for index, argument in enumerate(node.arguments)
+        }
 
 
 def _argument_text(argument: Argument) -> str:

@@ -37,7 +37,8 @@ class Argument:
     """One argument of a node.
 
     Attributes:
-        name: Name of the parameter if it is known; empty for a compiled kernel.
+        name: Name of the parameter if it is known: of an operation on the recorder, of a kernel of
+            Triton or torch.compile, of a copy. Empty for other compiled kernels.
         offset: Offset among the kernel's arguments, in bytes.
         size: Size in bytes.
         kind: ``pointer``, ``number``, ``struct``, ``tensor`` (recorder), ``value`` (recorder), or

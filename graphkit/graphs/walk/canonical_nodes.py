@@ -32,7 +32,7 @@ class CanonicalArgument:
     """An argument of a node, without what differs between equal captures.
 
     Attributes:
-        name: The parameter's name; empty for a compiled kernel's.
+        name: The parameter's name; empty if it is unknown.
         data: On CUDA its bytes, on the recorder its text.
         constants: On the recorder, address and digest of the tensors in it that were neither named
             nor made by the capture. At an equal address the contents may change between replays; at

@@ -15,6 +15,7 @@ from graphkit.graphs.driver import checked
 from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.conditional_bodies import ConditionalBody, conditional_bodies
 from graphkit.graphs.walk.kernels import Kernel
+from graphkit.graphs.walk.triton_kernels import TritonKernels
 from graphkit.records import Edge
 
 _KINDS = {
@@ -67,6 +68,7 @@ class DriverWalk:
         self._driver = _driver()
         self._graph = self._driver.CUgraph(handle)
         self._kernels: dict[int, Kernel] = {}
+        self._triton = TritonKernels()
         self.nodes: list[DriverNode] = []
         self.edges: list[Edge] = []
         self._walk_graph(self._graph, None)
@@ -126,7 +128,7 @@ class DriverWalk:
         p = checked(self._driver.cuGraphKernelNodeGetParams(handle))[0]
         key = int(p.func) or int(p.kern)
         if key not in self._kernels:
-            self._kernels[key] = Kernel(self._driver, p.func, p.kern)
+            self._kernels[key] = Kernel(self._driver, p.func, p.kern, self._triton)
         kernel = self._kernels[key]
         cluster, attributes = self._launch_attributes(handle)
         return {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 from graphkit.graphs.driver import checked
 from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.kernel_names import demangled
+from graphkit.graphs.walk.triton_kernels import TritonKernels
 
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 """CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE; 0 is CU_LAUNCH_PARAM_END."""
@@ -22,10 +23,12 @@ class Kernel:
         driver: The module ``cuda.bindings.driver``.
         function: The node's ``CUfunction``; 0 if it has a ``CUkernel``.
         kernel: The node's ``CUkernel``, of a library that is loaded lazily.
+        triton: Finds the names of parameters.
     """
 
-    def __init__(self, driver: Any, function: Any, kernel: Any) -> None:
+    def __init__(self, driver: Any, function: Any, kernel: Any, triton: TritonKernels) -> None:
         self._driver, self._function, self._kernel = driver, function, kernel
+        self._triton = triton
         self._is_function = bool(int(function))
 
     @cached_property
@@ -46,6 +49,12 @@ class Kernel:
             if int(error) != 0:
                 return found
             found.append((int(extent[0]), int(extent[1])))
+
+    @cached_property
+    def parameter_names(self) -> Sequence[str]:
+        """Name of each parameter of a Triton kernel; empty texts for other kernels."""
+        count = len(self.parameter_layout)
+        return self._triton.parameter_names(int(self._function), self.name, count)
 
     @cached_property
     def registers(self) -> int:
@@ -72,13 +81,14 @@ class Kernel:
             if pointers
             else None
         )
+        names = self.parameter_names
         for i, (offset, size) in enumerate(self.parameter_layout):
             data = None
             if values is not None and values[i]:
                 data = ctypes.string_at(values[i] or 0, size)
             elif buffer is not None and offset + size <= len(buffer):
                 data = buffer[offset : offset + size]
-            yield Parameter(offset, size, data)
+            yield Parameter(offset, size, data, names[i])
 
     @property
     def _handle(self) -> Any:

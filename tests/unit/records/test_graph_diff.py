@@ -164,6 +164,17 @@ def test_a_number_that_changed_is_named_with_its_kernel(make_graph):
     assert diff.words == ("argument 1 m of gemm: 64 -> 128 in 1 node",)
 
 
+@pytest.mark.parametrize("named", [0, 1])
+def test_a_record_without_the_names_of_arguments_has_the_same_arguments(make_graph, named):
+    """As records of earlier versions, which have no names of Triton's parameters."""
+    arguments = [
+        [Argument(name="n" * (i == named), size=4, kind="number", text=text) for text in texts]
+        for i, texts in enumerate(("88", "89"))
+    ]
+    diff = diff_graphs(*(with_argument(make_graph, *each) for each in arguments))
+    assert fields(diff) == [("argument 1 n", "8", "9")]
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

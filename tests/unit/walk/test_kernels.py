@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from graphkit.graphs.walk.kernels import Kernel
+from graphkit.graphs.walk.triton_kernels import TritonKernels
 
 LAYOUT = ((0, 8), (8, 4), (12, 1), (16, 12))
 PARTS = (bytes(range(8)), b"abcd", b"\x7f", b"twelve bytes")
@@ -15,7 +16,8 @@ SYMBOL = "_ZN12_GLOBAL__N_15plainEi"
 
 def kernel_of(driver, *layout, **facts):
     handle = driver.function(SYMBOL, *layout, **facts)
-    return Kernel(driver, *((0, handle) if facts.get("as_kernel") else (handle, 0)))
+    handles = (0, handle) if facts.get("as_kernel") else (handle, 0)
+    return Kernel(driver, *handles, TritonKernels())
 
 
 def values(parameters):

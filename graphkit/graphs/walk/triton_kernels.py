@@ -1,0 +1,85 @@
+"""Parameter names of the Triton kernels that this process has loaded.
+
+A compiled kernel keeps the sizes of its parameters, not their names. Triton and torch.compile keep
+the names in Python objects, beside the handle of the loaded function.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+_JIT, _STATIC = "CompiledKernel", "StaticallyLaunchedCudaKernel"
+"""Classes of Triton and of torch.compile that hold a loaded function."""
+_SCRATCH = ("global_scratch", "profile_scratch")
+"""Parameters that Triton appends to those of the kernel's Python function."""
+
+_known: dict[tuple[int, str], tuple[str, ...]] = {}
+"""Names without ``_SCRATCH`` by handle and name; empty for a kernel that is none of Triton's.
+
+The name is a part of the key because handles are used again after a module was unloaded.
+"""
+
+
+class TritonKernels:
+    """Finds the names of kernels for one walk, which lists the objects of the process at most once.
+
+    It lists them, in about 0.1 s, if it meets a new kernel with a plain C name. Objects that
+    ``gc.freeze`` hides are not found.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[int, tuple[str, ...]] | None = None
+
+    def parameter_names(self, function: int, name: str, count: int) -> Sequence[str]:
+        """Return the names of a kernel's parameters; empty texts if they are unknown.
+
+        Args:
+            function: Its ``CUfunction``.
+            name: Its name.
+            count: Number of its parameters.
+        """
+        names = self._names(function, name) if name.isidentifier() else ()
+        extra = count - len(names)
+        is_whole = bool(names) and 0 <= extra <= len(_SCRATCH)
+        return (*names, *_SCRATCH[:extra]) if is_whole else ("",) * count
+
+    def _names(self, function: int, name: str) -> tuple[str, ...]:
+        if (function, name) not in _known:
+            if self._loaded is None:
+                self._loaded = _loaded_kernels()
+            _known[function, name] = self._loaded.get(function, ())
+        return _known[function, name]
+
+
+def _loaded_kernels() -> dict[int, tuple[str, ...]]:
+    """Return the parameter names of all loaded kernels by the handles of their functions."""
+    found = {}
+    for each in gc.get_objects():
+        if type(each).__name__ in (_JIT, _STATIC):
+            with suppress(AttributeError):  # compiled from a file, or of another version
+                if each.function is not None:
+                    found[each.function] = _names_of(each)
+    return found
+
+
+def _names_of(kernel: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that were not constants when the kernel was compiled.
+
+    Raises:
+        AttributeError: The object does not have them.
+    """
+    if type(kernel).__name__ == _STATIC:
+        constants = kernel.full_constexprs
+        names = tuple(n for i, n in enumerate(kernel.arg_names) if i not in constants)
+        return names if len(names) == len(kernel.arg_tys) else ()
+    types, constants = kernel.src.signature, kernel.src.constants
+    names = tuple(
+        name
+        for i, name in enumerate(kernel.src.fn.arg_names)
+        if types[name] != "constexpr" and (i,) not in constants
+    )
+    is_plain = all(isinstance(types[n], str) and "tensordesc" not in types[n] for n in names)
+    return names if is_plain else ()  # a tuple or a descriptor is several parameters

@@ -1,0 +1,76 @@
+"""Names of the arguments of Triton's kernels and of those that torch.compile generates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import graphkit as gk
+from graphkit.graphs.driver import runtime
+from graphkit.records import GraphRecord
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(runtime() is None, reason="needs cuda-bindings"),
+]
+
+
+@triton.jit
+def scale(out_ptr, x_ptr, stride, factor, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at * stride, at < count) * factor, at < count)
+
+
+def named(node):
+    return {argument.name: argument for argument in node.arguments}
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_arguments_of_a_triton_kernel(kept_graph, stride):
+    """A stride of 1 is a constant of the compiled kernel, and no argument."""
+    x = torch.randn(2000, device="cuda")
+    out = torch.empty(1000, device="cuda")
+
+    def step():
+        scale[(8,)](out, x, stride, 0.5, 1000, BLOCK=128)
+
+    record = gk.inspect_graph(kept_graph(step), names={"input": {"x": x}, "state": {"out": out}})
+    (node,) = record.nodes
+    found = named(node)
+    assert [n for n in found if n.endswith("_scratch")] == list(found)[-2:]
+    expected = {"out_ptr": "out", "x_ptr": "x", "factor": "0.5", "count": "1000"}
+    if stride > 1:
+        expected["stride"] = f"{stride}"
+    assert {n: a.text for n, a in found.items() if not n.endswith("_scratch")} == expected
+    assert GraphRecord.from_json(record.to_json()) == record
+
+
+def test_arguments_of_a_compiled_function(kept_graph):
+    x = torch.randn(1000, device="cuda")
+
+    @torch.compile
+    def step():
+        return torch.nn.functional.silu(x) * 3 + 1
+
+    record = gk.inspect_graph(kept_graph(step), names={"input": {"x": x}})
+    (node,) = record.nodes
+    found = named(node)
+    assert found["in_ptr0"].text == "x"
+    assert found["out_ptr0"].kind == "pointer"
+
+
+def test_arguments_of_other_kernels_have_no_names(kept_graph):
+    x = torch.randn(64, 64, device="cuda")
+    record = gk.inspect_graph(kept_graph(lambda: (x @ x).sin()))
+    kernels = [node for node in record.nodes if node.kind == "kernel"]
+    assert {argument.name for node in kernels for argument in node.arguments} == {""}
+
+
+def test_the_kernels_of_a_runner_have_names(make_runner):
+    runner = make_runner()
+    runner.capture()
+    nodes = runner.inspect(4).nodes
+    fetch = next(node for node in nodes if node.short_name == "fetch_kernel")
+    assert {"mailbox", "state", "entry"} <= named(fetch).keys()
