@@ -175,7 +175,7 @@ def measured(result):
     """Return the measures of a committed result by name and setting."""
     text = (ROOT / "tools" / "bench" / "results" / f"{result}.json").read_text()
     return {
-        ", ".join(filter(None, [each.setting, each.name])): each.value
+        ", ".join(filter(None, [each.setting, each.variant, each.name])): each.value
         for each in BenchReport.from_json(text).measures
     }
 
@@ -194,9 +194,23 @@ def test_the_readme_states_the_committed_times_of_steps():
 
 
 @pytest.mark.parametrize(
-    ("result", "batch"), [("llama-8b-none", 1), ("llama-8b-none", 8), ("llama-8b-eagle-5", 1)]
-)
+    ("result", "batch"),
+    [
+        ("llama-8b-none", 1), ("llama-8b-none", 8), ("llama-8b-eagle-5", 1),
+        ("llama-8b-eagle3-3", 1), ("llama-8b-eagle3-5", 1),
+    ],
+)  # fmt: skip
 def test_the_readme_states_the_committed_times_of_a_large_model(result, batch):
     readme, found = " ".join((ROOT / "README.md").read_text().split()), measured(result)
     assert f"{found[f'batch {batch}, bare step']:.2f} ms" in readme
     assert re.search(rf"\b{found[f'batch {batch}, bare step over that']:.2f}\b", readme)
+
+
+def test_the_readme_states_the_committed_times_of_several_gpus():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    alone, split = measured("llama-8b-eagle-3"), measured("llama-8b-eagle-3-tp2")
+    assert f"takes {split['batch 1, one launch, time per step']:.2f} ms with `--tp 2`" in readme
+    both = (alone[f"batch 1, {name}, time per step"] for name in ("v2", "one launch"))
+    assert "{:.2f} ms (v2) or {:.2f} ms (v3) on one GPU".format(*both) in readme
+    agreement = measured("agreement")["agreement"] / 1e3
+    assert f"A vote adds {agreement:.2f} ms to a replay" in readme
