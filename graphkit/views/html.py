@@ -2,49 +2,84 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from graphkit.records import RecordWithGraphs, extent, title_of
+from graphkit.records import GraphRecord, RecordWithGraphs, extent, title_of
 from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import plain, us
+from graphkit.views.frames import frames_of
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.pages.kernels import kernels_page
+from graphkit.views.parts import parts_of
+from graphkit.views.replay import branches_of, gaps_of
 from graphkit.views.selection import NamedGraph, with_only
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_HEADS = ("graph", "#", "module", "node", "us", "grid", "block", "op")
+_SCRIPTS = (
+    "format", "record", "nodes", "tree", "kernels", "details", "timeline", "icicle", "start",
+)  # fmt: skip
+"""Files of the page's script, in order."""
+_HEADS = ("#", "module", "node", "us", "grid", "block", "op")
 _SUMS = ("nodes", "us", "share", "mean us")
 
 
 def html_of(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
-    """Return HTML with a tree of modules, tables of kernels and nodes, and details of each node.
+    """Return HTML with charts of the replay and its modules, and tables of kernels and nodes.
 
-    It embeds the record, with these graphs alone, as the JSON text of ``to_json``. It opens with
-    the first graph that has nodes; without JavaScript it is a table of all nodes.
+    It embeds the record, with these graphs alone, as the JSON text of ``to_json``, compressed
+    with gzip and encoded in base64. It opens with the first graph that has nodes. Without
+    JavaScript, and in a browser without ``DecompressionStream``, it is a table of all nodes.
     """
-    embedded = with_only(record, graphs).to_json()
     where = ", ".join(" ".join(fact) for fact in environment_facts(record))
     texts = {
         "title": escape(plain(f"graphkit {record.KIND}: {title_of(record)}")),
         "where": escape(plain(where)),
         "first": str(next((at for at, (_, graph) in enumerate(graphs) if graph.nodes), 0)),
-        "record": _in_script(embedded),
-        "kernels": _in_script(json.dumps([_kernels(graphs, at) for at in range(len(graphs))])),
-        "table": "".join(_table(graphs)),
+        "record": _packed(with_only(record, graphs).to_json()),
+        "views": _packed(json.dumps(_views(graphs), allow_nan=False)),
+        "table": "".join(line for named in graphs for line in _table(*named)),
+        "style": _asset("page.css"),
+        "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
     }
-    template = files(__package__).joinpath("inspect.html").read_text(encoding="utf-8")
-    return _PLACEHOLDER.sub(lambda found: texts[found[1]], template)
+    return _PLACEHOLDER.sub(lambda found: texts[found[1]], _asset("page.html"))
 
 
-def _in_script(text: str) -> str:
-    """Return JSON in which no tag can end the script."""
-    return text.replace("<", "\\u003c")
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("web", name).read_text(encoding="utf-8")
+
+
+def _packed(text: str) -> str:
+    """Return a text as base64 of gzip, equal in every run."""
+    packed = gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)
+    return b64encode(packed).decode("ascii")
+
+
+def _views(graphs: Sequence[NamedGraph]) -> list[dict[str, Any]]:
+    """Return what the charts and the table of kernels show of each graph."""
+    return [
+        {"kernels": _kernels(graphs, index), **_charts(graph)}
+        for index, (_, graph) in enumerate(graphs)
+    ]
+
+
+def _charts(graph: GraphRecord) -> dict[str, Any]:
+    frames, places = frames_of(graph)
+    return {
+        "parts": list(parts_of(graph).values()),
+        "branches": branches_of(graph),
+        "gaps": gaps_of(graph),
+        "frames": [asdict(frame) for frame in frames],
+        "places": places,
+    }
 
 
 def _kernels(graphs: Sequence[NamedGraph], index: int) -> list[dict[str, Any]]:
@@ -70,15 +105,14 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def _table(graphs: Sequence[NamedGraph]) -> Iterator[str]:
-    yield "<table><tr>"
+def _table(title: str, graph: GraphRecord) -> Iterator[str]:
+    yield f"<table><caption>{escape(plain(title))}</caption><tr>"
     yield from (f'<th scope="col">{head}</th>' for head in _HEADS)
     yield "</tr>\n"
-    for title, graph in graphs:
-        for modules, node in nodes_in_modules(graph):
-            cells = (
-                title, str(node.index), ".".join(modules), node.short_name, us(node.duration_us),
-                extent(node.grid), extent(node.block), node.op,
-            )  # fmt: skip
-            yield f"<tr>{''.join(f'<td>{escape(plain(cell))}</td>' for cell in cells)}</tr>\n"
-    yield "</table>"
+    for modules, node in nodes_in_modules(graph):
+        cells = (
+            str(node.index), ".".join(modules), node.short_name, us(node.duration_us),
+            extent(node.grid), extent(node.block), node.op,
+        )  # fmt: skip
+        yield f"<tr>{''.join(f'<td>{escape(plain(cell))}</td>' for cell in cells)}</tr>\n"
+    yield "</table>\n"

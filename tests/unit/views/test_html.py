@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import gzip
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from graphkit.records import CaptureRecord, GraphRecord
+from graphkit.records import CaptureRecord, GraphRecord, load_record
+from graphkit.views.frames import Frame, frames_of
 from graphkit.views.html import html_of
 from graphkit.views.pages import kernels_page
+from graphkit.views.parts import PARTS, parts_of
+from graphkit.views.replay import branches_of, gaps_of
 from graphkit.views.selection import named_graphs, select_graphs
 
+DATA = Path(__file__).parents[2] / "data"
 VOID = {"meta", "link", "input", "br"}
 
 
@@ -41,7 +48,12 @@ class Page(HTMLParser):
             self.texts[name] = self.texts.get(name, "") + data
 
 
-@pytest.fixture
+def unpacked(parsed, name):
+    """The text of a script that the page decompresses."""
+    return gzip.decompress(base64.b64decode(parsed.texts[name])).decode("utf-8", "surrogatepass")
+
+
+@pytest.fixture(scope="module")
 def page(capture):
     return html_of(capture, named_graphs(capture))
 
@@ -56,13 +68,13 @@ def test_it_loads_nothing(page):
 
 def test_the_record_in_it_is_the_record(page, capture):
     parsed = Page(page)
-    assert CaptureRecord.from_json(parsed.texts["record"]) == capture
+    assert CaptureRecord.from_json(unpacked(parsed, "record")) == capture
     assert parsed.texts["title"] == parsed.texts["h1"] == "graphkit capture: tiny"
 
 
 def test_a_selection_holds_its_graphs_alone(capture):
     page = html_of(capture, select_graphs(capture, mode="DRAFT", batch_size=4))
-    record = CaptureRecord.from_json(Page(page).texts["record"])
+    record = CaptureRecord.from_json(unpacked(Page(page), "record"))
     assert record == dataclasses.replace(capture, graphs=capture.graphs[2:3])
 
 
@@ -75,7 +87,7 @@ def test_it_opens_with_the_first_graph_that_has_nodes(compiled, capture):
 
 def test_a_graph_alone_is_its_own_record(graph):
     page = html_of(graph, named_graphs(graph))
-    assert GraphRecord.from_json(Page(page).texts["record"]) == graph
+    assert GraphRecord.from_json(unpacked(Page(page), "record")) == graph
 
 
 @pytest.mark.parametrize(
@@ -94,8 +106,10 @@ def test_no_name_breaks_out(graph, name):
     parsed, usual = Page(text), Page(plain)
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in usual.tags]
     assert parsed.links == usual.links
-    assert GraphRecord.from_json(parsed.texts["record"]) == odd
-    assert {kernel["name"] for kernel in json.loads(parsed.texts["sums"])[0]} == {name}
+    assert GraphRecord.from_json(unpacked(parsed, "record")) == odd
+    assert {kernel["name"] for kernel in json.loads(unpacked(parsed, "views"))[0]["kernels"]} == {
+        name
+    }
 
 
 def test_a_name_like_a_placeholder_stays_a_name(capture):
@@ -107,11 +121,13 @@ def test_a_name_like_a_placeholder_stays_a_name(capture):
 
 
 def test_without_javascript_a_plain_table_names_every_node(page, capture):
-    table = re.search(r"<noscript>(.*?)</noscript>", page, re.DOTALL)[1]
+    table = re.search(r'<noscript id="table">(.*?)</noscript>', page, re.DOTALL)[1]
+    names = re.findall(r"<caption>(.*?)</caption>", table)
+    assert names == [name for name, _ in named_graphs(capture)]
     rows = re.findall(r"<tr>(<td>.*?)</tr>", table)
     assert len(rows) == sum(len(graph.nodes) for graph in capture.graphs)
     assert rows[3] == (
-        "<td>TARGET_VERIFY 4</td><td>3</td><td>layers.0.attn.qkv</td><td>gemm_kernel</td>"
+        "<td>3</td><td>layers.0.attn.qkv</td><td>gemm_kernel</td>"
         "<td>1.25</td><td>8x1x1</td><td>128x1x1</td><td>aten::mm</td>"
     )
 
@@ -126,7 +142,7 @@ def test_everything_clickable_is_a_button_or_a_summary(page):
 
 def test_the_kernels_in_it_are_those_of_their_page(page, capture):
     graphs = named_graphs(capture)
-    embedded = json.loads(Page(page).texts["sums"])
+    embedded = [each["kernels"] for each in json.loads(unpacked(Page(page), "views"))]
     assert len(embedded) == len(graphs)
     for index, kernels in enumerate(embedded):
         rows = kernels_page(graphs, index).rows
@@ -146,6 +162,85 @@ def test_the_kernels_in_it_are_those_of_their_page(page, capture):
 def test_a_time_that_is_no_number_is_one_that_was_not_measured(graph):
     nodes = (dataclasses.replace(graph.nodes[0], duration_us=float("nan")), *graph.nodes[1:])
     odd = dataclasses.replace(graph, nodes=nodes)
-    (kernels,) = json.loads(Page(html_of(odd, named_graphs(odd))).texts["sums"])
-    refresh = next(kernel for kernel in kernels if kernel["name"] == "refresh")
+    (views,) = json.loads(unpacked(Page(html_of(odd, named_graphs(odd))), "views"))
+    refresh = next(kernel for kernel in views["kernels"] if kernel["name"] == "refresh")
     assert (refresh["nodes"], refresh["us"], refresh["mean us"]) == (1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "sizes"), [(10, 1), (4, 5)], ids=["1760 nodes", "5 x 704 nodes"]
+)
+def test_the_page_of_a_large_model_has_less_than_2_mb(repeats, sizes):
+    """The graph of four layers, repeated with other layers, addresses and times."""
+    small = load_record(DATA / "h200-capture.json").graphs[0]
+    large = dataclasses.replace(small, nodes=tuple(repeated(small.nodes, repeats)), timing=None)
+    graphs = tuple(dataclasses.replace(large, name=f"VERIFY {size}") for size in range(sizes))
+    record = CaptureRecord(
+        target="8b", backend="cuda", environment=small.environment, modes=(), graphs=graphs
+    )
+    assert len(record.to_json()) > 2e6, "uncompressed, it would be larger"
+    assert len(html_of(record, named_graphs(record))) < 2e6
+
+
+def repeated(nodes, times):
+    for place in range(times * len(nodes)):
+        turn, node = place // len(nodes), nodes[place % len(nodes)]
+        arguments = tuple(
+            dataclasses.replace(each, pointers=tuple(moved(each.pointers, 4096 * place)))
+            for each in node.arguments
+        )
+        yield dataclasses.replace(
+            node, index=place, arguments=arguments, start_us=node.start_us + 400 * turn,
+            module=node.module.replace("layers.", f"layers.{turn}"),
+        )  # fmt: skip
+
+
+def moved(pointers, by):
+    return (dataclasses.replace(each, address=each.address + by) for each in pointers)
+
+
+def test_no_text_of_a_record_is_read_as_html(page):
+    """Elements hold texts of a record as text alone; ``DOMParser`` reads the escaped table."""
+    script = page[page.rindex("<script>") :]
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function", script
+    )
+    assert script.count("parseFromString(") == script.count('$("table").textContent') == 1
+
+
+def test_the_charts_have_labels_keys_and_a_text(page):
+    tags = [(tag, facts) for tag, facts in Page(page).tags if "id" in facts]
+    by_id = {facts["id"]: {"tag": tag, **facts} for tag, facts in tags}
+    for chart, role in (("view", "group"), ("bars", "img"), ("icicle", "tree"), ("list", "region")):
+        assert by_id[chart]["role"] == role
+        names = by_id[chart]["aria-labelledby"], by_id[chart].get("aria-describedby", "")
+        assert set(" ".join(names).split()) <= set(by_id)
+    assert by_id["view"]["tabindex"] == by_id["list"]["tabindex"] == "0"
+    assert [by_id[name]["role"] for name in ("at", "count", "failure")] == [
+        "status", "status", "alert",
+    ]  # fmt: skip
+
+
+def test_the_views_of_each_graph_have_a_value_for_each_node(page, capture):
+    views = json.loads(unpacked(Page(page), "views"))
+    for view, graph in zip(views, capture.graphs, strict=True):
+        assert view["parts"] == list(parts_of(graph).values())
+        assert view["branches"] == branches_of(graph)
+        assert [tuple(gap) for gap in view["gaps"]] == gaps_of(graph)
+        frames, places = frames_of(graph)
+        assert [Frame(**frame) for frame in view["frames"]] == frames
+        assert view["places"] == places
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e308])
+def test_damaged_times_leave_valid_json(graph, time):
+    nodes = [dataclasses.replace(node, start_us=time, duration_us=time) for node in graph.nodes]
+    odd = dataclasses.replace(graph, nodes=tuple(nodes), timing=None)
+    (view,) = json.loads(unpacked(Page(html_of(odd, named_graphs(odd))), "views"))
+    assert set(view["branches"]) == {None}
+    assert view["frames"][0]["width"] == len(nodes), "in nodes, because no time is known"
+
+
+def test_every_colour_of_a_part_is_in_the_style(page):
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert set(re.findall(r"\.part-(\w+)", style)) == {*PARTS, "other"}

@@ -1,0 +1,126 @@
+"""The time of a graph by module as nested frames, in which equal layers share one frame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from graphkit.records import GraphRecord, Node
+from graphkit.views.module_tree import Branch, duration_of
+from graphkit.views.phases import phases_of, step_tree
+
+_NAMES = 3
+"""Most numbers of equal layers that a name lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A module, or equal modules of several layers.
+
+    Attributes:
+        name: Name inside the frame around it, such as ``layers.* (32 x)``; empty for the root.
+        path: Names of the frames around it and its own, dotted.
+        parent: Index of the frame around it; ``None`` for the root.
+        begin, width: Its place in us, the root from 0; in nodes if no time was measured.
+        us: Sum of the durations of its nodes; ``None`` if none was measured.
+        num_nodes: Number of its nodes.
+    """
+
+    name: str
+    path: str
+    parent: int | None
+    begin: float
+    width: float
+    us: float | None
+    num_nodes: int
+
+
+def frames_of(record: GraphRecord) -> tuple[list[Frame], list[int]]:
+    """Return the frames of a graph, each after the one around it, and the frame of each node."""
+    frames = _Frames(record)
+    frames.add("", "", [step_tree(record)])
+    return frames.frames, frames.places
+
+
+class _Frames:
+    def __init__(self, record: GraphRecord) -> None:
+        self.frames: list[Frame] = []
+        self.places = [0] * len(record.nodes)
+        self._phases = frozenset(phases_of(record))
+        self._is_measured = bool(_time(record.nodes))
+
+    def add(
+        self,
+        name: str,
+        around: str,
+        branches: Sequence[Branch],
+        parent: int | None = None,
+        begin: float = 0.0,
+        outer: int = 1,
+    ) -> float:
+        """Add the frame of equal modules and the frames inside it, and return its width.
+
+        Args:
+            name: Name of the modules.
+            around: Path of the frame around it.
+            branches: The modules.
+            parent: Index of the frame around it.
+            begin: Its place.
+            outer: Number of equal modules that contain these.
+        """
+        groups = _groups(branches)
+        while self._is_joined(name, branches) and len(groups) == 1:
+            ((inner, branches),) = groups
+            name, groups = f"{name}.{inner}", _groups(branches)
+        at, nodes = len(self.frames), [node for each in branches for node in each.all_nodes]
+        path = f"{around}.{name}" if around else name
+        label = f"{name} ({len(branches)} x)" if len(branches) > outer else name
+        time = _time(nodes)
+        self.frames.append(Frame(label, path, parent, begin, 0.0, time, len(nodes)))
+        inside = 0.0
+        for inner, each in groups:
+            inside += self.add(inner, path, each, at, begin + inside, len(branches))
+        for node in (node for each in branches for node in each.nodes):
+            self.places[node.index] = at
+        own = (time or 0.0) if self._is_measured else float(len(nodes))
+        width = max(own, inside)  # a module inside a measured child graph may take longer
+        self.frames[at] = replace(self.frames[at], width=width)
+        return width
+
+    def _is_joined(self, name: str, branches: Sequence[Branch]) -> bool:
+        """Return True if a module that is the only content shares the frame, as in the tree."""
+        is_phase = branches[0].path in self._phases
+        return bool(name) and not is_phase and not any(each.nodes for each in branches)
+
+
+def _groups(branches: Sequence[Branch]) -> list[tuple[str, list[Branch]]]:
+    """Return the modules inside of equal modules by name, numbered modules by their content."""
+    found: dict[Hashable, list[Branch]] = {}
+    for child in (child for branch in branches for child in branch.children):
+        found.setdefault(_likeness(child), []).append(child)
+    numbers = {each.name for group in found.values() for each in group if each.name.isdecimal()}
+    return [(_name(group, numbers), group) for group in found.values()]
+
+
+def _likeness(branch: Branch) -> Hashable:
+    return _content(branch) if branch.name.isdecimal() else branch.name
+
+
+def _content(branch: Branch) -> Hashable:
+    inside = tuple((child.name, _content(child)) for child in branch.children)
+    return tuple((node.kind, node.short_name) for node in branch.nodes), inside
+
+
+def _name(group: Sequence[Branch], numbers: set[str]) -> str:
+    names = list(dict.fromkeys(branch.name for branch in group))
+    if len(names) == 1:
+        return names[0]
+    if len(names) == len(numbers):
+        return "*"
+    return ",".join(names if len(names) <= _NAMES else [*names[: _NAMES - 1], "..", names[-1]])
+
+
+def _time(nodes: Sequence[Node]) -> float | None:
+    time = duration_of(nodes)
+    return time if time is not None and math.isfinite(time) else None

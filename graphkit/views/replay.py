@@ -1,0 +1,71 @@
+"""A replay as it ran: the branches of the graph side by side, and the gaps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from graphkit.records import GraphRecord, Node
+
+_LIMIT_US = 1e12
+"""Times from here on, 11 days, are damaged: they have no place on the same scale as others."""
+
+
+def branches_of(record: GraphRecord) -> list[int | None]:
+    """Return the branch of each node, from 0; ``None`` for a node whose time was not measured.
+
+    A node continues the branch of a node that it waits for. If another node continues that branch
+    already, it takes the first one that is idle when it starts. Nodes of one branch may overlap:
+    the target of a programmatic edge starts early, and starts and durations are medians of
+    several replays, so that up to half of the shorter node is no sign of two branches.
+    """
+    waits_for: dict[int, set[int]] = defaultdict(set)
+    for edge in record.edges:
+        waits_for[edge.target].add(edge.source)
+    found: list[int | None] = [None] * len(record.nodes)
+    last: list[Node] = []
+    for node in _by_start(record.nodes):
+        branch = _branch(node, last, waits_for[node.index])
+        last[branch : branch + 1] = [node]
+        found[node.index] = branch
+    return found
+
+
+def gaps_of(record: GraphRecord) -> list[tuple[float, float]]:
+    """Return the start and the length of each gap, in us, in which no node of a replay runs."""
+    gaps = []
+    reached = 0.0
+    for node in _by_start(record.nodes):
+        start = node.start_us or 0.0
+        if start > reached:
+            gaps.append((reached, start - reached))
+        reached = max(reached, _end(node))
+    return gaps
+
+
+def _by_start(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes whose place in a replay is known, in the order in which they started."""
+    known = [
+        node
+        for node in nodes
+        if node.start_us is not None
+        and node.duration_us is not None
+        and 0 <= node.start_us <= _end(node) < _LIMIT_US
+    ]
+    return sorted(known, key=lambda node: (node.start_us or 0.0, node.index))
+
+
+def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:
+    """Return the branch of a node after the last nodes of the branches so far."""
+    continued = (place for place, before in enumerate(last) if before.index in sources)
+    idle = (place for place, before in enumerate(last) if _is_over(before, node))
+    return next(continued, next(idle, len(last)))
+
+
+def _is_over(before: Node, node: Node) -> bool:
+    shorter = min(before.duration_us or 0.0, node.duration_us or 0.0)
+    return _end(before) - (node.start_us or 0.0) <= shorter / 2
+
+
+def _end(node: Node) -> float:
+    return (node.start_us or 0.0) + (node.duration_us or 0.0)

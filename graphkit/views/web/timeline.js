@@ -1,0 +1,203 @@
+// The replay as it ran: a row per branch, a bar per node, and the gaps below.
+const [AXIS, LANE, BAR, GAPS] = [20, 24, 20, 12];
+const replay = { graph: null, bars: [], rects: new Map(), end: 1, zoom: 1, current: -1 };
+
+// Returns round times from begin to end, about as many as ``count``.
+function ticks(begin, end, count) {
+  const least = (end - begin) / count;
+  if (!(least > 0)) return [];
+  const power = 10 ** Math.floor(Math.log10(least));
+  const step = power * ([1, 2, 5].find((each) => each * power >= least) || 10);
+  const first = Math.ceil(begin / step);
+  return Array.from({ length: Math.floor(end / step) - first + 1 }, (_, at) => (first + at) * step);
+}
+
+// Returns the scroll position at which the point ``at`` pixels from the left keeps its time.
+const zoomedScroll = (scroll, at, factor) => (scroll + at) * factor - at;
+
+// Returns as much of a name as fits, or nothing.
+function label(name, width) {
+  const most = Math.floor((width - 6) / 6.7);
+  if (most < 4) return "";
+  return name.length <= most ? name : `${name.slice(0, most - 1)}\u2026`;
+}
+
+function showReplay(graph) {
+  const bars = graph.nodes.filter((node) => isNumber(node.branch));
+  bars.sort((a, b) => a.start_us - b.start_us || a.index - b.index);
+  const end = bars.reduce((most, node) => Math.max(most, node.start_us + node.duration_us), 0) || 1;
+  Object.assign(replay, { graph, bars, end, rects: new Map(), current: -1 });
+  $("replay").hidden = $("replay-keys").hidden = !bars.length;
+  $("at").textContent = "";
+  $("replay-sum").textContent = sumOfReplay();
+  $("parts").replaceChildren(...legend(bars));
+  const branches = numBranches(bars);
+  const below = AXIS + branches * LANE;
+  const names = Array.from({ length: branches }, (_, at) => `branch ${at + 1}`);
+  $("branches").replaceChildren(...["us", ...names, "gaps"].map((name) => make("span", {}, name)));
+  $("bars").style.height = `${below + GAPS}px`;
+  $("bars").replaceChildren(
+    ...graph.gaps.map(([start, time]) => rect(start, time, below, GAPS - 2, { class: "gap" })),
+    ...bars.map(bar), draw("g", { id: "labels", "aria-hidden": "true" }));
+  zoomTo(1, 0);
+}
+
+const numBranches = (bars) => 1 + bars.reduce((most, node) => Math.max(most, node.branch), 0);
+
+function rect(start, time, y, height, facts) {
+  const share = (value) => `${100 * value / replay.end}%`;
+  return draw("rect", { ...facts, x: share(start), y, height, style: `width:max(1px,${share(time)})` });
+}
+
+function bar(node, at) {
+  const facts = { class: colourOf(node.part), "data-at": at };
+  const made = rect(node.start_us, node.duration_us, AXIS + node.branch * LANE, BAR, facts);
+  replay.rects.set(node, made);
+  return made;
+}
+
+function sumOfReplay() {
+  const { graph, bars, end } = replay;
+  if (!bars.length) return "No replay of this graph was measured.";
+  const idle = graph.gaps.reduce((sum, [, time]) => sum + time, 0);
+  const branches = numBranches(bars);
+  return `${counted(bars.length, "node")} in ${branches} ${branches === 1 ? "branch" : "branches"}, ` +
+    `${us(end)} us; ` +
+    `${counted(graph.gaps.length, "gap")}, ${us(idle)} us (${percent(idle / end)})`;
+}
+
+// The parts of the replay, the one that takes most time first.
+function legend(bars) {
+  const groups = new Map();
+  for (const node of bars) {
+    if (groups.has(node.part)) groups.get(node.part).push(node);
+    else groups.set(node.part, [node]);
+  }
+  const entries = [...groups].map(([part, nodes]) => [part, timeOf(nodes)]);
+  return entries.sort(([, a], [, b]) => b - a).map(([part, time]) => make("li", {},
+    make("span", { class: `swatch ${colourOf(part)}`, "aria-hidden": "true" }),
+    `${partName(part)} ${us(time)} us`));
+}
+
+// Zooms; the point ``at`` pixels from the left of the view keeps its time.
+function zoomTo(zoom, at = $("view").clientWidth / 2) {
+  const view = $("view");
+  const width = view.clientWidth || 1;
+  const most = clamped(200 * replay.end / width, 1, 4e6 / width);
+  const next = clamped(zoom, 1, most);
+  const scroll = zoomedScroll(view.scrollLeft, at, next / replay.zoom);
+  replay.zoom = next;
+  $("bars").style.width = `${100 * next}%`;
+  view.scrollLeft = next === 1 ? 0 : scroll;
+  drawLabels();
+}
+
+// Draws the times and the names of what is in view.
+function drawLabels() {
+  const view = $("view");
+  const [left, right] = [view.scrollLeft, view.scrollLeft + view.clientWidth];
+  const scale = view.clientWidth * replay.zoom / replay.end;
+  const times = ticks(left / scale, right / scale, Math.max(view.clientWidth / 110, 1));
+  const texts = times.map((time) => draw("text", { x: time * scale + 3, y: AXIS - 7 },
+    time.toLocaleString("en", { maximumFractionDigits: 3 })));
+  const lines = times.map((time) =>
+    draw("line", { x1: time * scale, x2: time * scale, y1: 2, y2: AXIS - 3 }));
+  for (const node of replay.bars) {
+    const begin = Math.max(node.start_us * scale, left);
+    const end = Math.min((node.start_us + node.duration_us) * scale, right);
+    const text = end - begin > 24 ? label(node.short_name, end - begin) : "";
+    if (text) texts.push(draw("text", { class: "name", x: begin + 4,
+      y: AXIS + node.branch * LANE + 14 }, text));
+  }
+  $("labels").replaceChildren(...lines, ...texts);
+}
+
+function say(node) {
+  $("at").textContent = `#${node.index} ${node.short_name}: ${us(node.duration_us)} us from ` +
+    `${us(node.start_us)} us, ${partName(node.part)}, branch ${node.branch + 1}`;
+}
+
+// Makes a bar the current one, and pans to it.
+function point(at) {
+  const node = replay.bars[at];
+  if (!node) return;
+  replay.current = at;
+  for (const each of $("bars").querySelectorAll("[data-current]")) each.removeAttribute("data-current");
+  replay.rects.get(node).dataset.current = "";
+  const view = $("view");
+  const scale = view.clientWidth * replay.zoom / replay.end;
+  const [begin, end] = [node.start_us * scale, (node.start_us + node.duration_us) * scale];
+  if (begin < view.scrollLeft || end > view.scrollLeft + view.clientWidth) {
+    view.scrollLeft = begin - view.clientWidth / 3;
+  }
+  say(node);
+}
+
+function markBar(node) {
+  for (const each of $("bars").querySelectorAll("[data-open]")) each.removeAttribute("data-open");
+  if (!replay.rects.has(node)) return;
+  replay.rects.get(node).dataset.open = "";
+  point(replay.bars.indexOf(node));
+}
+
+function dimBars(found) {
+  for (const [node, each] of replay.rects) each.classList.toggle("out", !found.has(node));
+}
+
+function press(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const pan = (share) => () => { $("view").scrollLeft += share * $("view").clientWidth; };
+  const last = replay.bars.length - 1;
+  const act = {
+    "+": () => zoomTo(1.5 * replay.zoom), "=": () => zoomTo(1.5 * replay.zoom),
+    "-": () => zoomTo(replay.zoom / 1.5), "0": () => zoomTo(1),
+    ArrowLeft: pan(-0.2), ArrowRight: pan(0.2),
+    ArrowUp: () => point(Math.max(replay.current - 1, 0)),
+    ArrowDown: () => point(Math.min(replay.current + 1, last)),
+    Home: () => point(0), End: () => point(last),
+    Enter: () => replay.current >= 0 && showNode(replay.bars[replay.current]),
+  }[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+function wheel(event) {
+  const isZoom = event.ctrlKey || event.metaKey || document.activeElement === $("view");
+  if (!isZoom || event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) return;
+  event.preventDefault();
+  const at = event.clientX - $("view").getBoundingClientRect().left;
+  zoomTo(replay.zoom * Math.exp(-clamped(event.deltaY, -100, 100) / 300), at);
+}
+
+// One finger pans, as in any scrolled box; two zoom.
+function pinch() {
+  let before = 0;
+  const spread = ([one, other]) =>
+    Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY) || 1;
+  $("view").addEventListener("touchstart", (event) => {
+    if (event.touches.length === 2) before = spread(event.touches);
+  }, { passive: true });
+  $("view").addEventListener("touchmove", (event) => {
+    if (event.touches.length !== 2) return;
+    event.preventDefault();
+    const [now, left] = [spread(event.touches), $("view").getBoundingClientRect().left];
+    const middle = (event.touches[0].clientX + event.touches[1].clientX) / 2;
+    zoomTo(replay.zoom * now / before, middle - left);
+    before = now;
+  }, { passive: false });
+}
+
+function startReplay() {
+  const node = ({ target }) => replay.bars[target.dataset.at];
+  $("bars").addEventListener("click", (event) => node(event) && showNode(node(event)));
+  $("bars").addEventListener("pointerover", (event) => node(event) && say(node(event)));
+  $("view").addEventListener("keydown", press);
+  $("view").addEventListener("wheel", wheel, { passive: false });
+  $("view").addEventListener("scroll", () => requestAnimationFrame(drawLabels), { passive: true });
+  new ResizeObserver(() => replay.graph && zoomTo(replay.zoom)).observe($("view"));
+  pinch();
+  $("zoom-in").addEventListener("click", () => zoomTo(1.5 * replay.zoom));
+  $("zoom-out").addEventListener("click", () => zoomTo(replay.zoom / 1.5));
+  $("zoom-all").addEventListener("click", () => zoomTo(1));
+}
