@@ -27,6 +27,7 @@ from graphkit.graphs.dispatch_modes import DISPATCH_MODES
 from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.module_names import ModuleNames
+from graphkit.graphs.operands import Operand, operands_in
 from graphkit.graphs.pool_memory import Allocation, allocations_of
 from graphkit.graphs.source_lines import caller_line
 
@@ -56,12 +57,14 @@ class NodeOrigin:
         op: The operation, such as ``aten::mm``.
         source: The user's line, as ``folder/file.py:12 in forward``.
         scope: Names of the ``graphkit.scope`` blocks around it, joined by ``/``.
+        operands: Memory of the operation's arguments and results.
     """
 
     module: str = ""
     op: str = ""
     source: str = ""
     scope: str = ""
+    operands: tuple[Operand, ...] = ()
 
 
 class Attribution:
@@ -154,14 +157,21 @@ class Attribution:
         """
         return not torch.compiler.is_compiling() and get_ident() == self._thread
 
-    def add_new_nodes(self, op: str = "") -> None:
-        """Record ``op`` as the origin of the nodes that are new since the last call."""
+    def add_new_nodes(self, op: str = "", values: tuple[Any, ...] = ()) -> None:
+        """Record ``op`` as the origin of the nodes that are new since the last call.
+
+        Args:
+            op: The operation; empty between operations.
+            values: Its arguments and results.
+        """
         new = self._count() - len(self.origins)
         if new > 0:
             module = self._modules[-1] if self._modules else ""
             is_graphkit = isinstance(module, Stage) and module is not Stage.FORWARD
             line = "" if is_graphkit else caller_line()
-            self.origins += [NodeOrigin(module, op, line, "/".join(self._scopes))] * new
+            operands = tuple(operands_in(values))
+            origin = NodeOrigin(module, op, line, "/".join(self._scopes), operands)
+            self.origins += [origin] * new
 
     def add_allocations(self, func: torch._ops.OpOverload, out: Any) -> None:
         """Record the memory that an operation allocated."""
@@ -257,6 +267,6 @@ class _OperationMode(TorchDispatchMode):
         self._attribution.add_new_nodes()
         fill_stack(self._attribution._stack_fill)
         out = func(*args, **(kwargs or {}))
-        self._attribution.add_new_nodes(func.name())
+        self._attribution.add_new_nodes(func.name(), (args, kwargs, out))
         self._attribution.add_allocations(func, out)
         return out

@@ -23,6 +23,7 @@ class Pointer:
             ``host``.
         name: Name of the memory: a parameter's path, an input field, ``pool+0x1200``.
         offset: Offset of the address in its argument, in bytes.
+        size: Bytes from the address to the end of the tensor there, at most; 0 if unknown.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -30,6 +31,7 @@ class Pointer:
     memory: str
     name: str
     offset: Count = 0
+    size: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

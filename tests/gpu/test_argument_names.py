@@ -74,3 +74,16 @@ def test_the_kernels_of_a_runner_have_names(make_runner):
     nodes = runner.inspect(4).nodes
     fetch = next(node for node in nodes if node.short_name == "fetch_kernel")
     assert {"mailbox", "state", "entry"} <= named(fetch).keys()
+
+
+def test_pointers_have_the_bytes_of_their_tensors(kept_graph):
+    """Those of the pool, too, where an operation made the node."""
+    x, w = (torch.randn(64, 64, device="cuda") for _ in range(2))
+    where = gk.Attribution()
+    graph = kept_graph(lambda: torch.relu(x @ w[:, :32]), where)
+    record = gk.inspect_graph(graph, names={"input": {"x": x}}, attribution=where)
+    relu = record.nodes[-1]
+    sizes = [p.size for a in relu.arguments for p in a.pointers if p.memory == "pool"]
+    assert sizes == [8192, 8192]
+    product = [p for node in record.nodes[:-1] for a in node.arguments for p in a.pointers]
+    assert 64 * 64 * 4 in [p.size for p in product if p.name == "x"]

@@ -10,9 +10,10 @@ import math
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from graphkit.graphs.operands import Operand
 from graphkit.graphs.walk.memory_map import MemoryMap
 from graphkit.records import Argument, Pointer
 
@@ -57,12 +58,18 @@ class Parameter:
         ]
 
 
-def decode(parameter: Parameter, memory: MemoryMap) -> Argument:
+def decode(parameter: Parameter, memory: MemoryMap, operands: Sequence[Operand] = ()) -> Argument:
     """Return the record of a parameter's value.
 
     Its kind is ``pointer``, ``number``, ``struct`` (more than eight bytes) or ``unreadable``.
+
+    Args:
+        parameter: The parameter.
+        memory: Finds the memory of pointers.
+        operands: Tensors of the operation that launched the kernel: they have the sizes of memory
+            without a name, and those of views.
     """
-    pointers = tuple(pointers_in(parameter, memory))
+    pointers = tuple(_with_size(each, operands) for each in pointers_in(parameter, memory))
     if parameter.data is None:
         kind = text = "unreadable"
     elif parameter.size > 8:
@@ -87,6 +94,11 @@ def pointers_in(parameter: Parameter, memory: MemoryMap) -> Iterator[Pointer]:
         pointer = memory.find(address, offset)
         if pointer is not None:
             yield pointer
+
+
+def _with_size(pointer: Pointer, operands: Sequence[Operand]) -> Pointer:
+    rests = [o.begin + o.size - pointer.address for o in operands if o.begin <= pointer.address]
+    return replace(pointer, size=min((rest for rest in rests if rest > 0), default=pointer.size))
 
 
 def number_text(data: bytes) -> str:

@@ -119,7 +119,7 @@ def _record(index: int, node: DriverNode, origin: NodeOrigin, memory: MemoryMap)
         shared_memory_bytes=node.shared_memory_bytes,
         registers=node.registers,
         attributes=node.attributes,
-        arguments=tuple([decode(parameter, memory) for parameter in node.parameters]),
+        arguments=tuple([decode(each, memory, origin.operands) for each in node.parameters]),
         module=origin.module,
         op=origin.op,
         source=origin.source,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from graphkit.graphs.operands import extent_bytes
 from graphkit.records import Pointer, Segment
 
 _LOWEST_MAPPED, _PAGE_BITS = 1 << 40, 12
@@ -27,6 +28,7 @@ class AddressRange:
         memory: Kind of memory, as in ``graphkit.records.Pointer``.
         name: Name of the memory.
         origin: Offset of ``begin`` in the memory that is named; ``None`` if the range is all of it.
+        is_tensor: Whether it is the memory of one tensor.
     """
 
     begin: int
@@ -34,6 +36,7 @@ class AddressRange:
     memory: str
     name: str
     origin: int | None = None
+    is_tensor: bool = False
 
     def pointer(self, address: int, offset: int) -> Pointer:
         """Return the record of an address in this range.
@@ -45,7 +48,8 @@ class AddressRange:
         into = address - self.begin + (self.origin or 0)
         is_whole = self.origin is None and into == 0
         name = self.name if is_whole else f"{self.name}+{into:#x}"
-        return Pointer(address=address, memory=self.memory, name=name, offset=offset)
+        size = self.end - address if self.is_tensor else 0
+        return Pointer(address=address, memory=self.memory, name=name, offset=offset, size=size)
 
 
 class MemoryMap:
@@ -155,15 +159,8 @@ def _tensor_ranges(names: NamedTensors) -> Iterable[AddressRange]:
         for name, tensor in tensors.items():
             begin = tensor.data_ptr()
             if begin:
-                yield AddressRange(begin, begin + max(extent_bytes(tensor), 1), memory, name)
-
-
-def extent_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes from a tensor's first element to the end of its last."""
-    if not tensor.numel():
-        return 0
-    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
-    return (1 + sum((n - 1) * stride for n, stride in dimensions)) * tensor.element_size()
+                end = begin + max(extent_bytes(tensor), 1)
+                yield AddressRange(begin, end, memory, name, is_tensor=True)
 
 
 def _segment_records(

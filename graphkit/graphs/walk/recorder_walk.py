@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise, repeat
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 
 from graphkit.errors import InspectError
 from graphkit.graphs.attribution import NodeOrigin
+from graphkit.graphs.operands import distinct_bytes
 from graphkit.graphs.recorder import RecordedGraph, RecordedOp
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.timing import Span
-from graphkit.records import Argument, Edge, Node
+from graphkit.records import Argument, Edge, Node, Pointer
 
 _LONGEST_TEXT = 60
 _TIMED_REPLAYS = 3
@@ -124,7 +126,7 @@ def _arguments(op: RecordedOp, memory: MemoryMap) -> Iterator[Argument]:
 def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
     tensors = list(tensors_in(value))
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    pointers = tuple(filter(None, (memory.find(tensor.data_ptr()) for tensor in tensors)))
+    pointers = tuple(filter(None, (_pointer(tensor, memory) for tensor in tensors)))
     if isinstance(value, torch.Tensor):
         location = f" at {pointers[0].name}" if pointers else ""
         text, kind = f"{_dtype_and_shape(value)}{location}", "tensor"
@@ -133,6 +135,11 @@ def _argument(name: str, value: Any, memory: MemoryMap) -> Argument:
     else:
         text, kind = _short_repr(value), "value"
     return Argument(name=name, size=size, kind=kind, text=text, pointers=pointers)
+
+
+def _pointer(tensor: torch.Tensor, memory: MemoryMap) -> Pointer | None:
+    found = memory.find(tensor.data_ptr())
+    return found and replace(found, size=distinct_bytes(tensor))
 
 
 def _dtype_and_shape(tensor: torch.Tensor) -> str:

@@ -72,6 +72,14 @@ def test_each_operation_belongs_to_the_innermost_module():
     ]  # fmt: skip
 
 
+def test_an_operation_has_the_memory_of_its_arguments_and_results():
+    graph = RecorderBackend().capture(lambda: torch.add(X, X[:1], alpha=2), Attribution())
+    ((origin, result),) = zip(graph.origins, graph.ops[0].results, strict=True)
+    assert list(origin.operands) == [
+        (X.data_ptr(), 16), (X.data_ptr(), 4), (result.data_ptr(), 16),
+    ]  # fmt: skip
+
+
 def test_an_operation_names_its_line():
     model = Model()
     graph = RecorderBackend().capture(lambda: model(X), Attribution(model))

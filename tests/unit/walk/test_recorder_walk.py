@@ -52,6 +52,13 @@ def test_arguments_have_schema_names_and_results_an_arrow():
     }  # fmt: skip
     (pointer,) = arguments(node)["self"].pointers
     assert (pointer.address, pointer.memory, pointer.name) == (X.data_ptr(), "input", "x")
+    assert pointer.size == 16
+
+
+def test_a_pointer_has_the_bytes_of_its_tensor_not_of_the_memory_around_it():
+    (node,) = record_of(lambda: X[:2] * Y[0].expand(2)).nodes
+    sizes = {name: [p.size for p in each.pointers] for name, each in arguments(node).items()}
+    assert sizes == {"self": [8], "other": [4], "-> 0": [8]}
 
 
 def test_an_unnamed_tensor_is_called_by_its_operation():

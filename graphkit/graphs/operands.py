@@ -1,0 +1,43 @@
+"""Memory of the tensors that an operation reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from graphkit.graphs.capture_rules import tensors_in
+
+
+class Operand(NamedTuple):
+    """Memory of a tensor.
+
+    Attributes:
+        begin: Address of its first element.
+        size: Its ``distinct_bytes``.
+    """
+
+    begin: int
+    size: int
+
+
+def operands_in(values: Any) -> Iterator[Operand]:
+    """Yield the memory of each dense tensor in arguments and results, at any depth."""
+    for tensor in tensors_in(values):
+        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
+            yield Operand(tensor.data_ptr(), distinct_bytes(tensor))
+
+
+def distinct_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes that a tensor's elements take at most: their number's or their extent's."""
+    return tensor.nbytes if tensor.is_contiguous() else min(tensor.nbytes, extent_bytes(tensor))
+
+
+def extent_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first element to the end of its last."""
+    if not tensor.numel():
+        return 0
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((n - 1) * stride for n, stride in dimensions)) * tensor.element_size()
