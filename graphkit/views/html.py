@@ -20,6 +20,7 @@ from graphkit.views.frames import frames_of
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.parts import parts_of
+from graphkit.views.phases import phases_of
 from graphkit.views.replay import branches_of, gaps_of
 from graphkit.views.selection import NamedGraph, with_only
 
@@ -74,6 +75,7 @@ def _views(graphs: Sequence[NamedGraph]) -> list[dict[str, Any]]:
 def _charts(graph: GraphRecord) -> dict[str, Any]:
     frames, places = frames_of(graph)
     return {
+        "phases": phases_of(graph),
         "parts": list(parts_of(graph).values()),
         "branches": branches_of(graph),
         "gaps": gaps_of(graph),

@@ -28,7 +28,7 @@ function linked(graph) {
     node.graph = graph;
     node.holder = node.parent < node.index ? graph.known.get(node.parent) : undefined;
     node.path = node.module || (node.holder ? node.holder.path : "");
-    node.names = node.path.split(".").filter(Boolean);
+    node.names = [graph.phases[place], ...node.path.split(".")].filter(Boolean);
     node.part = graph.parts[place];
     node.branch = graph.branches[place];
     node.frame = graph.places[place];

@@ -27,7 +27,7 @@ function showReplay(graph) {
   bars.sort((a, b) => a.start_us - b.start_us || a.index - b.index);
   const end = bars.reduce((most, node) => Math.max(most, node.start_us + node.duration_us), 0) || 1;
   Object.assign(replay, { graph, bars, end, rects: new Map(), current: -1 });
-  $("replay").hidden = $("replay-keys").hidden = !bars.length;
+  for (const id of ["replay", "replay-keys", "zoom"]) $(id).hidden = !bars.length;
   $("at").textContent = "";
   $("replay-sum").textContent = sumOfReplay();
   $("parts").replaceChildren(...legend(bars));
@@ -62,7 +62,7 @@ function sumOfReplay() {
   const idle = graph.gaps.reduce((sum, [, time]) => sum + time, 0);
   const branches = numBranches(bars);
   return `${counted(bars.length, "node")} in ${branches} ${branches === 1 ? "branch" : "branches"}, ` +
-    `${us(end)} us; ` +
+    `${us(end)} us by the median times of nodes; ` +
     `${counted(graph.gaps.length, "gap")}, ${us(idle)} us (${percent(idle / end)})`;
 }
 

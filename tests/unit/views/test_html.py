@@ -17,6 +17,7 @@ from graphkit.views.frames import Frame, frames_of
 from graphkit.views.html import html_of
 from graphkit.views.pages import kernels_page
 from graphkit.views.parts import PARTS, parts_of
+from graphkit.views.phases import phases_of
 from graphkit.views.replay import branches_of, gaps_of
 from graphkit.views.selection import named_graphs, select_graphs
 
@@ -107,9 +108,9 @@ def test_no_name_breaks_out(graph, name):
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in usual.tags]
     assert parsed.links == usual.links
     assert GraphRecord.from_json(unpacked(parsed, "record")) == odd
-    assert {kernel["name"] for kernel in json.loads(unpacked(parsed, "views"))[0]["kernels"]} == {
-        name
-    }
+    (view,) = json.loads(unpacked(parsed, "views"))
+    assert {kernel["name"] for kernel in view["kernels"]} == {name}
+    assert [frame["path"] for frame in view["frames"]] == ["", name]
 
 
 def test_a_name_like_a_placeholder_stays_a_name(capture):
@@ -224,6 +225,7 @@ def test_the_charts_have_labels_keys_and_a_text(page):
 def test_the_views_of_each_graph_have_a_value_for_each_node(page, capture):
     views = json.loads(unpacked(Page(page), "views"))
     for view, graph in zip(views, capture.graphs, strict=True):
+        assert view["phases"] == phases_of(graph)
         assert view["parts"] == list(parts_of(graph).values())
         assert view["branches"] == branches_of(graph)
         assert [tuple(gap) for gap in view["gaps"]] == gaps_of(graph)
