@@ -20,6 +20,7 @@ extensions = [
     "api_reference",
     "command_reference",
     "docstring_sections",
+    "measured_tables",
 ]
 exclude_patterns = ["build"]
 smartquotes = False  # the text has options such as --out
