@@ -5,8 +5,7 @@ graphkit audit tools.examples.broken.freed_weight:target
 Error: the head's weight is copied for each number of rows, and the copy for one size replaces that
 for the size before, whose address the graph of that size contains.
 Effect: none until the freed memory is allocated again; then wrong results at some batch sizes, or
-an illegal address. On a CPU the recorder keeps the memory alive, and the audit reports undeclared
-memory instead.
+an illegal address. On a CPU the recorder keeps the memory alive, so that replays remain correct.
 """
 
 from __future__ import annotations
