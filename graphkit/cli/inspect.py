@@ -33,6 +33,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 With a RECORD, --mode selects what is shown, by the name of a mode or of a graph, and --batch-sizes
 does not apply.
 
+--by kernel shows the bytes of the tensors that the arguments of kernels point to, where the record
+has the sizes of all of them. This is an upper bound of distinct bytes: a kernel may use a part of a
+tensor, such as some rows of an embedding.
+
 Exit code 1: the record cannot be read, or a replay of TARGET is wrong.
 
 Examples:
@@ -55,7 +59,10 @@ Examples:
         "--by", choices=("module", "kernel", "time"), default="module",
         help="show the nodes in their modules, summed by kernel, or as they ran; default: module",
     )  # fmt: skip
-    parser.add_argument("--plain", action="store_true", help="print text, also on a terminal")
+    parser.add_argument(
+        "--plain", action="store_true",
+        help="print text, also on a terminal, without colours and bars, as for a screen reader",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
     parser.set_defaults(run=run)
 
@@ -109,8 +116,9 @@ def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
     else:
         from graphkit.views.inspect import inspect_view
 
-        size, by = arguments.batch_size, arguments.by
-        print_result(inspect_view(record, mode=mode, batch_size=size, by=by))
+        size, by, is_plain = arguments.batch_size, arguments.by, arguments.plain
+        view = inspect_view(record, mode=mode, batch_size=size, by=by, has_pictures=not is_plain)
+        print_result(view, has_styles=not is_plain)
     return DONE
 
 

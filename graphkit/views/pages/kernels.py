@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 from graphkit.records import GraphRecord, Node, count_of
-from graphkit.views.formatting import bar, us
+from graphkit.views.addressed_bytes import addressed_bytes
+from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import duration_of
 from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
@@ -22,78 +23,91 @@ _COLUMNS = (
     count_column("mean us", 4, us),
     Column(name="grid", rank=6),
 )
+_BYTES = (count_column("bytes, at most", 7, size), count_column("GB/s", 8, "{:,.1f}".format))
+"""Columns of a record that knows the sizes of tensors; empty where it does not."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
     """Return the kernels of a graph by total time, in each its modules, in these their nodes.
 
-    Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row.
+    Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row. The
+    bytes are those of the tensors that the arguments point to, as ``addressed_bytes`` counts them:
+    a node that reads a part of a tensor counts all of it. GB/s are these bytes per time.
     """
     title, graph = graphs[index]
-    whole = duration_of(graph.nodes)
+    costs = _Costs(graph.nodes)
     by_kernel = _groups(graph.nodes, lambda node: (node.kind, node.short_name))
     return Page(
         title=f"kernels of {title}",
         facts=(
             ("kernels", f"{len(by_kernel):,}, in {count_of(len(graph.nodes), 'node')}"),
-            ("sum of nodes", "not measured" if whole is None else f"{us(whole)} us"),
+            ("sum of nodes", "not measured" if costs.whole is None else f"{us(costs.whole)} us"),
         ),
-        columns=_COLUMNS,
-        rows=tuple(_kernel(graph, nodes, whole) for nodes in by_kernel),
+        columns=costs.columns,
+        rows=tuple(_kernel(graph, nodes, costs) for nodes in by_kernel),
         siblings=Siblings(count=len(graphs), index=index, make=partial(kernels_page, graphs)),
         empty="this graph has no nodes",
         nodes=graph.nodes,
     )
 
 
-def _kernel(graph: GraphRecord, nodes: Sequence[Node], whole: float | None) -> Row:
+def _kernel(graph: GraphRecord, nodes: Sequence[Node], costs: _Costs) -> Row:
     first = nodes[0]
     modules = _groups(nodes, lambda node: _any_layer(node.module))
     return Row(
         key=f"{first.kind} {first.short_name}",
-        values=_values(first.short_name, nodes, whole),
+        values=costs.values(first.short_name, nodes),
         note=first.name,
-        make_children=lambda: _modules(graph, modules, whole),
+        make_children=lambda: _modules(graph, modules, costs),
         nodes=nodes,
     )
 
 
-def _modules(
-    graph: GraphRecord, modules: Iterable[Sequence[Node]], whole: float | None
-) -> Iterator[Row]:
+def _modules(graph: GraphRecord, modules: Iterable[Sequence[Node]], costs: _Costs) -> Iterator[Row]:
     for nodes in modules:
         name = _any_layer(nodes[0].module) or "no module"
         paths = len({node.module for node in nodes})
         yield Row(
             key=f"{nodes[0].kind} {nodes[0].short_name} {name}",
-            values=_values(f"{name} ({paths} x)" if paths > 1 else name, nodes, whole),
+            values=costs.values(f"{name} ({paths} x)" if paths > 1 else name, nodes),
             note=f"{name}, {count_of(paths, 'module')}",
-            make_children=partial(_nodes, graph, nodes, whole),
+            make_children=partial(_nodes, graph, nodes, costs),
             is_run=True,
             nodes=nodes,
         )
 
 
-def _nodes(graph: GraphRecord, nodes: Iterable[Node], whole: float | None) -> Iterator[Row]:
+def _nodes(graph: GraphRecord, nodes: Iterable[Node], costs: _Costs) -> Iterator[Row]:
     for node in nodes:
         yield Row(
             key=f"#{node.index}",
-            values=_values(f"#{node.index}", [node], whole),
+            values=costs.values(f"#{node.index}", [node]),
             note=note_of(node),
             links={"open": partial(page_of_node, graph, node.index)},
             nodes=(node,),
         )
 
 
-def _values(name: str, nodes: Sequence[Node], whole: float | None) -> tuple[object, ...]:
-    duration = duration_of(nodes)
-    measured = sum(node.duration_us is not None for node in nodes)
-    share = duration / whole if duration is not None and whole else None
-    mean = duration / measured if duration is not None and measured else None
-    grids = {node.grid for node in nodes}
-    grid = "x".join(map(str, next(iter(grids)))) if len(grids) == 1 else f"{len(grids)} grids"
-    return name, len(nodes), duration, share, share, mean, grid or None
+class _Costs:
+    """Columns of a graph's page, and the values of rows in them."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.whole = duration_of(nodes)
+        has_bytes = any(addressed_bytes([node]) is not None for node in nodes)
+        self.columns = (*_COLUMNS, *_BYTES) if has_bytes else _COLUMNS
+
+    def values(self, name: str, nodes: Sequence[Node]) -> tuple[object, ...]:
+        duration, whole = duration_of(nodes), self.whole
+        measured = sum(node.duration_us is not None for node in nodes)
+        share = duration / whole if duration is not None and whole else None
+        mean = duration / measured if duration is not None and measured else None
+        grids = {node.grid for node in nodes}
+        grid = "x".join(map(str, next(iter(grids)))) if len(grids) == 1 else f"{len(grids)} grids"
+        moved = addressed_bytes(nodes)
+        rate = moved / duration / 1000 if moved and duration and measured == len(nodes) else None
+        values = name, len(nodes), duration, share, share, mean, grid or None, moved, rate
+        return values[: len(self.columns)]
 
 
 def _groups(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[list[Node]]:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from graphkit.records import Argument, Node, Pointer
+from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
+from graphkit.views import inspect_view
 from graphkit.views.addressed_bytes import addressed_bytes
+from graphkit.views.pages import kernels_page
+
+ENVIRONMENT = Environment(device="d", torch="2", triton="3", cuda="", driver="", graphkit="0")
+
+
+@pytest.fixture
+def make_record():
+    def make(nodes):
+        return GraphRecord(name="g", backend="cuda", environment=ENVIRONMENT, nodes=tuple(nodes))
+
+    return make
 
 
 def node(*spans):
@@ -37,3 +51,28 @@ def node(*spans):
 )
 def test_distinct_bytes_of_each_node_are_summed(nodes, expected):
     assert addressed_bytes(nodes) == expected
+
+
+def test_the_kernels_of_a_graph_show_bytes_and_bytes_per_time(make_record, text):
+    weight, unknown = node((64, 3_000_000)), node((64, 0))
+    nodes = [
+        dataclasses.replace(each, index=index, name=name, short_name=name, duration_us=us)
+        for index, (each, name, us) in enumerate([
+            (weight, "gemm", 10.0), (weight, "gemm", 20.0), (unknown, "gelu", 5.0),
+            (weight, "unmeasured", None),
+        ])
+    ]  # fmt: skip
+    page = kernels_page((("g", make_record(nodes)),), 0)
+    assert [column.name for column in page.columns][-2:] == ["bytes, at most", "GB/s"]
+    found = {row.values[0]: row.values[-2:] for row in page.rows}
+    assert found == {
+        "gemm": (6_000_000, 200.0), "gelu": (None, None), "unmeasured": (3_000_000, None),
+    }  # fmt: skip
+    shown = text(inspect_view(make_record(nodes), by="kernel"), 160)
+    assert "5.7 MiB  200.0" in shown
+
+
+def test_a_record_without_sizes_has_no_such_columns(make_record):
+    page = kernels_page((("g", make_record([node((64, 0))])),), 0)
+    assert page.columns[-1].name == "grid"
+    assert len(page.rows[0].values) == len(page.columns)
