@@ -40,13 +40,13 @@ def frames_of(record: GraphRecord) -> tuple[list[Frame], list[int]]:
     """Return the frames of a graph, each after the one around it, and the frame of each node."""
     frames = _Frames(record)
     frames.add("", "", [step_tree(record)])
-    return frames.frames, frames.places
+    return frames.frames, [frames.places[node.index] for node in record.nodes]
 
 
 class _Frames:
     def __init__(self, record: GraphRecord) -> None:
         self.frames: list[Frame] = []
-        self.places = [0] * len(record.nodes)
+        self.places: dict[int, int] = {}
         self._phases = frozenset(phases_of(record))
         self._is_measured = bool(_time(record.nodes))
 

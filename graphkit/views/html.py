@@ -26,7 +26,8 @@ from graphkit.views.selection import NamedGraph, with_only
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _SCRIPTS = (
-    "format", "record", "nodes", "tree", "kernels", "details", "timeline", "icicle", "start",
+    "format", "record", "nodes", "tree", "kernels", "details", "timeline", "zoom", "icicle",
+    "start",
 )  # fmt: skip
 """Files of the page's script, in order."""
 _HEADS = ("#", "module", "node", "us", "grid", "block", "op")
@@ -73,10 +74,10 @@ def _views(graphs: Sequence[NamedGraph]) -> list[dict[str, Any]]:
 
 
 def _charts(graph: GraphRecord) -> dict[str, Any]:
-    frames, places = frames_of(graph)
+    parts, (frames, places) = parts_of(graph), frames_of(graph)
     return {
         "phases": phases_of(graph),
-        "parts": list(parts_of(graph).values()),
+        "parts": [parts[node.index] for node in graph.nodes],
         "branches": branches_of(graph),
         "gaps": gaps_of(graph),
         "frames": [asdict(frame) for frame in frames],

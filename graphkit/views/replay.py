@@ -22,13 +22,13 @@ def branches_of(record: GraphRecord) -> list[int | None]:
     waits_for: dict[int, set[int]] = defaultdict(set)
     for edge in record.edges:
         waits_for[edge.target].add(edge.source)
-    found: list[int | None] = [None] * len(record.nodes)
+    found: dict[int, int] = {}
     last: list[Node] = []
     for node in _by_start(record.nodes):
         branch = _branch(node, last, waits_for[node.index])
         last[branch : branch + 1] = [node]
         found[node.index] = branch
-    return found
+    return [found.get(node.index) for node in record.nodes]
 
 
 def gaps_of(record: GraphRecord) -> list[tuple[float, float]]:
