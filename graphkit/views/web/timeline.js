@@ -41,9 +41,11 @@ function showReplay(graph) {
 
 const numBranches = (bars) => 1 + bars.reduce((most, node) => Math.max(most, node.branch), 0);
 
+// At least a pixel wide, and a pixel short of its end, so that bars of one colour are apart.
 function rect(start, time, y, height, facts) {
   const share = (value) => `${100 * value / replay.end}%`;
-  return draw("rect", { ...facts, x: share(start), y, height, style: `width:max(1px,${share(time)})` });
+  const style = `width:max(1px,${share(time)} - 1px)`;
+  return draw("rect", { ...facts, x: share(start), y, height, style });
 }
 
 function bar(node, at) {
