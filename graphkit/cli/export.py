@@ -21,9 +21,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 Formats:
   .json        the record
   .html        a page that loads nothing from elsewhere
-  .svg         a picture of the record's tables
+  .svg         a picture of the record's tables; with --mode, of the graphs
   .dot         a drawing for Graphviz, with each graph in a box of its own
   .trace.json  a timeline for Perfetto
+
+Pictures of a graph with 500 nodes or more show the nodes of equal layers once.
 
 Exit code 1: the record cannot be read, or lacks the nodes that the format shows.
 

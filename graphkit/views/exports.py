@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from graphkit.records import (
     CaptureRecord,
     DiffRecord,
     GenerateRecord,
+    GraphRecord,
     Record,
     RecordWithGraphs,
     require_graphs,
@@ -25,12 +27,15 @@ from graphkit.views.bench import bench_view
 from graphkit.views.capture import capture_view
 from graphkit.views.diff import diff_view
 from graphkit.views.dot import dot_of
+from graphkit.views.equal_layers import equal_layers
 from graphkit.views.generate import generate_view
 from graphkit.views.html import html_of
 from graphkit.views.inspect import inspect_view
 from graphkit.views.page_view import page_view
-from graphkit.views.pages import graph_page
+from graphkit.views.pages import graph_page, memory_page
 from graphkit.views.pages.graph_groups import GraphGroup
+from graphkit.views.pages.page import Row
+from graphkit.views.phases import step_tree
 from graphkit.views.selection import NamedGraph, select_graphs, with_only
 from graphkit.views.svg import svg_of
 from graphkit.views.trace import trace_of
@@ -105,12 +110,34 @@ def _svg(export: Export) -> str:
 
 def _view(export: Export) -> RenderableType:
     record = export.record
-    if not export.is_whole:
-        return Group(
-            *(page_view(graph_page(GraphGroup((each,)), 0)) for each in export.selected()[1])
-        )
+    if not export.is_whole or (isinstance(record, GraphRecord) and record.nodes):
+        return Group(*map(_graph_view, export.selected()[1]))
     view = _VIEWS.get(type(record))
     return view(record) if view else inspect_view(require_graphs(record))
+
+
+def _graph_view(named: NamedGraph) -> RenderableType:
+    """Return the pages of a graph and its memory; of equal layers, only the first one's nodes."""
+    page, (_, graph) = graph_page(GraphGroup((named,)), 0), named
+    equal = equal_layers(step_tree(graph))
+    shown = page_view(replace(page, rows=tuple(_closed(page.rows, equal))))
+    if graph.memory is None:
+        return shown
+    return Group(shown, "", page_view(memory_page((named,), 0), is_expanded=False))
+
+
+def _closed(rows: Iterable[Row], equal: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows without those inside of layers that equal an earlier one."""
+    for row in rows:
+        around = f"{row.key}."
+        first = next((each for path, each in equal.items() if around.startswith(f"{path}.")), None)
+        if first is not None:
+            name, *others = row.values
+            yield replace(row, values=(f"{name}, as {first}", *others), make_children=None)
+        elif row.make_children and not row.is_run:
+            yield replace(row, make_children=partial(_closed, row.children, equal))
+        else:
+            yield row
 
 
 FORMATS: Mapping[str, Callable[[Export], str]] = {
