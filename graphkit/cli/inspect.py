@@ -59,7 +59,10 @@ Examples:
         "--by", choices=("module", "kernel", "time"), default="module",
         help="show the nodes in their modules, summed by kernel, or as they ran; default: module",
     )  # fmt: skip
-    parser.add_argument("--plain", action="store_true", help="print text, also on a terminal")
+    parser.add_argument(
+        "--plain", action="store_true",
+        help="print text, also on a terminal, without colours and bars, as for a screen reader",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
     parser.set_defaults(run=run)
 
@@ -113,8 +116,9 @@ def _show(record: RecordWithGraphs, arguments: argparse.Namespace) -> int:
     else:
         from graphkit.views.inspect import inspect_view
 
-        size, by = arguments.batch_size, arguments.by
-        print_result(inspect_view(record, mode=mode, batch_size=size, by=by))
+        size, by, is_plain = arguments.batch_size, arguments.by, arguments.plain
+        view = inspect_view(record, mode=mode, batch_size=size, by=by, has_pictures=not is_plain)
+        print_result(view, has_styles=not is_plain)
     return DONE
 
 

@@ -28,14 +28,19 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def print_result(result: RenderableType) -> None:
+def print_result(result: RenderableType, *, has_styles: bool = True) -> None:
     """Print the result of a command to stdout; a string is printed unchanged.
+
+    Args:
+        result: The result.
+        has_styles: False prints neither colours nor bold text, also on a terminal.
 
     Raises:
         UsageError: As for ``write_stdout``.
     """
     width = None if is_terminal(sys.stdout) else _PIPE_WIDTH
-    text = result if isinstance(result, str) else _render(result, Console(width=width))
+    console = Console(width=width, color_system="auto" if has_styles else None)
+    text = result if isinstance(result, str) else _render(result, console)
     write_stdout(text)
 
 

@@ -31,8 +31,9 @@ class InspectApp(App[None]):
         # The terminal's own colours, dark or light. textual renamed "textual-ansi" to "ansi-dark".
         super().__init__(ansi_color=True)
         self.theme = next(name for name in self.available_themes if "ansi" in name)
+        self._device = record.environment.device
         self._pages = initial_pages(record, mode=mode, batch_size=batch_size, by=by)
 
     async def on_mount(self) -> None:
         """Show the first pages."""
-        await self.push_screen(PageScreen(self._pages))
+        await self.push_screen(PageScreen(self._pages, self._device))

@@ -259,6 +259,8 @@ class Listing:
         siblings = self.page.siblings
         if siblings and siblings.count > 1:
             yield f"tab {siblings.index + 1}/{siblings.count}"
+        if self.page.window:
+            yield f"{self.page.window.text}: + - zoom, left right pan"
         if state.sort or state.is_reversed:
             yield f"sort {state.sort or 'none'}{' reversed' if state.is_reversed else ''}"
         if state.filter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
@@ -13,21 +13,14 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from graphkit.tui.listing import Listing
+from graphkit.tui.palette import HEADING, SELECTED, TONES, heat_style, part_style
 from graphkit.views.columns import GAP, ColumnSpan, align_cells, fit, widest
+from graphkit.views.pages import Column, Row
 
 _MARGIN = 2
 """Cells to the left of a row, for the mark of the selected one."""
 _CHUNK = 100
 """Rows for which columns keep their widths while scrolling."""
-_HEADING = Style(bold=True, underline=True)
-_SELECTED = Style(reverse=True)
-_TONES = {
-    "": Style(),
-    "good": Style(color="green"),
-    "warning": Style(color="yellow"),
-    "bad": Style(color="red", bold=True),
-    "faint": Style(dim=True),
-}
 
 
 class RowList(ScrollView, can_focus=False, inherit_bindings=False):
@@ -99,11 +92,11 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         """Draw the headings, or one of the rows below them."""
         at = self.scroll_offset.y + y - 1
         if y == 0:
-            segments = self._segments("  ", self.listing.headings, _HEADING)
+            segments = self._headings()
         elif at < len(self.listing.lines):
             segments = self._row(at)
         elif at == 0:
-            segments = iter([Segment(f"  {self.listing.empty}", _TONES["faint"])])
+            segments = iter([Segment(f"  {self.listing.empty}", TONES["faint"])])
         else:
             segments = iter(())
         return Strip(segments).adjust_cell_length(self.size.width)
@@ -126,13 +119,34 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
                 return
             x -= span.width + GAP
 
-    def _row(self, at: int) -> Iterator[Segment]:
-        line = self.listing.lines[at]
-        is_selected = at == self.listing.at
-        style = _SELECTED if is_selected else _TONES[line.row.tone]
-        return self._segments("> " if is_selected else "  ", self.listing.line_cells(line), style)
+    def _headings(self) -> Iterator[Segment]:
+        cells = list(self.listing.headings)
+        for span in self._spans:
+            begin, end = self.listing.page.columns[span.index].axis
+            if end and len(begin) + len(end) < span.width:
+                cells[span.index] = f"{begin}{end.rjust(span.width - len(begin))}"
+        yield Segment("  ", HEADING)
+        yield from (Segment(text, HEADING) for text in self._aligned(cells))
 
-    def _segments(self, margin: str, cells: tuple[str, ...], style: Style) -> Iterator[Segment]:
-        yield Segment(margin, style)
-        for text in align_cells(cells, self.listing.page.columns, self._spans):
-            yield Segment(text, style)
+    def _row(self, at: int) -> Iterator[Segment]:
+        line, columns = self.listing.lines[at], self.listing.page.columns
+        cells, row = list(self.listing.line_cells(line)), line.row
+        for span in self._spans:
+            draw, value = columns[span.index].draw, row.values[span.index]
+            if draw and value is not None:
+                cells[span.index] = draw(value, span.width)
+        is_selected = at == self.listing.at
+        whole = SELECTED if is_selected else TONES[row.tone]
+        yield Segment("> " if is_selected else "  ", whole)
+        for span, text in zip(self._spans, self._aligned(cells), strict=False):
+            tint = Style() if is_selected else _tint(columns[span.index], row, span.index)
+            yield Segment(text, whole + tint)
+
+    def _aligned(self, cells: Sequence[str]) -> Iterator[str]:
+        return align_cells(cells, self.listing.page.columns, self._spans)
+
+
+def _tint(column: Column, row: Row, index: int) -> Style:
+    if column.tint == "heat":
+        return heat_style(row.values[index])
+    return part_style(row.part) if column.tint == "part" else Style()

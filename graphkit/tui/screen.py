@@ -11,15 +11,20 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Footer, Header, Input, Static
+from textual.widgets import Footer, Input, Static
 
 from graphkit.tui.export import listing_text, unused_name, write_new
+from graphkit.tui.icicle_strip import IcicleStrip
 from graphkit.tui.keys import KEYS, help_page
 from graphkit.tui.listing import Listing
+from graphkit.tui.place import common_module, place_line
 from graphkit.tui.row_list import RowList
 from graphkit.tui.wrapping import SEPARATOR, fold, pack
+from graphkit.tui.zoom import followed, zoomed
+from graphkit.views.columns import clip
 from graphkit.views.formatting import plain
 from graphkit.views.pages import Page
+from graphkit.views.source_code import code_of
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 _STATUS_LINES = 3
@@ -33,9 +38,6 @@ class PageScreen(Screen[None], inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
     DEFAULT_CSS = """
     PageScreen {
-        HeaderIcon, HeaderClockSpace { display: none; }
-        HeaderTitle { content-align: left middle; text-style: bold; }
-        Header.-tall { height: 1; }
         Static { height: 1; }
         #facts { height: auto; max-height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
         #note { height: auto; min-height: 2; }
@@ -49,9 +51,15 @@ class PageScreen(Screen[None], inherit_bindings=False):
     PageScreen.-small > #small { display: block; }
     """
 
-    def __init__(self, pages: Sequence[Page]) -> None:
-        """Show the last of the pages; the escape key goes back through the others."""
+    def __init__(self, pages: Sequence[Page], device: str = "") -> None:
+        """Show the last of the pages; the escape key goes back through the others.
+
+        Args:
+            pages: Each one leads to the next.
+            device: Name of the device of the record, for the first line.
+        """
         super().__init__()
+        self._device, self._icicle = plain(device), IcicleStrip()
         self._stack = [Listing(page) for page in pages]
         self._rows, self._input = RowList(self.listing), Input(select_on_focus=False)
         self._submit: Callable[[str], None] = lambda _words: None
@@ -68,8 +76,9 @@ class PageScreen(Screen[None], inherit_bindings=False):
 
     def compose(self) -> ComposeResult:
         """Yield the widgets from top to bottom."""
-        yield Header()
+        yield Static(id="place")
         yield Static(id="facts")
+        yield self._icicle
         yield self._rows
         yield Static(id="note")
         yield Static(id="status")
@@ -101,13 +110,21 @@ class PageScreen(Screen[None], inherit_bindings=False):
         """Select the row that is one row, one screen or the whole list away."""
         rows = {"row": 1, "page": self._rows.num_rows, "end": len(self.listing.lines)}[unit]
         self.listing.go(self.listing.at + step * rows)
-        self._rows.follow()
-        self._show_selection()
+        found = followed(self.listing)
+        if found:
+            self._turn(found)
+        else:
+            self._rows.follow()
+            self._show_selection()
 
     def action_do(self, verb: str) -> None:
-        """Call a method of the listing that changes its state."""
-        getattr(self.listing, verb)()
-        self._show_rows()
+        """Call a method of the listing that changes its state, or zoom and pan its time."""
+        found = zoomed(self.listing, verb)
+        if found:
+            self._turn(found)
+        else:
+            getattr(self.listing, verb)()
+            self._show_rows()
 
     def action_enter(self) -> None:
         """Open the page of the selected row; without one, expand or collapse the row."""
@@ -147,8 +164,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
             self._say("there is no other page of this kind")
             return
         page, state = siblings.make((siblings.index + step) % siblings.count), self.listing.state
-        self._stack[-1] = Listing(page, replace(state, opened=state.opened | page.opened))
-        self._show_page()
+        self._turn(Listing(page, replace(state, opened=state.opened | page.opened)))
 
     def action_search(self) -> None:
         """Ask for words to search for."""
@@ -206,6 +222,11 @@ class PageScreen(Screen[None], inherit_bindings=False):
         self._stack.append(Listing(page))
         self._show_page()
 
+    def _turn(self, listing: Listing) -> None:
+        """Show another listing in place of this one."""
+        self._stack[-1] = listing
+        self._show_page()
+
     def _show_match(self, is_found: bool) -> None:
         self._show_rows()
         if self.listing.state.search and not is_found:
@@ -213,7 +234,6 @@ class PageScreen(Screen[None], inherit_bindings=False):
 
     def _show_page(self) -> None:
         page = self.listing.page
-        self.title, self.sub_title = plain(page.title), plain(" > ".join(self.path[:-1]))
         self._set_text("facts", pack((f"{n} {text}" for n, text in page.facts), self.size.width))
         self._rows.listing = self.listing
         self._show_rows()
@@ -223,8 +243,18 @@ class PageScreen(Screen[None], inherit_bindings=False):
         self._show_selection()
 
     def _show_selection(self) -> None:
-        note = plain(self.listing.row.note) if self.listing.row else ""
-        self._set_text("note", fold(note, self.size.width, max(2, self.size.height // 4)))
+        row, (width, height) = self.listing.row, self.size
+        nodes, window = row.nodes if row else (), self.listing.page.window
+        most = max(2, height // (8 if window else 4))
+        code = code_of(nodes[0].source) if len(nodes) == 1 else ""
+        note = fold(plain(row.note) if row else "", width, most - bool(code))
+        self._set_text("note", f"{note}\n{clip(code, width)}" if code else note)
+        crumbs = [listing.page.crumb or listing.page.title for listing in self._stack]
+        self.query_one("#place", Static).update(
+            place_line(crumbs, common_module(nodes), self._device, width)
+        )
+        time = nodes[0].start_us if nodes else None
+        self._icicle.show(window, time, height // 5)
         self._say(SEPARATOR.join(self.listing.status))
 
     def _say(self, text: str) -> None:

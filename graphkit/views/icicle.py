@@ -42,10 +42,10 @@ class Level:
         index = bisect_right(self._begins, time) - 1
         return self.boxes[index] if index >= 0 and time < self.boxes[index].end else None
 
-    def is_split(self, begin: float, end: float) -> bool:
-        """Return True if more than one box lies within a time."""
-        boxes = (box for box in self.boxes if box.begin < end and begin < box.end)
-        return next(boxes, None) is not None and next(boxes, None) is not None
+    def largest_share(self, begin: float, end: float) -> float:
+        """Return the share of a time that one box takes at most, of one."""
+        inside = (min(box.end, end) - max(box.begin, begin) for box in self.boxes)
+        return max(inside, default=0.0) / (end - begin)
 
     @cached_property
     def _begins(self) -> list[float]:
@@ -91,8 +91,8 @@ def _add(levels: list[list[Box]], spans: Sequence[_Span], depth: int, limit: flo
     A box ends where the next one begins, even if its last node runs longer.
     """
     runs = [list(run) for _, run in groupby(spans, key=lambda span: span.names[: depth + 1])]
-    begins = [*(run[0].begin for run in runs[1:]), limit]
-    for run, following in zip(runs, begins, strict=True):
+    begins = [*(run[0].begin for run in runs), limit]
+    for run, following in zip(runs, begins[1:], strict=True):
         names, end = run[0].names, min(max(span.end for span in run), following)
         if len(names) > depth:
             if len(levels) == depth:

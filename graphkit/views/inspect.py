@@ -11,6 +11,7 @@ from rich.text import Text
 from graphkit.records import CaptureRecord, GraphRecord, RecordWithGraphs
 from graphkit.views.page_view import page_view
 from graphkit.views.pages import (
+    Page,
     buffers_page,
     first_page,
     graph_page,
@@ -31,6 +32,7 @@ def inspect_view(
     mode: str | None = None,
     batch_size: int | None = None,
     by: str = "module",
+    has_pictures: bool = True,
 ) -> RenderableType:
     """Return the pages that the screen shows of a record, one below the other.
 
@@ -39,12 +41,17 @@ def inspect_view(
         mode: Shows only this forward mode, or the graph of this name.
         batch_size: Shows only this captured size.
         by: One of ``ORDERS``: nodes in their modules, by kernel, or as they ran.
+        has_pictures: False leaves out bars and other pictures, which a screen reader cannot read.
 
     Raises:
         ConfigError: The record has no such mode or size.
     """
     graphs = select_graphs(record, mode=mode, batch_size=batch_size)
-    parts = [*_pages(record, graphs, mode, batch_size, by)]
+    pages = _pages(record, graphs, mode, batch_size, by)
+    parts: list[RenderableType] = [
+        page_view(page if has_pictures else page.without_pictures(), is_expanded=is_expanded)
+        for page, is_expanded in pages
+    ]
     if not graphs:
         parts.append(Text("The record holds no nodes: the capture was not inspected."))
     return Group(*(each for part in parts for each in (part, "")))
@@ -56,7 +63,8 @@ def _pages(
     mode: str | None,
     batch_size: int | None,
     by: str,
-) -> Iterator[RenderableType]:
+) -> Iterator[tuple[Page, bool]]:
+    """Yield the pages, and whether the rows inside every row are shown."""
     if isinstance(record, CaptureRecord):
         modes = [each for each in record.modes if is_mode(mode, each.mode)]
         shown = (
@@ -66,22 +74,22 @@ def _pages(
             )
             for each in modes
         )
-        yield page_view(first_page(replace(record, modes=tuple(shown))))
+        yield first_page(replace(record, modes=tuple(shown))), True
         for index, each in enumerate(record.modes):
             if each in modes and each.buffers:
-                yield page_view(buffers_page(record.modes, index))
+                yield buffers_page(record.modes, index), True
     elif by == "module" or not isinstance(record, GraphRecord):
-        yield page_view(first_page(with_only(record, graphs)))
+        yield first_page(with_only(record, graphs)), True
     names = {name for name, _ in graphs}
     for group in graph_groups(record):
         for index, (name, graph) in enumerate(group.graphs):
             if name not in names:
                 continue
             if by == "kernel":
-                yield page_view(kernels_page(group.graphs, index))
+                yield kernels_page(group.graphs, index), True
             elif by == "time":
-                yield page_view(timeline_page(group.graphs, index))
+                yield timeline_page(group.graphs, index), True
             elif not isinstance(record, GraphRecord):
-                yield page_view(graph_page(group, index))
+                yield graph_page(group, index), True
             if by == "module" and graph.memory:
-                yield page_view(memory_page(group.graphs, index), is_expanded=False)
+                yield memory_page(group.graphs, index), False

@@ -11,10 +11,10 @@ from graphkit.views.phases import PHASES, phases_of
 
 _OF_RUNNER = {"(refresh)": "refresh", "(metadata)": "metadata"}
 _OF_MODEL = {
+    "norm": re.compile(r"norm|^ln_", re.IGNORECASE),  # first: post_attention_layernorm is a norm
     "attn": re.compile(r"attn|attention|mixer|mamba", re.IGNORECASE),
     "mlp": re.compile(r"mlp|ffn|feed_?forward|moe|expert", re.IGNORECASE),
-    "norm": re.compile(r"norm|^ln_", re.IGNORECASE),
-    "embed": re.compile(r"emb|rotary|rope|^w[tp]e$", re.IGNORECASE),
+    "embed": re.compile(r"embed|rotary|rope|^w[tp]e$", re.IGNORECASE),
     "head": re.compile(r"head|logits", re.IGNORECASE),
 }
 PARTS = (*_OF_RUNNER.values(), *PHASES, *_OF_MODEL)

@@ -107,7 +107,7 @@ def test_an_unmeasured_graph_has_no_columns_of_time(capture):
     bare = replace(capture.graphs[0], nodes=nodes, backend="recorder", timing=None, memory=None)
     page = Reader(initial_pages(bare)[0])
     assert [column.name for column in page.page.columns] == [
-        "module and node", "nodes", "kind", "source",
+        "module and node", "nodes", "part", "kind", "source",
     ]  # fmt: skip
     assert page.page.facts[:2] == (("nodes", "23"), ("replay", "not measured"))
     assert page.follow("memory") == "the record has no memory map of this graph"
@@ -234,10 +234,11 @@ def test_memory_lists_what_the_nodes_point_at(graph):
     page = graph.follow("memory")
     assert page.cells("0x7f1000000000") == {
         "address and name": "0x7f1000000000", "nodes": "4", "used": "64.0 KiB", "size": "2.0 MiB",
-        "memory": "default pool",
+        "memory": "default pool", "uses": "█▄    ▄▄▄▄▄▄▄▄▄",
     }  # fmt: skip
     seq_lens = page.rows["0x7f1000002000 input seq_lens"]
-    assert seq_lens.note == "seq_lens, argument of #0, #2"
+    assert seq_lens.note == ("seq_lens, argument of #0, #2; at most 8.0 KiB, then the next address")
+    assert page.page.cells(seq_lens)[-1] == "██"
 
 
 def test_memory_outside_of_all_segments_and_freed_memory_are_shown(capture):

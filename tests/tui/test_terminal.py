@@ -89,6 +89,13 @@ def test_text_is_printed_where_a_screen_is_impossible_or_unwanted(saved, words, 
     assert b"mode and size" in written
 
 
+def test_plain_text_has_no_styles_and_no_pictures_for_a_screen_reader(saved):
+    written, code = on_terminal("inspect", saved, "--plain", "--by", "time")
+    assert (code, b"\x1b" in written) == (0, False)
+    assert written.isascii()
+    assert b"_paged_attention" in written
+
+
 def test_a_pipe_on_either_end_gets_text(saved):
     words = [sys.executable, "-m", "graphkit", "inspect", str(saved)]
     piped = subprocess.run(words, capture_output=True, check=True, stdin=subprocess.DEVNULL)

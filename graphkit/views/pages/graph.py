@@ -6,7 +6,8 @@ Those of a whole step are inside its phases.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -17,6 +18,7 @@ from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
+from graphkit.views.parts import common_part, parts_of
 from graphkit.views.phases import phases_of, step_tree
 
 _OPEN_ROWS = 16
@@ -30,6 +32,7 @@ def graph_page(group: GraphGroup, index: int) -> Page:
     rows = tuple(tree.rows(tree.root))
     return Page(
         title=title,
+        crumb=_crumb(title, graph),
         facts=tuple(_facts(graph, tree.root)),
         columns=tree.columns,
         rows=rows,
@@ -39,6 +42,11 @@ def graph_page(group: GraphGroup, index: int) -> Page:
         empty="this graph has no nodes",
         nodes=graph.nodes,
     )
+
+
+def _crumb(title: str, graph: GraphRecord) -> str:
+    is_of_runner = title == f"{graph.mode} {graph.batch_size}"
+    return f"{graph.mode} > size {graph.batch_size}" if is_of_runner else title
 
 
 def _opened(rows: Sequence[Row]) -> Iterator[str]:
@@ -81,19 +89,20 @@ def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
     yield "edges", f"{len(graph.edges):,}, {programmatic:,} programmatic (PDL)"
 
 
-_ALWAYS, _MEASURED, _LAUNCHED = range(3)
+_ALWAYS, _MEASURED, _LAUNCHED, _IN_PARTS = range(4)
 _COLUMNS = (
     (_ALWAYS, Column(name="module and node", least=40)),
-    (_ALWAYS, count_column("nodes", 3)),
+    (_ALWAYS, count_column("nodes", 5)),
     (_MEASURED, count_column("us", 1, us)),
-    (_MEASURED, count_column("share", 2, "{:.1%}".format)),
-    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=4)),
-    (_ALWAYS, Column(name="kind", rank=7)),
-    (_LAUNCHED, Column(name="grid", show=extent, rank=5)),
-    (_LAUNCHED, Column(name="block", show=extent, rank=6)),
-    (_LAUNCHED, count_column("shared", 8, size)),
-    (_LAUNCHED, count_column("pdl", 9)),
-    (_ALWAYS, Column(name="source", rank=10, most=40)),
+    (_MEASURED, replace(count_column("share", 2, "{:.1%}".format), tint="heat")),
+    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=3, draw=bar, tint="part")),
+    (_IN_PARTS, Column(name="part", rank=4, most=8, tint="part")),
+    (_ALWAYS, Column(name="kind", rank=8)),
+    (_LAUNCHED, Column(name="grid", show=extent, rank=6)),
+    (_LAUNCHED, Column(name="block", show=extent, rank=7)),
+    (_LAUNCHED, count_column("shared", 9, size)),
+    (_LAUNCHED, count_column("pdl", 10)),
+    (_ALWAYS, Column(name="source", rank=11, most=40)),
 )
 
 
@@ -102,7 +111,7 @@ class _Tree:
 
     def __init__(self, graph: GraphRecord) -> None:
         self.root, self._graph = step_tree(graph), graph
-        self._phases = frozenset(phases_of(graph))
+        self._phases, self._parts = frozenset(phases_of(graph)), parts_of(graph)
         programmatic = (edge.target for edge in graph.edges if edge.kind == "programmatic")
         self._programmatic = frozenset(programmatic)
         needs = {_ALWAYS}
@@ -110,6 +119,8 @@ class _Tree:
             needs.add(_MEASURED)
         if any(node.grid for node in graph.nodes):
             needs.add(_LAUNCHED)
+        if any(self._parts.values()):
+            needs.add(_IN_PARTS)
         self._is_used = [need in needs for need, _ in _COLUMNS]
         self.columns = tuple(column for need, column in _COLUMNS if need in needs)
 
@@ -134,6 +145,7 @@ class _Tree:
             note=inner.path,
             make_children=partial(self.rows, inner),
             nodes=inner.all_nodes,
+            part=self._part(inner.all_nodes),
         )
 
     def _run(self, nodes: Sequence[Node]) -> Row:
@@ -145,6 +157,7 @@ class _Tree:
             make_children=lambda: map(self._node, nodes),
             is_run=True,
             nodes=nodes,
+            part=self._part(nodes),
         )
 
     def _node(self, node: Node) -> Row:
@@ -154,7 +167,11 @@ class _Tree:
             note=note_of(node),
             links={"open": partial(page_of_node, self._graph, node.index)},
             nodes=(node,),
+            part=self._parts[node.index],
         )
+
+    def _part(self, nodes: Iterable[Node]) -> str:
+        return common_part(self._parts[node.index] for node in nodes)
 
     def _values(
         self,
@@ -174,8 +191,8 @@ class _Tree:
             else (kind, (), (), 0, "")
         )
         values = (
-            name, len(nodes), duration, share, share, kind, grid or None, block or None,
-            shared or None, programmatic or None, source or None,
+            name, len(nodes), duration, share, share, self._part(nodes) or None, kind,
+            grid or None, block or None, shared or None, programmatic or None, source or None,
         )  # fmt: skip
         return tuple(v for v, used in zip(values, self._is_used, strict=True) if used)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from graphkit.records import GraphRecord, Node, count_of
@@ -18,8 +19,8 @@ _COLUMNS = (
     Column(name="kernel, modules and nodes", least=40),
     count_column("nodes", 3),
     count_column("us", 1, us),
-    count_column("share", 2, "{:.1%}".format),
-    Column(name="bar", show=partial(bar, width=16), rank=5),
+    replace(count_column("share", 2, "{:.1%}".format), tint="heat"),
+    Column(name="bar", show=partial(bar, width=16), rank=5, draw=bar),
     count_column("mean us", 4, us),
     Column(name="grid", rank=6),
 )
@@ -40,6 +41,7 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
     by_kernel = _groups(graph.nodes, lambda node: (node.kind, node.short_name))
     return Page(
         title=f"kernels of {title}",
+        crumb="kernels",
         facts=(
             ("kernels", f"{len(by_kernel):,}, in {count_of(len(graph.nodes), 'node')}"),
             ("sum of nodes", "not measured" if costs.whole is None else f"{us(costs.whole)} us"),

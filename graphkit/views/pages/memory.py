@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 from graphkit.records import GraphRecord, Segment, count_of
 from graphkit.views.formatting import size
 from graphkit.views.pages.page import Column, Link, Page, Row, Siblings, count_column
 from graphkit.views.selection import NamedGraph
+from graphkit.views.uses import LiveCounts, live_counts, uses_of
 
-_COLUMNS = (
-    Column(name="address and name", least=24),
-    count_column("nodes", 1),
-    count_column("used", 3, size),
-    count_column("size", 2, size),
-    Column(name="memory"),
+_NOTE = (
+    "Memory counts as used from the first to the last node that points to it. The record has no "
+    "allocations: memory may be held for longer, or be freed and used again in between."
 )
 _Targets = dict[tuple[int, str, str], set[int]]
-"""Indices of the nodes with a pointer, by its address, memory and name."""
+"""Positions of the nodes with a pointer, by its address, memory and name."""
 
 
 def memory_link(graphs: Sequence[NamedGraph], index: int) -> Link:
@@ -33,12 +32,28 @@ def memory_page(graphs: Sequence[NamedGraph], index: int) -> Page:
     title, graph = graphs[index]
     return Page(
         title=f"memory of {title}",
+        crumb="memory",
         facts=tuple(_facts(graph)),
-        columns=_COLUMNS,
+        columns=_columns(len(graph.nodes)),
         rows=tuple(_rows(graph)),
+        notes=(_NOTE,),
         siblings=Siblings(count=len(graphs), index=index, make=partial(memory_page, graphs)),
         empty="the record has no pointers of its nodes",
     )
+
+
+def _columns(total: int) -> tuple[Column, ...]:
+    return (
+        Column(name="address and name", most=36),
+        count_column("nodes", 2),
+        count_column("used", 4, size),
+        count_column("size", 3, size),
+        Column(name="memory"),
+        Column(
+            name="uses", show=lambda uses: uses.draw(), rank=1, least=20,
+            draw=lambda uses, width: uses.draw(width), axis=("#0", f"#{max(total - 1, 0)}"),
+        ),
+    )  # fmt: skip
 
 
 def _facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
@@ -48,49 +63,70 @@ def _facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
 
 
 def _rows(graph: GraphRecord) -> Iterator[Row]:
-    remaining = _targets(graph)
+    remaining, total = _targets(graph), len(graph.nodes)
     for segment in graph.memory.segments if graph.memory else ():
         end = segment.address + segment.size
         inside = {
             key: remaining.pop(key) for key in list(remaining) if segment.address <= key[0] < end
         }
-        yield _segment(segment, inside)
+        yield _segment(segment, inside, total)
     if remaining:
         nodes = len(set().union(*remaining.values()))
         yield Row(
             key="elsewhere",
-            values=("outside of all segments", nodes, None, None, None),
+            values=("outside of all segments", nodes, None, None, None, _live(remaining, total)),
             note="Host memory, and device memory that the allocator has released.",
-            make_children=partial(_target_rows, remaining),
+            make_children=partial(_target_rows, remaining, total),
         )
 
 
 def _targets(graph: GraphRecord) -> _Targets:
     found: _Targets = {}
-    for node in graph.nodes:
+    for position, node in enumerate(graph.nodes):
         for argument in node.arguments:
             for pointer in argument.pointers:
                 key = (pointer.address, pointer.memory, pointer.name)
-                found.setdefault(key, set()).add(node.index)
+                found.setdefault(key, set()).add(position)
     return dict(sorted(found.items()))
 
 
-def _segment(segment: Segment, inside: _Targets) -> Row:
-    nodes = len(set().union(*inside.values()))
+def _live(targets: _Targets, total: int) -> LiveCounts:
+    """Return the number of addresses in use at each node, whatever their names are."""
+    by_address: dict[int, set[int]] = {}
+    for (address, _, _), nodes in targets.items():
+        by_address.setdefault(address, set()).update(nodes)
+    return live_counts([uses_of(nodes, total) for nodes in by_address.values()], total)
+
+
+def _segment(segment: Segment, inside: _Targets, total: int) -> Row:
+    nodes, live = len(set().union(*inside.values())), _live(inside, total)
+    note = f"{count_of(len(inside), 'pointer')} into it, from {count_of(nodes, 'node')}"
+    most = max(live.counts, default=0)
+    if most:
+        addresses = len({address for address, _, _ in inside})
+        note = f"{note}; at most {most} of {addresses} addresses in use, at "
+        note += f"#{live.counts.index(most)}. {_NOTE}"
     return Row(
         key=f"{segment.address:#x}",
-        values=(f"{segment.address:#x}", nodes, segment.used, segment.size, f"{segment.pool} pool"),
-        note=f"{count_of(len(inside), 'pointer')} into it, from {count_of(nodes, 'node')}",
-        make_children=partial(_target_rows, inside) if inside else None,
-    )
+        values=(
+            f"{segment.address:#x}", nodes, segment.used, segment.size, f"{segment.pool} pool",
+            live if most else None,
+        ),
+        note=note,
+        make_children=partial(_target_rows, inside, total) if inside else None,
+    )  # fmt: skip
 
 
-def _target_rows(targets: _Targets) -> Iterator[Row]:
+def _target_rows(targets: _Targets, total: int) -> Iterator[Row]:
+    addresses = sorted({address for address, _, _ in targets})
+    following = dict(pairwise(addresses))
     for (address, memory, name), nodes in targets.items():
         indices = ", ".join(f"#{index}" for index in sorted(nodes))
+        after = following.get(address)
+        limit = f"; at most {size(after - address)}, then the next address" if after else ""
         yield Row(
             key=f"{address:#x} {memory} {name}",
-            values=(f"{address:#x} {name}", len(nodes), None, None, memory),
-            note=f"{name or memory}, argument of {indices}",
+            values=(f"{address:#x} {name}", len(nodes), None, None, memory, uses_of(nodes, total)),
+            note=f"{name or memory}, argument of {indices}{limit}",
             tone="bad" if memory == "freed" else "",
         )

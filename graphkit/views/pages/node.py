@@ -8,6 +8,7 @@ from functools import partial
 from graphkit.records import Argument, Edge, GraphRecord, Node, Pointer, extent
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column, section
+from graphkit.views.source_code import source_code
 
 _COLUMNS = (
     Column(name="fact"),
@@ -16,6 +17,7 @@ _COLUMNS = (
     count_column("offset", 3),
     count_column("bytes", 2),
 )
+_NONE = (None, None, None)
 _EDGES = {"programmatic": "programmatic (PDL): the later node starts before the earlier one ends"}
 
 
@@ -34,9 +36,15 @@ def page_of_node(graph: GraphRecord, index: int) -> Page:
 def node_page(graph: GraphRecord, at: int) -> Page:
     """Return everything about ``graph.nodes[at]``."""
     node = graph.nodes[at]
-    rows = (*_fact_rows(node), *_argument_rows(node), *_neighbour_rows(graph, node))
+    rows = (
+        *_fact_rows(node),
+        *_source_rows(node),
+        *_argument_rows(node),
+        *_neighbour_rows(graph, node),
+    )
     return Page(
         title=f"#{node.index} {node.short_name}",
+        crumb=" > ".join(filter(None, (node.module, f"#{node.index} {node.short_name}"))),
         facts=tuple(
             (name, text)
             for name, text in (*_origin(node), *_launch(node))
@@ -73,6 +81,25 @@ def _launch(node: Node) -> Iterator[tuple[str, str]]:
     yield "shared memory", size(node.shared_memory_bytes) if node.shared_memory_bytes else ""
     yield "registers", str(node.registers) if node.registers else ""
     yield from node.attributes.items()
+
+
+def _source_rows(node: Node) -> Iterator[Row]:
+    """Yield the lines around the one that made the node, if the file is on this machine."""
+    if not node.source:
+        return
+    code = source_code(node.source)
+    rows = [
+        Row(
+            key=f"line {number}",
+            values=(f"{'>' if number == code.line else ' '} {number}", text.expandtabs(), *_NONE),
+            note=f"{code.path}:{number}",
+            tone="" if number == code.line else "faint",
+        )
+        for number, text in code.lines
+    ]
+    title, text = "source code", code.path or code.problem
+    note = text if rows else f"{text}. Start graphkit in the folder of the program to see lines."
+    yield section(title, (title, text, *_NONE), rows, note=note)
 
 
 def _argument_rows(node: Node) -> Iterator[Row]:

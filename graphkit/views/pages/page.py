@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from graphkit.records import Node
-from graphkit.views.formatting import plain
+from graphkit.views.formatting import plain, us
+from graphkit.views.icicle import Level
 
 Link: TypeAlias = "Callable[[], Page] | str"
 """Makes the page that a key leads to; or a sentence that says why there is none."""
@@ -25,6 +26,9 @@ class Column:
         rank: Order in which columns are left out of a narrow page, the highest first; 0 stays.
         most: Largest width in cells.
         least: Needed width in cells of the column that takes all spare width; 0 for all others.
+        draw: Returns a picture of a value in that many cells, for the screen; ``None`` for text.
+        axis: Texts at both ends of the heading of a picture; empty for the column's name.
+        tint: Colours cells by ``part``, that of their row, or by ``heat``, a value that is a share.
     """
 
     name: str
@@ -33,6 +37,9 @@ class Column:
     rank: int = 0
     most: int = 24
     least: int = 0
+    draw: Callable[[Any, int], str] | None = None
+    axis: tuple[str, str] = ("", "")
+    tint: str = ""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -48,6 +55,7 @@ class Row:
         is_run: True if the rows inside are equal and this one sums them up.
         links: Pages that keys lead to, by name; ``open`` is the Enter key.
         nodes: Nodes of a graph that it shows or sums up.
+        part: Part of a step that all of them belong to, as ``parts_of`` names it; empty if several.
     """
 
     key: str
@@ -58,6 +66,7 @@ class Row:
     is_run: bool = False
     links: Mapping[str, Link] = field(default_factory=dict)
     nodes: Sequence[Node] = ()
+    part: str = ""
 
     @cached_property
     def children(self) -> tuple[Row, ...]:
@@ -80,12 +89,50 @@ class Siblings:
     make: Callable[[int], Page]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The time of a replay that a page draws.
+
+    Attributes:
+        begin, end: In us, within the replay.
+        whole: Time of the whole replay.
+        icicle: The modules that ran, one level per depth, outermost first.
+        make: Makes the page of another time.
+    """
+
+    begin: float
+    end: float
+    whole: float
+    icicle: tuple[Level, ...]
+    make: Callable[[float, float], Page]
+
+    @property
+    def text(self) -> str:
+        """The time, and how much it is enlarged."""
+        return f"{us(self.begin)} to {us(self.end)} us, {self.whole / (self.end - self.begin):.3g}x"
+
+    def zoomed(self, factor: float, at: float) -> Page:
+        """Return the page of ``factor`` times the time, around a time; never below 1 us."""
+        length = min(max((self.end - self.begin) * factor, 1.0), self.whole)
+        return self._at(at - length / 2, length)
+
+    def moved(self, share: float) -> Page:
+        """Return the page of a later time, by a share of the window; earlier if negative."""
+        length = self.end - self.begin
+        return self._at(self.begin + length * share, length)
+
+    def _at(self, begin: float, length: float) -> Page:
+        begin = max(0.0, min(begin, self.whole - length))
+        return self.make(begin, begin + length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """One page.
 
     Attributes:
         title: Names what it shows.
+        crumb: Its name in the path of pages; the title if empty.
         facts: Name and text of facts about all of it, the most important first.
         columns: The first one shows the tree.
         rows: The outermost rows.
@@ -95,9 +142,11 @@ class Page:
         siblings: Pages that Tab leads to; ``None`` if there are none.
         empty: Sentence to show if there are no rows.
         nodes: All nodes of the graph that its rows are about; shares are shares of their time.
+        window: The time that its pictures show; ``None`` if it does not zoom.
     """
 
     title: str
+    crumb: str = ""
     facts: tuple[tuple[str, str], ...] = ()
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -107,6 +156,7 @@ class Page:
     siblings: Siblings | None = None
     empty: str = "no rows"
     nodes: Sequence[Node] = ()
+    window: Window | None = None
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """Return a row's values as text, each on one line."""
@@ -119,6 +169,14 @@ class Page:
         """Return the link of that name of a selected row, or of the page; ``None`` if none."""
         found = row.links.get(name) if row else None
         return found or self.links.get(name)
+
+    def without_pictures(self) -> Page:
+        """Return the page with empty columns in place of bars and other pictures."""
+        columns = (
+            replace(column, name="", show=lambda _value: "") if column.draw else column
+            for column in self.columns
+        )
+        return replace(self, columns=tuple(columns))
 
 
 def count_column(name: str, rank: int, show: Callable[[Any], str] = "{:,}".format) -> Column:

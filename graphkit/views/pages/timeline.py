@@ -1,78 +1,152 @@
-"""Page of a replay as it ran: its nodes by start, and the gaps between them."""
+"""Page of a replay as it ran: its nodes by start, the gaps between them, and what overlaps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Node
 from graphkit.views.formatting import us
+from graphkit.views.icicle import end_of, icicle_of
 from graphkit.views.pages.node import note_of, page_of_node
-from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
+from graphkit.views.pages.page import Column, Page, Row, Siblings, Window, count_column
+from graphkit.views.parts import parts_of
+from graphkit.views.replay import branches_of
 from graphkit.views.selection import NamedGraph
 
 _WIDTH = 20
-_Span = tuple[float, float]
-"""Start and end of a node as parts of the replay, 0 to 1."""
+"""Cells of a node's place in the replay, as text."""
+
+
+class _Span(NamedTuple):
+    """Times of a node, in us; ``reached`` is when the nodes before it had ended."""
+
+    begin: float
+    end: float
+    reached: float
+    branch: int
 
 
 def timeline_page(graphs: Sequence[NamedGraph], index: int) -> Page:
     """Return the measured nodes of a graph in the order in which they started."""
     title, graph = graphs[index]
-    return Page(
+    spans = _spans(graph)
+    has_branches = any(span.branch for _, span in spans)
+    ends = (span.end for _, span in spans if math.isfinite(span.end))
+    whole = max((end for end in ends if end > 0), default=1.0)
+    page = Page(
         title=f"timeline of {title}",
-        facts=tuple(_facts(graph)),
-        columns=_COLUMNS,
-        rows=tuple(_rows(graph)),
+        crumb="timeline",
+        facts=tuple(_facts(graph, spans)),
+        columns=(),
+        rows=tuple(_rows(graph, spans, has_branches=has_branches)),
         siblings=Siblings(count=len(graphs), index=index, make=partial(timeline_page, graphs)),
         empty="no replay of this graph was measured",
         nodes=graph.nodes,
     )
+    icicle = icicle_of(graph)
+
+    def between(begin: float, end: float) -> Page:
+        window = Window(begin=begin, end=end, whole=whole, icicle=icicle, make=between)
+        return replace(
+            page,
+            columns=_columns(begin, end, whole, has_branches=has_branches),
+            window=window if spans else None,
+        )
+
+    return between(0.0, whole)
 
 
-def _span(span: _Span) -> str:
-    """Return a node's place in the replay: at least one cell in ``_WIDTH``."""
-    begin = min(int(span[0] * _WIDTH), _WIDTH - 1)
-    end = max(begin + 1, round(span[1] * _WIDTH))
-    return " " * begin + "█" * (end - begin)
+def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> tuple[Column, ...]:
+    branch = count_column("branch", 5)
+    time = Column(
+        name="time", show=lambda span: _picture(span, _WIDTH, 0.0, whole), rank=1, least=_WIDTH,
+        draw=lambda span, width: _picture(span, width, begin, end),
+        axis=(us(begin), f"{us(end)} us"), tint="part",
+    )  # fmt: skip
+    return (
+        Column(name="node", most=36),
+        count_column("start us", 4, us),
+        count_column("us", 2, us),
+        count_column("gap us", 3, us),
+        *([branch] if has_branches else []),
+        time,
+        Column(name="part", rank=6, most=8, tint="part"),
+        Column(name="module", rank=7, most=32),
+    )
 
 
-_COLUMNS = (
-    Column(name="node", least=28, most=48),
-    count_column("start us", 1, us),
-    count_column("us", 2, us),
-    count_column("gap us", 3, us),
-    Column(name="time", show=_span, rank=4, most=_WIDTH),
-    Column(name="module", rank=5, most=32),
-)
+def _picture(span: _Span, width: int, begin: float, end: float) -> str:
+    """Return a node's place in a window of time: at least one cell, after the gap before it.
+
+    Arrows show where a node outside of the window is; those of further branches are shaded.
+    """
+    if span.begin < begin and span.end <= begin:
+        return "<"
+    if span.begin >= end:
+        return " " * (width - 1) + ">"
+    gap, first = _cell(span.reached, width, begin, end), _cell(span.begin, width, begin, end)
+    last = max(first, math.ceil(_share(span.end, begin, end) * width) - 1)
+    mark = "█" if not span.branch else "▓"
+    return " " * min(gap, first) + "░" * max(first - gap, 0) + mark * (last - first + 1)
 
 
-def _facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
+def _cell(time: float, width: int, begin: float, end: float) -> int:
+    return min(int(_share(time, begin, end) * width), width - 1)
+
+
+def _share(time: float, begin: float, end: float) -> float:
+    share = (time - begin) / (end - begin)
+    return min(1.0, max(0.0, share))  # in this order: NaN is not more than 0.0
+
+
+def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, _Span]]) -> Iterator[tuple[str, str]]:
     if graph.timing:
+        yield "replay", f"p50 {us(graph.timing.p50_us)} us"
         yield "busy", f"{us(graph.timing.busy_us)} us"
         yield "gaps", f"{us(graph.timing.gap_us)} us"
+    gap, node = max(
+        ((span.begin - span.reached, node) for node, span in spans),
+        key=lambda pair: pair[0],
+        default=(0.0, None),
+    )
+    if node and gap > 0:
+        yield "longest gap", f"{us(gap)} us before #{node.index}"
+    branches = max((span.branch for _, span in spans), default=0) + 1
+    if branches > 1:
+        yield "branches", f"{branches}, side by side"
 
 
-def _rows(graph: GraphRecord) -> Iterator[Row]:
-    found = [node for node in graph.nodes if node.start_us is not None]
-    found.sort(key=lambda node: (node.start_us or 0.0, node.index))
-    whole = max((_end(node) for node in found), default=0.0) or 1.0
-    reached = 0.0
-    for node in found:
-        start = node.start_us or 0.0
-        gap = start - reached
-        reached = max(reached, _end(node))
+def _spans(graph: GraphRecord) -> list[tuple[Node, _Span]]:
+    pairs = zip(graph.nodes, branches_of(graph), strict=True)
+    found = [(node, branch or 0) for node, branch in pairs if node.start_us is not None]
+    found.sort(key=lambda pair: (pair[0].start_us or 0.0, pair[0].index))
+    spans, reached = [], 0.0
+    for node, branch in found:
+        begin = node.start_us or 0.0
+        spans.append((node, _Span(begin, end_of(node), reached, branch)))
+        reached = max(reached, end_of(node))
+    return spans
+
+
+def _rows(
+    graph: GraphRecord, spans: Sequence[tuple[Node, _Span]], *, has_branches: bool
+) -> Iterator[Row]:
+    parts = parts_of(graph)
+    for node, span in spans:
+        part, gap = parts[node.index], span.begin - span.reached
         yield Row(
             key=f"#{node.index}",
             values=(
-                node.short_name, start, node.duration_us, gap if gap > 0 else None,
-                (start / whole, _end(node) / whole), node.module or None,
+                node.short_name, span.begin, node.duration_us, gap if gap > 0 else None,
+                *([span.branch + 1] if has_branches else []), span, part or None,
+                node.module or None,
             ),
             note=note_of(node),
             links={"open": partial(page_of_node, graph, node.index)},
             nodes=(node,),
+            part=part,
         )  # fmt: skip
-
-
-def _end(node: Node) -> float:
-    return (node.start_us or 0.0) + (node.duration_us or 0.0)

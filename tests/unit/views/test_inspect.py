@@ -12,6 +12,7 @@ from rich.console import Console
 from graphkit.errors import ConfigError
 from graphkit.records import Argument, Node
 from graphkit.views import inspect_view, page_view
+from graphkit.views.inspect import ORDERS
 from graphkit.views.pages import node_page
 
 
@@ -168,3 +169,18 @@ def test_a_node_shows_all_of_its_arguments(graph, text):
     graph = dataclasses.replace(graph, nodes=(node,), edges=())
     shown = text(page_view(node_page(graph, 0)))
     assert all(f"value {i} " in shown for i in range(40))
+
+
+@pytest.mark.parametrize("by", ORDERS)
+def test_without_pictures_every_other_column_and_row_is_kept(capture, text, by):
+    drawn = text(inspect_view(capture, by=by), 200)
+    plain = text(inspect_view(capture, by=by, has_pictures=False), 200)
+    blocks = set("█▉▊▋▌▍▎▏▁▂▃▄▅▆▇░▓")
+    assert blocks & set(drawn)
+    assert not blocks & set(plain)
+    assert _words(plain) == [word for word in _words(drawn) if not set(word) <= blocks]
+
+
+def _words(text):
+    """The words of a text without the headings of pictures."""
+    return [word for word in text.split() if word not in ("bar", "uses", "time")]

@@ -67,8 +67,8 @@ def test_a_timeline_has_starts_in_order_and_the_gaps_between(graphs):
         gap = node.start_us - reached
         assert row.values[3] == (pytest.approx(gap) if gap > 0 else None)
         reached = max(reached, node.start_us + (node.duration_us or 0))
-        begin, end = row.values[4]
-        assert 0 <= begin <= end <= 1
+        span = row.values[4]
+        assert (span.begin, span.end) == (node.start_us, node.start_us + node.duration_us)
 
 
 @pytest.mark.parametrize(("by", "title"), [("kernel", "kernels of"), ("time", "timeline of")])

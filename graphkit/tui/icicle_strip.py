@@ -1,0 +1,83 @@
+"""The widget that draws the modules of a replay above its timeline, one line per depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from rich.cells import set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from graphkit.tui.palette import part_style
+from graphkit.views.formatting import plain
+from graphkit.views.icicle import Box, Level
+from graphkit.views.pages import Window
+
+_SELECTED = Style(bold=True, underline=True)
+_FULL = 0.9
+"""Share of the window from which on a box fills it."""
+
+
+class IcicleStrip(Widget, can_focus=False):
+    """Draws the boxes of modules in a window of time; those of the selected node are underlined.
+
+    Reads one box per cell, so that the number of nodes does not matter.
+    """
+
+    DEFAULT_CSS = "IcicleStrip { display: none; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._window: Window | None = None
+        self._levels: list[Level] = []
+        self._time: float | None = None
+
+    def show(self, window: Window | None, time: float | None, most: int) -> None:
+        """Show a window of time in at most that many lines; hide without a window.
+
+        Args:
+            window: The window, with its modules.
+            time: When the selected node starts, in us.
+            most: Largest number of lines. Levels that one box fills are left out first.
+        """
+        self._window, self._time = window, time
+        self._levels = _chosen(window, most) if window else []
+        self.display = bool(self._levels)
+        self.styles.height = len(self._levels)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Draw the boxes of one depth."""
+        if self._window is None or y >= len(self._levels):
+            return Strip.blank(self.size.width)
+        segments = self._segments(self._levels[y], self._window)
+        return Strip(segments).adjust_cell_length(self.size.width)
+
+    def _segments(self, level: Level, window: Window) -> Iterator[Segment]:
+        width = self.size.width
+        cell = (window.end - window.begin) / max(width, 1)
+        boxes = (level.at(window.begin + (x + 0.5) * cell) for x in range(width))
+        for box, run in groupby(boxes):
+            length = sum(1 for _ in run)
+            if box is None:
+                yield Segment(" " * length)
+            else:
+                text = f"▏{plain(box.name)} " + "─" * length * (not box.part)
+                yield Segment(set_cell_size(text, length), self._style(box))
+
+    def _style(self, box: Box) -> Style:
+        style = part_style(box.part) + Style(reverse=bool(box.part))
+        is_selected = self._time is not None and box.begin <= self._time < box.end
+        return style + _SELECTED if is_selected else style
+
+
+def _chosen(window: Window, most: int) -> list[Level]:
+    """Return the levels to draw, outermost first; those that one box nearly fills say least."""
+    levels = list(window.icicle)
+    while len(levels) > max(most, 0):
+        shares = ((level.largest_share(window.begin, window.end), level) for level in levels)
+        levels.remove(next((level for share, level in shares if share >= _FULL), levels[-1]))
+    return levels

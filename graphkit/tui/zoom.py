@@ -1,0 +1,46 @@
+"""Zoom and pan of a page that draws a window of time, with the keys that expand and collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphkit.tui.listing import Listing
+from graphkit.views.pages import Page, Window
+
+_ACTS: dict[str, Callable[[Window, float], Page]] = {
+    "open_all": lambda window, at: window.zoomed(0.5, at),
+    "close_all": lambda window, at: window.zoomed(2.0, at),
+    "open": lambda window, _at: window.moved(0.25),
+    "close": lambda window, _at: window.moved(-0.25),
+}
+"""What the verbs of a listing do on such a page; it has no rows to expand."""
+
+
+def zoomed(listing: Listing, verb: str) -> Listing | None:
+    """Return the listing with another window of time; ``None`` if the verb is not about time.
+
+    Zooming keeps the selected node in the middle, or the middle of the window if it is outside.
+    """
+    window = listing.page.window
+    if window is None or verb not in _ACTS:
+        return None
+    time, middle = _time(listing), (window.begin + window.end) / 2
+    is_inside = time is not None and window.begin <= time < window.end
+    at = time if time is not None and is_inside else middle
+    return Listing(_ACTS[verb](window, at), listing.state)
+
+
+def followed(listing: Listing) -> Listing | None:
+    """Return the listing with the selected node in the middle of its window.
+
+    ``None`` if the node lies in the window already, or the page has none.
+    """
+    window, time = listing.page.window, _time(listing)
+    if window is None or time is None or window.begin <= time <= window.end:
+        return None
+    return Listing(window.zoomed(1.0, time), listing.state)
+
+
+def _time(listing: Listing) -> float | None:
+    """Return when the selected node starts, in us."""
+    return listing.row.nodes[0].start_us if listing.row and listing.row.nodes else None

@@ -1,0 +1,131 @@
+"""Text of the lines that made nodes, from files of this machine."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+_SOURCE = re.compile(r"(?P<path>[^:]+\.py):(?P<line>\d{1,7})(?: in (?P<function>.+))?")
+_MAX_BYTES = 1 << 20
+_MAX_FOLDERS = 1000
+"""Folders of each root to look into."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCode:
+    """A line of a file and the lines around it.
+
+    Attributes:
+        path: The file that was found; empty without one.
+        lines: Numbers and texts of lines, in order.
+        line: Number of the line that made the node.
+        problem: Why there are no lines; else empty.
+    """
+
+    path: str = ""
+    lines: tuple[tuple[int, str], ...] = ()
+    line: int = 0
+    problem: str = ""
+
+
+def source_code(source: str, around: int = 3) -> SourceCode:
+    """Return the line that ``Node.source`` names and the lines around it; executes nothing.
+
+    A record keeps the last folder and the name of a file alone. So the file is searched in the
+    working folder, the folders in it, and those of ``sys.path``; it is used only if it is the one
+    file of that name, at most 1 MiB large, in which the named function contains the line. The
+    file may still differ from the one that was captured.
+    """
+    named = _SOURCE.fullmatch(source)
+    if not named:
+        return SourceCode(problem="no line of a Python file")
+    line, function = int(named["line"]), named["function"] or "<module>"
+    found = [path for path in _files(named["path"], _roots()) if _has(path, line, function)]
+    if len(found) != 1:
+        problem = "several files match" if found else "not on this machine, or changed since"
+        return SourceCode(problem=problem)
+    texts = _lines(found[0])
+    first = max(line - around, 1)
+    lines = tuple(enumerate(texts[first - 1 : line + around], first))
+    return SourceCode(str(found[0]), lines, line)
+
+
+def code_of(source: str) -> str:
+    """Return the line that ``Node.source`` names, with its number; empty if it is not found."""
+    return next((f"{number}: {text.strip()}" for number, text in source_code(source, 0).lines), "")
+
+
+def _has(path: Path, line: int, function: str) -> bool:
+    """Return True if the file has the line, in the body of a function of that name."""
+    if not 1 <= line <= len(_lines(path)):
+        return False
+    return function.startswith("<") or any(
+        name == function and first <= line <= last for name, first, last in _bodies(path)
+    )
+
+
+@lru_cache(maxsize=64)
+def _bodies(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return name, first and last line of the body of each function; none if it is no Python."""
+    try:
+        tree = ast.parse("\n".join(_lines(path)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    functions = (
+        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    )
+    return tuple((f.name, f.body[0].lineno, f.end_lineno or 0) for f in functions)
+
+
+def _roots() -> tuple[str, ...]:
+    try:
+        here = str(Path.cwd())
+    except OSError:  # the working folder was removed
+        here = ""
+    return tuple(dict.fromkeys([here, *(each or here for each in sys.path)]))
+
+
+@lru_cache(maxsize=1024)
+def _files(name: str, roots: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return the files of that name in these folders, or two folders below the first one."""
+    parts = Path(name).parts
+    if not 1 <= len(parts) <= 2 or ".." in parts or Path(name).is_absolute():
+        return ()
+    folders = [Path(root) for root in roots if root]
+    if len(parts) == 2 and folders:
+        inside = list(_folders(folders[0]))
+        below = (each for folder in inside for each in _folders(folder))
+        folders += [*inside, *below, *(each for root in folders[1:] for each in _folders(root))]
+    found = (folder / name for folder in folders)
+    return tuple(dict.fromkeys(path.resolve() for path in found if _is_readable(path)))
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(each.name for each in entries if each.is_dir() and each.name[0] != ".")
+    except OSError:
+        return
+    yield from (folder / name for name in names[:_MAX_FOLDERS])
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size <= _MAX_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+@lru_cache(maxsize=64)
+def _lines(path: Path) -> tuple[str, ...]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return tuple(file.read(_MAX_BYTES).splitlines())
+    except OSError:
+        return ()

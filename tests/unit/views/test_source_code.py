@@ -1,0 +1,101 @@
+"""Source lines are shown from the one file that matches, and from no other."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from graphkit.views.source_code import code_of, source_code
+
+TEXT = """\
+scale = 2
+
+
+class Layer:
+    def forward(self, x):
+        y = x * scale
+        return y
+
+
+def other(x):
+    return x
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder, with ``engine/layer.py`` two folders below it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    (tmp_path / "src" / "engine").mkdir(parents=True)
+    (tmp_path / "src" / "engine" / "layer.py").write_text(TEXT, encoding="utf-8")
+    return tmp_path
+
+
+def test_the_line_is_shown_between_those_around_it(folder):
+    code = source_code("engine/layer.py:6 in forward", around=1)
+    assert code.path == str(folder / "src" / "engine" / "layer.py")
+    assert code.lines == tuple(enumerate(TEXT.splitlines()[4:7], 5))
+    assert (code.line, code.problem) == (6, "")
+    assert code_of("engine/layer.py:6 in forward") == "6: y = x * scale"
+
+
+def test_lines_at_the_ends_of_the_file_have_fewer_around_them(folder):
+    assert source_code("engine/layer.py:1 in <module>").lines[0] == (1, "scale = 2")
+    assert source_code("engine/layer.py:11 in other").lines[-1] == (11, "    return x")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "engine/layer.py:11 in forward", "engine/layer.py:5 in forward",
+        "engine/layer.py:99 in <module>", "engine/layer.py:0 in <module>",
+        "engine/absent.py:6 in forward", "layer.py:6 in forward",
+        "../engine/layer.py:6 in forward", "src/engine/layer.py:6 in forward",
+    ],
+)  # fmt: skip
+def test_no_line_is_shown_where_the_file_does_not_match(folder, source):
+    code = source_code(source)
+    assert (code.lines, code.path) == ((), "")
+    assert code.problem == "not on this machine, or changed since"
+    assert code_of(source) == ""
+
+
+@pytest.mark.parametrize("source", ["", "kernel.cu:3", "in forward", "a\x00b.py:1 in f", "x.py"])
+def test_a_source_that_is_no_line_of_a_file_is_shown_without_lines(folder, source):
+    assert source_code(source).lines == ()
+
+
+def test_an_absolute_path_is_not_read(folder):
+    assert source_code(f"{folder / 'src' / 'engine' / 'layer.py'}:6 in forward").lines == ()
+
+
+def test_of_several_files_that_match_none_is_shown(folder):
+    (folder / "engine").mkdir()
+    (folder / "engine" / "layer.py").write_text(TEXT, encoding="utf-8")
+    assert source_code("engine/layer.py:6 in forward").problem == "several files match"
+
+
+def test_a_file_that_is_too_large_or_no_python_or_no_file_is_not_shown(folder):
+    place = folder / "engine"
+    place.mkdir()
+    (place / "large.py").write_text(TEXT + "#" * (1 << 20), encoding="utf-8")
+    (place / "broken.py").write_text("def forward(:\n" * 8, encoding="utf-8")
+    (place / "folder.py").mkdir()
+    os.mkfifo(place / "pipe.py")
+    for name in ("large", "broken", "folder", "pipe"):
+        assert source_code(f"engine/{name}.py:6 in forward").lines == ()
+
+
+def test_bytes_that_are_no_text_are_replaced(folder):
+    (folder / "bytes.py").write_bytes(b"def f():\n    return '\xff\xfe'\n")
+    assert code_of("bytes.py:2 in f") == "2: return '\ufffd\ufffd'"
+
+
+def test_a_working_folder_that_was_removed_is_not_searched(folder, monkeypatch):
+    gone = folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert source_code("engine/layer.py:6 in forward").path.endswith("engine/layer.py")
