@@ -16,7 +16,7 @@ capture: $(STAMP) ## the main job: capture the reference model's graphs and chec
 test: $(STAMP) ## run every test that this machine can run, one process per core
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-check: $(STAMP) ## lint, format and types
+check: $(STAMP) docs ## lint, format, types and the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -41,7 +41,6 @@ html_show_sourcelink = False
 html_theme_options = {
     "show_prev_next": True,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],

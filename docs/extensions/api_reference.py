@@ -106,7 +106,9 @@ def _description(module: str, name: str) -> list[str]:
         text = [f"   {line}" for line in _constant_doc(module, name).splitlines()]
         return [f".. py:data:: {name}", f"   :module: {module}", "", *text]
     if inspect.isclass(thing):
-        options = ["   :members:", "   :show-inheritance:"]
+        options = ["   :members:"]
+        if thing.__bases__ != (object,):
+            options.append("   :show-inheritance:")
         if any(base.__name__.startswith("_") for base in thing.__bases__):
             options.append("   :inherited-members: Enum")
         return [f".. autoclass:: {module}.{name}", *options]

@@ -43,7 +43,8 @@ def measures_of(report: BenchReport) -> dict[str, Measure]:
 def text_of(measure: Measure) -> str:
     """Return a value with its unit."""
     value = measure.value
-    digits = 0 if value == int(value) else 1 if abs(value) >= 100 else 2
+    is_whole = value == int(value) or abs(value) >= 1000
+    digits = 0 if is_whole else 1 if abs(value) >= 100 else 2
     return f"{value:,.{digits}f} {measure.unit}".strip()
 
 

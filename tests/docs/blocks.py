@@ -108,7 +108,7 @@ def run_graphkit(arguments: list[str]) -> int:
 def run_pytest(arguments: list[str]) -> int:
     """Run pytest without the settings of this repository."""
     own = ["-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "--capture=sys"]
-    return int(pytest.main([*arguments, *own]))
+    return int(pytest.main([*arguments, *own, "-W", "ignore"]))
 
 
 def run_script(arguments: list[str]) -> int:
