@@ -10,6 +10,7 @@ pytest.importorskip("sphinx")
 import api_reference
 import command_reference
 import graphkit
+from blocks import PAGES
 from docstring_sections import as_lists
 from graphkit.cli.parser import build_parser
 
@@ -81,3 +82,9 @@ def test_sections_of_docstrings_become_lists():
         ".. rubric:: Shapes",
         "- [B] int64: no name.",
     ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_refers_to_described_names(page):
+    """Sphinx prints a reference that it cannot resolve as text, without a warning."""
+    assert {*re.findall(r"\{py:obj\}`~(\S+)`", page.read_text())} <= DESCRIBED.keys()
