@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from graphkit.records import GraphRecord
 from graphkit.views.module_tree import nodes_in_modules
@@ -45,5 +46,6 @@ def _part(names: Sequence[str]) -> str:
     return ""
 
 
+@lru_cache(maxsize=1024)  # most nodes share the names of their modules
 def _of_model(name: str) -> str:
     return next((part for part, pattern in _OF_MODEL.items() if pattern.search(name)), "")
