@@ -63,6 +63,8 @@ def pages() -> dict[str, str]:
     texts: dict[str, str] = {}
     for page, about, names in subjects():
         described |= {id(getattr(graphkit, name)): f"graphkit.{name}" for name in names}
+        if page == "errors":  # its module shows the hierarchy
+            about = inspect.getdoc(import_module("graphkit.errors")) or about
         texts[page] = _page(SUBJECTS[page], about, "graphkit", names, {})
     for name, package in packages().items():
         elsewhere, own = {}, []

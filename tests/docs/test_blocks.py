@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("sybil")
 
-from blocks import DOCS, PAGES, ROOT, needs_gpu, page_of
+from documentation_blocks import DOCS, PAGES, ROOT, needs_gpu, page_of
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sphinx")
 
-from blocks import DOCS, PAGES
+from documentation_blocks import DOCS, PAGES
 from measured_tables import RESULTS, measures_of, report_of, rows_of, source_of
 
 DRAWN = runpy.run_path(str(DOCS / "figures" / "draw.py"))["FIGURES"]

@@ -10,8 +10,8 @@ pytest.importorskip("sphinx")
 import api_reference
 import command_reference
 import graphkit
-from blocks import PAGES
 from docstring_sections import as_lists
+from documentation_blocks import PAGES
 from graphkit.cli.parser import build_parser
 
 API = api_reference.pages()
