@@ -22,7 +22,7 @@ check: $(STAMP) docs ## lint, format, types and the documentation
 	$(BIN)/mypy
 
 docs: $(STAMP) ## build the documentation into docs/build, without a network
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/build
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs docs/build
 
 gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## run the GPU tests; GPU_PYTHON=python3 takes a Python that holds torch already
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu

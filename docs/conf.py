@@ -33,11 +33,14 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 python_use_unqualified_type_names = True
 
+toc_object_entries_show_parents = "hide"
+
 html_theme = "pydata_sphinx_theme"
 html_title = "graphkit"
 html_static_path = ["static"]
 html_css_files = ["graphkit.css"]
 html_show_sourcelink = False
+html_sidebars = {"changelog": []}
 html_theme_options = {
     "show_prev_next": True,
     "navigation_with_keys": False,

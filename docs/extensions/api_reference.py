@@ -108,12 +108,11 @@ def _description(module: str, name: str) -> list[str]:
         text = [f"   {line}" for line in _constant_doc(module, name).splitlines()]
         return [f".. py:data:: {name}", f"   :module: {module}", "", *text]
     if inspect.isclass(thing):
-        options = ["   :members:"]
-        if thing.__bases__ != (object,):
-            options.append("   :show-inheritance:")
-        if any(base.__name__.startswith("_") for base in thing.__bases__):
-            options.append("   :inherited-members: Enum")
-        return [f".. autoclass:: {module}.{name}", *options]
+        # The methods of a private base are those of the class itself.
+        is_private = any(base.__name__.startswith("_") for base in thing.__bases__)
+        bases = ":inherited-members: Enum" if is_private else ":show-inheritance:"
+        options = [":members:", *([bases] if thing.__bases__ != (object,) else [])]
+        return [f".. autoclass:: {module}.{name}", *(f"   {option}" for option in options)]
     return [f".. autofunction:: {module}.{name}"]
 
 
