@@ -57,7 +57,7 @@ class NodeOrigin:
         op: The operation, such as ``aten::mm``.
         source: The user's line, as ``folder/file.py:12 in forward``.
         scope: Names of the ``graphkit.scope`` blocks around it, joined by ``/``.
-        operands: Memory of the operation's arguments and results.
+        operands: Address and bytes of the tensors among the operation's arguments and results.
     """
 
     module: str = ""

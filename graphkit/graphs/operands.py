@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from graphkit.graphs.capture_rules import tensors_in
 
-
-class Operand(NamedTuple):
-    """Memory of a tensor.
-
-    Attributes:
-        begin: Address of its first element.
-        size: Its ``distinct_bytes``.
-    """
-
-    begin: int
-    size: int
+Operand = tuple[int, int]
+"""Address of a tensor's first element, and its ``distinct_bytes``."""
 
 
 def operands_in(values: Any) -> Iterator[Operand]:
     """Yield the memory of each dense tensor in arguments and results, at any depth."""
     for tensor in tensors_in(values):
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
-            yield Operand(tensor.data_ptr(), distinct_bytes(tensor))
+            yield tensor.data_ptr(), distinct_bytes(tensor)
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:

@@ -97,7 +97,8 @@ def pointers_in(parameter: Parameter, memory: MemoryMap) -> Iterator[Pointer]:
 
 
 def _with_size(pointer: Pointer, operands: Sequence[Operand]) -> Pointer:
-    rests = [o.begin + o.size - pointer.address for o in operands if o.begin <= pointer.address]
+    at = pointer.address
+    rests = [begin + size - at for begin, size in operands if begin <= at]
     return replace(pointer, size=min((rest for rest in rests if rest > 0), default=pointer.size))
 
 

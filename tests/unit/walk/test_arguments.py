@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkit.graphs.operands import Operand
 from graphkit.graphs.walk import MemoryMap
 from graphkit.graphs.walk.arguments import Parameter, decode, number_text
 
@@ -45,7 +44,7 @@ def test_a_pointer_has_the_bytes_from_there_to_the_end_of_its_tensor():
 
     assert size(AT_X) == X.nbytes
     assert size(AT_X + 8) == X.nbytes - 8
-    view, other = Operand(AT_X, 16), Operand(AT_Y, 64)
+    view, other = (AT_X, 16), (AT_Y, 64)
     assert size(AT_X, view, other) == 16, "of a view the operation's own tensor is known"
     assert size(AT_X + 12, other, view) == 4
     assert size(AT_X + 16, view) == X.nbytes - 16, "the view ends before"
@@ -54,7 +53,7 @@ def test_a_pointer_has_the_bytes_from_there_to_the_end_of_its_tensor():
 def test_memory_without_a_tensor_has_no_size_unless_the_operation_knows_it():
     memory = MemoryMap({}, query_kind=lambda _address: "external")
     address = parameter(("Q", 0x7F0000000100))
-    for operands, expected in (((), 0), ([Operand(0x7F0000000000, 0x180)], 0x80)):
+    for operands, expected in (((), 0), ([(0x7F0000000000, 0x180)], 0x80)):
         (pointer,) = decode(address, memory, operands).pointers
         assert (pointer.memory, pointer.size) == ("external", expected)
 
