@@ -3,6 +3,7 @@
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.lock import fingerprint
 from graphkit.audit.loop import audit_loop
+from graphkit.audit.ranks import merged_reports
 from graphkit.audit.report import AUDITS, audit_target, lock_target
 from graphkit.audit.shadow import ShadowWatch
 
@@ -15,4 +16,5 @@ __all__ = [
     "audit_target",
     "fingerprint",
     "lock_target",
+    "merged_reports",
 ]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.loop import check_loop
+from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.graphs import Attribution
 from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepRunner
@@ -60,6 +61,10 @@ def audited_step(
         if name != "loop":
             with log.check(name, mode) as check:
                 check.text = _OF_FORWARDS
+    if target.group is not None and "loop" in chosen:
+        with log.check("loop", mode) as check:
+            check.text = f"not run: {NOT_ON_RANKS['loop']}"
+        chosen = ()
     if not needs_graphs and "loop" not in chosen:
         yield None
         return

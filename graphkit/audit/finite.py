@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.ranks import on_any_rank
 from graphkit.graphs import StateSnapshot
 from graphkit.records import count_of
 from graphkit.runners import Runner
@@ -48,11 +49,13 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             output = runner.replay(batch, padded_batch_size=size, clone=True).tensors()
             check.text = f"output of {count_of(live, 'request')}"
             found = first_not_finite(output, even_owner(live))
-            if found is None:
+            if not on_any_rank(runner, found is not None):
                 continue
             start.restore()
             with _first_modules(target.weights, runner.step.forward) as modules:
                 runner.fall_back(batch)
+            if found is None:
+                continue
             where = f", first in the output of module `{modules[0]}`" if modules else ""
             check.report(
                 "not finite output",

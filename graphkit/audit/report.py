@@ -19,6 +19,7 @@ from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.pool_poison import audit_pool_poison
+from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.warmup import audit_warmup
 from graphkit.config import require_type
@@ -59,6 +60,9 @@ def audit_target(
     progress: Callable[[int, int, str], None] = lambda _done, _total, _task: None,
 ) -> AuditReport:
     """Audit every mode of a target.
+
+    If the target has a ``group``, all ranks call it alike, and audits that cannot run on several
+    ranks are logged as not run. Each rank returns its own report; see ``merged_reports``.
 
     Args:
         target: The target.
@@ -175,6 +179,11 @@ def _audited(
                 audit(target, runner, log)
         runner.capture(attribution=Attribution(target.weights))
         for name, audit in AFTER_CAPTURE.items():
-            if name in chosen and not runner.eager_reason:
+            if name not in chosen or runner.eager_reason:
+                continue
+            if target.group is not None and name in NOT_ON_RANKS:
+                with log.check(name, mode.name) as check:
+                    check.text = f"not run: {NOT_ON_RANKS[name]}"
+            else:
                 audit(target, runner, log)
         yield runner

@@ -12,6 +12,7 @@ from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
+from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.reachable_objects import forward_roots
 from graphkit.graphs import CapturedGraph, inspect_graph, tensors_of
 from graphkit.records import count_of
@@ -89,7 +90,7 @@ def _undeclared_state(
     A KV cache is one: each capture writes the same rows of padding. A counter is none.
     """
     in_place = [each for each in changes if not (each.is_created or each.is_replaced)]
-    if all(each.after.address is None for each in in_place):
+    if not on_any_rank(runner, any(each.after.address is not None for each in in_place)):
         return set()
     with runner.captured_aside() as graphs:
         again = _snapshot(target, runner).summaries
@@ -109,7 +110,7 @@ def _constant_caches(
 ) -> set[str]:
     """Return the names of new objects that a capture on live batches creates equally."""
     created = [change for change in changes if change.is_created]
-    if not created:
+    if not on_any_rank(runner, bool(created)):
         return set()
 
     def live_batch(size: int) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkit.cli.exit_codes import DONE, FAILED, UsageError
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.output import print_result, progress_on_stderr
 from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.rank_records import path_of_rank, report_of_ranks
+from graphkit.cli.ranks import add_tp_option, run_on_ranks
 from graphkit.cli.target_options import (
     TargetSelection,
     add_target_argument,
@@ -18,6 +21,9 @@ from graphkit.cli.target_options import (
 )
 from graphkit.records import AuditReport, LockRecord, count_of
 
+if TYPE_CHECKING:
+    from graphkit.distributed import RankGroup
+
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
@@ -25,13 +31,15 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "audit",
         help="search the graphs of a target for silent replay bugs",
         description="Search the graphs of a target for baked values, undeclared memory, leaking "
-        "pad rows and other causes of wrong replays, mode by mode.",
+        "pad rows and other causes of wrong replays, mode by mode. With --tp, all ranks audit "
+        "together, and rank 0 prints what any of them found.",
         epilog="""
 Exit code 1: a finding is an error, or a forward cannot be captured. Other findings do not change
 the exit code.
 
 Examples:
   graphkit audit engine.targets:llama
+  torchrun --nproc-per-node 2 -m graphkit audit engine.targets:llama --tp 2
   graphkit audit engine.targets:llama --only baked,pads --mode target_verify
   graphkit audit engine.targets:llama --lock graphs.lock.json
   graphkit audit engine.targets:llama --check graphs.lock.json
@@ -40,6 +48,7 @@ Examples:
     )
     add_target_argument(parser)
     add_target_options(parser, default_sizes="its smallest size, a middle one and the largest")
+    add_tp_option(parser)
     parser.add_argument(
         "--only", type=_parse_names, metavar="baked,pads",
         help="audits to run, of warmup, baked, pointers, pool-poison, finite, pads, shadow, "
@@ -52,7 +61,8 @@ Examples:
     lock = parser.add_mutually_exclusive_group()
     lock.add_argument(
         "--lock", type=Path, metavar="F",
-        help="write the nodes of every graph to lock file F instead of an audit",
+        help="write the nodes of every graph to lock file F instead of an audit; with --tp, one "
+        "file per rank, as capture does",
     )  # fmt: skip
     lock.add_argument(
         "--check", type=Path, metavar="F",
@@ -65,23 +75,32 @@ Examples:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    return run_on_ranks(arguments, _run)
+
+
+def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     if arguments.lock is not None:
         _refuse_audit_options(arguments)
-        check_writable(arguments.lock)
-        return _write_lock(arguments.lock, select_target(arguments.target, arguments))
-    if arguments.out is not None:
-        check_writable(arguments.out)
-    lock = None if arguments.check is None else LockRecord.load(arguments.check)
-    selection = select_target(arguments.target, arguments)
+        path = path_of_rank(arguments.lock, group)
+        check_writable(path)
+        return _write_lock(path, select_target(arguments.target, arguments, group))
+    out = None if group is not None and group.rank else arguments.out
+    if out is not None:
+        check_writable(out)
+    path = arguments.check
+    lock = None if path is None else LockRecord.load(path_of_rank(path, group))
+    selection = select_target(arguments.target, arguments, group)
     report = _audit(selection, arguments.only, lock, arguments.tolerance)
+    if group is not None:
+        report = report_of_ranks(report, group)
     if arguments.json:
         print_result(report.to_json())
     else:
         from graphkit.views import audit_view
 
         print_result(audit_view(report))
-    if arguments.out is not None:
-        write_output(arguments.out, report.to_json())
+    if out is not None:
+        write_output(out, report.to_json())
     return FAILED if any(each.severity == "error" for each in report.findings) else DONE
 
 

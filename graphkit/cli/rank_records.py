@@ -1,4 +1,4 @@
-"""Capture records of several ranks: a file for each, and the same graphs in all."""
+"""Records of several ranks: a file for each, the same graphs in all, one report of an audit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from graphkit.diff import differing_launch, launch_order
 from graphkit.errors import RankError
-from graphkit.records import CaptureRecord
+from graphkit.records import AuditReport, CaptureRecord
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -39,3 +39,21 @@ def check_same_order(record: CaptureRecord, group: RankGroup) -> None:
             f"the record of each: compare F.json with F.rank{group.rank}.json by graphkit diff.",
             ranks=(group.rank,),
         )
+
+
+def report_of_ranks(report: AuditReport, group: RankGroup) -> AuditReport:
+    """Return on rank 0 the report of all ranks, on others the report as it is.
+
+    Raises:
+        RankError: A rank sent rank 0 no report.
+    """
+    from graphkit.audit import merged_reports
+
+    if group.rank:
+        group.notes.write("audit report", report.to_json())
+        return report
+    texts = group.notes.gather("audit report", group.others, group.time_limit)
+    missing = tuple(rank for rank in group.others if rank not in texts)
+    if missing:
+        raise RankError(f"rank {missing[0]} sent no report of its audits.", ranks=missing)
+    return merged_reports([report, *(AuditReport.from_json(texts[r]) for r in group.others)])

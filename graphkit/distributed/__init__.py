@@ -7,7 +7,7 @@ adds up small tensors without NCCL.
 """
 
 from graphkit.distributed.channel import Channel
-from graphkit.distributed.lockstep import LOOP_REFUSAL, LockstepBackend, RankFailure
+from graphkit.distributed.lockstep import LOOP_REFUSAL, Lockstep, LockstepBackend, RankFailure
 from graphkit.distributed.one_shot import OneShotAllReduce
 from graphkit.distributed.rank_group import Member, RankGroup
 from graphkit.distributed.votes import ANY_RUNNER, Agreement, Choice, Vote
@@ -18,6 +18,7 @@ __all__ = [
     "Agreement",
     "Channel",
     "Choice",
+    "Lockstep",
     "LockstepBackend",
     "Member",
     "OneShotAllReduce",

@@ -79,6 +79,15 @@ class Lockstep:
         if failures:
             raise self._failure(*min(failures, key=lambda each: each[0])[1:])
 
+    def on_any(self, is_needed: bool) -> bool:
+        """Wait for all ranks, and return whether any of them passes true.
+
+        Raises:
+            RankFailure: A rank has left, or did not come within the time limit.
+        """
+        texts = self._meet(json.dumps(is_needed)).values()
+        return any([is_needed, *(json.loads(text) for text in texts)])
+
     def fail(self, failure: CaptureFailure) -> RankFailure:
         """Report a failure of this rank at the next meeting, without waiting for the others.
 

@@ -27,7 +27,7 @@ COMMANDS = {
     },
     "audit": {
         "TARGET", "--mode", "--batch-sizes", "--device", "--only", "--lock", "--check", "--out",
-        "--json", "--tolerance",
+        "--json", "--tolerance", "--tp",
     },
     "diff": {"A", "B", "--threshold", "--fail-above", "--json"},
     "export": {"RECORD", "--out", "--mode", "--batch-size"},

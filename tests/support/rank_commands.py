@@ -21,16 +21,16 @@ import torch.distributed as dist
 from graphkit import reference
 from graphkit.cli import main, output
 from graphkit.diff import diff_records
-from graphkit.records import load_record
+from graphkit.records import AuditReport, load_record
 
 attempts = itertools.count()
 
 
-def small_target(device, group):
+def small_target(device, group, max_batch_size=1):
     """Return a target of the reference model that commands capture quickly."""
     model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
     eagle = reference.load_eagle_head(reference.default_eagle_checkpoint(), model)
-    return reference.model_target(model, eagle, name="small", max_batch_size=1)
+    return reference.model_target(model, eagle, name="small", max_batch_size=max_batch_size)
 
 
 def uneven_target(device, group):
@@ -45,6 +45,29 @@ def uneven_target(device, group):
         return output
 
     return replace(target, forwards={mode: forward}, engine=None)
+
+
+def flawed_target(device, group):
+    """Return a target whose rank 1 bakes a value, keeps a count, has NaN and mixes pads in."""
+    target = small_target(device, group, max_batch_size=2)
+    (mode, verify), *_ = target.forwards.items()
+    host, counts, cache = {"scale": 1.0}, [], {}
+
+    def forward(inputs):
+        output = verify(inputs)
+        if group.rank == 1:
+            logits = output.next_token_logits
+            counts.append(len(counts))
+            cache.setdefault("columns", logits.shape[1])
+            logits.mul_(host["scale"]).add_(logits.sum(0))
+            logits[:1, :1].fill_(float("nan"))
+        return output
+
+    def set_scale(value):
+        host["scale"] = value
+
+    values = {"scale": (set_scale, [1.0, 0.5])}
+    return replace(target, forwards={mode: forward}, host_values=values, engine=None)
 
 
 def whole_target(device):
@@ -144,6 +167,36 @@ def refuse_ranks_whose_graphs_differ():
 
 
 refuse_ranks_whose_graphs_differ.has_group = False
+
+
+def audit_on_all_ranks():
+    """Audits run in lockstep, also where only one rank finds a bug, and rank 0 prints it."""
+    is_first, tp = os.environ["RANK"] == "0", ["--tp", os.environ["WORLD_SIZE"]]
+    modes = ["--mode", "TARGET_VERIFY"]
+    words = ["--only", "pointers,pool-poison,shadow,launch,loop", "--mode", "STEP", "--json"]
+    code, text, error = run("audit", "rank_commands:small_target", *modes, *words, *tp)
+    assert code == 0, (text, error)
+    assert bool(text) == is_first
+    if is_first:
+        report = AuditReport.from_json(text)
+        not_run = {(e.mode, e.audit) for e in report.checks if e.text.startswith("not run: ")}
+        assert {audit for mode, audit in not_run if mode == modes[1]} == {
+            "pool-poison", "shadow", "launch",
+        }  # fmt: skip
+        assert ("STEP", "loop") in not_run
+        assert report.findings == ()
+
+    words = ["--only", "warmup,baked,finite,pads", "--batch-sizes", "2", "--json"]
+    code, text, error = run("audit", "rank_commands:flawed_target", *modes, *words, *tp)
+    assert code == 1, (text, error)
+    if is_first:
+        findings = AuditReport.from_json(text).findings
+        assert {each.text.partition(": ")[0] for each in findings} == {"rank 1"}
+        found = {each.kind for each in findings}
+        assert found >= {"baked value", "not finite output", "warm-up leak", "leaking pad row"}
+
+
+audit_on_all_ranks.has_group = False
 
 
 def measure_agreement():

@@ -29,7 +29,7 @@ def confirmed_differences(
             baseline.nodes, recaptures.canonical_nodes(change.apply())
         )
         for stack_fill, changed_first in _CONFIRMATIONS:
-            if any(found.values()):
+            if recaptures.on_any_rank(any(found.values())):
                 again = _compare_again(recaptures, baseline, change, stack_fill, changed_first)
                 found = {
                     size: [each for each in found[size] if each in again[size]] for size in found
@@ -62,7 +62,7 @@ def _without_unset_bytes(
         size: [each for each in differences if not _may_be_unset(each, baseline.records[size])]
         for size, differences in found.items()
     }
-    if certain == found:
+    if not recaptures.on_any_rank(certain != found):
         return found
     with recaptures.captured(change.apply()) as graphs:
         return certain if recaptures.compare_replays(graphs) == "equal" else found

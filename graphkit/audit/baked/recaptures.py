@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from graphkit.audit.object_snapshot import checksum
+from graphkit.audit.ranks import on_any_rank
 from graphkit.audit.row_axes import rows_of_batch, without_reserved_rows
 from graphkit.graphs import UNSET_MARKER, Attribution, CapturedGraph, StateSnapshot, gc_paused
 from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
@@ -118,7 +119,9 @@ class Recaptures:
             }
         with self.captured(batch_of) as graphs:
             second = self._canonical(graphs)
-            differ = first != second and self.compare_replays(graphs) == "different"
+            differ = self.on_any_rank(first != second) and (
+                self.compare_replays(graphs) == "different"
+            )
         marked = self.canonical_nodes(batch_of, UNSET_MARKER)
         unset = {
             size: filled_bytes(nodes, marked[size])
@@ -127,6 +130,10 @@ class Recaptures:
             for size, nodes in first.items()
         }
         return Baseline(first, records, unset), second
+
+    def on_any_rank(self, is_needed: bool) -> bool:
+        """Return whether any rank needs a further capture or replay, which all then run."""
+        return on_any_rank(self._runner, is_needed)
 
     def compare_replays(self, graphs: GraphsBySize) -> ReplayComparison:
         """Compare outputs and state after replays with those of the first capture, bit by bit."""

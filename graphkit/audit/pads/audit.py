@@ -21,6 +21,7 @@ from graphkit.audit.pads.batch_variants import Fill, largest_number, worst_of
 from graphkit.audit.pads.bugs import Bug, WrongReplay, report_wrong_replays
 from graphkit.audit.pads.greedy_acceptance import accepted_drafts
 from graphkit.audit.pads.trials import Tensors, Trials
+from graphkit.audit.ranks import on_any_rank
 from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
@@ -101,7 +102,8 @@ class _LiveBatch:
         )
         self._is_unstable = bool(found)
         yield from found
-        if all(each.bug is Bug.NONDETERMINISTIC_ROUNDING for each in found):
+        is_unusable = any(each.bug is not Bug.NONDETERMINISTIC_ROUNDING for each in found)
+        if not self._on_any_rank(is_unusable):
             yield from [*self._vary_pads(), *self._vary_previous(), *self._vary_order()]
         yield from self._stray_writes
 
@@ -120,7 +122,7 @@ class _LiveBatch:
         for content, fill in self._fills().items() if self._size > self._live else ():
             batch = self._requests.padded(self._size, fill)
             yield from self._replay(bug, f"with {content} in pad rows", batch)
-        if state.mislead(self._batch):
+        if self._on_any_rank(state.mislead(self._batch)):
             variation = "with slots of another request in the reserved row of a request table"
             mislead = partial(state.mislead, self._batch)
             yield from self._replay(bug, variation, self._batch, prepare=mislead, judge_state=False)
@@ -154,7 +156,7 @@ class _LiveBatch:
         difference in every order is a bug. Random numbers belong to row indices, so a step that
         draws some cannot be compared.
         """
-        if self._trials.draws:
+        if self._on_any_rank(self._trials.draws):
             return
         indices = range(self._live)
         orders = {tuple(reversed(indices)), (*indices[1:], *indices[:1])} - {tuple(indices)}
@@ -206,15 +208,20 @@ class _LiveBatch:
         expected = self._expected if reordered is None else reordered
         differing = partial(first_difference, expected, got, even_owner(live), self._rounding)
         wrong = differing(self._rounding.beside(0.0))
-        if wrong is not None:  # only then are the padded and the unpadded step worth running
+        if self._on_any_rank(wrong is not None):  # the padded and the unpadded step take long
             wrong = differing(self._rounding.beside(self._natural))
         if wrong is None and reordered is None and not self._is_unstable:
             bug, wrong = bug.within_rounding, differing()
+        if self._on_any_rank(wrong is not None and bool(wrong.distance)):
+            _ = self._natural  # all ranks run it for the text of one
         if wrong is not None:
             consequence = self._distance(wrong)
             if wrong.field == "next_token_logits":
                 consequence += self._acceptance(batch, expected, got)
             yield WrongReplay(bug, variation, live, wrong, consequence)
+
+    def _on_any_rank(self, is_needed: bool) -> bool:
+        return on_any_rank(self._trials.runner, is_needed)
 
     def _distance(self, wrong: Mismatch) -> str:
         """Return a sentence on how far numbers differ, beside what the step itself rounds."""
