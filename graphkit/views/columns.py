@@ -36,7 +36,8 @@ def fit(columns: Sequence[Column], wanted: Sequence[int], room: int) -> tuple[Co
             is narrowed.
     """
     pairs = zip(columns, wanted, strict=True)
-    widths = dict(enumerate(column.least or min(want, column.most) for column, want in pairs))
+    full = [column.least or min(want, column.most) for column, want in pairs]
+    widths = {at: min(width, columns[at].narrow or width) for at, width in enumerate(full)}
     while _spare(widths, room) < 0:
         rank, last = max((columns[index].rank, index) for index in widths)
         if not rank:
@@ -44,6 +45,8 @@ def fit(columns: Sequence[Column], wanted: Sequence[int], room: int) -> tuple[Co
         del widths[last]
     while _spare(widths, room) < 0 < max(widths.values()):
         widths[max(widths, key=widths.__getitem__)] -= 1
+    for index in widths:
+        widths[index] += max(0, min(_spare(widths, room), full[index] - widths[index]))
     spare = max(0, _spare(widths, room))
     return tuple(ColumnSpan(i, w + spare * bool(columns[i].least)) for i, w in widths.items())
 

@@ -45,12 +45,23 @@ def test_columns_of_rank_0_share_a_narrow_line():
     assert fit(both, (4, 24), 20) == (ColumnSpan(0, 4), ColumnSpan(1, 14))
 
 
+def test_a_column_shrinks_before_others_are_left_out_and_grows_back_first():
+    name = Column(name="name", most=30, narrow=10)
+    columns = (name, Column(name="us", rank=1), Column(name="picture", rank=2, least=10))
+    widths = {
+        room: [span.width for span in fit(columns, (40, 8, 1), room)] for room in (32, 31, 60)
+    }
+    assert widths == {32: [10, 8, 10], 31: [21, 8], 60: [30, 8, 18]}
+    assert [span.width for span in fit(columns, (4, 8, 1), 32)] == [4, 8, 16]
+
+
 COLUMN = st.builds(
     Column,
     name=st.just("c"),
     rank=st.integers(0, 3),
     most=st.integers(1, 20),
     least=st.sampled_from([0, 0, 12]),
+    narrow=st.sampled_from([0, 0, 4]),
 )
 
 

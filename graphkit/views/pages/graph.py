@@ -91,7 +91,7 @@ def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
 
 _ALWAYS, _MEASURED, _LAUNCHED, _IN_PARTS = range(4)
 _COLUMNS = (
-    (_ALWAYS, Column(name="module and node", least=40)),
+    (_ALWAYS, Column(name="module and node", least=40, narrow=34)),
     (_ALWAYS, count_column("nodes", 5)),
     (_MEASURED, count_column("us", 1, us)),
     (_MEASURED, replace(count_column("share", 2, "{:.1%}".format), tint="heat")),

@@ -44,13 +44,13 @@ def memory_page(graphs: Sequence[NamedGraph], index: int) -> Page:
 
 def _columns(total: int) -> tuple[Column, ...]:
     return (
-        Column(name="address and name", most=36),
+        Column(name="address and name", most=36, narrow=20),
         count_column("nodes", 2),
         count_column("used", 4, size),
         count_column("size", 3, size),
         Column(name="memory"),
         Column(
-            name="uses", show=lambda uses: uses.draw(), rank=1, least=20,
+            name="uses", show=lambda uses: uses.draw(), rank=1, least=16,
             draw=lambda uses, width: uses.draw(width), axis=("#0", f"#{max(total - 1, 0)}"),
         ),
     )  # fmt: skip

@@ -26,6 +26,7 @@ class Column:
         rank: Order in which columns are left out of a narrow page, the highest first; 0 stays.
         most: Largest width in cells.
         least: Needed width in cells of the column that takes all spare width; 0 for all others.
+        narrow: Width in cells to which it shrinks before other columns are left out; 0 for none.
         draw: Returns a picture of a value in that many cells, for the screen; ``None`` for text.
         axis: Texts at both ends of the heading of a picture; empty for the column's name.
         tint: Colours cells by ``part``, that of their row, or by ``heat``, a value that is a share.
@@ -37,6 +38,7 @@ class Column:
     rank: int = 0
     most: int = 24
     least: int = 0
+    narrow: int = 0
     draw: Callable[[Any, int], str] | None = None
     axis: tuple[str, str] = ("", "")
     tint: str = ""

@@ -63,12 +63,12 @@ def timeline_page(graphs: Sequence[NamedGraph], index: int) -> Page:
 def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> tuple[Column, ...]:
     branch = count_column("branch", 5)
     time = Column(
-        name="time", show=lambda span: _picture(span, _WIDTH, 0.0, whole), rank=1, least=_WIDTH,
+        name="time", show=lambda span: _picture(span, _WIDTH, 0.0, whole), rank=1, least=18,
         draw=lambda span, width: _picture(span, width, begin, end),
         axis=(us(begin), f"{us(end)} us"), tint="part",
     )  # fmt: skip
     return (
-        Column(name="node", most=36),
+        Column(name="node", most=40, narrow=24),
         count_column("start us", 4, us),
         count_column("us", 2, us),
         count_column("gap us", 3, us),
