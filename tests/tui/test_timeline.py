@@ -161,6 +161,16 @@ def test_keys_zoom_pan_and_go_back_to_the_whole_replay(graph, drive):
     assert "0.00 to 100.00 us, 1x: + - zoom, left right pan" in status
 
 
+def test_moving_to_a_node_outside_of_the_window_shows_it(graph, drive):
+    async def script(on):
+        await on.press("t", "+", "end")
+        return window(on.listing), on.selected, [line for line in on.lines if line[:1] == ">"]
+
+    shown, selected, (marked,) = drive(graph, script, (100, 24))
+    assert (shown, selected) == ((50.0, 100.0), "k3")
+    assert "█" in marked
+
+
 def test_the_modules_of_the_selected_node_are_underlined(graph, drive):
     async def script(on):
         await on.press("t", "down")

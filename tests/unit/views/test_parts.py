@@ -81,6 +81,18 @@ def test_modules_are_boxes_inside_the_boxes_of_the_modules_around_them(of_module
             assert around.begin <= box.begin <= box.end <= around.end
 
 
+def test_a_box_ends_where_the_next_one_begins(of_modules):
+    graph = of_modules("a.x", "b", "a.y")
+    longer = dataclasses.replace(graph.nodes[0], duration_us=5.0)
+    levels = icicle_of(dataclasses.replace(graph, nodes=(longer, *graph.nodes[1:])))
+    assert [box[:3] for box in boxes(levels[0])] == [
+        (0.0, 1.0, "a"),
+        (1.0, 2.0, "b"),
+        (2.0, 3.0, "a"),
+    ]
+    assert [box[:3] for box in boxes(levels[1])] == [(0.0, 1.0, "x"), (2.0, 3.0, "y")]
+
+
 def test_a_level_finds_the_box_at_a_time_and_none_between_boxes(of_modules):
     (level,) = icicle_of(of_modules("a", "", "b"))
     found = [level.at(time) for time in (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0)]
