@@ -110,12 +110,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
         """Select the row that is one row, one screen or the whole list away."""
         rows = {"row": 1, "page": self._rows.num_rows, "end": len(self.listing.lines)}[unit]
         self.listing.go(self.listing.at + step * rows)
-        found = followed(self.listing)
-        if found:
-            self._turn(found)
-        else:
-            self._rows.follow()
-            self._show_selection()
+        self._follow()
 
     def action_do(self, verb: str) -> None:
         """Call a method of the listing that changes its state, or zoom and pan its time."""
@@ -227,8 +222,18 @@ class PageScreen(Screen[None], inherit_bindings=False):
         self._stack[-1] = listing
         self._show_page()
 
+    def _follow(self) -> None:
+        """Bring the selected row into sight, and its time into the window."""
+        found = followed(self.listing)
+        if found:
+            self._turn(found)
+        else:
+            self._rows.follow()
+            self._show_selection()
+
     def _show_match(self, is_found: bool) -> None:
-        self._show_rows()
+        self._rows.update()
+        self._follow()
         if self.listing.state.search and not is_found:
             self._say(f"no row contains {self.listing.state.search!r}")
 
@@ -246,7 +251,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
         row, (width, height) = self.listing.row, self.size
         nodes, window = row.nodes if row else (), self.listing.page.window
         most = max(2, height // (8 if window else 4))
-        code = code_of(nodes[0].source) if len(nodes) == 1 else ""
+        code = plain(code_of(nodes[0].source)) if len(nodes) == 1 else ""
         note = fold(plain(row.note) if row else "", width, most - bool(code))
         self._set_text("note", f"{note}\n{clip(code, width)}" if code else note)
         crumbs = [listing.page.crumb or listing.page.title for listing in self._stack]

@@ -40,6 +40,18 @@ def test_the_line_is_shown_below_the_note_of_the_selected_node(graph, drive):
     assert not any("torch.relu" in line for line in without), "the second node has no line"
 
 
+def test_control_characters_in_a_file_are_written_out(graph, drive, tmp_path):
+    text = CODE.replace("torch.relu(x)", "'\x1b[31m'")
+    (tmp_path / "shown.py").write_text(text, encoding="utf-8")
+    nodes = (replace(graph.nodes[0], source="shown.py:5 in forward"), *graph.nodes[1:])
+
+    async def script(on):
+        return on.lines
+
+    lines = drive(replace(graph, nodes=nodes), script)
+    assert "5: y = '\\x1b[31m'" in lines
+
+
 def test_the_page_of_a_node_has_the_lines_around_it(graph, tmp_path):
     page = node_page(graph, 0)
     (section,) = (row for row in page.rows if row.key == "source code")

@@ -170,6 +170,13 @@ def test_moving_to_a_node_outside_of_the_window_shows_it(graph, drive):
     assert (shown, selected) == ((50.0, 100.0), "k3")
     assert "█" in marked
 
+    async def search(on):
+        await on.press("t", "+", "/")
+        await on.answer("k3")
+        return window(on.listing), on.selected
+
+    assert drive(graph, search, (100, 24)) == ((50.0, 100.0), "k3")
+
 
 def test_the_modules_of_the_selected_node_are_underlined(graph, drive):
     async def script(on):
