@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import rank_commands as commands
 import rank_models as models
 import rank_scenarios as scenarios
 from rank_processes import PASSED, run_scenarios
@@ -15,6 +16,7 @@ pytestmark = [
 ]
 
 SCENARIOS = (
+    commands.audit_on_all_ranks,
     models.replay_a_split_model,
     models.replay_a_split_model_in_one_shot,
     models.generate_on_all_ranks,

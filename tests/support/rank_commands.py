@@ -184,7 +184,6 @@ def audit_on_all_ranks():
             "pool-poison", "shadow", "launch",
         }  # fmt: skip
         assert ("STEP", "loop") in not_run
-        assert report.findings == ()
 
     words = ["--only", "warmup,baked,finite,pads", "--batch-sizes", "2", "--json"]
     code, text, error = run("audit", "rank_commands:flawed_target", *modes, *words, *tp)

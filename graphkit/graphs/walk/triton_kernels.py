@@ -59,7 +59,8 @@ def _loaded_kernels() -> dict[int, tuple[str, ...]]:
     found = {}
     for each in gc.get_objects():
         if type(each).__name__ in (_JIT, _STATIC):
-            with suppress(AttributeError):  # compiled from a file, or of another version
+            # Compiled from a file, or of a version or a library with other attributes.
+            with suppress(AttributeError, TypeError):
                 if each.function is not None:
                     found[each.function] = _names_of(each)
     return found
@@ -69,7 +70,7 @@ def _names_of(kernel: Any) -> tuple[str, ...]:
     """Return the names of the arguments that were not constants when the kernel was compiled.
 
     Raises:
-        AttributeError: The object does not have them.
+        AttributeError, TypeError: The object does not have them.
     """
     if type(kernel).__name__ == _STATIC:
         constants = kernel.full_constexprs
@@ -79,7 +80,7 @@ def _names_of(kernel: Any) -> tuple[str, ...]:
     names = tuple(
         name
         for i, name in enumerate(kernel.src.fn.arg_names)
-        if types[name] != "constexpr" and (i,) not in constants
+        if types.get(name, "constexpr") != "constexpr" and (i,) not in constants
     )
     is_plain = all(isinstance(types[n], str) and "tensordesc" not in types[n] for n in names)
     return names if is_plain else ()  # a tuple or a descriptor is several parameters

@@ -89,3 +89,10 @@ def test_the_objects_of_the_process_are_listed_once(driver, loaded, monkeypatch)
     first = names_of(driver, handle, other)
     monkeypatch.delattr(triton_kernels.gc, "get_objects")
     assert names_of(driver, handle, other) == first
+
+
+@pytest.mark.parametrize("function", [0x1000, [], None])
+def test_objects_of_other_libraries_with_such_a_name_are_ignored(driver, loaded, function):
+    others = type("CompiledKernel", (), {"function": function})()
+    handle = loaded(*LAYOUT)
+    assert names_of(driver, handle)[0] == [*NAMES, *SCRATCH], others
