@@ -90,23 +90,24 @@ class MeasuredEngine:
         return [request.output_ids for request in self._requests]
 
     def run(self, steps: int, into: Steps) -> None:
-        """Run a round from an idle device: at least ``steps`` steps, whole launches.
+        """Run a round: at least ``steps`` steps, whole launches.
+
+        What is in flight before the round ends before it, and does not count.
 
         Raises:
             ConfigError: A request ended, because it reached the context limit of the engine.
         """
-        first, tokens = self._requests[0], sum(map(len, self.outputs))
-        done = first.num_verifies
-        end = done + self._variant.whole_launches(steps)
+        first = self._requests[0]
         synchronise(self._engine.device)
+        self._engine.step()  # delivers what was in flight; the next launch is on its way
+        tokens, done = sum(map(len, self.outputs)), first.num_verifies
+        end = done + self._variant.whole_launches(steps)
         seen = [time.perf_counter()]
-        while done < end:
+        while done < end and not first.is_finished:
             self._engine.step()
             now = time.perf_counter()
             seen += [now] * (first.num_verifies - done)
             done = first.num_verifies
-            if first.is_finished:
-                break
         if any(request.is_finished for request in self._requests):
             raise ConfigError(
                 f"a request reached its limit of {self._engine.context_limit} tokens after {done} "
@@ -138,9 +139,10 @@ class MeasuredEngine:
 
         Measure times before: the profiler slows later launches of the process.
         """
-        seen = Steps()
+        first, seen = self._requests[0], Steps()
+        before = first.num_verifies
         counted = api_calls(lambda _: self.run(steps, seen), _COUNTED_RUNS)
-        steps_of_run = len(seen.intervals_ms) / len(seen.ms)
+        steps_of_run = (first.num_verifies - before) / len(seen.ms)
         return {name: count / steps_of_run for name, count in counted.items()}
 
     def bare_step(self) -> BareStep:

@@ -120,7 +120,10 @@ class StepBench:
     def _most_steps(self) -> int:
         """Most steps that an engine runs. All engines have equal contexts, to be comparable."""
         steps = self._round
-        rounds = (self.rounds + 1) * max(each.whole_launches(steps) for each in self.variants)
+        # A round begins with what was in flight, and leaves as much to the next one.
+        in_flight = 2 * max(each.steps_per_launch for each in self.variants)
+        longest = max(each.whole_launches(steps) for each in self.variants)
+        rounds = (self.rounds + 1) * (longest + in_flight)
         host = max(host_time_steps(steps, each.steps_per_launch) for each in self.variants)
         bare = self.rounds * steps
         return rounds + host + bare if self._is_cuda else rounds

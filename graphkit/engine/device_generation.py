@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from graphkit.engine.generations import Overlapped, RunningBatch
 from graphkit.engine.request import Request
 from graphkit.engine.transfers import PendingReport, deliver
@@ -11,6 +13,9 @@ from graphkit.step import SpecStepInputs, SpecStepRunner, StepReport, StepResult
 
 class OnDevice(Overlapped):
     """Generation v3: one launch runs many steps; the device removes requests that have ended.
+
+    While no request waits, the next launch is enqueued before the steps of this one are read, so
+    that the device does not wait for the host. Requests that end in this launch are pads there.
 
     Until the runner has been captured, each step runs as in v2, and is a fallback of the runner. A
     runner of several ranks has no loops: each of its steps is one launch.
@@ -23,35 +28,43 @@ class OnDevice(Overlapped):
     def __init__(self, runner: SpecStepRunner, steps_per_launch: int) -> None:
         super().__init__(runner.device_step)
         self._runner, self._steps_per_launch = runner, steps_per_launch
-        self._stream: StepStream | None = None
+        self._streams: deque[StepStream] = deque()
+        self._is_interrupted = False
         self._by_row: dict[int, Request] = {}
 
     @property
     def can_admit(self) -> bool:
         """Whether no loop is running."""
-        return self._stream is None
+        return not self._streams
 
     def interrupt(self) -> None:
-        """End the loop after the step that runs, so that requests can join."""
-        if self._stream is not None:
-            self._stream.stop()
+        """End the loops after the step that runs, so that requests can join."""
+        if self._streams:
+            self._streams[-1].stop()
+            self._is_interrupted = True
 
     def advance(self, batch: RunningBatch, *, is_anyone_waiting: bool) -> None:
-        """Launch a loop if none runs, and deliver what has arrived, at least one step."""
+        """Launch loops if too few run, and deliver what has arrived, at least one step."""
         if not self._runner.can_launch:
             super().advance(batch, is_anyone_waiting=is_anyone_waiting)
             return
-        if self._stream is None:
-            self._stream = self._launch_loop(batch, is_anyone_waiting)
+        if not self._streams:
+            self._is_interrupted = False
+            self._by_row = {request.row: request for request in batch.requests}
+            self._launch_loop(batch, is_anyone_waiting)
             self._deliver(len(self._pending))
-        self._read(self._stream)
+        if len(self._streams) == 1 and not (is_anyone_waiting or self._is_interrupted):
+            self._launch_loop(batch, is_anyone_waiting)
+        self._read()
 
     def drain(self) -> None:
-        """See ``Generation.drain``. Stops a running loop."""
+        """See ``Generation.drain``. Stops the loops; does not wait for those of pads alone."""
         super().drain()
-        while self._stream is not None:
-            self._stream.stop()
-            self._read(self._stream)
+        self.interrupt()
+        while self._streams and not all(each.is_finished for each in self._by_row.values()):
+            self._read()
+        self._streams.clear()
+        self._runner.join_loops()
 
     def _launch(self, batch: RunningBatch) -> None:
         """Enqueue a whole step: eagerly until the capture, then as one graph if none may loop."""
@@ -67,18 +80,19 @@ class OnDevice(Overlapped):
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         return self._runner.draft_and_verify(batch.rows, is_greedy=batch.is_greedy)
 
-    def _launch_loop(self, batch: RunningBatch, is_anyone_waiting: bool) -> StepStream:
-        self._by_row = {request.row: request for request in batch.requests}
-        rows = list(self._by_row)
+    def _launch_loop(self, batch: RunningBatch, is_anyone_waiting: bool) -> None:
+        rows = [request.row for request in batch.requests]
         until = rows if is_anyone_waiting else ()
-        return self._runner.launch(rows, max_steps=self._steps_per_launch, until=until)
+        stream = self._runner.launch(rows, max_steps=self._steps_per_launch, until=until)
+        self._streams.append(stream)
 
-    def _read(self, stream: StepStream) -> None:
-        """Wait for a step, and deliver all steps that are there."""
+    def _read(self) -> None:
+        """Wait for a step of the oldest loop, and deliver all its steps that are there."""
+        stream = self._streams[0]
         for step in stream.available():
             self._deliver_step(step)
         if stream.end is not None:
-            self._stream = None
+            self._streams.popleft()
 
     def _deliver_step(self, step: StepReport) -> None:
         lines = step.lines

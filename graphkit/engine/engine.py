@@ -246,8 +246,8 @@ class SpeculativeEngine:
         """End a request. It keeps its tokens, with ``finish_reason`` ``ABORTED``, and gets no more.
 
         A waiting request leaves the queue. The row and the KV slots of a running one are freed by
-        the next ``step``, before waiting requests join; a device loop of v3 ends after the step
-        that it runs. Does nothing for a request that has finished. Does not wait.
+        the next ``step``, before waiting requests join; device loops of v3 end after the steps
+        that they run. Does nothing for a request that has finished. Does not wait.
 
         Raises:
             InputError: The request does not belong to this engine.
@@ -286,9 +286,10 @@ class SpeculativeEngine:
         v1 drafts and verifies, waits for the accepted tokens, then catches up on them. The tokens
         of this step are returned. v2 enqueues the whole step, then waits for the tokens of the
         previous one and returns those: a step's tokens are returned by the next call, and the call
-        that finishes the last request returns all that remain. v3 launches a loop if none runs,
-        then returns the tokens of all its steps that are done, at least one. A waiting request ends
-        the loop as soon as it has room, and joins with the next call.
+        that finishes the last request returns all that remain. v3 launches a loop if none runs, and
+        the next one if no request waits, then returns the tokens of all steps that are done, at
+        least one. A waiting request ends the loops as soon as it has room, and joins when they have
+        ended.
 
         A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
 

@@ -17,7 +17,7 @@ class RecordedLoop:
     """A prologue and bodies that run until a condition ends them. Implements ``LoopGraph``.
 
     A launch runs the prologue. Each ``poll`` then runs one body, so that results arrive one after
-    the other, as from a device. A launch first completes the one before.
+    the other, as from a device. A launch waits for the one before.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class RecordedLoop:
         body: torch.Tensor,
     ) -> None:
         self._prologue, self._bodies, self._again, self._body = prologue, bodies, again, body
-        self._is_running = False
+        self._is_running, self._num_waiting = False, 0
         self.output: Any = prologue.output
         self.num_nodes = prologue.num_nodes + sum(each.num_nodes for each in bodies)
         self.pool_bytes = 0
@@ -36,19 +36,25 @@ class RecordedLoop:
         self.allocations: tuple[Allocation, ...] = ()
 
     def replay(self) -> None:
-        """Complete the launch before, then run the prologue."""
-        self.wait()
-        self._prologue.replay()
-        self._is_running = True
+        """Run the prologue, or let it wait for the end of the launch before."""
+        if self._is_running:
+            self._num_waiting += 1
+        else:
+            self._prologue.replay()
+            self._is_running = True
 
     def poll(self) -> None:
-        """Run the next body, if the launch has not ended."""
-        if self._is_running:
-            self._bodies[int(self._body)].replay()
-            self._is_running = bool(self._again)
+        """Run the next body, if the launches have not ended."""
+        if not self._is_running:
+            return
+        self._bodies[int(self._body)].replay()
+        self._is_running = bool(self._again)
+        if not self._is_running and self._num_waiting:
+            self._num_waiting -= 1
+            self.replay()
 
     def join(self) -> None:
-        """Complete the launch: work of the CPU runs at once."""
+        """Complete the launches: work of the CPU runs at once."""
         self.wait()
 
     def pool_memory(self) -> list[PoolBlock]:
@@ -56,11 +62,11 @@ class RecordedLoop:
         return []
 
     def wait(self) -> None:
-        """Run bodies until the launch ends."""
+        """Run bodies until the launches end."""
         while self._is_running:
             self.poll()
 
     def close(self) -> None:
-        """Complete the launch. The bodies stay open."""
+        """Complete the launches. The bodies stay open."""
         self.wait()
         self.output = None

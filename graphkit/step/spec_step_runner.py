@@ -207,7 +207,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 "with is_greedy=True. Use temperature 0, or a runner that samples.",
                 field="temperature",
             )
-        self._loops.join()
+        self.join_loops()
         return self._prefill.run(req_pool_index, prompt, sampling, limit)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
@@ -220,8 +220,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         if len(req_pool_indices):
             self._validated(req_pool_indices)
-        self._loops.join()
+        self.join_loops()
         self.state.release(to_device(req_pool_indices, self.device))
+
+    def join_loops(self) -> None:
+        """Make later work of the current stream run after the loops. Does not wait on CUDA."""
+        self._loops.join()
 
     # Life.
 

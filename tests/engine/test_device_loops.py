@@ -11,7 +11,7 @@ from graphkit.attention import SdpaAttention
 from graphkit.engine import EagleDrafter, FinishReason, SamplingParams
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
-from graphkit.step import SpecStepInputs, SpecStepRunner
+from graphkit.step import SpecStepInputs, SpecStepRunner, StepStream
 
 
 def run(engine):
@@ -42,6 +42,34 @@ def test_sampled_tokens_equal_those_of_v1(make_engine, task, topk):
         texts.append([(request.output_ids, request.finish_reason) for request in requests])
     assert texts[0] == texts[1]
     assert {reason for _, reason in texts[0]} == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_the_next_launch_precedes_the_reading_of_this_one(make_engine, task, monkeypatch):
+    """Unless a request waits, whose turn a further launch would delay."""
+    engine = make_engine(batch_sizes=[2], max_batch_size=2, steps_per_launch=2)
+    engine.capture()
+    events, launch, available = [], SpecStepRunner.launch, StepStream.available
+
+    def launched(runner, *args, **options):
+        events.append("launch")
+        return launch(runner, *args, **options)
+
+    def read(stream):
+        events.append("read")
+        return available(stream)
+
+    monkeypatch.setattr(SpecStepRunner, "launch", launched)
+    monkeypatch.setattr(StepStream, "available", read)
+    requests = [engine.submit(prompt, SamplingParams(max_new_tokens=16)) for prompt in task.prompts]
+    engine.step()
+    assert events == ["launch", "read"], "the third request waits"
+    for request in requests[1:]:
+        engine.abort(request)
+    events.clear()
+    run(engine)
+    assert "launch launch read" in " ".join(events)
+    expected = task.expected[0]
+    assert requests[0].output_ids[: len(expected)] == expected
 
 
 def test_v3_is_the_default_and_says_why_not(make_engine):

@@ -108,12 +108,12 @@ def test_the_bars_are_those_of_the_design(measured):
 
 def test_the_variants_take_turns_before_and_under_load(measured):
     _, _, events = measured
-    idle = [1, 1, LOOP]
-    assert events == [
-        1, 1, LOOP, 1, 1,  # warm-ups, of the bare step too
-        *([1] * 12), 1, 1, *([LOOP] * 12), LOOP,  # host time, each with a new warm-up
-        *idle, "6 processes", *idle, "idle",
-    ]  # fmt: skip
+    start = events.index("6 processes")
+    assert events[:start].count(LOOP) > 12, "host times and a round"
+    loaded = events[start + 1 : -1]
+    assert set(loaded) == {1, LOOP}
+    assert loaded == sorted(loaded), "one variant after the other"
+    assert events[-1] == "idle"
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_a_round_runs_whole_launches(measured, variant, steps):
     engine.run(4, seen)
     assert len(seen.intervals_ms) == steps
     assert len(seen.ms) == 1
-    assert seen.tokens == sum(map(len, engine.outputs)) - before >= 2 * steps
+    assert 2 * steps <= seen.tokens < sum(map(len, engine.outputs)) - before, "without those before"
 
 
 def test_a_request_that_ends_is_an_error(measured):
@@ -89,7 +89,8 @@ def test_host_time_is_the_least_of_all_calls(measured, monkeypatch, variant):
     engine.run(2, Steps())
     second = engine.host_us(3)
     assert all(0 < second[part] <= us for part, us in first.items())
-    assert engine.outputs == begun, "the requests started again"
+    for again, first_time in zip(engine.outputs, begun, strict=True):
+        assert again == first_time[: len(again)], "the requests started again"
 
 
 def test_calls_are_those_of_a_step(measured, monkeypatch):
@@ -99,8 +100,12 @@ def test_calls_are_those_of_a_step(measured, monkeypatch):
         return {"cudaGraphLaunch": 2.0, "cudaMemcpyAsync": 12.0}
 
     monkeypatch.setattr(measured_engine, "api_calls", counted)
-    calls = measured(LOOP).cuda_calls(4)
-    assert calls == {"cudaGraphLaunch": 2 / 6, "cudaMemcpyAsync": 2.0}
+    engine = measured(LOOP)
+    before = engine._requests[0].num_verifies
+    calls = engine.cuda_calls(4)
+    steps = (engine._requests[0].num_verifies - before) / 2
+    assert steps >= 6
+    assert calls == {"cudaGraphLaunch": 2 / steps, "cudaMemcpyAsync": 12 / steps}
 
 
 def test_steps_that_arrive_together_have_no_interval():
