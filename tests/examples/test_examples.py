@@ -87,42 +87,9 @@ def test_the_commands_of_the_readme_run(line, monkeypatch, capsys, tmp_path):
 
 def test_the_readme_shows_the_commands():
     shown = {line.split()[0] for line in COMMANDS}
-    assert shown == {"generate", "bench", "inspect", "export", "diff", "record", "audit", "plan"}
-
-
-def measured_section():
-    return (ROOT / "README.md").read_text().partition("## Measured")[2].partition("## ")[0]
-
-
-@pytest.mark.parametrize(
-    ("result", "name"),
-    [
-        ("sight", "walk, per 200 nodes"),
-        ("sight", "inspect: walk, names, record"),
-        ("sight", "attribution, per node"),
-        ("audits", "all audits"),
-        ("audits", "pointers"),
-        ("audits", "host: replay"),
-        ("audits", "host: replay under a watch"),
-    ],
-)
-def test_the_readme_states_the_committed_measurements(result, name):
-    text = (ROOT / "tools" / "bench" / "results" / f"{result}.json").read_text()
-    report = BenchReport.from_json(text)
-    (measure,) = (each for each in report.measures if each.name == name)
-    assert f"{measure.value:.2f} {measure.unit}" in measured_section()
-
-
-def test_the_refresh_table_of_the_readme_is_the_committed_result():
-    text = (ROOT / "tools" / "bench" / "results" / "refresh.json").read_text()
-    report = BenchReport.from_json(text)
-    measured = {f"{measure.value:.2f}" for measure in report.measures}
-    readme = measured_section()
-    table = re.findall(r"\| (\d+\.\d+) \|", readme)
-    assert len(table) == 9
-    assert set(table) <= measured
-    for version in (report.environment.driver, report.environment.torch, report.environment.triton):
-        assert version in readme
+    assert shown == {
+        "generate", "capture", "inspect", "export", "diff", "audit", "plan", "bench", "record",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -186,31 +153,3 @@ def test_the_readme_states_the_committed_times_of_steps():
         cells = " | ".join(f"{found[f'{setting}, {name}']:.2f}" for setting in SETTINGS)
         assert f"| {title} | {cells} |" in readme
     assert f"One request gets {found['chain, 1, loop of 64: tokens']:,.0f} tokens/s." in readme
-    rivals = ("dynamic cache", "static cache, compiled", "assisted by the draft model")
-    for rival in rivals:
-        tokens = f"{found[f'one request, transformers, {rival}: tokens']:.0f}"
-        assert re.search(rf"\b{tokens}\b", readme), rival
-    assert f"v2 makes {found['chain, 1, v2: CUDA calls']:.0f} per step" in readme
-
-
-@pytest.mark.parametrize(
-    ("result", "batch"),
-    [
-        ("llama-8b-none", 1), ("llama-8b-none", 8), ("llama-8b-eagle-5", 1),
-        ("llama-8b-eagle3-3", 1), ("llama-8b-eagle3-5", 1),
-    ],
-)  # fmt: skip
-def test_the_readme_states_the_committed_times_of_a_large_model(result, batch):
-    readme, found = " ".join((ROOT / "README.md").read_text().split()), measured(result)
-    assert f"{found[f'batch {batch}, bare step']:.2f} ms" in readme
-    assert re.search(rf"\b{found[f'batch {batch}, bare step over that']:.2f}\b", readme)
-
-
-def test_the_readme_states_the_committed_times_of_several_gpus():
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    alone, split = measured("llama-8b-eagle-3"), measured("llama-8b-eagle-3-tp2")
-    assert f"takes {split['batch 1, one launch, time per step']:.2f} ms with `--tp 2`" in readme
-    both = (alone[f"batch 1, {name}, time per step"] for name in ("v2", "one launch"))
-    assert "{:.2f} ms (v2) or {:.2f} ms (v3) on one GPU".format(*both) in readme
-    agreement = measured("agreement")["agreement"] / 1e3
-    assert f"A vote adds {agreement:.2f} ms to a replay" in readme
