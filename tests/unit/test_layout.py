@@ -75,7 +75,8 @@ def test_the_version_can_be_read_without_importing():
     """setuptools reads the attribute from the syntax tree only if it is a plain text."""
     assert SETUPTOOLS["dynamic"]["version"] == {"attr": "graphkit.version.__version__"}
     declared = (ROOT / "graphkit" / "version.py").read_text(encoding="utf-8")
-    assert re.search(r'^__version__ = "\d+\.\d+\.\d+[^"]*"$', declared, re.MULTILINE)
+    (version,) = re.findall(r'^__version__ = "(\d+\.\d+\.\d+[^"]*)"$', declared, re.MULTILINE)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_the_command_points_at_main():
