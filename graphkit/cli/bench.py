@@ -56,11 +56,6 @@ Examples:
     _add_measurements(parser)
     add_device_option(parser)
     add_tp_option(parser)
-    parser.add_argument(
-        "--one-shot", action="store_true",
-        help="with --tp, add up the layers in one kernel over memory that the GPUs share instead "
-        "of through NCCL; if a rank ends, the others must be killed",
-    )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="F", help="write the report as JSON to file F")
     parser.add_argument("--json", action="store_true", help="print the report instead of tables")
     parser.set_defaults(run=run)

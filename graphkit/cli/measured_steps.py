@@ -73,9 +73,6 @@ def _bench(
     if device.type == "cpu" and arguments.checkpoint is None:
         use_one_thread()
     models, name = _models(arguments, algorithm, device, group)
-    if arguments.one_shot:
-        models.use_one_shot()
-        notes["all-reduce"] = "one-shot"
     longest = models.target.config.max_position_embeddings
     if arguments.context > longest:
         raise UsageError(

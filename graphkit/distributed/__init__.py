@@ -2,13 +2,11 @@
 
 Built on ``torch.distributed``. ``RankGroup`` is the argument ``group=`` of runners. Before a
 replay, each rank casts a ``Vote``, and all reach the same ``Agreement`` (``votes``). Captures
-proceed in ``lockstep``. What ranks say about failures goes through ``notes``. ``OneShotAllReduce``
-adds up small tensors without NCCL.
+proceed in ``lockstep``. What ranks say about failures goes through ``notes``.
 """
 
 from graphkit.distributed.channel import Channel
 from graphkit.distributed.lockstep import LOOP_REFUSAL, Lockstep, LockstepBackend, RankFailure
-from graphkit.distributed.one_shot import OneShotAllReduce
 from graphkit.distributed.rank_group import Member, RankGroup
 from graphkit.distributed.votes import ANY_RUNNER, Agreement, Choice, Vote
 
@@ -21,7 +19,6 @@ __all__ = [
     "Lockstep",
     "LockstepBackend",
     "Member",
-    "OneShotAllReduce",
     "RankFailure",
     "RankGroup",
     "Vote",

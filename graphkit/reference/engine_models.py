@@ -66,19 +66,6 @@ class EngineModels:
         """The ranks that split the target, if any."""
         return self.target.group if isinstance(self.target, ShardedLlama) else None
 
-    def use_one_shot(self) -> None:
-        """Let the ranks that split the target add up its layers without NCCL.
-
-        Raises:
-            ConfigError: The target is not split; or see ``ShardedLlama.use_one_shot``.
-        """
-        if not isinstance(self.target, ShardedLlama):
-            raise ConfigError(
-                "one rank has the whole target, so there is nothing to add up. Use several ranks.",
-                field="group",
-            )
-        self.target.use_one_shot()
-
     @property
     def aux_layers(self) -> tuple[int, ...]:
         """The target layers that an EAGLE-3 head reads; empty without one."""

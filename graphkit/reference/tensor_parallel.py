@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from graphkit.distributed import OneShotAllReduce, RankGroup
+from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import DecoderLayer
@@ -50,16 +50,11 @@ class InputSplitLinear(nn.Linear):
         self._has_bias = getattr(whole, "bias", None) is not None
         super().__init__(whole.in_features, whole.out_features, bias=self._has_bias)
         self._process_group = group.process_group
-        self.one_shot: OneShotAllReduce | None = None
-        """What adds up the products instead of ``torch.distributed.all_reduce``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum over all ranks, plus the bias."""
         out: Tensor = linear(x, self.weight)
-        if self.one_shot is None:
-            dist.all_reduce(out, group=self._process_group)
-        else:
-            out = self.one_shot(out)
+        dist.all_reduce(out, group=self._process_group)
         return out + self.bias if self._has_bias else out
 
 
@@ -116,19 +111,6 @@ class ShardedLlama(LlamaModel):
             assert isinstance(layer, DecoderLayer), "a model has decoder layers"
             layer.self_attn.o_proj = InputSplitLinear(layer.self_attn.o_proj, group)
             layer.mlp.down_proj = InputSplitLinear(layer.mlp.down_proj, group)
-
-    def use_one_shot(self) -> None:
-        """Add up the products of the layers through symmetric memory from now on.
-
-        Every rank calls it, before any capture.
-
-        Raises:
-            ConfigError: See ``OneShotAllReduce``.
-        """
-        one_shot = OneShotAllReduce(self.group, self.lm_head.weight.dtype)
-        for module in self.modules():
-            if isinstance(module, InputSplitLinear):
-                module.one_shot = one_shot
 
     def part_of(self, name: str, shape: Sequence[int]) -> tuple[slice, ...]:
         """Return the slice of a tensor of the whole model that this rank has.

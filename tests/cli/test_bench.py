@@ -173,7 +173,6 @@ def test_too_little_memory_is_an_error_with_advice(run, monkeypatch):
         (2, ("--accept-lengths", "5"), "--accept-lengths has 5, but a step accepts at most 4"),
         (2, ("--checkpoint", "folder", "--algorithm", "EAGLE"), "EAGLE needs a draft model"),
         (1, ("--checkpoint", "folder"), "the checkpoint folder 'folder' does not exist"),
-        (2, ("--shape", "tiny", "--one-shot"), "one rank has the whole target"),
         (2, ("--out", "missing/report.json"), "cannot write missing/report.json"),
         (3, ("--device", "cuda"), "no CUDA device for device='cuda'"),
     ],

@@ -41,8 +41,7 @@ COMMANDS = {
     "bench": {
         "--checkpoint", "--shape", "--draft", "--algorithm", "--topk", "--num-steps",
         "--num-draft-tokens", "--batch-sizes", "--generations", "--steps-per-launch", "--context",
-        "--steps", "--rounds", "--accept-lengths", "--device", "--tp", "--one-shot", "--out",
-        "--json",
+        "--steps", "--rounds", "--accept-lengths", "--device", "--tp", "--out", "--json",
     },
     "plan": {
         "--traffic", "--record", "--mode", "--max-sizes", "--max-memory", "--max-capture-seconds",

@@ -24,7 +24,6 @@ OF_TWO = (
     models.make_random_parts,
     models.refuse_an_uneven_split,
     models.replay_a_split_model,
-    models.refuse_one_shot,
     models.generate_on_all_ranks,
     models.find_ranks_that_diverge,
     models.make_the_same_calls,

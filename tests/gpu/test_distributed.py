@@ -18,7 +18,6 @@ pytestmark = [
 SCENARIOS = (
     commands.audit_on_all_ranks,
     models.replay_a_split_model,
-    models.replay_a_split_model_in_one_shot,
     models.generate_on_all_ranks,
     models.serve_with_data_parallelism,
     scenarios.agree_on_random_steps,

@@ -14,7 +14,6 @@ import torch.distributed as dist
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
 from graphkit import reference
-from graphkit.distributed import OneShotAllReduce
 from graphkit.reference import weight_files
 from rank_steps import rank_device, rank_group
 
@@ -118,13 +117,11 @@ def reference_modes(model):
     return reference.model_target(model, eagle, mtp, name="reference", max_batch_size=2)
 
 
-def replay_a_split_model(*, one_shot=False):
+def replay_a_split_model():
     """Every mode of the reference model is captured with its collectives, equal on all ranks."""
     group, device = rank_group(same_batch=True), rank_device()
     alone = reference.load_checkpoint(reference.default_checkpoint(), device=device)
     model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
-    if one_shot:
-        model.use_one_shot()
     whole, target = reference_modes(alone), reference_modes(model)
     for mode in target.forwards:
         batch = target.sample_batch(mode, 2, 1)
@@ -138,23 +135,6 @@ def replay_a_split_model(*, one_shot=False):
             assert torch.equal(tensor, padded[name]), (mode, name)
             assert is_same_on_all_ranks(tensor), (mode, name)
             torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)
-
-
-def replay_a_split_model_in_one_shot():
-    """The same without NCCL between the layers; larger tensors go through NCCL."""
-    replay_a_split_model(one_shot=True)
-    group, device = rank_group(same_batch=True), rank_device()
-    add_up = OneShotAllReduce(group, torch.float32)
-    for rows in (1, 100, 200):
-        x = torch.arange(rows * 1024.0, device=device).view(rows, 1024)
-        total = sum(rank + 1 for rank in range(group.size))
-        assert torch.equal(add_up(x * (group.rank + 1)), x * total)
-
-
-def refuse_one_shot():
-    """Without NCCL there is no one-shot all-reduce."""
-    with pytest.raises(gk.ConfigError, match="CUDA devices and NCCL"):
-        OneShotAllReduce(rank_group(same_batch=True), torch.float32)
 
 
 PROMPTS = ("def __init__(self", "import os\nimport ", "for i in range(", "class A(object):\n")
