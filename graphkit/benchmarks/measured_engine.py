@@ -92,28 +92,15 @@ class MeasuredEngine:
     def run(self, steps: int, into: Steps) -> None:
         """Run a round: at least ``steps`` steps, whole launches.
 
-        What is in flight before the round ends before it, and does not count.
+        Launches that were in flight before the round end before it, and do not count.
 
         Raises:
             ConfigError: A request ended, because it reached the context limit of the engine.
         """
-        first = self._requests[0]
         synchronise(self._engine.device)
-        self._engine.step()  # delivers what was in flight; the next launch is on its way
-        tokens, done = sum(map(len, self.outputs)), first.num_verifies
-        end = done + self._variant.whole_launches(steps)
-        seen = [time.perf_counter()]
-        while done < end and not first.is_finished:
-            self._engine.step()
-            now = time.perf_counter()
-            seen += [now] * (first.num_verifies - done)
-            done = first.num_verifies
-        if any(request.is_finished for request in self._requests):
-            raise ConfigError(
-                f"a request reached its limit of {self._engine.context_limit} tokens after {done} "
-                "steps. Measure fewer steps, or enlarge the context of the engine.",
-                field="max_context_len",
-            )
+        self._advance(self._variant.steps_in_flight)
+        tokens = sum(map(len, self.outputs))
+        seen = self._advance(self._variant.whole_launches(steps))
         into.ms.append((seen[-1] - seen[0]) / (len(seen) - 1) * 1e3)
         into.intervals_ms += [(after - before) * 1e3 for before, after in pairwise(seen)]
         into.tokens += sum(map(len, self.outputs)) - tokens
@@ -123,8 +110,9 @@ class MeasuredEngine:
 
         The least of the runs of this call and of all earlier ones counts, because other processes
         of the host only add to it, some for seconds. In v3, these are the launch, and the reading
-        of steps that are done. The requests start again at their prompts.
+        of steps that are done. The requests start again at their prompts, before and after.
         """
+        self._start()
         if self._variant.generation == "v3" and self._runner().can_launch:
             found = self._launch_and_reading_us(steps)
         else:
@@ -148,6 +136,24 @@ class MeasuredEngine:
     def bare_step(self) -> BareStep:
         """Return the step of these requests without the engine, which must not run afterwards."""
         return BareStep(self._runner(), self._rows())
+
+    def _advance(self, steps: int) -> list[float]:
+        """Run at least ``steps`` steps. Return when they began, and when each was received."""
+        first = self._requests[0]
+        done, seen = first.num_verifies, [time.perf_counter()]
+        end = done + steps
+        while done < end and not first.is_finished:
+            self._engine.step()
+            now = time.perf_counter()
+            seen += [now] * (first.num_verifies - done)
+            done = first.num_verifies
+        if any(request.is_finished for request in self._requests):
+            raise ConfigError(
+                f"a request reached its limit of {self._engine.context_limit} tokens after {done} "
+                "steps. Measure fewer steps, or enlarge the context of the engine.",
+                field="max_context_len",
+            )
+        return seen
 
     def _start(self) -> None:
         """Begin the requests, instead of those that run, and warm up."""

@@ -120,10 +120,7 @@ class StepBench:
     def _most_steps(self) -> int:
         """Most steps that an engine runs. All engines have equal contexts, to be comparable."""
         steps = self._round
-        # A round begins with what was in flight, and leaves as much to the next one.
-        in_flight = 2 * max(each.steps_per_launch for each in self.variants)
-        longest = max(each.whole_launches(steps) for each in self.variants)
-        rounds = (self.rounds + 1) * (longest + in_flight)
+        rounds = max(_steps_of_rounds(each, steps, self.rounds + 1) for each in self.variants)
         host = max(host_time_steps(steps, each.steps_per_launch) for each in self.variants)
         bare = self.rounds * steps
         return rounds + host + bare if self._is_cuda else rounds
@@ -171,7 +168,7 @@ class StepBench:
     ) -> Iterator[Measure]:
         setting = setting_of(size)
         progress(f"{setting}: counting the CUDA calls of {variant.name}")
-        most = _COUNTED_ROUNDS * variant.whole_launches(_COUNTED_STEPS)
+        most = _steps_of_rounds(variant, _COUNTED_STEPS, _COUNTED_ROUNDS)
         with self._open(size, variant, _COUNTED_STEPS, most) as engine:
             calls = sum(engine.cuda_calls(_COUNTED_STEPS).values())
         yield cell(setting, variant.name, "CUDA calls", calls, "per step")
@@ -196,3 +193,9 @@ class StepBench:
             "steps per round": self._round,
             "rounds": self.rounds,
         }
+
+
+def _steps_of_rounds(variant: Variant, steps: int, rounds: int) -> int:
+    """Return the most steps of some rounds: each ends what is in flight, and leaves as much."""
+    in_flight = variant.steps_in_flight
+    return rounds * (in_flight + variant.whole_launches(steps)) + in_flight

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+_LAUNCHES_IN_FLIGHT = 2
+"""Most launches of a generation that have begun and are not read."""
 Generation = Literal["v1", "v2", "v3"]
 """Generation of steps: host in the loop, overlapped, on the device."""
 
@@ -23,6 +25,11 @@ class Variant:
     name: str
     generation: Generation
     steps_per_launch: int = 1
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Most steps that are enqueued and not delivered when a step of the engine returns."""
+        return _LAUNCHES_IN_FLIGHT * self.steps_per_launch
 
     def whole_launches(self, steps: int) -> int:
         """Return the steps of the fewest launches that run at least ``steps`` steps."""

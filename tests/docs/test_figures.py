@@ -4,7 +4,7 @@ import runpy
 
 import pytest
 
-pytest.importorskip("sphinx")
+pytest.importorskip("docutils")
 
 from documentation_blocks import DOCS, PAGES
 from measured_tables import RESULTS, measures_of, report_of, rows_of, source_of

@@ -12,6 +12,7 @@ from graphkit.benchmarks.prompts import pieces
 from graphkit.errors import ConfigError
 from graphkit.reference import engine_of, spec_of
 from graphkit.reference.shapes import random_models
+from graphkit.step import SpecStepRunner
 
 LOOP = Variant("loop of 3", "v3", 3)
 
@@ -46,6 +47,18 @@ def test_a_round_runs_whole_launches(measured, variant, steps):
     assert len(seen.intervals_ms) == steps
     assert len(seen.ms) == 1
     assert 2 * steps <= seen.tokens < sum(map(len, engine.outputs)) - before, "without those before"
+
+
+def test_a_round_counts_no_step_that_was_enqueued_before_it(measured, monkeypatch):
+    engine, launched = measured(LOOP), []
+    launch = SpecStepRunner.launch
+    monkeypatch.setattr(
+        SpecStepRunner, "launch", lambda *a, **k: launched.append(k) or launch(*a, **k)
+    )
+    before = engine._requests[0].num_verifies
+    engine.run(6, Steps())
+    assert engine._requests[0].num_verifies - before == LOOP.steps_in_flight + 6
+    assert len(launched) == 4, "as many as ended: two that were in flight, and two of the round"
 
 
 def test_a_request_that_ends_is_an_error(measured):

@@ -114,8 +114,8 @@ def test_what_cuda_adds(events):
 
 def test_variants_take_turns_and_calls_are_counted_after_all_times(events):
     bench("NONE", variants=VARIANTS[:2]).report("name", [1, 2], {})
-    # Warm-up, rounds, and three runs and a further warm-up of each for its host time.
-    size = ["v1", "v2"] + 2 * ["v1", "v2"] + 4 * ["v1"] + 4 * ["v2"]
+    # Warm-up, rounds, and of each three runs and two further warm-ups for its host time.
+    size = ["v1", "v2"] + 2 * ["v1", "v2"] + 5 * ["v1"] + 5 * ["v2"]
     assert events == [*size, *size, *(2 * ["v1", "calls", "v2", "calls"])]
 
 
