@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from graphkit.distributed import LOOP_REFUSAL, Lockstep
+from graphkit.distributed import Lockstep
 from graphkit.records import AuditReport, Finding
 from graphkit.records.audit import SEVERITIES
 from graphkit.runners import Runner
@@ -22,7 +22,7 @@ NOT_ON_RANKS = {
     "each rank",
     "launch": "launches are timed until they are steady, and ranks would launch a different number "
     "of times",
-    "loop": LOOP_REFUSAL,
+    "loop": "ranks would search for the first step that differs through different launches",
 }
 """Audits that cannot run on several ranks, with the reason."""
 

@@ -13,7 +13,7 @@ from graphkit.cli.exit_codes import UsageError
 from graphkit.cli.model_options import algorithm_of, dtype_of
 from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.cli.threads import use_one_thread
-from graphkit.distributed import LOOP_REFUSAL, RankGroup
+from graphkit.distributed import RankGroup
 from graphkit.errors import GraphkitError
 from graphkit.graphs import backend_for, resolve_device
 from graphkit.records import BenchReport
@@ -110,12 +110,11 @@ def _generations(
 def _steps_per_launch(
     chosen: Sequence[int] | None, device: torch.device, group: RankGroup | None
 ) -> Sequence[int]:
-    """Return the steps of one launch of v3 to measure: 1 on several ranks, which have no loops."""
-    if group is None:
-        return chosen or _STEPS_PER_LAUNCH[device.type]
-    if chosen is not None and list(chosen) != [1]:
-        raise UsageError(f"--steps-per-launch must be 1 with --tp: {LOOP_REFUSAL}.")
-    return (1,)
+    """Return the steps of one launch of v3 to measure: 1 on ranks that have no loops."""
+    refusal = "" if group is None else group.loop_refusal
+    if refusal and chosen is not None and list(chosen) != [1]:
+        raise UsageError(f"--steps-per-launch must be 1: {refusal}.")
+    return (1,) if refusal else chosen or _STEPS_PER_LAUNCH[device.type]
 
 
 def _models(

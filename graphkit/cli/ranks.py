@@ -24,11 +24,17 @@ _EXIT_CODES_S = 20.0
 
 
 def add_tp_option(parser: argparse.ArgumentParser) -> None:
-    """Declare --tp."""
+    """Declare --tp and --one-shot."""
     parser.add_argument(
         "--tp", type=int, default=1, metavar="N",
         help="GPUs that split the model (tensor parallelism); start the command with "
         "torchrun --nproc-per-node N -m graphkit; default: 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--one-shot", action="store_true",
+        help="with --tp on GPUs: collectives through memory that the GPUs share instead of NCCL, "
+        "which is faster for small tensors and lets device loops run; if a rank ends, the others "
+        "must be killed",
     )  # fmt: skip
 
 
@@ -42,14 +48,17 @@ def run_on_ranks(
         The exit code: the largest of all ranks.
 
     Raises:
-        UsageError: torchrun did not start as many processes as ``--tp`` says.
+        UsageError: torchrun did not start as many processes as ``--tp`` says, or ``--one-shot`` is
+            given for one.
     """
     _check_processes(arguments.tp)
     if arguments.tp == 1:
+        if arguments.one_shot:
+            raise UsageError("--one-shot needs several ranks. Add --tp N.")
         return command(arguments, None)
     if os.environ["RANK"] != "0":
         silence()
-    group = _open_group(arguments.device)
+    group = _open_group(arguments.device, one_shot=arguments.one_shot)
     try:
         code, text = command(arguments, group), ""
     except Exception as error:
@@ -70,7 +79,7 @@ def _check_processes(ranks: int) -> None:
         )
 
 
-def _open_group(device: str) -> RankGroup:
+def _open_group(device: str, *, one_shot: bool) -> RankGroup:
     import torch
     import torch.distributed as dist
 
@@ -84,7 +93,7 @@ def _open_group(device: str) -> RankGroup:
         dist.init_process_group("nccl", device_id=local)
     else:
         dist.init_process_group("gloo")
-    return RankGroup(same_batch=True)
+    return RankGroup(same_batch=True, one_shot=one_shot)
 
 
 def _agreed(group: RankGroup, code: int, text: str) -> int:

@@ -6,21 +6,20 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from graphkit.distributed.rank_group import RankGroup
-from graphkit.errors import CaptureCause, ConfigError, DeviceError
+from graphkit.errors import CaptureCause, ConfigError
 from graphkit.graphs import Attribution, Backend, CapturedGraph, CaptureFailure, LoopGraph
 from graphkit.graphs.capture_failure import failure_of
 
 ResultT = TypeVar("ResultT")
 _SLICE_S = 1.0
 """How long a rank waits for another one before it looks whether that one has left."""
-LOOP_REFUSAL = "the host can stop a loop, and ranks would stop theirs after different steps"
-"""Why ranks run no device loops."""
 
 
 class RankFailure(CaptureFailure):
@@ -158,8 +157,8 @@ class LockstepBackend:
 
     @property
     def loop_refusal(self) -> str:
-        """Why ``loop`` is not available: the host could stop the loops after different steps."""
-        return LOOP_REFUSAL
+        """Why ``loop`` is not available to these ranks, as a phrase; empty if it is."""
+        return self._group.loop_refusal or self._backend.loop_refusal
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -212,13 +211,15 @@ class LockstepBackend:
 
     def loop(
         self,
-        prologue: Any,  # noqa: ARG002
-        bodies: Sequence[Any],  # noqa: ARG002
-        again: torch.Tensor,  # noqa: ARG002
-        body: torch.Tensor,  # noqa: ARG002
+        prologue: Any,
+        bodies: Sequence[Any],
+        again: torch.Tensor,
+        body: torch.Tensor,
     ) -> LoopGraph:
-        """Do not call: see ``loop_refusal``."""
-        raise DeviceError(f"a loop is not available: {LOOP_REFUSAL}.")
+        """Build the loop on all ranks; see ``Backend.loop``."""
+        build = partial(self._backend.loop, prologue, bodies, again, body)
+        loop: LoopGraph = self._reporting(lambda: self._run(build))
+        return loop
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: one rank alone cannot run the collectives of a function again."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from graphkit.distributed.collectives import Collectives, OneShotCollectives
 from graphkit.distributed.notes import Notes
 from graphkit.distributed.presence import ROLL_CALL_S, Presence, described
 from graphkit.distributed.votes import ANY_RUNNER, WORDS, Agreement, Choice, Vote, outcome
@@ -54,6 +55,8 @@ class RankGroup(Presence):
         same_batch: All ranks run every batch, as in tensor parallelism with the same requests on
             all ranks. Replays then need no agreement. In the checking mode ranks still agree, and
             a rank whose batch has another size is an error.
+        one_shot: The collectives of split models go through memory that the GPUs of one host share
+            instead of through NCCL; see ``OneShotCollectives``. Device loops need that.
         time_limit: Seconds that a rank waits for another one. Allow for compilations and prefills
             that other ranks do not have. Collectives of a gloo ``process_group`` inside a forward
             have their own limit: that of ``init_process_group``.
@@ -63,11 +66,13 @@ class RankGroup(Presence):
         rank: Rank of this process in it.
         size: Number of its ranks.
         same_batch, time_limit: As given.
+        collectives: What the forwards of split models use.
         agreement: The last agreement, such as for a forward that needs the ``batch_sizes`` of all
             ranks; ``None`` before the first one.
 
     Raises:
-        ConfigError: ``torch.distributed`` is not initialised, or this process is no member.
+        ConfigError: ``torch.distributed`` is not initialised, this process is no member, or the
+            ranks share no memory for ``one_shot``.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class RankGroup(Presence):
         process_group: dist.ProcessGroup | None = None,
         *,
         same_batch: bool = False,
+        one_shot: bool = False,
         time_limit: float = 300.0,
     ) -> None:
         member_of, rank = _member_of(process_group)
@@ -89,6 +95,7 @@ class RankGroup(Presence):
         notes = Notes(self._control.get_group_store(), rank)
         super().__init__(member_of, rank, notes, seconds)
         self.same_batch = bool(same_batch)
+        self.collectives = self._collectives(one_shot)
         self.meetings = 0
         """Meetings of ``Lockstep`` so far."""
         self.agreement: Agreement | None = None
@@ -98,6 +105,17 @@ class RankGroup(Presence):
 
     def __repr__(self) -> str:
         return f"RankGroup(rank {self.rank} of {self.size})"
+
+    @property
+    def loop_refusal(self) -> str:
+        """Why these ranks run no device loops, as a phrase; empty if they can."""
+        if not self.same_batch:
+            return "ranks with batches of their own agree on the host before each step"
+        if self.uses_nccl and not isinstance(self.collectives, OneShotCollectives):
+            return (
+                "a loop cannot contain collectives of NCCL: create the RankGroup with one_shot=True"
+            )
+        return ""
 
     def add(self, runner: Member) -> int:
         """Add a runner and return its number. Every rank adds the same runners in order."""
@@ -170,6 +188,15 @@ class RankGroup(Presence):
             self._vote(Vote(Choice.REFUSED))  # wakes ranks that wait for this one's vote
         except RuntimeError:
             return
+
+    def _collectives(self, one_shot: bool) -> Collectives:
+        if not one_shot:
+            return Collectives(self.process_group)
+        if not self.uses_nccl:
+            raise ConfigError(
+                "one_shot needs ranks with CUDA devices and NCCL. Leave it out.", field="one_shot"
+            )
+        return OneShotCollectives(self.process_group)
 
     def _check_taking_part(self, votes: Sequence[Vote]) -> None:
         """Refuse a round in which a rank refused its batch, or in which only some ranks close."""

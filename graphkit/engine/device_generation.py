@@ -17,8 +17,9 @@ class OnDevice(Overlapped):
     While no request waits, the next launch is enqueued before the steps of this one are read, so
     that the device does not wait for the host. Requests that end in this launch are pads there.
 
-    Until the runner has been captured, each step runs as in v2, and is a fallback of the runner. A
-    runner of several ranks has no loops: each of its steps is one launch.
+    Until the runner has been captured, each step runs as in v2, and is a fallback of the runner.
+    Where it has no loops, as on ranks that use NCCL, each step is one launch. Ranks read whole
+    loops, so that all have seen the same steps when they launch the next one.
 
     Args:
         runner: Runs the steps.
@@ -89,7 +90,7 @@ class OnDevice(Overlapped):
     def _read(self) -> None:
         """Wait for a step of the oldest loop, and deliver all its steps that are there."""
         stream = self._streams[0]
-        for step in stream.available():
+        for step in stream.available() if self._runner.group is None else stream:
             self._deliver_step(step)
         if stream.end is not None:
             self._streams.popleft()

@@ -65,9 +65,9 @@ class SpeculativeEngine:
             which costs a row of V / 8 bytes per token. Matchers run on the host, so v3 cannot run.
         group: Ranks that run the same requests together, such as the ranks of a model that is split
             over GPUs: ``RankGroup(same_batch=True)``. All ranks call ``capture``. Then rank 0 takes
-            the calls and the others ``follow``, or all ranks make the same calls. v3 runs one step
-            per launch: the host can stop a loop, and ranks would stop theirs after different steps.
-            There are no matchers.
+            the calls and the others ``follow``, or all ranks make the same calls. v3 has loops on
+            CUDA with ``RankGroup(one_shot=True)``, and else one step per launch. A request joins
+            after the loops that run. There are no matchers.
         debug: Check that each result in the future map is read exactly once. Waits for the device
             at every read.
 

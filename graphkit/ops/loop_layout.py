@@ -84,6 +84,18 @@ class LoopEnd(IntEnum):
     """The host has not read the oldest entry yet."""
 
 
+class LoopRequest(IntEnum):
+    """Words of ``loop_requests``: why a host asks for the end of a loop."""
+
+    STOP = 0
+    RING_FULL = 1
+
+
+LOOP_REQUEST_WORDS = 4
+"""Words of ``loop_requests``, of which the last ones are unused: one-shot collectives of ranks move
+16 bytes."""
+
+
 class Control(IntEnum):
     """Words of a loop's control on the device, int64."""
 

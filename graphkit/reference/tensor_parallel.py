@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -33,9 +32,6 @@ _BY_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_INPUT = ("o_proj", "down_proj")
 _SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 _HEAD = "lm_head.weight"
-_all_gather = getattr(
-    dist, "all_gather_single", dist.all_gather_into_tensor
-)  # torch 2.13 renames it
 
 
 class InputSplitLinear(nn.Linear):
@@ -49,12 +45,11 @@ class InputSplitLinear(nn.Linear):
     def __init__(self, whole: nn.Linear, group: RankGroup) -> None:
         self._has_bias = getattr(whole, "bias", None) is not None
         super().__init__(whole.in_features, whole.out_features, bias=self._has_bias)
-        self._process_group = group.process_group
+        self._collectives = group.collectives
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum over all ranks, plus the bias."""
-        out: Tensor = linear(x, self.weight)
-        dist.all_reduce(out, group=self._process_group)
+        out = self._collectives.all_reduce(linear(x, self.weight))
         return out + self.bias if self._has_bias else out
 
 
@@ -69,17 +64,12 @@ class VocabularyHead(nn.Linear):
 
     def __init__(self, hidden_size: int, vocab_size: int, group: RankGroup) -> None:
         super().__init__(hidden_size, -(-vocab_size // group.size), bias=False)
-        self._vocab_size, self._ranks = vocab_size, group.size
-        self._process_group = group.process_group
+        self._vocab_size, self._collectives = vocab_size, group.collectives
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary on every rank, [T, V]."""
         logits_TP = linear(hidden_TH, self.weight)
-        tokens, rows = logits_TP.shape
-        gathered = logits_TP.new_empty(self._ranks * tokens, rows)
-        _all_gather(gathered, logits_TP.contiguous(), group=self._process_group)
-        by_token = gathered.view(self._ranks, tokens, rows).transpose(0, 1)
-        return by_token.reshape(tokens, self._ranks * rows)[:, : self._vocab_size]
+        return self._collectives.all_gather(logits_TP)[:, : self._vocab_size]
 
 
 class ShardedLlama(LlamaModel):

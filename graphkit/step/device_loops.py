@@ -12,13 +12,21 @@ from numpy.typing import NDArray
 
 from graphkit.buffers import Axis, InputBuffers, Rows, StepInputs, declare
 from graphkit.config import BufferSizes
+from graphkit.distributed import RankGroup
 from graphkit.errors import ReplayError
-from graphkit.graphs import Backend, CapturedGraph, LoopGraph, SizeTable, scope
-from graphkit.ops.device_loop import advance_loop, begin_loop
+from graphkit.graphs import (
+    Backend,
+    CapturedGraph,
+    CaptureFailure,
+    LoopGraph,
+    SizeTable,
+    scope,
+)
+from graphkit.ops.device_loop import advance_loop, begin_loop, loop_requests
 from graphkit.ops.loop_layout import Control
 from graphkit.records import LoopBody, LoopRecord
 from graphkit.runners import Output, StepRunner, declare_output
-from graphkit.runners.capture import SizeCapture
+from graphkit.runners.capture import SizeCapture, capture_error
 from graphkit.runners.replayer import Replayer
 from graphkit.runners.step import Step, tensors_of
 from graphkit.spec import ForwardMode, SpecConfig
@@ -99,6 +107,8 @@ class DeviceLoops:
         sizes: Limits on batch and context.
         longest_path: Most tokens of a path.
         ring_entries: Steps that wait for the host at most.
+        group: Ranks that run the same loops together, if any. If the host of one of them stops a
+            launch, or does not read its ring, the loops of all end after the same step.
     """
 
     def __init__(
@@ -110,7 +120,9 @@ class DeviceLoops:
         sizes: BufferSizes,
         longest_path: int,
         ring_entries: int,
+        group: RankGroup | None,
     ) -> None:
+        self._group = group
         self._buffers, self._table, self._backend, self._spec = buffers, table, backend, spec
         device = backend.device
         self._rows = buffers.live_rows("req_pool_indices", table.largest)
@@ -216,6 +228,7 @@ class DeviceLoops:
             for body in loop.bodies.values():
                 body.close()
         self._loops, self._running = {}, None
+        self._reader.collect()  # ranks compare how many steps they ran
         if self._prologue is not None:
             self._prologue.close()
 
@@ -230,7 +243,7 @@ class DeviceLoops:
             with scope("advance"):
                 advance_loop(
                     output.report, self._rows, self._watched, self._control, self._sizes,
-                    self._ring.words, self._ring.entries,
+                    self._ring.words, self._ring.entries, self._requests_of_ranks(),
                 )  # fmt: skip
             return output
 
@@ -249,11 +262,20 @@ class DeviceLoops:
                 self._condition(Control.AGAIN),
                 self._condition(Control.BODY),
             )
-        except BaseException:
+        except BaseException as error:
             for each in bodies.values():
                 each.close()
+            if isinstance(error, CaptureFailure):
+                raise capture_error(mode, self._table.largest, error) from error
             raise
         return _Loop(graph, bodies, prologue.replayer_of({self._table.largest: graph}))
+
+    def _requests_of_ranks(self) -> torch.Tensor | None:
+        """Return the sum of ``loop_requests`` of all ranks; ``None`` for one rank."""
+        if self._group is None:
+            return None
+        own = loop_requests(self._control, self._ring.words, self._ring.entries)
+        return self._group.collectives.all_reduce(own)
 
     def _begin(self, inputs: _LaunchInputs) -> _LaunchOutput:
         begin_loop(

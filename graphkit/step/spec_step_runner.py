@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from graphkit.config import BufferSizes, require_int, require_type
-from graphkit.distributed import LOOP_REFUSAL, RankGroup
+from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
@@ -57,9 +57,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         is_greedy: Capture steps without sampling: requests with a temperature are refused.
         chunked_prefill_size: Most prompt tokens per forward.
         ring_entries: Steps that wait for the host at most.
-        group: As for ``Runner``. ``launch`` is not available: the host can stop a loop, and ranks
-            would stop theirs after different steps. All ranks admit and release the same requests
-            in the same order.
+        group: As for ``Runner``. All ranks admit, launch and release the same requests in the same
+            order. ``launch`` needs ranks with the same batch and, on CUDA, one-shot collectives;
+            see ``RankGroup``. The loops of all ranks end after the same step.
 
     Attributes:
         device_step: The step that is captured, with the state of the requests.
@@ -137,15 +137,17 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             tokens_per_request=1,
             group=group,
         )
-        self.loop_refusal = LOOP_REFUSAL if group is not None else backend.loop_refusal
+        capturing = self.capturing_backend()
+        self.loop_refusal = capturing.loop_refusal
         self._loops = DeviceLoops(
             self.buffers,
             self.table,
-            backend,
+            capturing,
             self.spec,
             self.sizes,
             step.max_path,
             ring_entries,
+            group,
         )
 
     @property

@@ -20,14 +20,16 @@ from graphkit.runners import RUNNERS
 RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 GLOBAL = {"-h", "--help", "--version", "-v", "--verbose"}
 COMMANDS = {
-    "capture": {"TARGET", "--mode", "--batch-sizes", "--device", "--tp", "--out", "--json"},
+    "capture": {
+        "TARGET", "--mode", "--batch-sizes", "--device", "--tp", "--one-shot", "--out", "--json",
+    },
     "inspect": {
         "RECORD|TARGET", "--mode", "--batch-sizes", "--device", "--batch-size", "--by", "--plain",
         "--json",
     },
     "audit": {
         "TARGET", "--mode", "--batch-sizes", "--device", "--only", "--lock", "--check", "--out",
-        "--json", "--tolerance", "--tp",
+        "--json", "--tolerance", "--tp", "--one-shot",
     },
     "diff": {"A", "B", "--threshold", "--fail-above", "--json"},
     "export": {"RECORD", "--out", "--mode", "--batch-size"},
@@ -36,12 +38,13 @@ COMMANDS = {
         "--checkpoint", "--draft", "--max-context-len", "--page-size", "--prompt", "--prompts",
         "--chat", "--algorithm", "--topk", "--num-steps", "--num-draft-tokens", "--generation",
         "--steps-per-launch", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
-        "--stop", "--seed", "--device", "--tp", "--eager", "--json",
+        "--stop", "--seed", "--device", "--tp", "--one-shot", "--eager", "--json",
     },
     "bench": {
         "--checkpoint", "--shape", "--draft", "--algorithm", "--topk", "--num-steps",
         "--num-draft-tokens", "--batch-sizes", "--generations", "--steps-per-launch", "--context",
-        "--steps", "--rounds", "--accept-lengths", "--device", "--tp", "--out", "--json",
+        "--steps", "--rounds", "--accept-lengths", "--device", "--tp", "--one-shot", "--out",
+        "--json",
     },
     "plan": {
         "--traffic", "--record", "--mode", "--max-sizes", "--max-memory", "--max-capture-seconds",

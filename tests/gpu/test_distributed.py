@@ -18,7 +18,10 @@ pytestmark = [
 SCENARIOS = (
     commands.audit_on_all_ranks,
     models.replay_a_split_model,
+    models.replay_a_split_model_in_one_shot,
     models.generate_on_all_ranks,
+    models.generate_in_one_shot,
+    models.loop_in_one_shot,
     models.serve_with_data_parallelism,
     scenarios.agree_on_random_steps,
     scenarios.agree_on_staged_batches,

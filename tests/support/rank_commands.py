@@ -132,12 +132,8 @@ def refuse_commands():
         ("capture",): "--tp is 1, but the command has",
         ("capture", "rank_commands:whole_target", *tp): "does not run on several ranks",
         ("generate", "--prompt", "x" * 3000, *tp): "a prompt has",
-        (
-            "bench",
-            "--steps-per-launch",
-            "4",
-            *tp,
-        ): "--steps-per-launch must be 1",
+        ("generate", "--prompt", "x", "--one-shot"): "--tp is 1, but the command has",
+        ("bench", "--one-shot", *tp): "one_shot needs ranks with CUDA devices and NCCL",
     }.items():
         code, text, error = run(*words)
         assert (code, text) == (2, ""), (words[0], code, text, error)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
 from graphkit import reference
+from graphkit.ops.loop_layout import LoopEnd
 from graphkit.reference import weight_files
 from rank_steps import rank_device, rank_group
 
@@ -117,9 +118,9 @@ def reference_modes(model):
     return reference.model_target(model, eagle, mtp, name="reference", max_batch_size=2)
 
 
-def replay_a_split_model():
+def replay_a_split_model(*, one_shot=False):
     """Every mode of the reference model is captured with its collectives, equal on all ranks."""
-    group, device = rank_group(same_batch=True), rank_device()
+    group, device = rank_group(same_batch=True, one_shot=one_shot), rank_device()
     alone = reference.load_checkpoint(reference.default_checkpoint(), device=device)
     model = reference.load_checkpoint(reference.default_checkpoint(), device=device, group=group)
     whole, target = reference_modes(alone), reference_modes(model)
@@ -137,14 +138,33 @@ def replay_a_split_model():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-3)
 
 
+def replay_a_split_model_in_one_shot():
+    """The same without NCCL; larger tensors go through NCCL."""
+    replay_a_split_model(one_shot=True)
+    group, device = rank_group(same_batch=True, one_shot=True), rank_device()
+    for rows in (1, 100, 5000):
+        x = torch.arange(rows * 1024.0, device=device).view(rows, 1024)
+        mine, ranks = x * (group.rank + 1), range(1, group.size + 1)
+        gathered = group.collectives.all_gather(mine)
+        assert torch.equal(gathered, torch.cat([x * rank for rank in ranks], 1))
+        assert torch.equal(group.collectives.all_reduce(mine), x * sum(ranks))
+
+
+def refuse_one_shot():
+    """Without NCCL there are no one-shot collectives."""
+    with pytest.raises(gk.ConfigError, match="CUDA devices and NCCL") as caught:
+        rank_group(one_shot=True)
+    assert caught.value.field == "one_shot"
+
+
 PROMPTS = ("def __init__(self", "import os\nimport ", "for i in range(", "class A(object):\n")
 
 
-def generated(generation, group):
+def generated(generation, group, steps_per_launch=16):
     """Return what an engine generates: two requests run, two wait, and one of each is aborted."""
     engine = reference.reference_engine(
         "EAGLE", max_batch_size=2, max_context_len=160, batch_sizes=[1, 2], device=rank_device(),
-        generation=generation, group=group,
+        generation=generation, group=group, steps_per_launch=steps_per_launch,
     )  # fmt: skip
     with engine:
         engine.capture()
@@ -165,21 +185,64 @@ def generated(generation, group):
         return engine.stats, [(each.output_ids, each.finish_reason) for each in requests]
 
 
-def generate_on_all_ranks():
-    """A split target gives the tokens of a whole one in every generation."""
-    group = rank_group(same_batch=True)
+def generate_on_all_ranks(*, one_shot=False):
+    """A split target gives the tokens of a whole one in every generation, and in loops."""
+    group = rank_group(same_batch=True, one_shot=one_shot)
     _, expected = generated("v2", None) if group.rank == 0 else (None, [])
-    for generation in ("v1", "v2", "v3"):
-        stats, got = generated(generation, group)
+    for generation, *steps_per_launch in (("v1",), ("v2",), ("v3", 1), ("v3", 3), ("v3", 16)):
+        stats, got = generated(generation, group, *steps_per_launch)
         assert not stats.fallbacks, (generation, stats.fallbacks)
         assert stats.new_tokens > 40
         if generation == "v3":
             assert set(stats.replays) == {"STEP"}
         for (tokens, reason), (others, expected_reason) in zip(got, expected, strict=True):
-            assert reason is expected_reason
-            is_cut = reason is gk.FinishReason.ABORTED  # each generation is at another token then
+            # Each generation is at another token then; loops may even have ended the request.
+            is_cut = gk.FinishReason.ABORTED in (reason, expected_reason)
+            assert reason is expected_reason or is_cut
             count = min(len(tokens), len(others)) if is_cut else None
             assert tokens[:count] == others[:count], generation
+
+
+def generate_in_one_shot():
+    """The same without NCCL, so that loops run on GPUs."""
+    generate_on_all_ranks(one_shot=True)
+
+
+def loop_in_one_shot():
+    """Loops on GPUs."""
+    loop_on_all_ranks(one_shot=True)
+
+
+def loop_on_all_ranks(*, one_shot=False):
+    """Loops of all ranks end after the same step, also if one host stops one or does not read."""
+    group = rank_group(same_batch=True, one_shot=one_shot)
+    runner = reference.reference_engine(
+        "EAGLE", max_batch_size=2, max_context_len=160, batch_sizes=[1, 2], device=rank_device(),
+        generation="v3", steps_per_launch=2, group=group,
+    ).runners[0]  # fmt: skip
+    runner.capture()
+    runner.device_step.context.req_to_token[1:3] = torch.arange(1, 321).view(2, 160)
+    for row, limit in ((1, 120), (2, 40)):
+        runner.admit(row, reference.encode(PROMPTS[row]), max_new_tokens=limit)
+
+    def run(expected, stops=False, reads=True, **options):
+        stream = runner.launch([1, 2], **options)
+        if stops and group.rank:
+            stream.stop()
+        if not reads and group.rank:
+            runner.join_loops()
+            torch.cuda.synchronize() if rank_device().type == "cuda" else None
+        found = [[(each.req_pool_index, each.tokens) for each in step.requests] for step in stream]
+        of_ranks = [None] * group.size
+        dist.all_gather_object(of_ranks, (found, stream.end))
+        assert of_ranks == [(found, expected)] * group.size, of_ranks
+        return len(found)
+
+    assert run(LoopEnd.STEPS, max_steps=3) == 3
+    assert run(LoopEnd.STOPPED, stops=True, max_steps=40) < 40
+    assert run(LoopEnd.REQUEST, until=[2], max_steps=40) < 40
+    assert run(LoopEnd.RING_FULL, reads=False, max_steps=40) == 8, "entries of the ring"
+    runner.close()
 
 
 def engine_of_tables(group, shift):

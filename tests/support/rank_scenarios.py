@@ -235,10 +235,11 @@ def step_together():
     alone.close()
     made, got = spec_step(group, SharedTable)
     assert got == expected
-    refusal = raises(gk.ReplayError, lambda: made.launch([1], max_steps=4), "launch")
-    assert "different steps" in str(refusal)
     assert made.stats.replays == 5
     made.close()
+    separate, _ = spec_step(rank_group(), SharedTable)
+    raises(gk.ReplayError, lambda: separate.launch([1], max_steps=4), "batches of their own")
+    separate.close()
 
 
 def disagree_on_settings():

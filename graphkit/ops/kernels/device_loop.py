@@ -7,16 +7,19 @@ before it for the host.
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
+    LOOP_REQUEST_WORDS,
     RING_WORDS,
     Control,
     EntryWord,
     LoopEnd,
+    LoopRequest,
     Report,
     RingWord,
 )
@@ -41,6 +44,9 @@ _BY_REQUEST = tl.constexpr(int(LoopEnd.REQUEST))
 _BY_IDLE = tl.constexpr(int(LoopEnd.IDLE))
 _BY_STOP = tl.constexpr(int(LoopEnd.STOPPED))
 _BY_RING = tl.constexpr(int(LoopEnd.RING_FULL))
+_ASKED_STOP = tl.constexpr(int(LoopRequest.STOP))
+_ASKED_FULL = tl.constexpr(int(LoopRequest.RING_FULL))
+_REQUEST_WORDS = tl.constexpr(LOOP_REQUEST_WORDS)
 _CHUNK = tl.constexpr(1024)
 
 
@@ -83,9 +89,31 @@ def begin_loop_kernel(
     tl.store(control + _LAUNCH, tl.load(launch))
 
 
+@triton.jit
+def _is_stopped(control, ring):
+    """Return whether the host has stopped the launch."""
+    return tl.load(ring + _STOP, volatile=True) >= tl.load(control + _LAUNCH)
+
+
+@triton.jit
+def _is_full(control, ring, entries):
+    """Return whether the host has not read the entry that follows this step's."""
+    read = tl.load(ring + _READ, volatile=True)
+    return tl.load(control + _WRITTEN) + 1 - read >= entries
+
+
+@triton.jit(do_not_specialize=["entries"])
+def loop_requests_kernel(asked, control, ring, entries):
+    """One program."""
+    word = tl.arange(0, _REQUEST_WORDS)
+    stopped = (word == _ASKED_STOP) & _is_stopped(control, ring)
+    full = (word == _ASKED_FULL) & _is_full(control, ring, entries)
+    tl.store(asked + word, (stopped | full).to(tl.float32))
+
+
 @triton.jit(do_not_specialize=["requests", "columns", "capacity", "entries", "bodies", "words"])
 def advance_loop_kernel(
-    report, loop_rows, loop_watched, control, batch_sizes, ring,
+    report, loop_rows, loop_watched, control, batch_sizes, ring, asked,
     requests, columns, capacity, entries, entry_words, bodies, words,
     BLOCK: tl.constexpr, BODIES: tl.constexpr,
 ):  # fmt: skip
@@ -117,11 +145,15 @@ def advance_loop_kernel(
     tl.store(loop_rows + each, tl.zeros_like(row), mask=behind)
     tl.store(loop_watched + each, tl.zeros_like(watched).to(tl.int1), mask=behind)
 
-    stop = tl.load(ring + _STOP, volatile=True)
-    read = tl.load(ring + _READ, volatile=True)
-    end = tl.where(written + 1 - read >= entries, _BY_RING, 0)
+    if asked is None:
+        stopped = _is_stopped(control, ring)
+        full = _is_full(control, ring, entries)
+    else:
+        stopped = tl.load(asked + _ASKED_STOP) > 0
+        full = tl.load(asked + _ASKED_FULL) > 0
+    end = tl.where(full, _BY_RING, 0)
     end = tl.where(steps_left <= 0, _BY_STEPS, end)
-    end = tl.where(stop >= launch, _BY_STOP, end)
+    end = tl.where(stopped, _BY_STOP, end)
     end = tl.where(watched_ends > 0, _BY_REQUEST, end)
     end = tl.where(live == 0, _BY_IDLE, end)
     tl.store(control + _AGAIN, (end == 0).to(tl.int32))
@@ -143,6 +175,13 @@ def launch_begin_loop(given: Any) -> None:
         BLOCK=triton.next_power_of_2(requests), BODIES=triton.next_power_of_2(bodies),
         num_warps=4,
     )  # fmt: skip
+
+
+def launch_loop_requests(given: Any) -> torch.Tensor:
+    """Launch ``loop_requests``."""
+    asked: torch.Tensor = given.control.new_empty(LOOP_REQUEST_WORDS, dtype=torch.float32)
+    launch(loop_requests_kernel, (1,), given, asked=asked, num_warps=1)
+    return asked
 
 
 def launch_advance_loop(given: Any) -> None:

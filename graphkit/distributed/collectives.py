@@ -1,0 +1,109 @@
+"""Collectives of the forwards of a split model."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from graphkit.errors import ConfigError
+
+_SHARED_BYTES = 16 << 20
+"""Largest tensor of a one-shot collective."""
+_WORD = 4
+"""The kernels move words of so many bytes."""
+_all_gather = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)  # torch 2.13 renames it
+
+
+class Collectives:
+    """Collectives through ``torch.distributed``, such as NCCL.
+
+    They run on the current stream and may be captured. All ranks call the same ones in order.
+
+    Args:
+        process_group: The ranks.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup) -> None:
+        self._group = process_group
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum over all ranks; ``x``, which is contiguous, may be overwritten."""
+        dist.all_reduce(x, group=self._group)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Return the columns of all ranks side by side: [T, P] of each rank as [T, R * P]."""
+        ranks, (tokens, columns) = self._group.size(), x.shape
+        gathered = x.new_empty(ranks * tokens, columns)
+        _all_gather(gathered, x.contiguous(), group=self._group)
+        return gathered.view(ranks, tokens, columns).transpose(0, 1).reshape(tokens, -1)
+
+
+class OneShotCollectives(Collectives):
+    """Collectives through memory that every GPU of a host can read, without NCCL.
+
+    Each rank copies its tensor into its part of the memory, waits on the device until all have, and
+    reads the tensors of all others: one kernel for a sum (``torch.ops.symm_mem``), four nodes for a
+    gather. No multicast is used. Tensors of more than 16 MiB go through NCCL.
+
+    Unlike NCCL's, these collectives may be part of a device loop. They cannot be aborted: if a rank
+    ends, the others wait until their processes are killed.
+
+    Creation is collective and must precede captures. One stream at a time may use them.
+
+    Args:
+        process_group: The ranks, which use NCCL.
+
+    Raises:
+        ConfigError: The GPUs cannot read the memory of each other.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup) -> None:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        super().__init__(process_group)
+        device = torch.device("cuda", torch.cuda.current_device())
+        try:
+            shared = symmetric_memory.empty(_SHARED_BYTES, dtype=torch.uint8, device=device)
+            self._memory = symmetric_memory.rendezvous(shared, process_group)
+        except RuntimeError as error:
+            reason = next(iter(str(error).splitlines()), "")
+            raise ConfigError(
+                f"the GPUs of the ranks have no symmetric memory: {reason} Create the RankGroup "
+                "without one_shot.",
+                field="one_shot",
+            ) from error
+        self._shared = shared
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See ``Collectives.all_reduce``. The sum has the same bits on every rank."""
+        if not _fits(x) or x.dtype not in (torch.float32, torch.bfloat16):
+            return super().all_reduce(x)
+        out: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
+            self._shared_like(x), x, "sum", self._group.group_name
+        )
+        return out
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """See ``Collectives.all_gather``."""
+        if not _fits(x):
+            return super().all_gather(x)
+        self._shared_like(x).copy_(x)
+        self._memory.barrier()
+        parts = (
+            self._memory.get_buffer(rank, x.shape, x.dtype) for rank in range(self._group.size())
+        )
+        out = torch.cat(tuple(parts), 1)
+        self._memory.barrier()  # no rank writes its part again before all have read it
+        return out
+
+    def _shared_like(self, x: Tensor) -> Tensor:
+        return self._shared.view(x.dtype)[: x.numel()].view(x.shape)
+
+
+def _fits(x: Tensor) -> bool:
+    size = x.numel() * x.itemsize
+    return size <= _SHARED_BYTES and size % _WORD == 0
