@@ -17,6 +17,8 @@ import graphkit.ops
 from graphkit.errors import AttentionError, ConfigError, InputError
 from graphkit.ops.argument_rules import ArgumentRules
 from graphkit.ops.registration import OPS
+from graphkit.ops.store_kv import store_kv
+from graphkit.ops.target_probs import target_probs
 
 MODULES = (
     "accepted_moves", "accepted_tokens", "argmax", "begin_step", "device_loop", "draft_rows",
@@ -82,6 +84,22 @@ def test_arguments_may_be_named():
     bonus = torch.zeros(1, dtype=torch.int64)
     graphkit.ops.fill_bonus_tokens(*args, stride=2, bonus_tokens=bonus)
     assert bonus.tolist() == [2]
+
+
+def test_an_op_without_a_gradient_refuses_backward():
+    logits, ones = torch.zeros(2, 4, requires_grad=True), torch.ones(2)
+    top_k = torch.zeros(2, dtype=torch.int32)
+    probs = target_probs(logits, torch.arange(2), ones, top_k, ones, 0 * ones, 1)
+    with pytest.raises(InputError, match=r"target_probs has no gradient: call it under torch.no_"):
+        probs.sum().backward()
+
+
+def test_a_write_leaves_its_target_out_of_autograd():
+    keys = torch.ones(2, 1, 4, requires_grad=True)
+    pool = torch.zeros(3, 1, 4)
+    store_kv(pool, pool.clone(), torch.tensor([1, 2]), keys, keys)
+    assert pool[1:].eq(1).all()
+    assert not pool.requires_grad
 
 
 HINTS = {

@@ -35,11 +35,11 @@ def test_random_cases(name, requests):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fakes_have_the_shapes_of_the_results(name):
-    """Compiled functions rely on them."""
+def test_the_schema_and_the_fake_are_those_of_the_op(name):
+    """Compiled functions rely on what is written, what is shared, and the shapes of results."""
     op, make, _ = CASES[name]
     overload = getattr(torch.ops.graphkit, op.__name__).default
-    torch.library.opcheck(overload, make(3, 4), test_utils="test_faketensor")
+    torch.library.opcheck(overload, make(3, 4), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("name", CASES)
