@@ -1,6 +1,8 @@
 """Capture targets of models with random weights, such as for a record of their graphs.
 
-graphkit capture tools.bench.shape_targets:llama_8b --mode STEP --out record.json
+    graphkit capture tools.bench.shape_targets:llama_8b --mode STEP --out record.json
+
+The weights are made on the device. Their kernels are those of a trained model.
 """
 
 from __future__ import annotations
