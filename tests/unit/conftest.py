@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,27 +131,21 @@ def assert_interpreted_pass():
 def quick_interpreter():
     """Make Triton's interpreter faster. It repeats the same work for every operation of a kernel.
 
-    It replaces the functions of ``triton.language`` at every call of a function within a kernel;
-    once per launch is enough. It makes a table of all types to look one up. It checks integers for
-    overflow, with seven more operations each; the shapes of tests are too small to overflow.
+    It replaces the functions of ``triton.language`` at every launch and at every call of a function
+    within a kernel; once per process is enough. It makes a table of all types to look one up. It
+    wraps the sizes of every value anew; there are few shapes. It checks integers for overflow, with
+    seven more operations each; the shapes of tests are too small to overflow.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
         return
+    from triton import language
+    from triton.language import core
     from triton.runtime import interpreter
 
-    patch_language, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, {}
     find_type, types = interpreter._get_np_dtype, {}
-
-    def patch_once(function):
-        module = function.__globals__["__name__"]
-        if module not in patched:
-            patched[module] = patch_language(function)
-        return patched[module]
-
-    def launch_and_forget(*args, **options):
-        patched.clear()
-        return launch(*args, **options)
+    make_tensor, tensors = core.tensor.__init__, {}
+    make_block, blocks = core.block_type.__init__, {}
 
     def known_type(of):
         name = of.scalar.name
@@ -158,10 +153,28 @@ def quick_interpreter():
             types[name] = find_type(of)
         return types[name]
 
+    def known_tensor(self, handle, of):
+        shape = tuple(of.shape) if of.is_block() else ()
+        if shape not in tensors:
+            make_tensor(self, handle, of)
+            tensors[shape] = {"shape": self.shape, "numel": self.numel}
+        self.__dict__ = {"handle": handle, "type": of, "dtype": of.scalar, **tensors[shape]}
+
+    def known_block(self, element_ty, shape):
+        key = element_ty.name, tuple(getattr(each, "value", each) for each in shape)
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = self.__dict__
+        self.__dict__ = blocks[key] | {"element_ty": element_ty}
+
     options = interpreter.InterpreterOptions(sanitize_overflow=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_patch_lang", patch_once)
-        patch.setattr(interpreter.GridExecutor, "__call__", launch_and_forget)
         patch.setattr(interpreter, "_get_np_dtype", known_type)
+        patch.setattr(core.tensor, "__init__", known_tensor)
+        patch.setattr(core.block_type, "__init__", known_block)
         patch.setattr(interpreter.interpreter_builder, "options", options)
+        importing_both = SimpleNamespace(__globals__={"tl": language, "core": core})
+        patched = interpreter._patch_lang(importing_both)
+        patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
         yield
+        patched.restore()
