@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from graphkit.ops.loop_layout import (
 
 # Plain ints: indexing by an enum costs more than reading the word.
 _READ, _STOP = int(RingWord.READ), int(RingWord.STOP)
-_SEQUENCE = int(EntryWord.SEQUENCE)
+_SEQUENCE, _LAUNCH = int(EntryWord.SEQUENCE), int(EntryWord.LAUNCH)
 _LOOP_ENDS = tuple(LoopEnd)
 _ROW = int(Report.ROW)
 
@@ -127,23 +128,25 @@ class OutputRing:
         self.words.zero_()
 
     def read(self) -> Sequence[StepReport]:
-        """Return the entries that were not read yet, up to the end of the ring, oldest first."""
+        """Return the oldest entries that were not read yet.
+
+        They are of one launch, and end at the end of the ring at the latest.
+        """
         number = self._words[_READ]
         first = number % self.entries
         if self._words[RING_WORDS + first * self._entry_words + _SEQUENCE] != number + 1:
             return ()
-        written = (
-            self._by_entry[first:, _SEQUENCE] == self._counted[: self.entries - first] + number
-        )
-        count = int(np.count_nonzero(written))
-        block = self._by_entry[first : first + count].copy()
+        entries = self._by_entry[first:]
+        is_next = entries[:, _SEQUENCE] == self._counted[: len(entries)] + number
+        is_next &= entries[:, _LAUNCH] == entries[0, _LAUNCH]
+        count = int(np.count_nonzero(is_next))
+        block = entries[:count].copy()
         # Last, because the device may write the entries again from now on.
         self._words[_READ] = number + count
         lines = block[:, ENTRY_WORDS:].reshape(count, *self._line_shape)
-        return [
-            StepReport(size, _LOOP_ENDS[end], launch, lines, index)
-            for index, (_, size, end, launch) in enumerate(block[:, : len(EntryWord)].tolist())
-        ]
+        _, sizes, ends, launches = block[:, : len(EntryWord)].T.tolist()
+        loop_ends = map(_LOOP_ENDS.__getitem__, ends)
+        return list(map(StepReport, sizes, loop_ends, launches, repeat(lines), range(count)))
 
 
 def _request_of(line: Sequence[int]) -> RequestReport:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
 from typing import Self
@@ -15,7 +14,7 @@ from graphkit.errors import ReplayError
 from graphkit.ops.loop_layout import LoopEnd
 from graphkit.step.output_ring import OutputRing, StepReport
 
-_LAUNCH, _BATCH_SIZE = attrgetter("launch"), attrgetter("batch_size")
+_BATCH_SIZE = attrgetter("batch_size")
 _PAUSES_S = 2e-5, 2e-2
 """Shortest and longest pause between polls."""
 _FIRST_PAUSE, _LATER_PAUSE = 0.85, 0.02
@@ -50,14 +49,13 @@ class LoopReader:
 
     def collect(self) -> None:
         """Move all steps out of the ring, which makes room for further ones."""
-        while reports := self.ring.read():
-            for launch, group in groupby(reports, _LAUNCH):
-                steps = list(group)
-                if (unread := self._unread.get(launch)) is not None:
-                    unread.extend(steps)
-                self.steps_by_size.update(map(_BATCH_SIZE, steps))
-                if steps[-1].is_last:
-                    self.last_ended = launch
+        while steps := self.ring.read():
+            launch = steps[0].launch
+            if (unread := self._unread.get(launch)) is not None:
+                unread.extend(steps)
+            self.steps_by_size.update(map(_BATCH_SIZE, steps))
+            if steps[-1].is_last:
+                self.last_ended = launch
 
     def advance(self) -> None:
         """Let a loop advance that runs on the host, and collect its steps."""
@@ -125,14 +123,11 @@ class StepStream:
 
     def __next__(self) -> StepReport:
         if not self._unread:
-            if self.end is not None:
-                raise StopIteration
-            try:
-                self._reader.wait(self._unread)
-            except BaseException:  # such as ^C: without a reader, the loop must end
-                self.stop()
-                raise
-        return self._next()
+            self._wait()
+        report = self._unread.popleft()
+        if report.loop_end:
+            self.end = report.loop_end
+        return report
 
     def poll(self) -> StepReport | None:
         """Return the next step if it is there, else ``None``. Does not wait.
@@ -142,7 +137,7 @@ class StepStream:
         self._reader.collect()
         if not self._unread and self.end is None:
             self._reader.advance()
-        return self._next() if self._unread else None
+        return next(self) if self._unread else None
 
     def available(self) -> Iterator[StepReport]:
         """Wait for the next step, then yield it and all further ones that have arrived.
@@ -153,7 +148,7 @@ class StepStream:
         while report is not None:
             yield report
             self._reader.collect()
-            report = self._next() if self._unread else None
+            report = next(self) if self._unread else None
 
     def stop(self) -> None:
         """End the loop, and those launched before, after the step that runs.
@@ -173,8 +168,12 @@ class StepStream:
     ) -> None:
         self.stop()
 
-    def _next(self) -> StepReport:
-        report = self._unread.popleft()
-        if report.loop_end:
-            self.end = report.loop_end
-        return report
+    def _wait(self) -> None:
+        """Wait for an unread step. Raises ``StopIteration`` after the last one."""
+        if self.end is not None:
+            raise StopIteration
+        try:
+            self._reader.wait(self._unread)
+        except BaseException:  # such as ^C: without a reader, the loop must end
+            self.stop()
+            raise
