@@ -104,6 +104,7 @@ def plain(model: reference.LlamaModel, prompt: list[int], device: torch.device) 
 
 def main(device: str = "cpu") -> int:
     """Continue all texts in two rows, print them, and compare with plain decoding."""
+    torch.set_num_threads(1)  # on the CPU, operations of a small model are too short for more
     pool = gk.ReqToTokenPool(ROWS, CONTEXT, device)
     model = reference.load_checkpoint(reference.default_checkpoint(), device=pool.device)
     requests = [Request(reference.encode(text)) for text in TEXTS]

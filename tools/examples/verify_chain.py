@@ -42,6 +42,7 @@ def accepted_drafts(chosen: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
 
 def main() -> int:
     """Replay three batches of different sizes and print the accepted drafts of each request."""
+    torch.set_num_threads(1)  # on the CPU, operations of a small model are too short for more
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target = reference_target(device)
     with target.runner(VERIFY, device=device) as runner:
