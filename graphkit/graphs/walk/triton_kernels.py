@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Any
 
 _JIT, _STATIC = "CompiledKernel", "StaticallyLaunchedCudaKernel"
@@ -57,12 +58,14 @@ class TritonKernels:
 def _loaded_kernels() -> dict[int, tuple[str, ...]]:
     """Return the parameter names of all loaded kernels by the handles of their functions."""
     found = {}
-    for each in gc.get_objects():
-        if type(each).__name__ in (_JIT, _STATIC):
-            # Compiled from a file, or of a version or a library with other attributes.
-            with suppress(AttributeError, TypeError):
-                if each.function is not None:
-                    found[each.function] = _names_of(each)
+    objects = gc.get_objects()
+    # Types are few and objects half a million, so no Python code runs for each object.
+    types = {each for each in set(map(type, objects)) if each.__name__ in (_JIT, _STATIC)}
+    for kernel in compress(objects, map(types.__contains__, map(type, objects))):
+        # Compiled from a file, or of a version or a library with other attributes.
+        with suppress(AttributeError, TypeError):
+            if kernel.function is not None:
+                found[kernel.function] = _names_of(kernel)
     return found
 
 
