@@ -57,10 +57,9 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def rare_collections():
-    """Collect garbage less often: collected tests alone are a quarter of a million objects."""
-    gc.set_threshold(10_000, 10, 10)
+def pytest_configure():
+    """Collect garbage less often: imported modules and tests alone are 700,000 objects."""
+    gc.set_threshold(50_000, 10, 50)
 
 
 @pytest.fixture(autouse=True, scope="session")
