@@ -60,14 +60,14 @@ class Steps:
 class MeasuredEngine:
     """An engine whose batch is full of requests that do not end. Captures it and warms it up.
 
-    The n-th steps of all variants are at the same place of the same texts, if prompts and warm-ups
-    are equal. The caller closes the engine.
+    Each measurement starts the requests again. The n-th steps of all variants are therefore at the
+    same place of the same texts, if prompts and warm-ups are equal. The caller closes the engine.
 
     Args:
         engine: A new engine for as many requests as there are prompts.
         variant: How the engine runs its steps.
         prompts: Token ids of each prompt.
-        warm_up_steps: Steps of the warm-up.
+        warm_up_steps: Steps before each measurement, at least ``variant.steps_in_flight``.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MeasuredEngine:
         self._requests: list[Request] = []
         self._host_us: dict[str, float] = {}
         engine.capture()
-        self._start()
+        self._restart()
 
     @property
     def outputs(self) -> list[list[int]]:
@@ -92,15 +92,12 @@ class MeasuredEngine:
     def run(self, steps: int, into: Steps) -> None:
         """Run a round: at least ``steps`` steps, whole launches.
 
-        Launches that were in flight before the round end before it, and do not count.
-
         Raises:
             ConfigError: A request ended, because it reached the context limit of the engine.
         """
-        synchronise(self._engine.device)
-        self._advance(self._variant.steps_in_flight)
+        self._restart()
         tokens = sum(map(len, self.outputs))
-        seen = self._advance(self._variant.whole_launches(steps))
+        seen = self._advance(steps)
         into.ms.append((seen[-1] - seen[0]) / (len(seen) - 1) * 1e3)
         into.intervals_ms += [(after - before) * 1e3 for before, after in pairwise(seen)]
         into.tokens += sum(map(len, self.outputs)) - tokens
@@ -110,16 +107,15 @@ class MeasuredEngine:
 
         The least of the runs of this call and of all earlier ones counts, because other processes
         of the host only add to it, some for seconds. In v3, these are the launch, and the reading
-        of steps that are done. The requests start again at their prompts, before and after.
+        of steps that are done.
         """
-        self._start()
+        self._restart()
         if self._variant.generation == "v3" and self._runner().can_launch:
             found = self._launch_and_reading_us(steps)
         else:
             found = {"host": min(self._host_us_of_a_run(steps) for _ in range(_HOST_RUNS))}
         least = self._host_us
         least |= {part: min(us, least.get(part, us)) for part, us in found.items()}
-        self._start()
         return {"host": sum(least.values())} | least
 
     def cuda_calls(self, steps: int) -> dict[str, float]:
@@ -127,21 +123,24 @@ class MeasuredEngine:
 
         Measure times before: the profiler slows later launches of the process.
         """
-        first, seen = self._requests[0], Steps()
-        before = first.num_verifies
-        counted = api_calls(lambda _: self.run(steps, seen), _COUNTED_RUNS)
-        steps_of_run = (first.num_verifies - before) / len(seen.ms)
-        return {name: count / steps_of_run for name, count in counted.items()}
+        self._restart()
+        counted = api_calls(lambda _: self._advance(steps), _COUNTED_RUNS)
+        whole = self._variant.whole_launches(steps)
+        return {name: count / whole for name, count in counted.items()}
 
     def bare_step(self) -> BareStep:
         """Return the step of these requests without the engine, which must not run afterwards."""
         return BareStep(self._runner(), self._rows())
 
     def _advance(self, steps: int) -> list[float]:
-        """Run at least ``steps`` steps. Return when they began, and when each was received."""
+        """Run at least ``steps`` steps, whole launches.
+
+        Returns:
+            When they began, and when each was received.
+        """
         first = self._requests[0]
         done, seen = first.num_verifies, [time.perf_counter()]
-        end = done + steps
+        end = done + self._variant.whole_launches(steps)
         while done < end and not first.is_finished:
             self._engine.step()
             now = time.perf_counter()
@@ -155,20 +154,24 @@ class MeasuredEngine:
             )
         return seen
 
-    def _start(self) -> None:
-        """Begin the requests, instead of those that run, and warm up."""
+    def _restart(self) -> None:
+        """Begin the requests, instead of those that run, and warm up.
+
+        The launches that are in flight afterwards began when earlier ones had ended, as all later
+        ones do.
+        """
         for request in self._requests:
             self._engine.abort(request)
         sampling = SamplingParams(max_new_tokens=self._engine.context_limit)
         self._requests = [self._engine.submit(prompt, sampling) for prompt in self._prompts]
-        self.run(self._warm_up_steps, Steps())
+        self._advance(self._warm_up_steps)
 
     def _host_us_of_a_run(self, steps: int) -> float:
         with waits() as seconds:
-            began, result = time.thread_time(), Steps()
-            self.run(steps, result)
+            began = time.thread_time()
+            seen = self._advance(steps)
             busy = time.thread_time() - began - sum(seconds)
-        return busy / len(result.intervals_ms) * 1e6
+        return busy / (len(seen) - 1) * 1e6
 
     def _launch_and_reading_us(self, steps: int) -> dict[str, float]:
         runner, rows, count = self._runner(), self._rows(), self._variant.steps_per_launch

@@ -28,7 +28,7 @@ def open_engine(
         spec: Drafting and verification settings for them.
         variant: How the engine runs its steps.
         prompts: Token ids of each request, all of the same length.
-        warm_up_steps: Steps of the warm-up.
+        warm_up_steps: As for ``MeasuredEngine``.
         most_steps: Steps for which the context has room, warm-up included.
     """
     ahead = spec.num_draft_tokens + spec.topk * spec.num_steps

@@ -30,7 +30,7 @@ from graphkit.reference import EngineModels
 from graphkit.spec import SpecConfig
 
 _COUNTED_STEPS, _COUNTED_ROUNDS = 8, 5
-"""Steps of a round whose CUDA calls are counted, and rounds with the warm-ups."""
+"""Steps of a round whose CUDA calls are counted, and rounds, with those before the count."""
 Progress = Callable[[int, int, str], None]
 """Takes the parts done, all parts, and a description of the present one."""
 
@@ -49,7 +49,7 @@ class StepBench:
         text_ids: Token ids whose pieces are the prompts.
         context: Tokens of each prompt.
         steps: Least steps of a round, which is rounded up to whole launches of the longest loop, so
-            that all variants measure the same part of the texts. The warm-up is a round, too.
+            that all variants measure the same part of the texts.
         rounds: Measured rounds of each variant.
         accept_lengths: Tokens per step and request for which to give the tokens per second.
     """
@@ -117,13 +117,18 @@ class StepBench:
         return max(each.whole_launches(self.steps) for each in self.variants)
 
     @property
+    def _warm_up(self) -> int:
+        """Steps before each measurement."""
+        return max(each.steps_in_flight for each in self.variants)
+
+    @property
     def _most_steps(self) -> int:
-        """Most steps that an engine runs. All engines have equal contexts, to be comparable."""
-        steps = self._round
-        rounds = max(_steps_of_rounds(each, steps, self.rounds + 1) for each in self.variants)
+        """Most steps between two starts of the requests, the same for all engines."""
+        steps, ahead = self._round, self._warm_up
         host = max(host_time_steps(steps, each.steps_per_launch) for each in self.variants)
         bare = self.rounds * steps
-        return rounds + host + bare if self._is_cuda else rounds
+        measured = max(steps, host) + bare if self._is_cuda else steps
+        return ahead + measured + ahead
 
     def _times(self, size: int, progress: Callable[[str], None]) -> Iterator[Measure]:
         setting, seen = setting_of(size), {variant.name: Steps() for variant in self.variants}
@@ -131,7 +136,7 @@ class StepBench:
             engines: dict[Variant, MeasuredEngine] = {}
             for variant in self.variants:
                 progress(f"{setting}: capturing {variant.name}")
-                opened = self._open(size, variant, self._round, self._most_steps)
+                opened = self._open(size, variant, self._most_steps)
                 engines[variant] = stack.enter_context(opened)
             for number in range(1, self.rounds + 1):
                 for variant, engine in engines.items():
@@ -168,18 +173,18 @@ class StepBench:
     ) -> Iterator[Measure]:
         setting = setting_of(size)
         progress(f"{setting}: counting the CUDA calls of {variant.name}")
-        most = _steps_of_rounds(variant, _COUNTED_STEPS, _COUNTED_ROUNDS)
-        with self._open(size, variant, _COUNTED_STEPS, most) as engine:
+        most = 2 * self._warm_up + _COUNTED_ROUNDS * variant.whole_launches(_COUNTED_STEPS)
+        with self._open(size, variant, most) as engine:
             calls = sum(engine.cuda_calls(_COUNTED_STEPS).values())
         yield cell(setting, variant.name, "CUDA calls", calls, "per step")
 
     def _open(
-        self, size: int, variant: Variant, warm_up_steps: int, most_steps: int
+        self, size: int, variant: Variant, most_steps: int
     ) -> AbstractContextManager[MeasuredEngine]:
         prompts = pieces(self.text_ids, size, self.context)
         return open_engine(
             self.models, self.spec, variant, prompts,
-            warm_up_steps=warm_up_steps, most_steps=most_steps,
+            warm_up_steps=self._warm_up, most_steps=most_steps,
         )  # fmt: skip
 
     def _settings(self) -> dict[str, int | str]:
@@ -193,9 +198,3 @@ class StepBench:
             "steps per round": self._round,
             "rounds": self.rounds,
         }
-
-
-def _steps_of_rounds(variant: Variant, steps: int, rounds: int) -> int:
-    """Return the most steps of some rounds: each ends what is in flight, and leaves as much."""
-    in_flight = variant.steps_in_flight
-    return rounds * (in_flight + variant.whole_launches(steps)) + in_flight

@@ -15,7 +15,7 @@ from graphkit.reference import reference_engine
 
 VARIANTS = {variant.name: variant for variant in variants_of(("v1", "v2", "v3"), (1, 4, 16, 64))}
 """Variants by name."""
-WARM_UP_STEPS = 64
+WARM_UP_STEPS = max(each.steps_in_flight for each in VARIANTS.values())
 CONTEXT = 4096
 _PROMPT = 64
 

@@ -78,18 +78,23 @@ def test_the_settings_are_in_the_report(on_cpu):
 @pytest.fixture
 def events(monkeypatch):
     """Make the recorder measure what a CUDA device does; returns rounds and counts of calls."""
-    found, run = [], MeasuredEngine.run
+    found, run, host_us = [], MeasuredEngine.run, MeasuredEngine.host_us
 
     def noted(engine, steps, into):
         found.append(engine._variant.name)
         run(engine, steps, into)
 
+    def host(engine, steps):
+        found.append(f"host of {engine._variant.name}")
+        return host_us(engine, steps)
+
     def calls(engine, steps):
-        found.append("calls")
+        found.append(f"calls of {engine._variant.name}")
         return {"cudaGraphLaunch": 0.5, "cudaMemcpyAsync": 1.0}
 
     monkeypatch.setattr(StepBench, "_is_cuda", True)
     monkeypatch.setattr(MeasuredEngine, "run", noted)
+    monkeypatch.setattr(MeasuredEngine, "host_us", host)
     monkeypatch.setattr(MeasuredEngine, "cuda_calls", calls)
     monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 1)
     monkeypatch.setattr(step_bench, "copy_bandwidth", lambda device: 4e9)
@@ -114,9 +119,8 @@ def test_what_cuda_adds(events):
 
 def test_variants_take_turns_and_calls_are_counted_after_all_times(events):
     bench("NONE", variants=VARIANTS[:2]).report("name", [1, 2], {})
-    # Warm-up, rounds, and of each three runs and two further warm-ups for its host time.
-    size = ["v1", "v2"] + 2 * ["v1", "v2"] + 5 * ["v1"] + 5 * ["v2"]
-    assert events == [*size, *size, *(2 * ["v1", "calls", "v2", "calls"])]
+    size = [*(2 * ["v1", "v2"]), "host of v1", "host of v2"]
+    assert events == [*size, *size, *(2 * ["calls of v1", "calls of v2"])]
 
 
 def test_there_is_no_bare_step_without_v3(events):
@@ -137,7 +141,7 @@ def test_all_variants_run_the_same_steps_and_no_request_ends(algorithm, monkeypa
     monkeypatch.setattr(MeasuredEngine, "run", noted)
     variants = (Variant("v2", "v2"), Variant("loop of 5", "v3", 5))
     report = bench(algorithm, models=models, variants=variants).report("name", [1], {})
-    assert asked == [5] * 6, "a warm-up and two rounds of each"
+    assert asked == [5] * 4, "two rounds of each"
     assert report.settings["steps per round"] == 5
     rows = values_of(report)["batch 1"]
     assert rows["v2"]["accept length"] == rows["loop of 5"]["accept length"] >= 1
