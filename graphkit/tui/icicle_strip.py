@@ -8,6 +8,8 @@ from itertools import groupby
 from rich.cells import set_cell_size
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -28,6 +30,13 @@ class IcicleStrip(Widget, can_focus=False):
     """
 
     DEFAULT_CSS = "IcicleStrip { display: none; }"
+
+    class Clicked(Message):
+        """The mouse chose the box of a module."""
+
+        def __init__(self, box: Box) -> None:
+            super().__init__()
+            self.box = box
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,10 +65,21 @@ class IcicleStrip(Widget, can_focus=False):
         segments = self._segments(self._levels[y], self._window)
         return Strip(segments).adjust_cell_length(self.size.width)
 
+    def on_click(self, event: events.Click) -> None:
+        """Choose the box under the mouse."""
+        if self._window is None or event.y >= len(self._levels):
+            return
+        box = self._box(self._levels[event.y], self._window, event.x)
+        if box:
+            self.post_message(self.Clicked(box))
+
+    def _box(self, level: Level, window: Window, x: int) -> Box | None:
+        """Return the box in the middle of a cell."""
+        cell = (window.end - window.begin) / max(self.size.width, 1)
+        return level.at(window.begin + (x + 0.5) * cell)
+
     def _segments(self, level: Level, window: Window) -> Iterator[Segment]:
-        width = self.size.width
-        cell = (window.end - window.begin) / max(width, 1)
-        boxes = (level.at(window.begin + (x + 0.5) * cell) for x in range(width))
+        boxes = (self._box(level, window, x) for x in range(self.size.width))
         for box, run in groupby(boxes):
             length = sum(1 for _ in run)
             if box is None:

@@ -45,6 +45,7 @@ _IN_HELP_ONLY = (
     ("S", "do('reverse')", "reverse", "reverse the order"),
     ("ctrl+c", "app.quit", "quit", "leave, also while typing"),
 )
+_MOUSE = "select a row or a module above the timeline; twice: open; on a head: sort"
 _SHORT = {"pageup": "pgup", "pagedown": "pgdn", "escape": "esc", "shift+tab": "shift-tab"}
 
 
@@ -69,11 +70,12 @@ KEYS = (
 
 def help_page() -> Page:
     """Return the page of all keys."""
+    rows = [(key.key, key.key_display or key.key, key.tooltip) for key in KEYS]
     return Page(
         title="keys",
         columns=(Column(name="key"), Column(name="action", least=24)),
         rows=tuple(
-            Row(key=key.key, values=(key.key_display or key.key, key.tooltip), note=key.tooltip)
-            for key in KEYS
+            Row(key=key, values=(display, meaning), note=meaning)
+            for key, display, meaning in (*rows, ("mouse", "click", _MOUSE))
         ),
     )

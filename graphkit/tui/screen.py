@@ -20,7 +20,7 @@ from graphkit.tui.listing import Listing
 from graphkit.tui.place import common_module, place_line
 from graphkit.tui.row_list import RowList
 from graphkit.tui.wrapping import SEPARATOR, fold, pack
-from graphkit.tui.zoom import followed, zoomed
+from graphkit.tui.zoom import followed, row_at, zoomed
 from graphkit.views.columns import clip
 from graphkit.views.formatting import plain
 from graphkit.views.pages import Page
@@ -101,6 +101,15 @@ class PageScreen(Screen[None], inherit_bindings=False):
         self._show_selection()
         if event.opens:
             self.action_enter()
+
+    def on_icicle_strip_clicked(self, event: IcicleStrip.Clicked) -> None:
+        """Select the first node of the module that was clicked."""
+        at = row_at(self.listing, event.box)
+        if at is None:
+            self._say(f"no visible row runs in {event.box.name}")
+        else:
+            self.listing.go(at)
+            self._follow()
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
         """Disable all keys but two while the user types."""

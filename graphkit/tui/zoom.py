@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphkit.tui.listing import Listing
-from graphkit.views.pages import Page, Window
+from graphkit.views.icicle import Box
+from graphkit.views.pages import Page, Row, Window
 
 _ACTS: dict[str, Callable[[Window, float], Page]] = {
     "open_all": lambda window, at: window.zoomed(0.5, at),
@@ -41,6 +42,17 @@ def followed(listing: Listing) -> Listing | None:
     return Listing(window.zoomed(1.0, time), listing.state)
 
 
+def row_at(listing: Listing, box: Box) -> int | None:
+    """Return the position of the first row whose nodes run in a box; ``None`` without one."""
+    times = enumerate(_start(line.row) for line in listing.lines)
+    inside = {at: t for at, t in times if t is not None and box.begin <= t < box.end}
+    return min(inside, key=inside.__getitem__, default=None)
+
+
 def _time(listing: Listing) -> float | None:
     """Return when the selected node starts, in us."""
-    return listing.row.nodes[0].start_us if listing.row and listing.row.nodes else None
+    return _start(listing.row) if listing.row else None
+
+
+def _start(row: Row) -> float | None:
+    return row.nodes[0].start_us if row.nodes else None

@@ -31,7 +31,8 @@ _SCRIPTS = (
 )  # fmt: skip
 """Files of the page's script, in order."""
 _HEADS = ("#", "module", "node", "us", "grid", "block", "op")
-_SUMS = ("nodes", "us", "share", "mean us")
+_SUMS = ("nodes", "us", "share", "mean us", "bytes, at most", "GB/s")
+"""Numbers of a kernel on the page, as its columns in the text; the last two where it has them."""
 
 
 def html_of(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
@@ -97,7 +98,7 @@ def _kernels(graphs: Sequence[NamedGraph], index: int) -> list[dict[str, Any]]:
                 "key": row.key,
                 "name": row.values[0],
                 "note": row.note,
-                **{name: _finite(values[name]) for name in _SUMS},
+                **{name: _finite(values[name]) for name in _SUMS if name in values},
                 "modules": [module.values[0] for module in row.children],
             }
         )

@@ -199,3 +199,23 @@ def test_a_page_without_a_window_has_no_modules_above_it(graph, drive):
         return on.app.screen.query_one("IcicleStrip").display
 
     assert drive(graph, script) is False
+
+
+def test_a_click_on_a_module_selects_its_first_node(graph, drive):
+    """The window is 100 us in 100 cells: layer 1 runs from cell 80 on, the mlp of layer 0 at 55."""
+
+    async def script(on):
+        async def click(x, y):
+            await on.pilot.click("IcicleStrip", offset=(x, y))
+            await on.settle()
+            return on.selected
+
+        await on.press("t")
+        found = [await click(95, 1), await click(75, 2), await click(75, 1), await click(10, 2)]
+        await on.press("f", "type:k0", "enter")
+        return found, await click(95, 1), on.status
+
+    found, kept, status = drive(graph, script, (100, 24))
+    assert found == ["k3", "k2", "k1", "k1"], "there is no module at cell 10 of that line"
+    assert kept == "k0"
+    assert "no visible row runs in 1" in status

@@ -20,23 +20,34 @@ function markKernel() {
   $("all").hidden = state.kernel === null;
 }
 
+// The columns of numbers, with their text; a record without sizes of tensors has no bytes.
+const kernelColumns = {
+  nodes: (count) => count.toLocaleString("en"),
+  us,
+  share: percent,
+  "mean us": us,
+  "bytes, at most": (bytes) => isNumber(bytes) ? size(bytes) : "-",
+  "GB/s": (rate) => isNumber(rate) ? rate.toLocaleString("en", { maximumFractionDigits: 1 }) : "-",
+};
+
 function kernelTable(graph) {
-  const heads = ["kernel", "nodes", "us", "share", "mean us", "modules"];
-  const numbers = heads.slice(1, 5);
+  const numbers = Object.keys(kernelColumns).filter((name) =>
+    graph.kernels.some((kernel) => name in kernel));
+  const heads = ["kernel", ...numbers, "modules"];
   return make("table", {},
     state.graphs.length > 1 ? make("caption", {}, graph.title) : "",
     make("thead", {}, make("tr", {}, ...heads.map((head) =>
       make("th", { scope: "col", class: numbers.includes(head) ? "number" : "" }, head)))),
-    make("tbody", {}, ...graph.kernels.map(kernelRow)));
+    make("tbody", {}, ...graph.kernels.map((kernel) => kernelRow(kernel, numbers))));
 }
 
-function kernelRow(kernel) {
-  const number = (...children) => make("td", { class: "number" }, ...children);
+function kernelRow(kernel, numbers) {
+  const number = (name) => make("td", { class: "number" },
+    name === "share" ? shareBar(kernel.share) : "", kernelColumns[name](kernel[name]));
   kernel.button = make("button", { type: "button", title: kernel.note,
     onclick: () => chooseKernel(kernel) }, kernel.name);
   kernel.row = make("tr", {}, make("td", {}, kernel.button),
-    number(kernel.nodes.toLocaleString("en")), number(us(kernel.us)),
-    number(shareBar(kernel.share), percent(kernel.share)), number(us(kernel["mean us"])),
+    ...numbers.map(number),
     make("td", { class: "modules" }, modulesOf(kernel)));
   return kernel.row;
 }

@@ -149,10 +149,11 @@ def test_the_kernels_in_it_are_those_of_their_page(page, capture):
         rows = kernels_page(graphs, index).rows
         assert [kernel["name"] for kernel in kernels] == [row.values[0] for row in rows]
         for kernel, row in zip(kernels, rows, strict=True):
-            _, nodes, us, share, _, mean, _ = row.values
+            _, nodes, us, share, _, mean, _, *moved = row.values
             assert kernel["key"] == row.key
             assert (kernel["nodes"], kernel["us"]) == (nodes, us)
             assert (kernel["share"], kernel["mean us"]) == (share, mean)
+            assert [kernel[name] for name in ("bytes, at most", "GB/s") if name in kernel] == moved
             assert kernel["modules"] == [module.values[0] for module in row.children]
     gemm = next(kernel for kernel in embedded[0] if kernel["name"] == "gemm_kernel")
     assert gemm["modules"] == ["layers.*.mlp (2 x)", "layers.*.attn.out (2 x)",
