@@ -16,11 +16,11 @@ from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.selection import NamedGraph
 
 _COLUMNS = (
-    Column(name="kernel, modules and nodes", least=40),
+    Column(name="kernel, modules and nodes", most=64, narrow=40),
     count_column("nodes", 3),
     count_column("us", 1, us),
     replace(count_column("share", 2, "{:.1%}".format), tint="heat"),
-    Column(name="bar", show=partial(bar, width=16), rank=5, draw=bar),
+    Column(name="bar", show=partial(bar, width=16), rank=5, least=16, draw=bar),
     count_column("mean us", 4, us),
     Column(name="grid", rank=6),
 )

@@ -34,8 +34,11 @@ function inside(nodes, depth, graph) {
   return [...groups].map(([key, each]) => key === each[0]
     ? treeRow("button", key.short_name, key.duration_us, graph,
         { type: "button", onclick: () => showNode(key) })
-    : branch(key, each, depth + 1, graph, groups.size === 1));
+    : branch(key, each, depth + 1, graph, groups.size === 1 || isMost(each, graph)));
 }
+
+// A module that takes nearly all time says little: its own modules do.
+const isMost = (nodes, graph) => graph.us > 0 && timeOf(nodes) >= 0.9 * graph.us;
 
 function showTree() {
   const isOpen = state.graphs.length === 1;
