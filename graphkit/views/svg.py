@@ -22,8 +22,11 @@ def svg_of(view: RenderableType, *, title: str, width: int = 100) -> str:
         _environ={},
     )
     console.print(view)
-    svg = console.export_svg(title=title, unique_id="graphkit")
+    return offline(console.export_svg(title=title, unique_id="graphkit"))
+
+
+def offline(svg: str) -> str:
+    """Return an SVG of rich without the font of the web that it loads, and as valid XML."""
     style, end, rest = svg.partition("</style>")
-    # rich names a font of the web; a file that is opened offline must not load it
     style = _FONT_FACES.sub("", style).replace("Fira Code", "ui-monospace")
     return _NOT_XML.sub("", style + end + rest)
