@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.attention.paged import PagedAttention
-from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, visible_keys
+from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, seen_rows, visible_keys
 from graphkit.ops.registration import OPS
 
 
@@ -42,9 +42,8 @@ class SdpaAttention(PagedAttention):
         group = heads // given.key_cache.shape[1]
 
         def dense(cache: torch.Tensor) -> torch.Tensor:
-            # 0 * NaN is NaN: hidden keys and values are zeroed, not only masked.
-            rows_BLMD = cache[slots_BL].masked_fill(~seen_BL[:, :, None, None], 0)
-            return rows_BLMD.to(query_TND.dtype).transpose(1, 2).repeat_interleave(group, 1)
+            rows_BLMD = seen_rows(cache, slots_BL, seen_BL).to(query_TND.dtype)
+            return rows_BLMD.transpose(1, 2).repeat_interleave(group, 1)
 
         out_BNWE = scaled_dot_product_attention(
             pad_rows(query_TND, starts, width).transpose(1, 2),

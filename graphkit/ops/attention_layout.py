@@ -24,7 +24,8 @@ def pack_rows(padded: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, num_tokens: i
     request_T = torch.searchsorted(cu_seqlens_q_B1[1:].contiguous(), row_T, right=True)
     offset_T = row_T - cu_seqlens_q_B1[request_T.clamp(max=requests)]
     is_row_T = (request_T < requests) & (offset_T < width)
-    packed = padded.flatten(0, 1)[torch.where(is_row_T, request_T * width + offset_T, 0)]
+    source_T = torch.where(is_row_T, request_T * width + offset_T, 0)
+    packed = padded.flatten(0, 1).index_select(0, source_T)
     return packed.masked_fill(~is_row_T.view(-1, *[1] * (packed.dim() - 1)), 0)
 
 
@@ -65,6 +66,18 @@ def key_slots(page_table: torch.Tensor, page_size: int, wanted_BL: torch.Tensor)
     offset = torch.arange(page_size, device=page_table.device)
     slots_BL = (page_table.long()[:, :, None] * page_size + offset).flatten(1)
     return torch.where(wanted_BL, slots_BL, 0)
+
+
+def seen_rows(cache: torch.Tensor, slots_BL: torch.Tensor, seen_BL: torch.Tensor) -> torch.Tensor:
+    """Return the cache's rows of the slots, [B, L, ...]; zeros at positions that no query sees.
+
+    A mask of the scores alone would let NaN through, since 0 * NaN is NaN.
+    """
+    rows = cache.index_select(0, slots_BL.flatten())
+    # On a CPU, masked_fill takes eight times as long, and an index of two dimensions four times.
+    bits = seen_BL.flatten().to(torch.uint8) * 255
+    rows.view(torch.uint8).bitwise_and_(bits.view(-1, *[1] * (rows.dim() - 1)))
+    return rows.unflatten(0, seen_BL.shape)
 
 
 def has_dense_rows(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from graphkit.ops.attention_layout import (
     key_slots,
     pack_rows,
     pad_rows,
+    seen_rows,
     visible_keys,
 )
 from graphkit.ops.registration import register_op
@@ -134,9 +135,8 @@ def paged_attention(
     )
     seen_BL = visible_BWL.any(1)
     slots_BL = key_slots(page_table, page_size, seen_BL)
-    hidden_BL11 = ~seen_BL[:, :, None, None]
-    key_BLMD = key_cache[slots_BL].float().masked_fill(hidden_BL11, 0)
-    value_BLME = value_cache[slots_BL].float().masked_fill(hidden_BL11, 0)
+    key_BLMD = seen_rows(key_cache, slots_BL, seen_BL).float()
+    value_BLME = seen_rows(value_cache, slots_BL, seen_BL).float()
 
     query_BWND = pad_rows(query_TND.float(), cu_seqlens_q_B1, max_seqlen_q)
     query_BWMGD = query_BWND.unflatten(2, (heads, -1))
