@@ -13,7 +13,7 @@ from graphkit.cli.exit_codes import UsageError
 from graphkit.cli.model_options import algorithm_of, dtype_of
 from graphkit.cli.output import print_message, progress_on_stderr
 from graphkit.cli.threads import use_one_thread
-from graphkit.distributed import RankGroup
+from graphkit.distributed import OneShotCollectives, RankGroup
 from graphkit.errors import GraphkitError
 from graphkit.graphs import backend_for, resolve_device
 from graphkit.records import BenchReport
@@ -96,11 +96,14 @@ def _bench(
 def _generations(
     chosen: Sequence[Generation] | None, device: torch.device, group: RankGroup | None
 ) -> tuple[Sequence[Generation], dict[str, str]]:
-    """Return the generations to measure, and why v3 is left out of the default."""
+    """Return the generations to measure, and notes: the ranks, or why v3 is left out."""
+    if group is not None:
+        notes = {"tensor parallel": str(group.size)}
+        if isinstance(group.collectives, OneShotCollectives):
+            notes["collectives"] = "one-shot"
+        return chosen or ("v1", "v2", "v3"), notes
     if chosen is not None:
         return chosen, {}
-    if group is not None:
-        return ("v1", "v2", "v3"), {"tensor parallel": str(group.size)}
     refusal = backend_for(device).loop_refusal
     if refusal:
         return ("v1", "v2"), {"v3": f"cannot run: {refusal}"}

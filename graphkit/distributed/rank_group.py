@@ -112,9 +112,7 @@ class RankGroup(Presence):
         if not self.same_batch:
             return "ranks with batches of their own agree on the host before each step"
         if self.uses_nccl and not isinstance(self.collectives, OneShotCollectives):
-            return (
-                "a loop cannot contain collectives of NCCL: create the RankGroup with one_shot=True"
-            )
+            return "loops with collectives of NCCL are not supported: create the RankGroup with one_shot=True"
         return ""
 
     def add(self, runner: Member) -> int:
