@@ -112,7 +112,7 @@ class RankGroup(Presence):
         if not self.same_batch:
             return "ranks with batches of their own agree on the host before each step"
         if self.uses_nccl and not isinstance(self.collectives, OneShotCollectives):
-            return "loops with collectives of NCCL are not supported: create the RankGroup with one_shot=True"
+            return "NCCL's collectives do not run in loops: create the RankGroup with one_shot=True"
         return ""
 
     def add(self, runner: Member) -> int:
