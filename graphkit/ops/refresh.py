@@ -7,6 +7,7 @@ into the tail, and publishes that the entry was consumed. Layout: ``mailbox_layo
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -53,30 +54,20 @@ def refresh(
     """
     sequence = int(state)
     posted = mailbox[RING_WORDS:].view(entries, -1)[sequence % entries]
+    header = posted[: Header.SOURCES + len(segments)].tolist()
     padded = {Header.REQUESTS: batch_size, Header.TOKENS: num_tokens, Header.ONE: 1}
     for i, (rows, columns) in enumerate(zip(segments, table.tolist(), strict=True)):
-        live, source = int(posted[columns[Column.AXIS]]), int(posted[Header.SOURCES + i])
+        live, source = header[columns[Column.AXIS]], header[Header.SOURCES + i]
         end = padded[Header(columns[Column.AXIS])] * columns[Column.ROW_BYTES]
         size = min(live * columns[Column.ROW_BYTES], end)  # the entry may be another replay's
+        assert 0 <= size <= end <= rows.nbytes, "a segment holds every captured size"
         if source != KEEP and size:
             payload = posted.data_ptr() + columns[Column.PAYLOAD]
-            _bytes(rows)[:size] = _read(payload if source == FROM_PAYLOAD else source, size)
-        _bytes(rows)[size:end] = _pattern(columns[Column.PAD], size, end)
+            ctypes.memmove(rows.data_ptr(), payload if source == FROM_PAYLOAD else source, size)
+        if size < end:
+            pads = columns[Column.PAD].to_bytes(8, sys.byteorder, signed=True) * (end // 8 + 1)
+            ctypes.memmove(rows.data_ptr() + size, pads[size:end], end - size)
     if int(posted[Header.SEQUENCE]) != sequence:
         mailbox[Ring.FAULT] = sequence + 1
     state.fill_(sequence + 1)
     mailbox[Ring.CONSUMED] = sequence + 1
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
-
-
-def _read(address: int, size: int) -> torch.Tensor:
-    return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
-
-
-def _pattern(pad: int, begin: int, end: int) -> torch.Tensor:
-    """Repeat the pad's eight bytes from byte ``begin`` to byte ``end`` of a segment."""
-    eight = torch.tensor([pad], dtype=torch.int64).view(torch.uint8)
-    return eight[torch.arange(begin, end) % 8]
