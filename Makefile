@@ -5,10 +5,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help capture test check docs gpu sanitize
+.PHONY: help capture test check docs package-check gpu sanitize
 
 help: ## list what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' | column -t -s '|'
 
 capture: $(STAMP) ## the main job: capture the reference model's graphs and check every replay
 	$(BIN)/graphkit capture
@@ -23,6 +23,9 @@ check: $(STAMP) docs ## lint, format, types and the documentation
 
 docs: $(STAMP) ## build the documentation into docs/build, without a network
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs docs/build
+
+package-check: $(STAMP) ## build sdist and wheel of HEAD, install them in a clean environment and use them
+	$(BIN)/python tools/package_check.py
 
 gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## run the GPU tests; GPU_PYTHON=python3 takes a Python that holds torch already
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu

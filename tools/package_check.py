@@ -1,0 +1,101 @@
+"""Build the sdist and the wheel of HEAD, install them in a clean environment, and use them there.
+
+``make package-check`` runs it. The wheel is built twice, from the repository and from the sdist,
+and both must have the same files. The environment takes its packages from where ``make`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = "models,metrics,testing"
+BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
+IMPORT_ALL = """
+import importlib, pathlib, pkgutil, graphkit
+assert "site-packages" in graphkit.__file__, graphkit.__file__
+found = pkgutil.walk_packages(graphkit.__path__, "graphkit.")
+names = ["graphkit", *(each.name for each in found if each.ispkg)]
+modules = [importlib.import_module(name) for name in names if "startup" not in name]
+public = [(m, name) for m in modules for name in getattr(m, "__all__", ())]
+for module, name in public:
+    getattr(module, name)
+print(f"graphkit {graphkit.__version__}: {len(public)} public names of {len(modules)} packages")
+"""
+COMMANDS = (
+    "--help",
+    "doctor",
+    "capture --device cpu --mode TARGET_VERIFY --batch-sizes 1,2 --out record.json",
+    "inspect record.json --plain",
+    "export record.json --out page.html",
+    "generate --device cpu --prompt import --algorithm EAGLE3 --max-new-tokens 4",
+    "generate --device cpu --prompt import --algorithm STANDALONE --max-new-tokens 4",
+)
+"""They read the weights of the reference models, and the files of the page."""
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    """Run a command in a folder and return what it prints; raise if it fails."""
+    shown = " ".join([Path(command[0]).name, *map(str, command[1:])])
+    print("$", shown.partition("\n")[0], flush=True)
+    plain = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=folder, env=plain, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"exit code {done.returncode} of {shown}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def built(kind: str, source: Path, out: Path) -> Path:
+    """Build an sdist or a wheel of a source folder."""
+    out.mkdir()
+    run(sys.executable, "-c", BUILD.format(kind), out, folder=source)
+    (made,) = out.iterdir()
+    return made
+
+
+def files_of(wheel: Path) -> dict[str, int]:
+    """Return the checksum of each file, by name."""
+    return {each.filename: each.CRC for each in zipfile.ZipFile(wheel).infolist()}
+
+
+def main() -> int:
+    """Build, install and use the packages."""
+    with tempfile.TemporaryDirectory(prefix="graphkit-") as name:
+        work = Path(name)
+        source, empty = work / "source", work / "empty"
+        empty.mkdir()
+        run("git", "archive", "--output", work / "source.tar", "HEAD", folder=ROOT)
+        shutil.unpack_archive(work / "source.tar", source, filter="tar")
+        wheel = built("wheel", source, work / "wheel")
+        sdist = built("sdist", source, work / "sdist")
+        shutil.unpack_archive(sdist, work / "unpacked", filter="tar")
+        (unpacked,) = (work / "unpacked").iterdir()
+        from_sdist = built("wheel", unpacked, work / "wheel-of-sdist")
+        if files_of(wheel) != files_of(from_sdist):
+            changed = files_of(wheel).items() ^ files_of(from_sdist).items()
+            raise SystemExit(f"the sdist builds another wheel: {sorted(changed)}")
+
+        venv.create(work / "env", with_pip=True)
+        python = work / "env" / "bin" / "python"
+        constraints = ROOT / "constraints.txt"
+        wanted = f"{from_sdist}[{EXTRAS}]"
+        pip = (python, "-m", "pip", "install", "--quiet", "--constraint", constraints)
+        run(*pip, wanted, folder=empty)
+        print(run(python, "-c", IMPORT_ALL, folder=empty), end="")
+        for arguments in COMMANDS:
+            run(python.with_name("graphkit"), *arguments.split(), folder=empty)
+        print(f"{sdist.name} and {wheel.name} work")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
