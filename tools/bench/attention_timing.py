@@ -11,7 +11,7 @@ from attention_batch import Batch
 
 _GRAPH_BYTES = 512 << 20
 """Least bytes that the calls of a graph read, so that the launch of the graph does not count."""
-_LEAST_CALLS, _MOST_CALLS = 2, 128
+_LEAST_CALLS, _MOST_CALLS = 8, 128
 _SLOW_US = 30e3
 """A graph that takes longer is replayed once."""
 
