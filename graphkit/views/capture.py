@@ -96,7 +96,7 @@ def _step_verdict(mode: ModeRecord, compared: int) -> Text:
     steps = min(loop.steps_compared for loop in mode.loops)
     if steps:
         return Text(
-            f"{text}; {count_of(steps, 'step')} in one launch equal single replays.", "green"
+            f"{text}; {count_of(steps, 'step')} in one launch, as in single replays.", "green"
         )
     text += ". Launches were not compared: the step is not repeatable."
     return Text(text, style="yellow")

@@ -98,7 +98,7 @@ def test_every_mode_of_the_reference_model_is_correct(run):
     text = " ".join(ended.out.split())
     assert "60 live batches replayed: each equals the padded path" in text
     assert "STEP: 10 live batches replayed: each equals the padded step" in text
-    assert "8 steps in one launch equal single replays" in text
+    assert "8 steps in one launch, as in single replays" in text
 
 
 def test_the_modes_of_draft_models_can_be_named(run):

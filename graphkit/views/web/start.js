@@ -7,7 +7,7 @@ function showSizes() {
   const heads = ["mode", "size", "nodes", "pool", "capture ms", "replay us", "eager us"];
   const cells = (tag, row, facts) => make("tr", {}, ...row.map((text, place) =>
     make(tag, { class: place ? "number" : "", ...facts }, String(text))));
-  $("sizes").append(make("details", {}, make("summary", {}, `${rows.length} captured sizes`),
+  $("sizes").append(make("details", {}, make("summary", {}, `captured sizes: ${rows.length}`),
     make("div", { class: "wide" }, make("table", {},
       make("thead", {}, cells("th", heads, { scope: "col" })),
       make("tbody", {}, ...rows.map((row) => cells("td", row)))))));

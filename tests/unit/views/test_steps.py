@@ -115,7 +115,7 @@ def test_the_verdict_says_what_was_compared(of_step, text):
         "STEP: 10 live batches replayed: each equals the padded step without a graph bit by bit, "
         "in its report and in the state of the requests"
     )
-    assert f"{verdict}; 6 steps in one launch equal single replays." in alone
+    assert f"{verdict}; 6 steps in one launch, as in single replays." in alone
     assert "eager within rounding" not in alone
     (mode,) = of_step.modes
     draft = dataclasses.replace(mode, mode="DRAFT", loops=())
