@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 
 import pytest
@@ -49,16 +50,10 @@ def has_cuda():
     return torch.cuda.is_available()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    """Compute with one thread: small tensors gain nothing from a second one."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def pytest_configure():
-    """Collect garbage less often: imported modules and tests alone are 700,000 objects."""
+    # Small tensors gain nothing from a second thread. Processes that tests start inherit it.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # Imported modules and tests alone are 700,000 objects to go through.
     gc.set_threshold(50_000, 10, 50)
 
 

@@ -75,7 +75,6 @@ def test_the_commands_of_the_readme_run(line, monkeypatch, capsys, tmp_path):
     from graphkit.cli import main
 
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # for the child process of record
     arguments = shlex.split(line)
     if arguments[0] == "bench":  # as printed, it takes 20 seconds
         arguments += shlex.split("--steps-per-launch 1 --steps 1 --rounds 1")
