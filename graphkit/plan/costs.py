@@ -82,9 +82,13 @@ def _mode_of(record: CaptureRecord, mode: str) -> ModeRecord:
     captured = {each.mode: each for each in record.modes if each.sizes}
     if not mode and len(captured) == 1:
         return next(iter(captured.values()))
+    if not captured:
+        raise RecordError(
+            "the record has no captured mode. Save one with graphkit capture TARGET --out F.json."
+        )
     if mode not in captured:
         what = f"no captured mode {mode}" if mode else "several captured modes"
-        raise RecordError(f"the record has {what}: name one of {', '.join(captured) or 'none'}.")
+        raise RecordError(f"the record has {what}: name one of {', '.join(captured)}.")
     return captured[mode]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from graphkit.errors import RecordError
-from graphkit.records import CaptureRecord
+from graphkit.records import CaptureRecord, count_of
 
 LARGEST = 4096
 """Largest batch size that a log may contain. Larger numbers are taken for mistakes."""
@@ -64,13 +64,14 @@ def read_traffic(path: str | Path, mode: str = "") -> dict[int, int]:
 def _from_object(file: Path, mode: str) -> Counter[int] | None:
     """Read a file that is one JSON object; return ``None`` for an object per line."""
     try:
-        body = json.loads(file.read_text(encoding="utf-8-sig"))
+        text = file.read_text(encoding="utf-8-sig")
+        body = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if _COLUMN in body:
         return None
     if body.get("kind") == CaptureRecord.KIND:
-        modes = CaptureRecord.load(file).modes
+        modes = CaptureRecord.from_json(text).modes
         counts = [each.stats for each in modes if each.stats and mode in ("", each.mode)]
         return _counted((str(size), n) for stats in counts for size, n in stats.live_sizes.items())
     if not isinstance(body.get("live_sizes"), dict):
@@ -108,6 +109,8 @@ def _from_csv(text: Iterable[str]) -> Counter[int]:
     header = [name.strip() for name in next(rows)]
     if _COLUMN not in header:
         raise RecordError(f"the header has no column {_COLUMN}: {_short(','.join(header))}.")
+    if header.count(_COLUMN) > 1:
+        raise RecordError(f"the header has {header.count(_COLUMN)} columns {_COLUMN}.")
     size_at, count_at = header.index(_COLUMN), _index(header, _COUNT)
     sizes: Counter[int] = Counter()
     for row in rows:
@@ -115,6 +118,9 @@ def _from_csv(text: Iterable[str]) -> Counter[int]:
             continue
         if len(row) <= max(size_at, count_at):
             raise RecordError(f"line {rows.line_num} is incomplete: {_short(','.join(row))}.")
+        if len(row) > len(header):
+            what = f"{count_of(len(row), 'value')} for {count_of(len(header), 'column')}"
+            raise RecordError(f"line {rows.line_num} has {what}: {_short(','.join(row))}.")
         count = row[count_at] if count_at >= 0 else 1
         _add(sizes, row[size_at], count, f"line {rows.line_num}")
     return sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,8 @@ def test_refusals(capture_record):
         plan_sizes({1: 1}, capture_record)
     with pytest.raises(RecordError, match="no captured mode DRAFT: name one of"):
         plan_sizes({1: 1}, capture_record, mode="DRAFT")
+    with pytest.raises(RecordError, match=r"the record has no captured mode\. Save one with"):
+        plan_sizes({1: 1}, replace(capture_record, modes=()))
 
 
 def only_replays(record):

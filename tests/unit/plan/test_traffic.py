@@ -60,6 +60,8 @@ def test_counts_of_a_record_are_those_of_a_mode(read, capture_record):
         ("batch_size\n4097\n", "line 2: batch_size is '4097', .* from 0 to 4,096"),
         (f"batch_size\n{'9' * 5000}\n", r"line 2: batch_size is '9{40}\.\.\.'"),
         ("x,batch_size\n3\n", "line 2 is incomplete: '3'"),
+        ("batch_size,batch_size\n1,2\n", "the header has 2 columns batch_size"),
+        ("batch_size\n1,2\n", "line 2 has 2 values for 1 column: '1,2'"),
         ("3\n{\n", "line 2 is not JSON: '{'"),
         ('{"batch_size": 3}\n{"size": 3}\n', "line 2 has no batch_size"),
         ('{"batch_size": true}\n', "line 1: batch_size is 'True'"),
@@ -83,6 +85,15 @@ def test_a_bad_log_is_one_clear_line(read, text, expected):
     assert len(message.splitlines()) == 1
     assert len(message) < 400
     assert message.isprintable()
+
+
+def test_an_invalid_record_is_named_once(read, capture_record):
+    text = capture_record.to_json().replace('"modes": [', '"modes": [3, ', 1)
+    with pytest.raises(RecordError) as caught:
+        read(text)
+    assert str(caught.value).count("not a whole record") == 1
+    path, _, rest = str(caught.value).partition(": ")
+    assert path not in rest
 
 
 def test_a_missing_file_is_named(tmp_path):
