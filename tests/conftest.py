@@ -50,10 +50,17 @@ def has_cuda():
     return torch.cuda.is_available()
 
 
-def pytest_configure():
-    # Small tensors gain nothing from a second thread. Processes that tests start inherit it.
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Compute with one thread, as do processes that tests start: small tensors gain nothing."""
+    import torch
+
+    torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    # Imported modules and tests alone are 700,000 objects to go through.
+
+
+def pytest_configure():
+    """Collect garbage less often: imported modules and tests alone are 700,000 objects."""
     gc.set_threshold(50_000, 10, 50)
 
 
