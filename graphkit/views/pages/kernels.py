@@ -22,9 +22,9 @@ _COLUMNS = (
     replace(count_column("share", 2, "{:.1%}".format), tint="heat"),
     Column(name="bar", show=partial(bar, width=16), rank=5, least=16, draw=bar),
     count_column("mean us", 4, us),
-    Column(name="grid", rank=6),
+    Column(name="grid", rank=8),
 )
-_BYTES = (count_column("bytes, at most", 7, size), count_column("GB/s", 8, "{:,.1f}".format))
+_BYTES = (count_column("bytes, at most", 7, size), count_column("GB/s", 6, "{:,.1f}".format))
 """Columns of a record that knows the sizes of tensors; empty where it does not."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

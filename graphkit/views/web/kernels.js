@@ -27,7 +27,8 @@ const kernelColumns = {
   share: percent,
   "mean us": us,
   "bytes, at most": (bytes) => isNumber(bytes) ? size(bytes) : "-",
-  "GB/s": (rate) => isNumber(rate) ? rate.toLocaleString("en", { maximumFractionDigits: 1 }) : "-",
+  "GB/s": (rate) => isNumber(rate) ? rate.toLocaleString("en",
+    { minimumFractionDigits: 1, maximumFractionDigits: 1 }) : "-",
 };
 
 function kernelTable(graph) {
@@ -54,6 +55,6 @@ function kernelRow(kernel, numbers) {
 
 function modulesOf({ modules }) {
   const names = modules.join(", ");
-  return modules.length <= 3 ? names
+  return modules.length === 1 ? names
     : make("details", {}, make("summary", {}, `${modules[0]} and ${modules.length - 1} more`), names);
 }
