@@ -77,7 +77,7 @@ def seen_rows(cache: torch.Tensor, slots_BL: torch.Tensor, seen_BL: torch.Tensor
     # On a CPU, masked_fill takes eight times as long, and an index of two dimensions four times.
     bits = seen_BL.flatten().to(torch.uint8) * 255
     rows.view(torch.uint8).bitwise_and_(bits.view(-1, *[1] * (rows.dim() - 1)))
-    return rows.unflatten(0, seen_BL.shape)
+    return rows.view(*seen_BL.shape, *rows.shape[1:])
 
 
 def has_dense_rows(tensor: torch.Tensor) -> bool:
