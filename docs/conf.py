@@ -20,6 +20,7 @@ extensions = [
     "api_reference",
     "command_reference",
     "docstring_sections",
+    "exported_pages",
     "measured_tables",
 ]
 exclude_patterns = ["build"]

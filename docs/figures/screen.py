@@ -10,15 +10,15 @@ from graphkit.tui import InspectApp
 from graphkit.views.svg import offline
 
 HERE = Path(__file__).parent
-RECORD = HERE.parents[1] / "tests" / "data" / "h200-capture.json"
+RECORD = HERE.parents[1] / "tests" / "data" / "h200-8b-step.json"
 SIZE = 110, 32
-KEYS = ("t", "+", "+", "+", "down", "down")
-"""The timeline, at eight times its width. The chosen node has no source, which may change."""
+KEYS = ("t", "down", "down")
+"""The timeline. The chosen node has no source, which may change."""
 
 
 async def picture() -> str:
     """Return the screen as SVG."""
-    app = InspectApp(load_record(RECORD), mode="TARGET_VERIFY", batch_size=64)
+    app = InspectApp(load_record(RECORD), mode="STEP", batch_size=1)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press(*KEYS)
         await pilot.pause()

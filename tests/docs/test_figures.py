@@ -1,11 +1,13 @@
 """The drawn figures are up to date, and tables of measurements show committed results alone."""
 
+import re
 import runpy
 
 import pytest
 
 pytest.importorskip("docutils")
 
+import exported_pages
 from documentation_blocks import DOCS, PAGES
 from measured_tables import RESULTS, measures_of, report_of, rows_of, source_of
 
@@ -37,3 +39,8 @@ def test_every_result_names_its_source():
     assert {name for name, source in sources.items() if source == "graphkit bench"} <= {
         name for name in sources if name.startswith("llama-8b")
     }
+
+
+def test_a_page_of_a_record_is_linked():
+    texts = "".join(page.read_text() for page in PAGES)
+    assert set(re.findall(r'href="records/([\w-]+)\.html"', texts)) == set(exported_pages.NAMES)
