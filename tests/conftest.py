@@ -26,12 +26,14 @@ TERMINAL_VARIABLES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def plain_terminal(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def plain_terminal():
     """Remove variables that change output, so that it is the same in a terminal and in CI."""
-    for name in TERMINAL_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in TERMINAL_VARIABLES:
+            patch.delenv(name, raising=False)
+        patch.setenv("TERM", "xterm")
+        yield
 
 
 def pytest_collection_modifyitems(items):

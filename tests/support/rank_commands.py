@@ -115,7 +115,8 @@ def run_commands():
     assert written == ["out.json" if is_first else f"out.rank{os.environ['RANK']}.json"]
 
     words = ["bench", "--batch-sizes", "1", "--steps", "2", "--rounds", "1"]
-    code, text, error = run(*words, "--context", "8", "--json", *tp)
+    words += ["--steps-per-launch", "2", "--context", "8", "--json"]
+    code, text, error = run(*words, *tp)
     assert code == 0, error
     assert bool(text) == is_first
     if is_first:
