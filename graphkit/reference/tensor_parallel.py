@@ -75,9 +75,8 @@ class VocabularyHead(nn.Linear):
 class ShardedLlama(LlamaModel):
     """A ``LlamaModel`` whose weights are split over ranks; its results are on every rank.
 
-    Every rank calls it with the same batch. Draft heads of such a model are replicated: a draft
-    layer is one of many layers, and its two all-reduces would take longer than they save. They
-    share the split output head.
+    Every rank calls it with the same batch. Draft heads of such a model are replicated, and share
+    the split output head.
 
     Args:
         config: The whole model.
