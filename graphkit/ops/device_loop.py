@@ -13,13 +13,13 @@ import torch
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import describe
 from graphkit.ops.loop_layout import (
+    END_SIGNAL_WORDS,
     ENTRY_WORDS,
-    LOOP_REQUEST_WORDS,
     RING_WORDS,
     Control,
+    EndSignal,
     EntryWord,
     LoopEnd,
-    LoopRequest,
     Report,
     RequestEnd,
     RingWord,
@@ -67,20 +67,30 @@ def begin_loop(
     control[Control.LAUNCH] = launch[0]
 
 
-def _fake_requests(given: Any) -> torch.Tensor:
-    asked: torch.Tensor = given.control.new_empty(LOOP_REQUEST_WORDS, dtype=torch.float32)
-    return asked
+def _fake_signals(given: Any) -> torch.Tensor:
+    signals: torch.Tensor = given.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
+    return signals
 
 
-@register_op(fake=_fake_requests)
-def loop_requests(
+def _check_ring_words(given: Any) -> None:
+    """Check the ring, of which the op reads the words of the host."""
+    ring = given.ring
+    if ring.dim() != 1 or len(ring) < RING_WORDS or ring.dtype != torch.int64:
+        raise InputError(
+            f"end_signals: ring is {describe(ring)}, expected at least [{RING_WORDS}] int64.",
+            field="ring",
+        )
+
+
+@register_op(fake=_fake_signals, check=_check_ring_words)
+def end_signals(
     control: Annotated[torch.Tensor, "[5] int64, contiguous"],
     ring: torch.Tensor,
     entries: Annotated[int, "entries >= 1"],
 ) -> torch.Tensor:
     """Return why the host of this rank asks for the end of the loop after this step.
 
-    Ranks add their requests up and pass the sum to ``advance_loop``, so that their loops end after
+    Ranks add their signals up and pass the sum to ``advance_loop``, so that their loops end after
     the same step. One launch on the current stream. Never synchronises; may be captured.
 
     Args:
@@ -89,24 +99,24 @@ def loop_requests(
         entries: As for ``advance_loop``.
 
     Shapes:
-        control: [5] int64. ring: [words] int64.
+        control: [5] int64. ring: [16 + entries * (16 + M * C)] int64.
 
     Returns:
-        [4] float32, see ``LoopRequest``: 1 if the host has stopped the launch, 1 if it has not read
+        [4] float32, see ``EndSignal``: 1 if the host has stopped the launch, 1 if it has not read
         the entry that follows this step's.
 
     Raises:
         InputError: A tensor has the wrong shape, dtype, device or layout.
     """
-    return _requests(control, ring, entries)
+    return _signals(control, ring, entries)
 
 
-def _requests(control: torch.Tensor, ring: torch.Tensor, entries: int) -> torch.Tensor:
-    asked = torch.zeros(LOOP_REQUEST_WORDS, dtype=torch.float32)
+def _signals(control: torch.Tensor, ring: torch.Tensor, entries: int) -> torch.Tensor:
+    signals = torch.zeros(END_SIGNAL_WORDS, dtype=torch.float32)
     written = int(control[Control.WRITTEN]) + 1
-    asked[LoopRequest.STOP] = int(ring[RingWord.STOP]) >= int(control[Control.LAUNCH])
-    asked[LoopRequest.RING_FULL] = written - int(ring[RingWord.READ]) >= entries
-    return asked
+    signals[EndSignal.STOP] = int(ring[RingWord.STOP]) >= int(control[Control.LAUNCH])
+    signals[EndSignal.RING_FULL] = written - int(ring[RingWord.READ]) >= entries
+    return signals
 
 
 def _check_ring(given: Any) -> None:
@@ -131,7 +141,7 @@ def advance_loop(
     batch_sizes: Annotated[torch.Tensor, "[bodies] int32"],
     ring: torch.Tensor,
     entries: Annotated[int, "entries >= 1"],
-    asked: Annotated[torch.Tensor | None, "[4] float32, contiguous"] = None,
+    signals: Annotated[torch.Tensor | None, "[4] float32, contiguous"] = None,
 ) -> None:
     """Publish a step's report, remove ended requests, and decide whether another step runs.
 
@@ -147,11 +157,12 @@ def advance_loop(
         batch_sizes: Captured sizes in ascending order.
         ring: The output ring; on the CPU, pinned if the other tensors are on CUDA.
         entries: Entries of the ring.
-        asked: Sum of the ``loop_requests`` of all ranks; ``None`` takes those of this one.
+        signals: Sum of the ``end_signals`` of all ranks; ``None`` takes those of this one.
 
     Shapes:
         report: [B, C] int32. loop_rows: [M] int64. loop_watched: [M] bool. control: [5] int64.
-        batch_sizes: [bodies] int32. ring: [16 + entries * (16 + M * C)] int64. asked: [4] float32.
+        batch_sizes: [bodies] int32. ring: [16 + entries * (16 + M * C)] int64.
+        signals: [4] float32.
 
     Raises:
         InputError: A tensor has the wrong shape, dtype, device or layout.
@@ -163,18 +174,18 @@ def advance_loop(
     ended = report[:, Report.END] != RequestEnd.RUNNING
     live, steps_left = int(runs.sum()), int(control[Control.STEPS_LEFT]) - 1
     launch = int(control[Control.LAUNCH])
-    if asked is None:
-        asked = _requests(control, ring, entries)
+    if signals is None:
+        signals = _signals(control, ring, entries)
     end = LoopEnd.RUNNING
     if not live:
         end = LoopEnd.IDLE
     elif bool((ended & loop_watched[:size]).any()):
         end = LoopEnd.REQUEST
-    elif asked[LoopRequest.STOP]:
+    elif signals[EndSignal.STOP]:
         end = LoopEnd.STOPPED
     elif steps_left <= 0:
         end = LoopEnd.STEPS
-    elif asked[LoopRequest.RING_FULL]:
+    elif signals[EndSignal.RING_FULL]:
         end = LoopEnd.RING_FULL
     for kept in (loop_rows, loop_watched):
         moved = kept[:size][runs]

@@ -84,15 +84,15 @@ class LoopEnd(IntEnum):
     """The host has not read the oldest entry yet."""
 
 
-class LoopRequest(IntEnum):
-    """Words of ``loop_requests``: why a host asks for the end of a loop."""
+class EndSignal(IntEnum):
+    """Words of ``end_signals``: why a host asks for the end of a loop."""
 
     STOP = 0
     RING_FULL = 1
 
 
-LOOP_REQUEST_WORDS = 4
-"""Words of ``loop_requests``, of which the last ones are unused: one-shot collectives of ranks move
+END_SIGNAL_WORDS = 4
+"""Words of ``end_signals``, of which the last ones are unused: one-shot collectives of ranks move
 16 bytes."""
 
 

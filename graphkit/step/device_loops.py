@@ -22,7 +22,7 @@ from graphkit.graphs import (
     SizeTable,
     scope,
 )
-from graphkit.ops.device_loop import advance_loop, begin_loop, loop_requests
+from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
 from graphkit.ops.loop_layout import Control
 from graphkit.records import LoopBody, LoopRecord
 from graphkit.runners import Output, StepRunner, declare_output
@@ -243,7 +243,7 @@ class DeviceLoops:
             with scope("advance"):
                 advance_loop(
                     output.report, self._rows, self._watched, self._control, self._sizes,
-                    self._ring.words, self._ring.entries, self._requests_of_ranks(),
+                    self._ring.words, self._ring.entries, self._signals_of_ranks(),
                 )  # fmt: skip
             return output
 
@@ -270,11 +270,11 @@ class DeviceLoops:
             raise
         return _Loop(graph, bodies, prologue.replayer_of({self._table.largest: graph}))
 
-    def _requests_of_ranks(self) -> torch.Tensor | None:
-        """Return the sum of ``loop_requests`` of all ranks; ``None`` for one rank."""
+    def _signals_of_ranks(self) -> torch.Tensor | None:
+        """Return the sum of ``end_signals`` of all ranks; ``None`` for one rank."""
         if self._group is None:
             return None
-        own = loop_requests(self._control, self._ring.words, self._ring.entries)
+        own = end_signals(self._control, self._ring.words, self._ring.entries)
         return self._group.collectives.all_reduce(own)
 
     def _begin(self, inputs: _LaunchInputs) -> _LaunchOutput:

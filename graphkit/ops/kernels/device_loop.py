@@ -13,13 +13,13 @@ import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.loop_layout import (
+    END_SIGNAL_WORDS,
     ENTRY_WORDS,
-    LOOP_REQUEST_WORDS,
     RING_WORDS,
     Control,
+    EndSignal,
     EntryWord,
     LoopEnd,
-    LoopRequest,
     Report,
     RingWord,
 )
@@ -44,9 +44,9 @@ _BY_REQUEST = tl.constexpr(int(LoopEnd.REQUEST))
 _BY_IDLE = tl.constexpr(int(LoopEnd.IDLE))
 _BY_STOP = tl.constexpr(int(LoopEnd.STOPPED))
 _BY_RING = tl.constexpr(int(LoopEnd.RING_FULL))
-_ASKED_STOP = tl.constexpr(int(LoopRequest.STOP))
-_ASKED_FULL = tl.constexpr(int(LoopRequest.RING_FULL))
-_REQUEST_WORDS = tl.constexpr(LOOP_REQUEST_WORDS)
+_SIGNAL_STOP = tl.constexpr(int(EndSignal.STOP))
+_SIGNAL_FULL = tl.constexpr(int(EndSignal.RING_FULL))
+_SIGNAL_WORDS = tl.constexpr(END_SIGNAL_WORDS)
 _CHUNK = tl.constexpr(1024)
 
 
@@ -103,17 +103,17 @@ def _is_full(control, ring, entries):
 
 
 @triton.jit(do_not_specialize=["entries"])
-def loop_requests_kernel(asked, control, ring, entries):
+def end_signals_kernel(signals, control, ring, entries):
     """One program."""
-    word = tl.arange(0, _REQUEST_WORDS)
-    stopped = (word == _ASKED_STOP) & _is_stopped(control, ring)
-    full = (word == _ASKED_FULL) & _is_full(control, ring, entries)
-    tl.store(asked + word, (stopped | full).to(tl.float32))
+    word = tl.arange(0, _SIGNAL_WORDS)
+    stopped = (word == _SIGNAL_STOP) & _is_stopped(control, ring)
+    full = (word == _SIGNAL_FULL) & _is_full(control, ring, entries)
+    tl.store(signals + word, (stopped | full).to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["requests", "columns", "capacity", "entries", "bodies", "words"])
 def advance_loop_kernel(
-    report, loop_rows, loop_watched, control, batch_sizes, ring, asked,
+    report, loop_rows, loop_watched, control, batch_sizes, ring, signals,
     requests, columns, capacity, entries, entry_words, bodies, words,
     BLOCK: tl.constexpr, BODIES: tl.constexpr,
 ):  # fmt: skip
@@ -145,12 +145,12 @@ def advance_loop_kernel(
     tl.store(loop_rows + each, tl.zeros_like(row), mask=behind)
     tl.store(loop_watched + each, tl.zeros_like(watched).to(tl.int1), mask=behind)
 
-    if asked is None:
+    if signals is None:
         stopped = _is_stopped(control, ring)
         full = _is_full(control, ring, entries)
     else:
-        stopped = tl.load(asked + _ASKED_STOP) > 0
-        full = tl.load(asked + _ASKED_FULL) > 0
+        stopped = tl.load(signals + _SIGNAL_STOP) > 0
+        full = tl.load(signals + _SIGNAL_FULL) > 0
     end = tl.where(full, _BY_RING, 0)
     end = tl.where(steps_left <= 0, _BY_STEPS, end)
     end = tl.where(stopped, _BY_STOP, end)
@@ -177,11 +177,11 @@ def launch_begin_loop(given: Any) -> None:
     )  # fmt: skip
 
 
-def launch_loop_requests(given: Any) -> torch.Tensor:
-    """Launch ``loop_requests``."""
-    asked: torch.Tensor = given.control.new_empty(LOOP_REQUEST_WORDS, dtype=torch.float32)
-    launch(loop_requests_kernel, (1,), given, asked=asked, num_warps=1)
-    return asked
+def launch_end_signals(given: Any) -> torch.Tensor:
+    """Launch ``end_signals``."""
+    signals: torch.Tensor = given.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
+    launch(end_signals_kernel, (1,), given, signals=signals, num_warps=1)
+    return signals
 
 
 def launch_advance_loop(given: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from graphkit.ops.device_loop import advance_loop, begin_loop, loop_requests
+from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
 from graphkit.ops.finish_step import finish_step
 from graphkit.ops.kernels import device_loop
 from graphkit.ops.registration import OPS
@@ -50,7 +50,7 @@ def test_ends_of_steps(requests, longest):
 def test_loops(monkeypatch):
     monkeypatch.setattr(device_loop, "_publish", store)
     monkeypatch.setattr(device_loop, "_CHUNK", tl.constexpr(32))  # an entry has several
-    for op in (begin_loop, advance_loop, loop_requests):
+    for op in (begin_loop, advance_loop, end_signals):
         monkeypatch.setitem(CASES["play"].__globals__, op.__name__, launcher(op))
     for seed in range(6):
         for _, got, want in CASES["play"](seed, "cpu"):

@@ -10,7 +10,7 @@ from random import Random
 
 import torch
 
-from graphkit.ops.device_loop import advance_loop, begin_loop, loop_requests
+from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
     RING_WORDS,
@@ -155,11 +155,11 @@ class LoopTensors:
             self.rows, self.watched, self.control, self.sizes,
         )  # fmt: skip
 
-    def advance(self, report, *, is_asked=False):
-        asked = loop_requests(self.control, self.ring, self.entries) if is_asked else None
+    def advance(self, report, *, is_signalled=False):
+        signals = end_signals(self.control, self.ring, self.entries) if is_signalled else None
         advance_loop(
             self.words(report, torch.int32), self.rows, self.watched, self.control, self.sizes,
-            self.ring, self.entries, asked,
+            self.ring, self.entries, signals,
         )  # fmt: skip
 
     def write(self, word, value):
@@ -200,7 +200,7 @@ def play(seed, device, *, launches=20, largest=12):
             report = [line_of(row, longest, random) for row in model.rows]
             report += [line_of(0, longest, random)] * (model.size - len(report))
             end = model.advance(report)
-            ops.advance(report, is_asked=random.random() < 0.5)  # as several ranks do
+            ops.advance(report, is_signalled=random.random() < 0.5)  # as several ranks do
             yield end, ops.state(), model.state()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphkit.errors import InputError
-from graphkit.ops.device_loop import advance_loop, begin_loop
+from graphkit.ops.device_loop import advance_loop, begin_loop, end_signals
 from graphkit.ops.loop_layout import (
     ENTRY_WORDS,
     RING_WORDS,
@@ -142,6 +142,7 @@ ADVANCE = {
     **{name: BEGIN[name] for name in ("loop_rows", "loop_watched", "control", "batch_sizes")},
     "ring": torch.zeros(RING_WORDS + 3 * (ENTRY_WORDS + 4 * COLUMNS)).long(), "entries": 3,
 }  # fmt: skip
+SIGNALS = {name: ADVANCE[name] for name in ("control", "ring", "entries")}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,9 @@ ADVANCE = {
          r"ring is \[16\] int64 on cpu, expected \[136\] int64, contiguous, for 3 entries of 4"),
         (advance_loop, ADVANCE, {"ring": torch.zeros(136).int()}, r"ring is \[136\] int32"),
         (advance_loop, ADVANCE, {"entries": 0}, "entries is 0, expected at least 1"),
+        (advance_loop, ADVANCE, {"signals": torch.zeros(2)}, r"signals is \[2\] float32"),
+        (end_signals, SIGNALS, {"ring": torch.zeros(8).long()}, r"ring is \[8\] int64"),
+        (end_signals, SIGNALS, {"control": torch.zeros(4).long()}, r"control is \[4\] int64"),
     ],
 )  # fmt: skip
 def test_refusals(op, arguments, change, message):
@@ -164,7 +168,9 @@ def test_refusals(op, arguments, change, message):
     assert caught.value.field == next(iter(change))
 
 
-@pytest.mark.parametrize(("op", "arguments"), [(begin_loop, BEGIN), (advance_loop, ADVANCE)])
+@pytest.mark.parametrize(
+    ("op", "arguments"), [(begin_loop, BEGIN), (advance_loop, ADVANCE), (end_signals, SIGNALS)]
+)
 def test_tracers_see_the_op(op, arguments):
     overload = getattr(torch.ops.graphkit, op.__name__).default
     copies = [each.clone() if torch.is_tensor(each) else each for each in arguments.values()]
