@@ -88,7 +88,7 @@ class OnDevice(Overlapped):
         self._streams.append(stream)
 
     def _read(self) -> None:
-        """Wait for a step of the oldest loop, and deliver all its steps that are there."""
+        """Wait for a step of the oldest loop, and deliver those that are there; on ranks, all."""
         stream = self._streams[0]
         for step in stream.available() if self._runner.group is None else stream:
             self._deliver_step(step)
