@@ -33,8 +33,7 @@ def add_tp_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--one-shot", action="store_true",
         help="with --tp on GPUs: collectives through memory that the GPUs share instead of NCCL, "
-        "which is faster for small tensors and lets device loops run; if a rank ends, the others "
-        "must be killed",
+        "so that device loops run; if a rank ends, the others must be killed",
     )  # fmt: skip
 
 
