@@ -158,7 +158,13 @@ def test_a_lock_matches_another_capture_and_reports_changes(reference, model):
     assert "gelu" in finding.text.lower()
 
 
-@pytest.mark.parametrize("factory", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "llama", "qwen3", "mixtral", "qwen3_moe", "mistral", "gemma2", "gemma3", "gpt_oss",
+        "deepseek_v3", "deepseek_v32",
+    ],
+)  # fmt: skip
 def test_a_transformers_model_in_a_wrapper_has_no_finding(factory):
     path = Path(__file__).parents[2] / "tools" / "examples" / "transformers_models.py"
     target = runpy.run_path(str(path))[factory]("cuda")
