@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
 
 from graphkit.records import BenchReport
-
-BENCH = Path(__file__).parents[3] / "tools" / "bench"
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("attention")
 
 
 def test_every_variant_is_measured_at_each_condition(bench, tmp_path, capsys):

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-
-BENCH = Path(__file__).parents[3] / "tools" / "bench"
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("first_request")
 
 
 def test_a_process_captures_and_waits_before_its_requests(bench, monkeypatch, capsys):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +10,6 @@ import torch
 from graphkit.ops.loop_layout import LoopEnd, Report, RequestEnd
 from graphkit.step import output_ring
 from graphkit.step.output_ring import OutputRing
-
-BENCH = Path(__file__).parents[3] / "tools" / "bench"
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("loops")
 
 
 @pytest.fixture

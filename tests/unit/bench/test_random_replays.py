@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +11,6 @@ import graphkit as gk
 from graphkit.records import BenchReport
 from graphkit.reference.target import model_target
 from graphkit.runners import RUNNERS
-
-BENCH = Path(__file__).parents[3] / "tools" / "bench"
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("random_replays")
 
 
 def tiny_target(models, topk, most):

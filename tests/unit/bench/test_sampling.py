@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
-import pytest
 import torch
 
 from graphkit.records import BenchReport
-
-BENCH = Path(__file__).parents[3] / "tools" / "bench"
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("sampling")
 
 
 def test_torch_computes_the_same(bench):

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
-import pytest
-
 from graphkit.records import BenchReport
-
-BENCH = Path(__file__).parents[3] / "tools" / "bench"
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("screen")
 
 
 def test_the_record_repeats_a_graph_as_further_layers_that_run_later(bench):

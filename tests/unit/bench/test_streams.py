@@ -7,7 +7,6 @@ import json
 import subprocess
 from collections import Counter
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.graphs import RecorderBackend
 from graphkit.records import BenchReport
-
-BENCH = Path(__file__).parents[3] / "tools" / "bench"
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    return importlib.import_module("streams")
 
 
 @pytest.fixture
