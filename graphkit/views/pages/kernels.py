@@ -26,6 +26,8 @@ _COLUMNS = (
 )
 _BYTES = (count_column("bytes, at most", 7, size), count_column("GB/s", 6, "{:,.1f}".format))
 """Columns of a record that knows the sizes of tensors; empty where it does not."""
+_MOST_GB_PER_S = 20_000.0
+"""More than caches and memories of present GPUs deliver: the kernel used a part of the tensors."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -34,7 +36,8 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
 
     Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row. The
     bytes are those of the tensors that the arguments point to, as ``addressed_bytes`` counts them:
-    a node that reads a part of a tensor counts all of it. GB/s are these bytes per time.
+    a node that reads a part of a tensor counts all of it. GB/s are these bytes per time, and empty
+    where no memory is as fast.
     """
     title, graph = graphs[index]
     costs = _Costs(graph.nodes)
@@ -108,6 +111,7 @@ class _Costs:
         grid = "x".join(map(str, next(iter(grids)))) if len(grids) == 1 else f"{len(grids)} grids"
         moved = addressed_bytes(nodes)
         rate = moved / duration / 1000 if moved and duration and measured == len(nodes) else None
+        rate = None if rate is None or rate > _MOST_GB_PER_S else rate
         values = name, len(nodes), duration, share, share, mean, grid or None, moved, rate
         return values[: len(self.columns)]
 

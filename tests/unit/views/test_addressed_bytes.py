@@ -54,6 +54,15 @@ def test_distinct_bytes_of_each_node_are_summed(nodes, expected):
     assert addressed_bytes(nodes) == expected
 
 
+def test_a_rate_that_no_memory_reaches_is_left_out(make_record):
+    """The kernel used a part of the tensor, such as some rows of an embedding."""
+    reads = node((64, 1_000_000_000))
+    slow, fast = (dataclasses.replace(reads, duration_us=us) for us in (250.0, 2.0))
+    for each, expected in ((slow, 4000.0), (fast, None)):
+        (row,) = kernels_page((("g", make_record([each])),), 0).rows
+        assert row.values[-2:] == (1_000_000_000, expected)
+
+
 def test_the_kernels_of_a_graph_show_bytes_and_bytes_per_time(make_record, text):
     weight, unknown = node((64, 3_000_000)), node((64, 0))
     nodes = [
