@@ -13,8 +13,11 @@ from graphkit.ops.kernels.launch import launch
 def join_splits_kernel(
     out, partial, lse, rows, splits,
     HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per (token, head) row and BLOCK_D of its dimensions."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM
@@ -31,19 +34,34 @@ def join_splits_kernel(
     tl.store(out + row * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=is_dim)
 
 
-def join_splits(given: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor) -> None:
-    """Write the weighted mean of the partial results.
+def starts_early(device: torch.device) -> bool:
+    """Return whether the join may start before the partial results are there, to wait for them.
+
+    Such a launch (programmatic dependent launch, compute capability 9.0) hides its own latency.
+    """
+    is_cuda = device.type == "cuda" and torch.version.hip is None
+    return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def join_splits(
+    given: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor, early: bool
+) -> None:
+    """Write the weighted mean of the partial results, which the kernel before it writes.
 
     Args:
         given: Arguments of the op.
         out: Result, [T, N, D].
         partial: Result of each split, normalised, 0 where the weight is; float32 [splits, T, N, D].
         lse: Base-2 logarithm of the weight of each partial result; float32 [splits, T, N].
+        early: Whether it starts early, see ``starts_early``.
     """
     splits, (tokens, heads, head_dim) = partial.shape[0], out.shape
-    rows, block = tokens * heads, min(128, triton.next_power_of_2(head_dim))
+    rows, block_splits = tokens * heads, triton.next_power_of_2(splits)
+    # A warp keeps 64 numbers per thread. Many small programs start sooner than few large ones.
+    block = min(max(32, 2048 // block_splits), 128, triton.next_power_of_2(head_dim))
     launch(
         join_splits_kernel, (rows, triton.cdiv(head_dim, block)), given,
         out=out, partial=partial, lse=lse, rows=rows, splits=splits, HEAD_DIM=head_dim,
-        BLOCK_S=triton.next_power_of_2(splits), BLOCK_D=block, num_warps=4,
+        BLOCK_S=block_splits, BLOCK_D=block, num_warps=1,
+        STARTS_EARLY=early, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip

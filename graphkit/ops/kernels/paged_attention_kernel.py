@@ -2,10 +2,12 @@
 
 One program handles a tile of one request's query rows for one key-value head, and one split of that
 request's keys. A tile holds the W rows of all query heads that share the key-value head, if they
-fit. With more than one split each program stores its normalised partial result and the log of its
-weight, and a second kernel joins them. The unused lanes of requests with fewer than W rows write
-zeros into the rows that no request has, so that no further launch has to clear them. With a mask
-every request has W rows, and cu_seqlens_q is not read.
+fit. Split s of S has the blocks of keys s, s + S, s + 2 S and so on. Its first block does not
+depend on the request's length: the program loads that block's pages and the length together. With
+more than one split each program stores its normalised partial result and the log of its weight, and
+a second kernel joins them. The unused lanes of requests with fewer than W rows write zeros into the
+rows that no request has, so that no further launch has to clear them. With a mask every request has
+W rows, and cu_seqlens_q is not read.
 
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
@@ -18,6 +20,11 @@ import triton.language as tl
 from graphkit.ops.kernels.key_slots import slots_of_keys
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _either(a, b):
+    return a | b
 
 
 # Prompts have any width: specialisation would compile this kernel for each. Trees have few.
@@ -36,19 +43,29 @@ def paged_attention_kernel(
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr,
     SHARED: tl.constexpr, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr,
     BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    IS_SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    IS_SPLIT: tl.constexpr, LETS_JOIN_START: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
+    if LETS_JOIN_START:
+        tl.extra.cuda.gdc_launch_dependents()
+    # A row of the mask is a word, so that no block of keys waits for a load of the mask.
+    WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
+    IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
     split = tl.program_id(1).to(tl.int64)
     kv_head = (tl.program_id(0) % (heads // GROUP)).to(tl.int64)
     tile = tl.program_id(0) // (heads // GROUP)
     request = (tile // row_tiles).to(tl.int64)
+    # There are more programs than requests if there are more rows than the requests can have.
+    pages = page_table + tl.minimum(request, requests - 1) * max_pages
+    first = (split * BLOCK_N).to(tl.int32)
+    if not WINDOW:
+        key = first + tl.arange(0, BLOCK_N)
+        page = tl.load(pages + key // PAGE_SIZE, mask=key < max_keys, other=0)
 
     first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     own_query = row // GROUP
-    # There are more programs than requests if there are more rows than the requests can have.
     length = tl.load(cache_seqlens_B + tl.minimum(request, requests - 1))
     length = tl.where(request < requests, length, 0)
     if MASK_COLUMNS:
@@ -76,28 +93,29 @@ def paged_attention_kernel(
     keys_begin, keys_end = 0, tl.minimum(length, max_keys)
     if MASK_COLUMNS:
         mask_row = mask + (request * width + own_query[:, None]) * MASK_COLUMNS
+        column = tl.arange(0, BLOCK_C)
+        is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
+        path = tl.load(mask_row + column[None, :], mask=is_entry, other=0) != 0
+        if IS_WORD:
+            bit = tl.where(path, tl.full([1, 1], 1, WORD) << column[None, :].to(WORD), 0)
+            path_bits = tl.sum(bit, 1)  # distinct powers of two
+            seen_bits = tl.reduce(path_bits, 0, _either)
     else:
         last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, rows - 1)
         keys_end = tl.minimum(keys_end, prefix + last_query + 1)
     if WINDOW:
         if MASK_COLUMNS:
-            column = tl.arange(0, BLOCK_C)
-            is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
-            path = tl.load(mask_row + column[None, :], mask=is_entry, other=0) != 0
             own_keys = tl.where(own_query < width, tl.sum(path.to(tl.int32), 1), MASK_COLUMNS)
             window_begin = prefix - WINDOW + own_keys
-            keys_begin = tl.maximum(prefix - WINDOW, 0)
+            keys_begin = tl.maximum(tl.min(window_begin, 0), 0)
         else:
             window_begin = prefix - WINDOW + own_query + 1
             keys_begin = tl.maximum(prefix - WINDOW + first_row // GROUP + 1, 0)
     keys_end = tl.maximum(keys_end, keys_begin)
-    span = tl.cdiv(tl.cdiv(keys_end - keys_begin, splits), 16) * 16
-    first = tl.minimum(keys_begin + split * span, keys_end).to(tl.int32)
-    last = tl.minimum(first + span, keys_end).to(tl.int32)
-    # Whole blocks of the prefix need no mask; the rest of the split does.
-    middle = first + tl.maximum(tl.minimum(last, prefix) - first, 0) // BLOCK_N * BLOCK_N
-    middle = first if WINDOW else middle
-    pages = page_table + request * max_pages
+    step = splits * BLOCK_N
+    if WINDOW:
+        first = (first + keys_begin).to(tl.int32)
+    last = keys_end.to(tl.int32)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -106,68 +124,68 @@ def paged_attention_kernel(
         top = tl.where(split == 0, sink, top)
         total = tl.where(split == 0, 1.0, total)
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    for masked in tl.static_range(1 if WINDOW else 0, 2):
-        begin_key = middle if masked else first
-        end_key = last if masked else middle
-        key = begin_key + tl.arange(0, BLOCK_N)
-        page = tl.load(pages + key // PAGE_SIZE, mask=key < end_key, other=0)
-        for start in range(begin_key, end_key, BLOCK_N):
-            key = start + tl.arange(0, BLOCK_N)
-            is_key = key < last
-            slot = slots_of_keys(page, key, PAGE_SIZE)
-            # The next block's pages: keys that depend on a load of their own block wait for it.
-            following = key + BLOCK_N
-            page = tl.load(pages + following // PAGE_SIZE, mask=following < end_key, other=0)
+    if WINDOW:
+        key = first + tl.arange(0, BLOCK_N)
+        page = tl.load(pages + key // PAGE_SIZE, mask=key < last, other=0)
+    for start in range(first, last, step):
+        key = start + tl.arange(0, BLOCK_N)
+        is_key = key < last
+        slot = slots_of_keys(page, key, PAGE_SIZE)
+        # The next block's pages: keys that depend on a load of their own block wait for it.
+        following = key + step
+        page = tl.load(pages + following // PAGE_SIZE, mask=following < last, other=0)
 
-            seen = is_key
-            if masked:
-                own_key = key - prefix
-                if MASK_COLUMNS:
-                    is_column = (own_key >= 0) & is_key
-                    is_cell = (own_query < width)[:, None] & is_column[None, :]
-                    tree = tl.load(mask_row + own_key[None, :], mask=is_cell, other=0) != 0
-                    visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
-                else:
-                    visible = (own_key[None, :] <= own_query[:, None]) & is_key[None, :]
-                if WINDOW:
-                    visible = visible & (key[None, :] >= window_begin[:, None])
-                if MASK_COLUMNS or WINDOW:
-                    seen = tl.max(visible.to(tl.int32), 0) != 0
+        own_key = key - prefix
+        if MASK_COLUMNS and IS_WORD:
+            shift = tl.minimum(tl.maximum(own_key, 0), MASK_COLUMNS - 1).to(WORD)
+            tree = ((path_bits[:, None] >> shift[None, :]) & 1) != 0
+            visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
+            seen = ((((seen_bits >> shift) & 1) != 0) | (own_key < 0)) & is_key
+        elif MASK_COLUMNS:
+            is_column = (own_key >= 0) & is_key
+            is_cell = (own_query < width)[:, None] & is_column[None, :]
+            tree = tl.load(mask_row + own_key[None, :], mask=is_cell, other=0) != 0
+            visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
+            seen = tl.max(visible.to(tl.int32), 0) != 0
+        else:
+            visible = (own_key[None, :] <= own_query[:, None]) & is_key[None, :]
+            seen = is_key  # its last query sees all of a chain's keys
+        if WINDOW:
+            visible = visible & (key[None, :] >= window_begin[:, None])
 
-            # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
-            keys = key_cache + kv_head * key_head_stride + slot * key_slot_stride
-            if SHARED:
-                v = tl.load(
-                    keys[:, None] + dim[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
-                )
-                scores = tl.dot(q, tl.trans(v.to(q.dtype)), input_precision=PRECISION)
-            else:
-                is_cell = is_dim[:, None] & is_key[None, :]
-                k = tl.load(keys[None, :] + dim[:, None], mask=is_cell, other=0.0)
-                scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
-            if REST_DIM:
-                is_cell = is_rest[:, None] & is_key[None, :]
-                k_rest = tl.load(keys[None, :] + VALUE_DIM + rest[:, None], mask=is_cell, other=0.0)
-                scores = tl.dot(q_rest, k_rest.to(q.dtype), scores, input_precision=PRECISION)
-            scores = scores * scale_log2
-            if HAS_CAP:  # cap * tanh(score / cap)
-                scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
-            if masked:
-                scores = tl.where(visible, scores, float("-inf"))
+        # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
+        keys = key_cache + kv_head * key_head_stride + slot * key_slot_stride
+        if SHARED:
+            v = tl.load(
+                keys[:, None] + dim[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
+            )
+            scores = tl.dot(q, tl.trans(v.to(q.dtype)), input_precision=PRECISION)
+        else:
+            is_cell = is_dim[:, None] & is_key[None, :]
+            k = tl.load(keys[None, :] + dim[:, None], mask=is_cell, other=0.0)
+            scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
+        if REST_DIM:
+            is_cell = is_rest[:, None] & is_key[None, :]
+            k_rest = tl.load(keys[None, :] + VALUE_DIM + rest[:, None], mask=is_cell, other=0.0)
+            scores = tl.dot(q_rest, k_rest.to(q.dtype), scores, input_precision=PRECISION)
+        scores = scores * scale_log2
+        if HAS_CAP:  # cap * tanh(score / cap)
+            scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
+        scores = tl.where(visible, scores, float("-inf"))
 
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            # Without this, a row that has seen no key yet would compute inf - inf.
-            base = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weights = tl.exp2(scores - base[:, None])
-            shrink = tl.exp2(top - base)
-            total = total * shrink + tl.sum(weights, 1)
-            if not SHARED:
-                values = value_cache + kv_head * value_head_stride + slot * value_slot_stride
-                is_cell = seen[:, None] & is_dim[None, :]
-                v = tl.load(values[:, None] + dim[None, :], mask=is_cell, other=0.0)
-            acc = acc * shrink[:, None]
-            acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
-            top = new_top
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # Without this, a row that has seen no key yet would compute inf - inf.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 1)
+        if not SHARED:
+            values = value_cache + kv_head * value_head_stride + slot * value_slot_stride
+            is_cell = seen[:, None] & is_dim[None, :]
+            v = tl.load(values[:, None] + dim[None, :], mask=is_cell, other=0.0)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
+        top = new_top
 
     # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
     divisor = tl.where(total == 0.0, -1.0, total)

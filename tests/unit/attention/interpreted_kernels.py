@@ -166,6 +166,26 @@ def test_attention_over_several_row_tiles(make_case, assert_attends, tree):
 
 
 @loops_to_a_tensor
+@pytest.mark.parametrize("splits", [1, 2, 3, 7])
+@pytest.mark.parametrize("options", [{}, {"tree": True}, {"window": 20}], ids=str)
+def test_splits_take_turns_at_blocks(make_case, assert_attends, splits, options):
+    """Trees begin in the last block of a split, at its start and behind it."""
+    lengths = [13, 14, 16, 30, 45, 64]
+    case = make_case(lengths, width=3, page_size=4, heads=2, kv_heads=1, **options)
+    config = AttentionConfig(block_rows=16, block_keys=16)
+    assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
+
+
+@loops_to_a_tensor
+@pytest.mark.parametrize("columns", [31, 32, 33, 64, 65])
+@pytest.mark.parametrize("window", [0, 70])
+def test_attention_of_a_tree_with_many_columns(make_case, assert_attends, columns, window):
+    """A row of the mask is a word of 32 or 64 bits, or is loaded with the keys."""
+    case = make_case([80, 90], width=3, columns=columns, tree=True, window=window)
+    assert_attends(launch(paged_attention, *case.op_args(), splits=2), case)
+
+
+@loops_to_a_tensor
 def test_attention_in_half_precision(make_case, assert_attends):
     # Not bfloat16: the interpreter multiplies its bit patterns as integers.
     case = make_case([7, 70], width=3, page_size=4, dtype=torch.float16, pads=1, heads=4)

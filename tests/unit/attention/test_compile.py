@@ -84,8 +84,8 @@ def compiled(monkeypatch):
     """Names of the kernels that launchers launch, which are compiled instead."""
     compiled = []
 
-    def run(kernel, *args, grid, warmup, num_warps=4, num_stages=3):
-        compiled.append(kernel.__name__)
+    def run(kernel, *args, grid, warmup, num_warps=4, num_stages=3, launch_pdl=False):
+        compiled.append(kernel.__name__ + " (early)" * launch_pdl)
         types, constants, attributes = {}, {}, {}
         for index, (parameter, value) in enumerate(zip(kernel.params, args, strict=False)):
             types[parameter.name] = "i32" if isinstance(value, int) else "fp32"
@@ -97,7 +97,7 @@ def compiled(monkeypatch):
             if parameter.is_constexpr or value is None:
                 types[parameter.name], constants[parameter.name] = "constexpr", value
         source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
-        meta = {"num_warps": num_warps, "num_stages": num_stages}
+        meta = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=meta)
         assert made.metadata.shared <= SHARED_BYTES
 
@@ -133,6 +133,18 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
     )  # fmt: skip
     launch_paged_attention(given, splits)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]
+
+
+def test_attention_whose_join_starts_early(compiled, monkeypatch):
+    module = "graphkit.ops.kernels.paged_attention.starts_early"
+    monkeypatch.setattr(module, lambda device: device.type == "cpu")
+    keys, lengths = torch.zeros(64, 8, 128, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
+    given = OPS[paged_attention.__name__].arguments(
+        torch.zeros(2, 32, 128, dtype=torch.bfloat16), keys, keys, lengths.new_zeros(2, 16),
+        lengths, lengths.new_zeros(3), None, 1.0, 4, 1,
+    )  # fmt: skip
+    launch_paged_attention(given, 4)
+    assert compiled == ["paged_attention_kernel", "join_splits_kernel (early)"]
 
 
 @pytest.mark.parametrize("columns", [0, 4], ids=["chain", "tree"])
