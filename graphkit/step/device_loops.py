@@ -136,7 +136,6 @@ class DeviceLoops:
         self._loops: dict[bool, _Loop] = {}
         self._running: LoopGraph | None = None
         self._launched = 0
-        self._unfinished: list[tuple[int, int]] = []
 
     @property
     def steps_by_size(self) -> Mapping[int, int]:
@@ -212,8 +211,7 @@ class DeviceLoops:
             loop.graph.wait()
             raise
         self._running = loop.graph
-        self._unfinished.append((number, max_steps))
-        return self._reader.stream(number)
+        return self._reader.stream(number, max_steps)
 
     def join(self) -> None:
         """Make later work of the current stream run after the loops."""
@@ -295,9 +293,8 @@ class DeviceLoops:
     def _reserve(self, max_steps: int) -> None:
         """Refuse a launch whose first step may find the ring full of those of earlier launches."""
         self._reader.collect()
-        self._unfinished = [each for each in self._unfinished if each[0] > self._reader.last_ended]
-        steps = sum(steps for _, steps in self._unfinished)
-        if self._unfinished and steps + max_steps > self._ring.entries:
+        steps = self._reader.steps_in_flight
+        if steps and steps + max_steps > self._ring.entries:
             raise ReplayError(
                 f"earlier launches of {steps} steps are running and the ring holds "
                 f"{self._ring.entries}: a launch of {max_steps} more could find it full. Read the "

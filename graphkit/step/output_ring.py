@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -23,7 +22,10 @@ from graphkit.ops.loop_layout import (
 
 # Plain ints: indexing by an enum costs more than reading the word.
 _READ, _STOP = int(RingWord.READ), int(RingWord.STOP)
-_SEQUENCE, _LAUNCH = int(EntryWord.SEQUENCE), int(EntryWord.LAUNCH)
+_SEQUENCE, _BATCH_SIZE, _LOOP_END, _LAUNCH = (
+    int(EntryWord.SEQUENCE), int(EntryWord.BATCH_SIZE), int(EntryWord.LOOP_END),
+    int(EntryWord.LAUNCH),
+)  # fmt: skip
 _LOOP_ENDS = tuple(LoopEnd)
 _ROW = int(Report.ROW)
 
@@ -45,22 +47,60 @@ class RequestReport:
     end: RequestEnd
 
 
-class StepReport:
-    """What one step of a loop did. Decoded when it is asked for, so that reading stays cheap.
+class StepBlock:
+    """Consecutive steps of one launch, copied from the ring.
 
     Attributes:
-        launch: Number of the launch, from 1.
-        batch_size: Captured size at which it ran.
-        loop_end: Why the loop ended after the step, or ``LoopEnd.RUNNING``, which is false.
+        words: Their entries, int64.
+        places: Index of the first word of each entry.
+        columns: Words of a request in an entry.
     """
 
-    __slots__ = ("_index", "_lines", "batch_size", "launch", "loop_end")
+    __slots__ = ("columns", "places", "words")
 
-    def __init__(
-        self, batch_size: int, loop_end: LoopEnd, launch: int, lines: NDArray[np.int64], index: int
-    ) -> None:
-        self.launch, self.batch_size, self.loop_end = launch, batch_size, loop_end
-        self._lines, self._index = lines, index
+    def __init__(self, words: memoryview, entry_words: int, columns: int) -> None:
+        self.words, self.columns = words, columns
+        self.places = range(0, len(words), entry_words)
+
+    @property
+    def launch(self) -> int:
+        """Number of the launch."""
+        return int(self.words[_LAUNCH])
+
+    @property
+    def loop_end(self) -> LoopEnd:
+        """Why the loop ended after the last of the steps; false if it runs on."""
+        return _LOOP_ENDS[self.words[self.places[-1] + _LOOP_END]]
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Captured size of each step."""
+        sizes: list[int] = self.words[_BATCH_SIZE :: self.places.step].tolist()
+        return sizes
+
+
+class StepReport:
+    """What one step of a loop did. Decoded when it is asked for, so that reading stays cheap."""
+
+    __slots__ = ("_block", "_place")
+
+    def __init__(self, block: StepBlock, place: int) -> None:
+        self._block, self._place = block, place
+
+    @property
+    def launch(self) -> int:
+        """Number of the launch, from 1."""
+        return self._block.launch
+
+    @property
+    def batch_size(self) -> int:
+        """Captured size at which the step ran."""
+        return int(self._block.words[self._place + _BATCH_SIZE])
+
+    @property
+    def loop_end(self) -> LoopEnd:
+        """Why the loop ended after the step, or ``LoopEnd.RUNNING``, which is false."""
+        return _LOOP_ENDS[self._block.words[self._place + _LOOP_END]]
 
     @property
     def is_last(self) -> bool:
@@ -70,13 +110,18 @@ class StepReport:
     @property
     def words(self) -> NDArray[np.int64]:
         """The report, [batch_size, 4 + longest path]; see ``Report``."""
-        words: NDArray[np.int64] = self._lines[self._index, : self.batch_size]
-        return words
+        shape = self.batch_size, self._block.columns
+        offset = (self._place + ENTRY_WORDS) * self._block.words.itemsize
+        words = np.frombuffer(self._block.words, np.int64, math.prod(shape), offset)
+        return words.reshape(shape)
 
     @property
     def lines(self) -> list[list[int]]:
         """Rows of the report of the requests that took part."""
-        return [line for line in self.words.tolist() if line[_ROW]]
+        words, columns = self._block.words, self._block.columns
+        begin = self._place + ENTRY_WORDS
+        firsts = range(begin, begin + self.batch_size * columns, columns)
+        return [words[first : first + columns].tolist() for first in firsts if words[first + _ROW]]
 
     @property
     def requests(self) -> list[RequestReport]:
@@ -103,16 +148,12 @@ class OutputRing:
         self, entries: int, max_batch_size: int, longest_path: int, device: torch.device
     ) -> None:
         self.entries = entries
-        self._line_shape = max_batch_size, Report.TOKENS + longest_path
-        entry_words = ENTRY_WORDS + math.prod(self._line_shape)
-        size = RING_WORDS + entries * entry_words
+        self._columns = Report.TOKENS + longest_path
+        self._entry_words = ENTRY_WORDS + max_batch_size * self._columns
+        size = RING_WORDS + entries * self._entry_words
         self.words = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        array: NDArray[np.int64] = self.words.numpy()
-        self._by_entry = array[RING_WORDS:].reshape(entries, entry_words)
-        self._counted = np.arange(1, entries + 1)
-        # Single words are read through a memoryview, ten times as fast as through numpy.
-        self._words = memoryview(array)  # type: ignore[arg-type]
-        self._entry_words = entry_words
+        # numpy and torch take ten times as long for a single word.
+        self._words = memoryview(self.words.numpy())  # type: ignore[arg-type]
 
     @property
     def num_read(self) -> int:
@@ -127,26 +168,30 @@ class OutputRing:
         """Forget everything. The device must be idle."""
         self.words.zero_()
 
-    def read(self) -> Sequence[StepReport]:
-        """Return the oldest entries that were not read yet.
+    def read(self) -> StepBlock | None:
+        """Return the oldest entries that were not read yet; ``None`` if there are none.
 
-        They are of one launch, and end at the end of the ring at the latest.
+        They are of one launch, and end at the end of the ring at the latest. The words are read
+        through a memoryview: a host that has waited long finds little of numpy in its caches.
         """
-        number = self._words[_READ]
+        words, size = self._words, self._entry_words
+        number = words[_READ]
         first = number % self.entries
-        if self._words[RING_WORDS + first * self._entry_words + _SEQUENCE] != number + 1:
-            return ()
-        entries = self._by_entry[first:]
-        is_next = entries[:, _SEQUENCE] == self._counted[: len(entries)] + number
-        is_next &= entries[:, _LAUNCH] == entries[0, _LAUNCH]
-        count = int(np.count_nonzero(is_next))
-        block = entries[:count].copy()
+        begin = RING_WORDS + first * size
+        if words[begin + _SEQUENCE] != number + 1:
+            return None
+        launch = words[begin + _LAUNCH]
+        # Entries are written in order: search the last one that is there and of the same launch.
+        count, most = 1, self.entries - first
+        while count < most:
+            middle = (count + most + 1) // 2
+            last = begin + (middle - 1) * size
+            is_next = words[last + _SEQUENCE] == number + middle and words[last + _LAUNCH] == launch
+            count, most = (middle, most) if is_next else (count, middle - 1)
+        copy = memoryview(bytearray(words[begin : begin + count * size])).cast("q")
         # Last, because the device may write the entries again from now on.
-        self._words[_READ] = number + count
-        lines = block[:, ENTRY_WORDS:].reshape(count, *self._line_shape)
-        _, sizes, ends, launches = block[:, : len(EntryWord)].T.tolist()
-        loop_ends = map(_LOOP_ENDS.__getitem__, ends)
-        return list(map(StepReport, sizes, loop_ends, launches, repeat(lines), range(count)))
+        words[_READ] = number + count
+        return StepBlock(copy, size, self._columns)
 
 
 def _request_of(line: Sequence[int]) -> RequestReport:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from operator import attrgetter
+from operator import length_hint
 from types import TracebackType
 from typing import Self
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from graphkit.errors import ReplayError
 from graphkit.ops.loop_layout import LoopEnd
-from graphkit.step.output_ring import OutputRing, StepReport
+from graphkit.step.output_ring import OutputRing, StepBlock, StepReport
 
-_BATCH_SIZE = attrgetter("batch_size")
 _PAUSES_S = 2e-5, 2e-2
 """Shortest and longest pause between polls."""
 _FIRST_PAUSE, _LATER_PAUSE = 0.85, 0.02
@@ -33,7 +32,6 @@ class LoopReader:
         check_device: Raises the device's pending error.
 
     Attributes:
-        last_ended: Number of the last launch whose last step has been read from the ring.
         steps_by_size: Steps that have been read from the ring, by captured size.
     """
 
@@ -41,34 +39,43 @@ class LoopReader:
         self, ring: OutputRing, advance: Callable[[], None], check_device: Callable[[], None]
     ) -> None:
         self.ring, self._advance, self._check_device = ring, advance, check_device
-        # Kept by the streams: what no stream will read is dropped.
-        self._unread: WeakValueDictionary[int, deque[StepReport]] = WeakValueDictionary()
-        self.last_ended = 0
+        self._in_flight: dict[int, tuple[int, ref[StepStream]]] = {}
+        """Most steps, and stream, of each launch whose last step has not been read."""
         self.steps_by_size: Counter[int] = Counter()
         self._first_pause_s = 0.0
 
+    @property
+    def steps_in_flight(self) -> int:
+        """Most steps of all launches whose last step has not been read from the ring."""
+        return sum([steps for steps, _ in self._in_flight.values()]) if self._in_flight else 0
+
     def collect(self) -> None:
-        """Move all steps out of the ring, which makes room for further ones."""
-        while steps := self.ring.read():
-            launch = steps[0].launch
-            if (unread := self._unread.get(launch)) is not None:
-                unread.extend(steps)
-            self.steps_by_size.update(map(_BATCH_SIZE, steps))
-            if steps[-1].is_last:
-                self.last_ended = launch
+        """Move all steps out of the ring, which makes room for further ones.
+
+        Steps whose stream was dropped are dropped, too.
+        """
+        while block := self.ring.read():
+            launch, sizes = block.launch, block.batch_sizes
+            in_flight = self._in_flight.get(launch)
+            if in_flight is not None and (stream := in_flight[1]()) is not None:
+                stream.receive(block)
+            for size in {*sizes}:
+                self.steps_by_size[size] += sizes.count(size)
+            if block.loop_end:
+                self._in_flight.pop(launch, None)
 
     def advance(self) -> None:
         """Let a loop advance that runs on the host, and collect its steps."""
         self._advance()
         self.collect()
 
-    def stream(self, launch: int) -> StepStream:
+    def stream(self, launch: int, max_steps: int) -> StepStream:
         """Return the steps of a launch."""
-        unread: deque[StepReport] = deque()
-        self._unread[launch] = unread
-        return StepStream(self, launch, unread)
+        stream = StepStream(self, launch)
+        self._in_flight[launch] = max_steps, ref(stream)
+        return stream
 
-    def wait(self, unread: deque[StepReport]) -> None:
+    def wait(self, stream: StepStream) -> None:
         """Wait until a stream has an unread step.
 
         Sleeps for most of the time that the last step took, so that waiting costs little CPU time.
@@ -76,8 +83,10 @@ class LoopReader:
         Raises:
             ReplayError: The device wrote no step for a minute.
         """
-        self.advance()
-        while not unread:
+        self.collect()
+        if not stream.has_unread:
+            self.advance()
+        while not stream.has_unread:
             self._wait_for_any_step()
 
     def _wait_for_any_step(self) -> None:
@@ -110,24 +119,40 @@ class StepStream:
 
     Made by ``SpecStepRunner.launch``. Several streams of one runner may be read in any order.
 
-    Attributes:
-        end: Why the loop ended; ``None`` until its last step has been read.
     """
 
-    def __init__(self, reader: LoopReader, launch: int, unread: deque[StepReport]) -> None:
-        self._reader, self._launch, self._unread = reader, launch, unread
-        self.end: LoopEnd | None = None
+    def __init__(self, reader: LoopReader, launch: int) -> None:
+        self._reader, self._launch = reader, launch
+        self._blocks: deque[StepBlock] = deque()
+        self._block: StepBlock | None = None
+        self._places: Iterator[int] = iter(())
+        """Places of the unread steps of ``_block``; those of ``_blocks`` follow."""
+
+    @property
+    def end(self) -> LoopEnd | None:
+        """Why the loop ended; ``None`` until its last step has been read."""
+        if self._block is None or length_hint(self._places):
+            return None
+        return self._block.loop_end or None
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a step has been received and not been read."""
+        return bool(self._blocks or length_hint(self._places))
+
+    def receive(self, block: StepBlock) -> None:
+        """Take the next steps from the ring."""
+        self._blocks.append(block)
 
     def __iter__(self) -> Iterator[StepReport]:
-        return self
+        while (block := self._current_block()) is not None:
+            for place in self._places:
+                yield StepReport(block, place)
 
     def __next__(self) -> StepReport:
-        if not self._unread:
-            self._wait()
-        report = self._unread.popleft()
-        if report.loop_end:
-            self.end = report.loop_end
-        return report
+        if (block := self._current_block()) is None:
+            raise StopIteration
+        return StepReport(block, next(self._places))
 
     def poll(self) -> StepReport | None:
         """Return the next step if it is there, else ``None``. Does not wait.
@@ -135,9 +160,9 @@ class StepStream:
         The recorder runs the next step when it is polled.
         """
         self._reader.collect()
-        if not self._unread and self.end is None:
+        if not self.has_unread and self.end is None:
             self._reader.advance()
-        return next(self) if self._unread else None
+        return next(self) if self.has_unread else None
 
     def available(self) -> Iterator[StepReport]:
         """Wait for the next step, then yield it and all further ones that have arrived.
@@ -148,7 +173,7 @@ class StepStream:
         while report is not None:
             yield report
             self._reader.collect()
-            report = next(self) if self._unread else None
+            report = next(self) if self.has_unread else None
 
     def stop(self) -> None:
         """End the loop, and those launched before, after the step that runs.
@@ -168,12 +193,16 @@ class StepStream:
     ) -> None:
         self.stop()
 
-    def _wait(self) -> None:
-        """Wait for an unread step. Raises ``StopIteration`` after the last one."""
-        if self.end is not None:
-            raise StopIteration
-        try:
-            self._reader.wait(self._unread)
-        except BaseException:  # such as ^C: without a reader, the loop must end
-            self.stop()
-            raise
+    def _current_block(self) -> StepBlock | None:
+        """Wait for an unread step and return its block; ``None`` after the last one."""
+        if not length_hint(self._places):
+            if self.end is not None:
+                return None
+            try:
+                self._reader.wait(self)
+            except BaseException:  # such as ^C: without a reader, the loop must end
+                self.stop()
+                raise
+            self._block = self._blocks.popleft()
+            self._places = iter(self._block.places)
+        return self._block

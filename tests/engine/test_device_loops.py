@@ -262,7 +262,7 @@ class TestRunner:
         for row, tokens in self.rest(task).items():
             assert len(found[row]) < len(tokens)
             assert found[row] == tokens[len(tokens) - len(found[row]) :]
-        assert not runner._loops._reader._unread
+        assert not runner._loops._reader._in_flight
 
     def test_available_steps_are_those_that_have_arrived(self, runner, task):
         stream, steps = runner.launch(self.ROWS, max_steps=50), []

@@ -9,7 +9,7 @@ import torch
 
 from graphkit.ops.loop_layout import LoopEnd, Report, RequestEnd
 from graphkit.step import output_ring
-from graphkit.step.output_ring import OutputRing
+from graphkit.step.output_ring import OutputRing, StepReport
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def test_a_spoilt_report_is_found(reader, monkeypatch, spoil, message):
     read, spoilt = OutputRing.read, []
 
     def read_spoilt(ring):
-        reports = read(ring)
-        for report in reports:
-            for line in report.words:
+        block = read(ring)
+        for place in block.places if block else ():
+            for line in StepReport(block, place).words:
                 if not spoilt and line[Report.NEW] > 1 and not line[Report.END]:
                     spoil(line)
                     spoilt.append(line)
-        return reports
+        return block
 
     monkeypatch.setattr(OutputRing, "read", read_spoilt)
     while not spoilt:
@@ -68,11 +68,11 @@ def test_a_lost_step_is_found(reader, monkeypatch):
     read, lost = OutputRing.read, []
 
     def read_but_one(ring):
-        reports = read(ring)
-        if reports and not lost and reports[0].loop_end is LoopEnd.RUNNING:
-            lost.append(reports[0])
-            return reports[1:] or read(ring)
-        return reports
+        block = read(ring)
+        if block and not lost and block.loop_end is LoopEnd.RUNNING:
+            lost.append(block)
+            return read(ring)
+        return block
 
     monkeypatch.setattr(OutputRing, "read", read_but_one)
     while not lost:
