@@ -1,5 +1,6 @@
 """Paged attention for CUDA. Contract: ``graphkit.ops.paged_attention``."""
 
+import math
 from typing import Any
 
 import torch
@@ -42,21 +43,22 @@ def launch_paged_attention(
         paged_attention_kernel, (tiles * kv_heads, splits), given,
         out=partial, lse=lse, sinks=given.sinks_N, query=query, key_cache=key, value_cache=value,
         mask=None if mask is None else mask.contiguous().view(torch.uint8),
-        out_split_stride=out.numel(), out_token_stride=heads * value_dim,
-        out_head_stride=value_dim,
+        out_split_stride=out.numel(),
         query_token_stride=query.stride(0), query_head_stride=query.stride(1),
-        key_slot_stride=key.stride(0), key_head_stride=key.stride(1),
-        value_slot_stride=value.stride(0), value_head_stride=value.stride(1),
-        tokens=tokens, heads=heads, max_keys=max_keys, max_pages=max_pages, requests=requests,
+        tokens=tokens, max_keys=max_keys, max_pages=max_pages, requests=requests,
         row_tiles=row_tiles, width=width, splits=splits,
         scale_log2=given.scale / given.softcap if given.softcap else given.scale * LOG2_E.value,
         cap_log2=given.softcap * LOG2_E.value,
-        PAGE_SIZE=given.page_size, GROUP=group, VALUE_DIM=value_dim, REST_DIM=key_dim - value_dim,
-        SHARED=is_part_of(value, key), MASK_ROWS=width if columns else 0, MASK_COLUMNS=columns,
+        KEY_SLOT_STRIDE=key.stride(0), KEY_HEAD_STRIDE=key.stride(1),
+        VALUE_SLOT_STRIDE=value.stride(0), VALUE_HEAD_STRIDE=value.stride(1),
+        PAGE_SIZE=given.page_size, HEADS=heads, GROUP=group,
+        VALUE_DIM=value_dim, REST_DIM=key_dim - value_dim, SHARED=is_part_of(value, key),
+        MASK_ROWS=width if columns else 0, MASK_COLUMNS=columns,
         BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=given.window,
         HAS_CAP=given.softcap > 0, IS_SPLIT=splits > 1, LETS_JOIN_START=early,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,
+        RUN=math.gcd(given.page_size, config.block_keys),
         BLOCK_E=max(16, triton.next_power_of_2(value_dim)),
         BLOCK_R=max(16, triton.next_power_of_2(key_dim - value_dim)),
         num_warps=config.num_warps, num_stages=config.num_stages,

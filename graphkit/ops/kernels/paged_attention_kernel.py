@@ -2,10 +2,10 @@
 
 One program handles a tile of one request's query rows for one key-value head, and one split of that
 request's keys. A tile holds the W rows of all query heads that share the key-value head, if they
-fit. Split s of S has the blocks of keys s, s + S, s + 2 S and so on. Its first block does not
-depend on the request's length: the program loads that block's pages and the length together. With
-more than one split each program stores its normalised partial result and the log of its weight, and
-a second kernel joins them. The unused lanes of requests with fewer than W rows write zeros into the
+fit. Split s of S has the blocks of keys s, s + S, s + 2 S and so on. Its first blocks do not depend
+on the request's length: the program loads their pages and the length together. With more than one
+split each program stores its normalised partial result and the log of its weight, and a second
+kernel joins them. The unused lanes of requests with fewer than W rows write zeros into the
 rows that no request has, so that no further launch has to clear them. With a mask every request has
 W rows, and cu_seqlens_q is not read.
 
@@ -17,8 +17,6 @@ and is loaded once.
 import triton
 import triton.language as tl
 
-from graphkit.ops.kernels.key_slots import slots_of_keys
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -27,24 +25,33 @@ def _either(a, b):
     return a | b
 
 
-# Prompts have any width: specialisation would compile this kernel for each. Trees have few.
+@triton.jit
+def _load_pages(pages, run, end, PAGE_SIZE: tl.constexpr):
+    """Return the page of each run of keys, int64; 0 for runs from ``end`` on."""
+    return tl.load(pages + run // PAGE_SIZE, mask=run < end, other=0).to(tl.int64)
+
+
+# Prompts have any width: specialisation would compile this kernel for each. Trees have few. What a
+# model fixes, heads and strides of its cache, is constant: short code starts and runs sooner.
 @triton.jit(
     do_not_specialize=[
-        "out_split_stride", "tokens", "heads", "max_keys", "max_pages", "requests",
-        "row_tiles", "width", "splits",
-    ]
+        "out_split_stride", "tokens", "max_keys", "max_pages", "requests", "width", "splits",
+    ],
+    do_not_specialize_on_alignment=["row_tiles"],
 )  # fmt: skip
 def paged_attention_kernel(
     out, lse, query, key_cache, value_cache, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask,
-    sinks, out_split_stride, out_token_stride, out_head_stride, query_token_stride,
-    query_head_stride, key_slot_stride, key_head_stride, value_slot_stride, value_head_stride,
-    tokens, heads, max_keys, max_pages, requests, row_tiles, width, splits,
-    scale_log2, cap_log2,
-    PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr,
-    SHARED: tl.constexpr, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr,
-    BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    sinks, out_split_stride, query_token_stride, query_head_stride,
+    tokens, max_keys, max_pages, requests, row_tiles, width, splits, scale_log2, cap_log2,
+    KEY_SLOT_STRIDE: tl.constexpr, KEY_HEAD_STRIDE: tl.constexpr,
+    VALUE_SLOT_STRIDE: tl.constexpr, VALUE_HEAD_STRIDE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr, SHARED: tl.constexpr,
+    MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr, LETS_JOIN_START: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
     if LETS_JOIN_START:
@@ -52,16 +59,19 @@ def paged_attention_kernel(
     # A row of the mask is a word, so that no block of keys waits for a load of the mask.
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
     IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
-    split = tl.program_id(1).to(tl.int64)
-    kv_head = (tl.program_id(0) % (heads // GROUP)).to(tl.int64)
-    tile = tl.program_id(0) // (heads // GROUP)
-    request = (tile // row_tiles).to(tl.int64)
+    split = tl.program_id(1)
+    kv_head = (tl.program_id(0) % (HEADS // GROUP)).to(tl.int64)
+    tile = tl.program_id(0) // (HEADS // GROUP)
+    request = tile // row_tiles
     # There are more programs than requests if there are more rows than the requests can have.
-    pages = page_table + tl.minimum(request, requests - 1) * max_pages
-    first = (split * BLOCK_N).to(tl.int32)
+    pages = page_table + tl.minimum(request, requests - 1).to(tl.int64) * max_pages
+    first, step = split * BLOCK_N, splits * BLOCK_N
+    # Keys lie in one page in runs of this length.
+    runs = tl.arange(0, BLOCK_N // RUN) * RUN
     if not WINDOW:
-        key = first + tl.arange(0, BLOCK_N)
-        page = tl.load(pages + key // PAGE_SIZE, mask=key < max_keys, other=0)
+        page = _load_pages(pages, first + runs, max_keys, PAGE_SIZE)
+        page |= _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE) << 32
+        third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE)
 
     first_row = tile % row_tiles * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
@@ -77,7 +87,7 @@ def paged_attention_kernel(
     rows = tl.minimum(end - begin, width)
     prefix = length - MASK_COLUMNS if MASK_COLUMNS else length - rows
     is_row = own_query < rows
-    token = begin + own_query
+    token = (begin + own_query).to(tl.int64)
     head = kv_head * GROUP + row % GROUP
     dim = tl.arange(0, BLOCK_E)
     is_dim = dim < VALUE_DIM
@@ -92,7 +102,7 @@ def paged_attention_kernel(
     # The keys that some row of this tile may see.
     keys_begin, keys_end = 0, tl.minimum(length, max_keys)
     if MASK_COLUMNS:
-        mask_row = mask + (request * width + own_query[:, None]) * MASK_COLUMNS
+        mask_row = mask + token[:, None] * MASK_COLUMNS
         column = tl.arange(0, BLOCK_C)
         is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
         path = tl.load(mask_row + column[None, :], mask=is_entry, other=0) != 0
@@ -112,28 +122,36 @@ def paged_attention_kernel(
             window_begin = prefix - WINDOW + own_query + 1
             keys_begin = tl.maximum(prefix - WINDOW + first_row // GROUP + 1, 0)
     keys_end = tl.maximum(keys_end, keys_begin)
-    step = splits * BLOCK_N
     if WINDOW:
-        first = (first + keys_begin).to(tl.int32)
-    last = keys_end.to(tl.int32)
+        first += keys_begin // RUN * RUN
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    # Sums over the keys of a block wait for other warps. Latents leave no registers to delay them.
+    SUMS_LATE: tl.constexpr = not SHARED
+    if SUMS_LATE:
+        late = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if sinks is not None:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
         top = tl.where(split == 0, sink, top)
         total = tl.where(split == 0, 1.0, total)
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     if WINDOW:
-        key = first + tl.arange(0, BLOCK_N)
-        page = tl.load(pages + key // PAGE_SIZE, mask=key < last, other=0)
-    for start in range(first, last, step):
+        page = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
+        page |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
+        third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE)
+    for start in range(first, keys_end, step):
         key = start + tl.arange(0, BLOCK_N)
-        is_key = key < last
-        slot = slots_of_keys(page, key, PAGE_SIZE)
-        # The next block's pages: keys that depend on a load of their own block wait for it.
-        following = key + step
-        page = tl.load(pages + following // PAGE_SIZE, mask=following < last, other=0)
+        is_key = key < keys_end
+        if WINDOW:
+            is_key = is_key & (key >= keys_begin)
+        run = start + runs
+        slot = (page & 0xFFFFFFFF) * PAGE_SIZE + run % PAGE_SIZE
+        slot = tl.reshape(slot[:, None] + tl.arange(0, RUN)[None, :], [BLOCK_N])
+        # Keys that depend on a load of their own block wait for it. Two pages share a word: Triton
+        # keeps no loads in flight in a loop that hands a value over from two blocks before.
+        page = (page >> 32) | (third_page << 32)
+        third_page = _load_pages(pages, run + 3 * step, keys_end, PAGE_SIZE)
 
         own_key = key - prefix
         if MASK_COLUMNS and IS_WORD:
@@ -154,7 +172,7 @@ def paged_attention_kernel(
             visible = visible & (key[None, :] >= window_begin[:, None])
 
         # Weight 0 times NaN is NaN, so a value that no query sees is not loaded.
-        keys = key_cache + kv_head * key_head_stride + slot * key_slot_stride
+        keys = key_cache + kv_head * KEY_HEAD_STRIDE + slot * KEY_SLOT_STRIDE
         if SHARED:
             v = tl.load(
                 keys[:, None] + dim[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
@@ -171,40 +189,48 @@ def paged_attention_kernel(
         scores = scores * scale_log2
         if HAS_CAP:  # cap * tanh(score / cap)
             scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
-        scores = tl.where(visible, scores, float("-inf"))
+        if WINDOW or start + BLOCK_N > prefix:  # every row sees all keys before
+            scores = tl.where(visible, scores, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1))
         # Without this, a row that has seen no key yet would compute inf - inf.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weights, 1)
+        total = total * shrink
+        if SUMS_LATE:
+            late = late * shrink[:, None] + weights
+        else:
+            total += tl.sum(weights, 1)
         if not SHARED:
-            values = value_cache + kv_head * value_head_stride + slot * value_slot_stride
+            values = value_cache + kv_head * VALUE_HEAD_STRIDE + slot * VALUE_SLOT_STRIDE
             is_cell = seen[:, None] & is_dim[None, :]
             v = tl.load(values[:, None] + dim[None, :], mask=is_cell, other=0.0)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         top = new_top
 
+    if SUMS_LATE:
+        total += tl.sum(late, 1)
     # The sum of a row without keys is 0 times values that other rows see, which may be NaN.
     divisor = tl.where(total == 0.0, -1.0, total)
-    result = tl.where(divisor[:, None] < 0.0, 0.0, acc / divisor[:, None])
-    outs = out + split * out_split_stride
-    cells = outs + (token[:, None] * out_token_stride + head[:, None] * out_head_stride)
+    result = tl.where(divisor[:, None] < 0.0, 0.0, acc * (1.0 / divisor)[:, None])
+    outs = out + split.to(tl.int64) * out_split_stride
+    cells = outs + (token[:, None] * HEADS + head[:, None]) * VALUE_DIM
     is_cell = is_row[:, None] & is_dim[None, :]
     tl.store(cells + dim[None, :], result.to(out.dtype.element_ty), mask=is_cell)
     if IS_SPLIT:
         weight_log2 = top + tl.log2(tl.where(total == 0.0, 1.0, total))
-        tl.store(lse + (split * tokens + token) * heads + head, weight_log2, mask=is_row)
+        own_lse = lse + split.to(tl.int64) * tokens * HEADS
+        tl.store(own_lse + token * HEADS + head, weight_log2, mask=is_row)
 
     if rows < width:
         # The requests before this one have request * width - begin unused lanes.
         spare = tl.load(cu_seqlens_q_B1 + requests) + request * width - begin + own_query - rows
+        spare = spare.to(tl.int64)
         is_spare = (own_query >= rows) & (own_query < width) & (spare >= 0) & (spare < tokens)
-        cells = outs + (spare[:, None] * out_token_stride + head[:, None] * out_head_stride)
+        cells = outs + (spare[:, None] * HEADS + head[:, None]) * VALUE_DIM
         is_cell = is_spare[:, None] & is_dim[None, :]
         tl.store(cells + dim[None, :], 0.0, mask=is_cell)
         if IS_SPLIT:
-            lses = lse + (split * tokens + spare) * heads + head
-            tl.store(lses, float("-inf"), mask=is_spare)
+            tl.store(own_lse + spare * HEADS + head, float("-inf"), mask=is_spare)
