@@ -14,7 +14,7 @@ from graphkit.step.eagle import EagleDrafter
 from graphkit.step.multi_layer import MultiLayerDrafter
 from graphkit.step.ngram import NgramDrafter
 from graphkit.step.null_drafter import NullDrafter
-from graphkit.step.output_ring import RequestReport, StepReport
+from graphkit.step.output_ring import RequestReport, StepBlock, StepReport
 from graphkit.step.prefill import Prefill
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
@@ -45,6 +45,7 @@ __all__ = [
     "SpecStepInputs",
     "SpecStepOutput",
     "SpecStepRunner",
+    "StepBlock",
     "StepReport",
     "StepResult",
     "StepStream",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from graphkit.buffers import Axis, InputBuffers, Rows, StepInputs, declare
 from graphkit.config import BufferSizes
@@ -27,9 +25,9 @@ from graphkit.ops.loop_layout import Control
 from graphkit.records import LoopBody, LoopRecord
 from graphkit.runners import Output, StepRunner, declare_output
 from graphkit.runners.capture import SizeCapture, capture_error
-from graphkit.runners.replayer import Replayer
 from graphkit.runners.step import Step, tensors_of
 from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
 from graphkit.step.output_ring import OutputRing
 from graphkit.step.step_stream import LoopReader, StepStream
 
@@ -58,25 +56,6 @@ class SpecStepOutput(Output):
     report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
 
 
-@dataclass(kw_only=True, eq=False)
-class _LaunchInputs(StepInputs):
-    """Batch of a launch."""
-
-    req_pool_indices: Rows = declare(Axis.REQUEST, torch.int64, "row of the request")
-    is_watched: Rows = declare(
-        Axis.REQUEST, torch.bool, "whether the loop ends when the request ends"
-    )
-    max_steps: Rows = declare(Axis.NONE, torch.int64, "most steps of the loop")
-    launch: Rows = declare(Axis.NONE, torch.int64, "number of the launch")
-
-
-@dataclass(kw_only=True, eq=False)
-class _LaunchOutput(Output):
-    """Rows of the first step, [B] int64."""
-
-    req_pool_indices: torch.Tensor = declare_output(Axis.REQUEST, torch.int64)
-
-
 class _LoopBody(Step[SpecStepOutput]):
     """A step whose rows the loop writes, so that its graphs have no refresh."""
 
@@ -87,11 +66,10 @@ class _LoopBody(Step[SpecStepOutput]):
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A loop, its bodies by size, and the replayer that launches it."""
+    """A loop, and its bodies by size."""
 
     graph: LoopGraph
     bodies: Mapping[int, CapturedGraph]
-    launcher: Replayer[_LaunchOutput]
 
 
 class DeviceLoops:
@@ -132,7 +110,7 @@ class DeviceLoops:
         self._ring = OutputRing(ring_entries, table.largest, longest_path, device)
         self._reader = LoopReader(self._ring, self._poll, backend.check_device)
         self._launch_sizes = replace(sizes, max_batch_size=table.largest)
-        self._prologue: StepRunner[_LaunchInputs, _LaunchOutput] | None = None
+        self._prologue: StepRunner[LaunchInputs, LaunchOutput] | None = None
         self._loops: dict[bool, _Loop] = {}
         self._running: LoopGraph | None = None
         self._launched = 0
@@ -150,12 +128,14 @@ class DeviceLoops:
         """
         self._prologue = prologue = StepRunner(
             self._begin,
-            inputs=_LaunchInputs,
-            output=_LaunchOutput,
+            inputs=LaunchInputs,
+            output=LaunchOutput,
             sizes=self._launch_sizes,
             backend=self._backend,
             batch_sizes=[self._table.largest],
+            check=False,  # launches are validated on the host
         )
+        self._launcher = LoopLauncher(prologue.buffers)
         try:
             prologue.capture()
             for is_greedy, step in steps.items():
@@ -183,34 +163,40 @@ class DeviceLoops:
         )
 
     def launch(
-        self, rows: NDArray[np.int64], is_watched: NDArray[np.bool_], max_steps: int, *,
-        is_greedy: bool,
-    ) -> StepStream:  # fmt: skip
+        self, rows: Sequence[int], watched: Collection[int], max_steps: int, *, is_greedy: bool
+    ) -> StepStream:
         """Launch a loop; see ``SpecStepRunner.launch``.
+
+        Args:
+            rows: Rows of the requests, valid.
+            watched: Those of them at whose end the loop ends.
+            max_steps: Most steps.
+            is_greedy: Which loop.
 
         Raises:
             SizeError: The batch is larger than the largest size.
             ReplayError: Earlier launches may still fill the ring, or CUDA refused the launch.
         """
-        self._reserve(max_steps)
-        loop = self._loops[is_greedy]
-        if self._running is not loop.graph:  # launches of one loop wait for each other
+        if len(rows) > self._table.largest:
+            self._table.fit(len(rows))  # raises
+        if self._reader.steps_in_flight:
+            self._reserve(max_steps)
+        graph = self._loops[is_greedy].graph
+        if self._running is not graph:  # launches of one loop wait for each other
             self.join()
         # Before the launch, so that no later one has the number of one that was interrupted.
         self._launched = number = self._launched + 1
-        batch = _LaunchInputs(
-            req_pool_indices=rows,
-            is_watched=is_watched,
-            max_steps=np.array([max_steps]),
-            launch=np.array([number]),
-        )
         try:
-            loop.launcher.replay(batch, None)
-        except (KeyboardInterrupt, SystemExit):  # the loop may run, but has no stream
-            self._ring.stop(number)
-            loop.graph.wait()
+            self._launcher.launch(graph, rows, watched, max_steps, number)
+        except BaseException as error:
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                # The loop may run, but has no stream.
+                self._ring.stop(number)
+                graph.wait()
+                self._reader.collect()
+            self._launcher.resume()
             raise
-        self._running = loop.graph
+        self._running = graph
         return self._reader.stream(number, max_steps)
 
     def join(self) -> None:
@@ -233,7 +219,7 @@ class DeviceLoops:
     def _captured(
         self,
         step: Callable[[SpecStepInputs], SpecStepOutput],
-        prologue: StepRunner[_LaunchInputs, _LaunchOutput],
+        prologue: StepRunner[LaunchInputs, LaunchOutput],
     ) -> _Loop:
         def body(inputs: SpecStepInputs) -> SpecStepOutput:
             output = step(inputs)
@@ -266,7 +252,7 @@ class DeviceLoops:
             if isinstance(error, CaptureFailure):
                 raise capture_error(mode, self._table.largest, error) from error
             raise
-        return _Loop(graph, bodies, prologue.replayer_of({self._table.largest: graph}))
+        return _Loop(graph, bodies)
 
     def _signals_of_ranks(self) -> torch.Tensor | None:
         """Return the sum of ``end_signals`` of all ranks; ``None`` for one rank."""
@@ -275,12 +261,12 @@ class DeviceLoops:
         own = end_signals(self._control, self._ring.words, self._ring.entries)
         return self._group.collectives.all_reduce(own)
 
-    def _begin(self, inputs: _LaunchInputs) -> _LaunchOutput:
+    def _begin(self, inputs: LaunchInputs) -> LaunchOutput:
         begin_loop(
             inputs.req_pool_indices, inputs.is_watched, inputs.max_steps, inputs.launch,
             self._rows, self._watched, self._control, self._sizes,
         )  # fmt: skip
-        return _LaunchOutput(req_pool_indices=inputs.req_pool_indices)
+        return LaunchOutput(req_pool_indices=inputs.req_pool_indices)
 
     def _condition(self, word: Control) -> torch.Tensor:
         """Return the low half of a control word, int32 [1], as conditional nodes read it."""

@@ -62,6 +62,8 @@ class DeviceStep:
         self.verifier = verifier = Verifier(target, context, self.state, self.max_path)
         self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *self.drafter.runners)
         self.slots_ahead = max(context.verify_width, self.drafter.slots_needed)
+        checks = (runner.buffers.value_checks for runner in self.runners)
+        self._value_checks = tuple(each for each in checks if each is not None)
 
     @property
     def host_reason(self) -> str:
@@ -85,9 +87,8 @@ class DeviceStep:
         Raises:
             InputError: An earlier step computed a wrong value; ``field`` names it.
         """
-        for runner in self.runners:
-            if runner.buffers.value_checks is not None:
-                runner.buffers.value_checks.report()
+        for checks in self._value_checks:
+            checks.report()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor that a step changes or that its attention reads, each once, by name.

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from graphkit.errors import InputError
+
+_INT = {int}
 
 
 def validate_rows(
     req_pool_indices: Sequence[int], last: int, until: Collection[int] = ()
-) -> NDArray[np.int64]:
-    """Return distinct request rows, [B] int64.
+) -> list[int]:
+    """Return distinct request rows.
 
     Args:
         req_pool_indices: The rows, at least one.
@@ -24,13 +25,10 @@ def validate_rows(
         InputError: A value is no row or occurs twice, or ``until`` has another one.
     """
     field = "req_pool_indices"
-    try:
-        rows = np.asarray(req_pool_indices)
-    except (TypeError, ValueError) as error:  # such as lists of different lengths
-        raise _error(field, req_pool_indices, "a sequence of ints") from error
-    if rows.ndim != 1 or not len(rows) or rows.dtype.kind not in "iu":
-        raise _error(field, req_pool_indices, "a sequence of ints, at least one")
-    distinct = set(rows.tolist())
+    rows = req_pool_indices
+    if type(rows) is not list or {*map(type, rows)} != _INT:
+        rows = _listed(req_pool_indices)
+    distinct = {*rows}
     if len(distinct) < len(rows) or min(distinct) < 1 or max(distinct) > last:
         raise _error(
             field, req_pool_indices, f"distinct rows from 1 to {last}: row 0 belongs to pads"
@@ -41,7 +39,19 @@ def validate_rows(
         is_subset = False
     if not is_subset:
         raise _error("until", until, f"rows of the batch: {sorted(distinct)}")
-    return rows.astype(np.int64)
+    return rows
+
+
+def _listed(req_pool_indices: Sequence[int]) -> list[int]:
+    """Return the ints of a sequence of any type, such as an array."""
+    try:
+        rows = np.asarray(req_pool_indices)
+    except (TypeError, ValueError) as error:  # such as lists of different lengths
+        raise _error("req_pool_indices", req_pool_indices, "a sequence of ints") from error
+    if rows.ndim != 1 or not len(rows) or rows.dtype.kind not in "iu":
+        raise _error("req_pool_indices", req_pool_indices, "a sequence of ints, at least one")
+    listed: list[int] = rows.tolist()
+    return listed
 
 
 def _error(field: str, value: object, expected: str) -> InputError:

@@ -25,6 +25,7 @@ class RequestState:
         device: Device of the tensors.
 
     Attributes:
+        last_row: Largest row.
         seq_lens: [rows + 1] int32, committed tokens: those with a KV slot.
         bonus_tokens: [rows + 1] int64, newest token, which has no KV slot yet.
         remaining: [rows + 1] int32, tokens that the request may still generate; 0 once it has
@@ -38,7 +39,7 @@ class RequestState:
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        size = rows + 1
+        self.last_row, size = rows, rows + 1
         self.seq_lens = torch.ones(size, dtype=torch.int32, device=device)
         self.bonus_tokens = torch.zeros(size, dtype=torch.int64, device=device)
         self.remaining = torch.zeros(size, dtype=torch.int32, device=device)
@@ -53,7 +54,7 @@ class RequestState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor by name."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: each for name, each in vars(self).items() if isinstance(each, torch.Tensor)}
 
     def admit(self, row: int, length: int, sampling: SamplingParams, max_new_tokens: int) -> None:
         """Set the state of a request whose prompt is being prefilled; enqueues only.

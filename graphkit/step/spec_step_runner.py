@@ -7,11 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import NoneType
-from typing import Self
+from typing import NoReturn, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from graphkit.config import BufferSizes, require_int, require_type
@@ -312,16 +310,14 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             ReplayError: The runner is not ``captured``, loops are not available, or earlier
                 launches may still fill the ring.
         """
-        self._require_captured("launch")
+        if not self.can_launch:
+            self._refuse_launch()
         self.device_step.report_checks()
-        if self.loop_refusal:
-            raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
         require_int("launch", "max_steps", max_steps)
         rows = self._validated(req_pool_indices, until)
-        listed, watched = rows.tolist(), set(until)
-        is_watched = np.array([row in watched for row in listed])
-        is_greedy = self.state.is_greedy(listed)
-        return self._loops.launch(rows, is_watched, max_steps, is_greedy=is_greedy)
+        return self._loops.launch(
+            rows, frozenset(until), max_steps, is_greedy=self.state.is_greedy(rows)
+        )
 
     def memory_names(
         self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
@@ -361,8 +357,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
         return self._run(inputs, is_greedy=self._is_greedy)
 
-    def _validated(self, rows: Sequence[int], until: Collection[int] = ()) -> NDArray[np.int64]:
-        return validate_rows(rows, len(self.state.remaining) - 1, until)
+    def _refuse_launch(self) -> NoReturn:
+        self._require_captured("launch")
+        raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
+
+    def _validated(self, rows: Sequence[int], until: Collection[int] = ()) -> list[int]:
+        return validate_rows(rows, self.state.last_row, until)
 
     def _run(self, inputs: SpecStepInputs, *, is_greedy: bool) -> SpecStepOutput:
         report = self.device_step.run(inputs.req_pool_indices, is_greedy=is_greedy)

@@ -39,8 +39,8 @@ class LoopReader:
         self, ring: OutputRing, advance: Callable[[], None], check_device: Callable[[], None]
     ) -> None:
         self.ring, self._advance, self._check_device = ring, advance, check_device
-        self._in_flight: dict[int, tuple[int, ref[StepStream]]] = {}
-        """Most steps, and stream, of each launch whose last step has not been read."""
+        self._in_flight: dict[int, tuple[int, ref[deque[StepBlock]]]] = {}
+        """Most steps of each launch whose last step has not been read, and where they go."""
         self.steps_by_size: Counter[int] = Counter()
         self._first_pause_s = 0.0
 
@@ -57,8 +57,8 @@ class LoopReader:
         while block := self.ring.read():
             launch, sizes = block.launch, block.batch_sizes
             in_flight = self._in_flight.get(launch)
-            if in_flight is not None and (stream := in_flight[1]()) is not None:
-                stream.receive(block)
+            if in_flight is not None and (received := in_flight[1]()) is not None:
+                received.append(block)
             for size in {*sizes}:
                 self.steps_by_size[size] += sizes.count(size)
             if block.loop_end:
@@ -71,12 +71,12 @@ class LoopReader:
 
     def stream(self, launch: int, max_steps: int) -> StepStream:
         """Return the steps of a launch."""
-        stream = StepStream(self, launch)
-        self._in_flight[launch] = max_steps, ref(stream)
-        return stream
+        received: deque[StepBlock] = deque()
+        self._in_flight[launch] = max_steps, ref(received)
+        return StepStream(self, launch, received)
 
-    def wait(self, stream: StepStream) -> None:
-        """Wait until a stream has an unread step.
+    def wait(self, received: deque[StepBlock]) -> None:
+        """Wait until a stream has received a step.
 
         Sleeps for most of the time that the last step took, so that waiting costs little CPU time.
 
@@ -84,9 +84,9 @@ class LoopReader:
             ReplayError: The device wrote no step for a minute.
         """
         self.collect()
-        if not stream.has_unread:
+        if not received:
             self.advance()
-        while not stream.has_unread:
+        while not received:
             self._wait_for_any_step()
 
     def _wait_for_any_step(self) -> None:
@@ -118,15 +118,13 @@ class StepStream:
     of the block, also after an exception. Steps that were not read remain readable then.
 
     Made by ``SpecStepRunner.launch``. Several streams of one runner may be read in any order.
-
     """
 
-    def __init__(self, reader: LoopReader, launch: int) -> None:
-        self._reader, self._launch = reader, launch
-        self._blocks: deque[StepBlock] = deque()
+    def __init__(self, reader: LoopReader, launch: int, received: deque[StepBlock]) -> None:
+        self._reader, self._launch, self._received = reader, launch, received
         self._block: StepBlock | None = None
         self._places: Iterator[int] = iter(())
-        """Places of the unread steps of ``_block``; those of ``_blocks`` follow."""
+        """Places of the unread steps of ``_block``; those of ``_received`` follow."""
 
     @property
     def end(self) -> LoopEnd | None:
@@ -134,15 +132,6 @@ class StepStream:
         if self._block is None or length_hint(self._places):
             return None
         return self._block.loop_end or None
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether a step has been received and not been read."""
-        return bool(self._blocks or length_hint(self._places))
-
-    def receive(self, block: StepBlock) -> None:
-        """Take the next steps from the ring."""
-        self._blocks.append(block)
 
     def __iter__(self) -> Iterator[StepReport]:
         while (block := self._current_block()) is not None:
@@ -160,9 +149,9 @@ class StepStream:
         The recorder runs the next step when it is polled.
         """
         self._reader.collect()
-        if not self.has_unread and self.end is None:
+        if not self._has_unread and self.end is None:
             self._reader.advance()
-        return next(self) if self.has_unread else None
+        return next(self) if self._has_unread else None
 
     def available(self) -> Iterator[StepReport]:
         """Wait for the next step, then yield it and all further ones that have arrived.
@@ -173,7 +162,7 @@ class StepStream:
         while report is not None:
             yield report
             self._reader.collect()
-            report = next(self) if self.has_unread else None
+            report = next(self) if self._has_unread else None
 
     def stop(self) -> None:
         """End the loop, and those launched before, after the step that runs.
@@ -193,16 +182,20 @@ class StepStream:
     ) -> None:
         self.stop()
 
+    @property
+    def _has_unread(self) -> bool:
+        return bool(self._received or length_hint(self._places))
+
     def _current_block(self) -> StepBlock | None:
         """Wait for an unread step and return its block; ``None`` after the last one."""
         if not length_hint(self._places):
             if self.end is not None:
                 return None
             try:
-                self._reader.wait(self)
+                self._reader.wait(self._received)
             except BaseException:  # such as ^C: without a reader, the loop must end
                 self.stop()
                 raise
-            self._block = self._blocks.popleft()
+            self._block = self._received.popleft()
             self._places = iter(self._block.places)
         return self._block

@@ -234,16 +234,19 @@ class TestRunner:
 
     def test_an_interrupt_in_a_launch_ends_it(self, runner, task, monkeypatch):
         """Its caller has no stream of it. Later launches are not taken for it."""
-        launcher = runner._loops._loops[True].launcher
+        loops = runner._loops
+        graph = loops._loops[True].graph
 
-        def launch_and_interrupt(*args):
-            type(launcher).replay(launcher, *args)
+        def replay_and_interrupt():
+            type(graph).replay(graph)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(launcher, "replay", launch_and_interrupt)
+            patch.setattr(graph, "replay", replay_and_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 runner.launch(self.ROWS, max_steps=50)
+        assert loops._ring.num_read
+        assert loops._ring.read() is None, "the ring has room for later launches"
         stream = runner.launch(self.ROWS, max_steps=50)
         found = self.tokens(stream)
         assert stream.end is LoopEnd.IDLE
