@@ -34,18 +34,7 @@ def join_splits_kernel(
     tl.store(out + row * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=is_dim)
 
 
-def starts_early(device: torch.device) -> bool:
-    """Return whether the join may start before the partial results are there, to wait for them.
-
-    Such a launch (programmatic dependent launch, compute capability 9.0) hides its own latency.
-    """
-    is_cuda = device.type == "cuda" and torch.version.hip is None
-    return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def join_splits(
-    given: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor, early: bool
-) -> None:
+def join_splits(given: Any, out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor) -> None:
     """Write the weighted mean of the partial results, which the kernel before it writes.
 
     Args:
@@ -53,7 +42,6 @@ def join_splits(
         out: Result, [T, N, D].
         partial: Result of each split, normalised, 0 where the weight is; float32 [splits, T, N, D].
         lse: Base-2 logarithm of the weight of each partial result; float32 [splits, T, N].
-        early: Whether it starts early, see ``starts_early``.
     """
     splits, (tokens, heads, head_dim) = partial.shape[0], out.shape
     rows, block_splits = tokens * heads, triton.next_power_of_2(splits)
@@ -63,5 +51,4 @@ def join_splits(
         join_splits_kernel, (rows, triton.cdiv(head_dim, block)), given,
         out=out, partial=partial, lse=lse, rows=rows, splits=splits, HEAD_DIM=head_dim,
         BLOCK_S=block_splits, BLOCK_D=block, num_warps=1,
-        STARTS_EARLY=early, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip

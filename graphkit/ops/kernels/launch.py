@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,6 +10,10 @@ import torch
 
 def launch(kernel: Any, grid: tuple[int, ...], given: Any, **others: Any) -> None:
     """Launch ``kernel`` on the current stream, unless its grid is empty.
+
+    A kernel with a parameter ``STARTS_EARLY`` may be started while the kernel before it runs, which
+    hides the latency of the launch (programmatic dependent launch). If the device can do that, the
+    parameter is true, and the kernel must call ``gdc_wait`` before it touches memory.
 
     Args:
         kernel: A Triton kernel.
@@ -20,6 +25,11 @@ def launch(kernel: Any, grid: tuple[int, ...], given: Any, **others: Any) -> Non
     """
     if not all(grid):
         return
+    if "STARTS_EARLY" in kernel.arg_names:
+        device = next(each.device for each in others.values() if isinstance(each, torch.Tensor))
+        others["STARTS_EARLY"] = has_dependent_launch(device)
+        if others["STARTS_EARLY"]:
+            others["launch_pdl"] = True
     arguments = []
     for name in kernel.arg_names:
         if name in others:
@@ -28,3 +38,10 @@ def launch(kernel: Any, grid: tuple[int, ...], given: Any, **others: Any) -> Non
             each = getattr(given, name)
             arguments.append(each.contiguous() if isinstance(each, torch.Tensor) else each)
     kernel[grid](*arguments, **others)
+
+
+@cache
+def has_dependent_launch(device: torch.device) -> bool:
+    """Return whether a device has programmatic dependent launch: compute capability 9.0."""
+    is_cuda = device.type == "cuda" and torch.version.hip is None
+    return is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)

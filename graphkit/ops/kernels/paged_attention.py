@@ -8,7 +8,7 @@ import triton
 
 from graphkit.ops.attention_layout import is_part_of
 from graphkit.ops.kernels.attention_config import AttentionConfig, choose_config, choose_splits
-from graphkit.ops.kernels.join_splits import join_splits, starts_early
+from graphkit.ops.kernels.join_splits import join_splits
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.paged_attention_kernel import LOG2_E, paged_attention_kernel
 
@@ -33,7 +33,6 @@ def launch_paged_attention(
         processors = torch.cuda.get_device_properties(query.device).multi_processor_count
         seen_keys = min(max_keys, given.window + width) if given.window else max_keys
         splits = choose_splits(tiles * kv_heads, seen_keys, config.programs * processors)
-    early = splits > 1 and starts_early(query.device)
     partial, lse = out, out
     if splits > 1:
         partial = query.new_empty((splits, *out.shape), dtype=torch.float32)
@@ -55,7 +54,7 @@ def launch_paged_attention(
         VALUE_DIM=value_dim, REST_DIM=key_dim - value_dim, SHARED=is_part_of(value, key),
         MASK_ROWS=width if columns else 0, MASK_COLUMNS=columns,
         BLOCK_C=triton.next_power_of_2(max(columns, 1)), WINDOW=given.window,
-        HAS_CAP=given.softcap > 0, IS_SPLIT=splits > 1, LETS_JOIN_START=early,
+        HAS_CAP=given.softcap > 0, IS_SPLIT=splits > 1,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         BLOCK_M=config.block_rows, BLOCK_N=config.block_keys,
         RUN=math.gcd(given.page_size, config.block_keys),
@@ -64,5 +63,5 @@ def launch_paged_attention(
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:
-        join_splits(given, out, partial, lse, early)
+        join_splits(given, out, partial, lse)
     return out

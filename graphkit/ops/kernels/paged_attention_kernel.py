@@ -49,13 +49,15 @@ def paged_attention_kernel(
     VALUE_DIM: tl.constexpr, REST_DIM: tl.constexpr, SHARED: tl.constexpr,
     MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
     WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    IS_SPLIT: tl.constexpr, LETS_JOIN_START: tl.constexpr, PRECISION: tl.constexpr,
+    IS_SPLIT: tl.constexpr, STARTS_EARLY: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, row tile), key-value head and split."""
-    if LETS_JOIN_START:
-        tl.extra.cuda.gdc_launch_dependents()
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+        if IS_SPLIT:  # the join
+            tl.extra.cuda.gdc_launch_dependents()
     # A row of the mask is a word, so that no block of keys waits for a load of the mask.
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
     IS_WORD: tl.constexpr = MASK_COLUMNS <= 64

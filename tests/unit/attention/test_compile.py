@@ -135,16 +135,16 @@ def test_attention(compiled, dtype, heads, kv_heads, value_dim, splits, options)
     assert compiled == ["paged_attention_kernel", "join_splits_kernel"][: 1 + (splits > 1)]
 
 
-def test_attention_whose_join_starts_early(compiled, monkeypatch):
-    module = "graphkit.ops.kernels.paged_attention.starts_early"
-    monkeypatch.setattr(module, lambda device: device.type == "cpu")
+def test_kernels_that_start_early(compiled, monkeypatch):
+    checked = "graphkit.ops.kernels.launch.has_dependent_launch"
+    monkeypatch.setattr(checked, lambda device: device.type == "cpu")
     keys, lengths = torch.zeros(64, 8, 128, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
     given = OPS[paged_attention.__name__].arguments(
         torch.zeros(2, 32, 128, dtype=torch.bfloat16), keys, keys, lengths.new_zeros(2, 16),
         lengths, lengths.new_zeros(3), None, 1.0, 4, 1,
     )  # fmt: skip
     launch_paged_attention(given, 4)
-    assert compiled == ["paged_attention_kernel", "join_splits_kernel (early)"]
+    assert compiled == ["paged_attention_kernel (early)", "join_splits_kernel (early)"]
 
 
 @pytest.mark.parametrize("columns", [0, 4], ids=["chain", "tree"])
