@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import pytest
 from torch import nn
 
 import graphkit as gk
+from capture_cases import CASES, CUDA_ONLY, make_inputs
 from graphkit.graphs import CaptureFailure
 
 pytestmark = pytest.mark.gpu
-
-CASES, CUDA_ONLY, make_inputs = map(
-    runpy.run_path(str(Path(__file__).parents[1] / "capture_cases.py")).get,
-    ("CASES", "CUDA_ONLY", "make_inputs"),
-)
 
 
 def failure_on_cuda(case):

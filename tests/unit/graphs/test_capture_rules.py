@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import graphkit as gk
+from capture_cases import CASES, make_inputs
 from graphkit.errors import CaptureCause
 from graphkit.graphs import CaptureFailure, RecorderBackend
 from graphkit.graphs.capture_failure import failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode
 
-CASES, make_inputs = map(
-    runpy.run_path(str(Path(__file__).parents[2] / "capture_cases.py")).get,
-    ("CASES", "make_inputs"),
-)
 SYNC = CaptureCause.HOST_SYNCHRONISATION
 
 
