@@ -102,17 +102,22 @@ class MeasuredEngine:
         into.intervals_ms += [(after - before) * 1e3 for before, after in pairwise(seen)]
         into.tokens += sum(map(len, self.outputs)) - tokens
 
-    def host_us(self, steps: int) -> dict[str, float]:
+    def host_us(self, steps: int, *, launches: int = 0) -> dict[str, float]:
         """Return microseconds of CPU time of the host's thread per step, without its waits.
 
         The least of the runs of this call and of all earlier ones counts, because other processes
         of the host only add to it, some for seconds. In v3, these are the launch, and the reading
         of steps that are done.
+
+        Args:
+            steps: Least steps of a run.
+            launches: Least launches of v3. The requests start again as often as the steps need
+                it: no start runs more than ``host_time_steps``.
         """
-        self._restart()
         if self._variant.generation == "v3" and self._runner().can_launch:
-            found = self._launch_and_reading_us(steps)
+            found = self._launch_and_reading_us(steps, launches)
         else:
+            self._restart()
             found = {"host": min(self._host_us_of_a_run(steps) for _ in range(_HOST_RUNS))}
         least = self._host_us
         least |= {part: min(us, least.get(part, us)) for part, us in found.items()}
@@ -173,10 +178,14 @@ class MeasuredEngine:
             busy = time.thread_time() - began - sum(seconds)
         return busy / (len(seen) - 1) * 1e6
 
-    def _launch_and_reading_us(self, steps: int) -> dict[str, float]:
-        runner, rows, count = self._runner(), self._rows(), self._variant.steps_per_launch
+    def _launch_and_reading_us(self, steps: int, launches: int) -> dict[str, float]:
+        runner, count = self._runner(), self._variant.steps_per_launch
+        launches_per_start = host_time_steps(steps, count) // count
         launching, reading = [], []
-        for _ in range(_num_launches(steps, count)):
+        for number in range(max(launches, _num_launches(steps, count))):
+            if number % launches_per_start == 0:
+                self._restart()
+                rows = self._rows()
             synchronise(self._engine.device)
             began = time.thread_time()
             stream = runner.launch(rows, max_steps=count)
@@ -200,7 +209,7 @@ class MeasuredEngine:
 
 
 def host_time_steps(steps: int, steps_per_launch: int) -> int:
-    """Return the most steps that ``MeasuredEngine.host_us`` runs."""
+    """Return the most steps that ``MeasuredEngine.host_us`` runs after a start of the requests."""
     return max(_HOST_RUNS * steps, steps_per_launch * _num_launches(steps, steps_per_launch))
 
 

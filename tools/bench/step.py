@@ -7,7 +7,7 @@ the report, which is written after each section.
 - time per step: wall time of a round divided by its steps, the median of the rounds.
 - p50, p99: intervals between steps as the host receives them; 0 if two arrive together.
 - host: CPU time of the host's thread per step without its waits, the least of several runs in each
-  idle round. In v3, launch and reading.
+  idle round. In v3, launch and reading, of 48 launches in each round.
 - bare step: device time of the captured greedy step, replayed back to back.
 - GPU busy: the bare step divided by the time per step.
 - own nodes: nodes of the whole step that no module of a model created.
@@ -45,6 +45,8 @@ from graphkit.graphs import resolve_device
 from graphkit.views import bench_view
 
 _RIVALS_S = 120.0
+_TIMED_LAUNCHES = 48
+"""Launches of v3 in each idle round, of whose host times the least counts."""
 
 
 def measure_setting(
@@ -63,7 +65,10 @@ def measure_setting(
         bare = stack.enter_context(closing(alone.bare_step()))
         for loaded in (False, True) * rounds if processes else (False,) * rounds:
             if not loaded:
-                host_us = {name: engine.host_us(steps) for name, engine in engines.items()}
+                host_us = {
+                    name: engine.host_us(steps, launches=_TIMED_LAUNCHES)
+                    for name, engine in engines.items()
+                }
             with busy_processes(processes) if loaded else nullcontext():
                 for name, engine in engines.items():
                     engine.run(steps, seen[loaded][name])

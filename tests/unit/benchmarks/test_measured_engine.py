@@ -110,6 +110,29 @@ def test_host_time_is_the_least_of_all_calls(measured, monkeypatch, variant):
     assert all(0 < second[part] <= us for part, us in first.items())
 
 
+def test_requests_start_again_before_their_context_ends(measured, monkeypatch):
+    """Nine steps per start: a start of twelve would need a larger context."""
+    monkeypatch.setattr(measured_engine, "_MIN_LAUNCHES", 2)
+    engine, events = measured(LOOP), []
+    launch, restart = SpecStepRunner.launch, MeasuredEngine._restart
+
+    def launched(*args, **options):
+        events.append("launch")
+        return launch(*args, **options)
+
+    def restarted(engine):
+        with monkeypatch.context() as patch:
+            patch.setattr(SpecStepRunner, "launch", launch)  # the warm-up is not measured
+            restart(engine)
+        events.append("start")
+
+    monkeypatch.setattr(SpecStepRunner, "launch", launched)
+    monkeypatch.setattr(MeasuredEngine, "_restart", restarted)
+    engine.host_us(3, launches=5)
+    assert measured_engine.host_time_steps(3, 3) == 9
+    assert events == ["start", *["launch"] * 3, "start", *["launch"] * 2]
+
+
 def test_calls_are_those_of_a_step(measured, monkeypatch):
     def counted(act, runs):
         for _ in range(runs):
