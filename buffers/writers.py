@@ -7,8 +7,8 @@ go through ``admit``, which casts or refuses them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,10 @@ class FieldWriter:
     __slots__ = (
         "_device",
         "_device_index",
-        "_entry",
         "_layout",
         "_mailbox",
         "_place",
+        "_point",
         "_row_count",
         "_segments",
         "address",
@@ -68,7 +68,7 @@ class FieldWriter:
         device: torch.device,
     ) -> None:
         self.name, self.shape = layout.name, layout.shape(row_count)
-        self._layout, self._mailbox, self._entry = layout, mailbox, entry
+        self._layout, self._mailbox = layout, mailbox
         self._row_count, self._device = row_count, device
         self._device_index = -1 if device.type == "cpu" else device.index
         self.dtype, self.size = layout.dtype, row_count * layout.row_bytes
@@ -77,8 +77,11 @@ class FieldWriter:
         """Source word of each segment, and the segment's byte offset in a tensor."""
         self._place: torch.Tensor | None = None
         self.rows: NDArray[Any] | None = None
+        # A field without payload names an address in every batch, and need not be set back.
+        self._point: Callable[[int, int], None] = mailbox.words(entry).__setitem__
         if not layout.field.on_device:
             self._place, self.rows = host_view(mailbox, entry, layout, row_count)
+            self._point = partial(mailbox.point, entry)
         # A field of several segments has no single address to copy to.
         single = self._place is not None and layout.segments == 1
         self.address = self._place.data_ptr() if single and self._place is not None else 0
@@ -102,7 +105,7 @@ class FieldWriter:
             InputError: The value does not fit the field. Nothing was written.
         """
         if (
-            type(value) is torch.Tensor
+            type(value) is _Tensor
             and value.get_device() == self._device_index >= 0
             and value.dtype is self.dtype
             and value.shape == self.shape
@@ -126,12 +129,12 @@ class FieldWriter:
     def _take_payload(self) -> None:
         """Make the payload the source again."""
         for word, _ in self._segments:
-            self._mailbox.point(self._entry, word, FROM_PAYLOAD)
+            self._point(word, FROM_PAYLOAD)
 
     def _point_to(self, tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.data_ptr()
         for word, offset in self._segments:
-            self._mailbox.point(self._entry, word, address + offset)
+            self._point(word, address + offset)
         return tensor
 
 
