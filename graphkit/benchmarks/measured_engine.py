@@ -185,7 +185,7 @@ class MeasuredEngine:
         for number in range(max(launches, _num_launches(steps, count))):
             if number % launches_per_start == 0:
                 self._restart()
-                rows = self._rows()
+            rows = self._rows()
             synchronise(self._engine.device)
             began = time.thread_time()
             stream = runner.launch(rows, max_steps=count)
