@@ -14,6 +14,14 @@ import torch.distributed as dist
 
 PASSED, DIED, HUNG = "passed", "died", "hung"
 _LIMIT = timedelta(seconds=60)
+_PRELOADED = (
+    "torch._dynamo",  # takes a second, and torch imports it at the first ``torch.no_grad``
+    "torch.distributed",
+    "graphkit.audit",
+    "graphkit.benchmarks",
+    "graphkit.cli",
+    "graphkit.verify",
+)
 
 
 def die():
@@ -40,7 +48,7 @@ def run_scenarios(scenarios, size, limit_s, backend="gloo"):
     """
     # A forked process cannot use CUDA if its server has.
     context = multiprocessing.get_context("spawn" if backend == "nccl" else "forkserver")
-    context.set_forkserver_preload(["torch.distributed", *{each.__module__ for each in scenarios}])
+    context.set_forkserver_preload([*_PRELOADED, *{each.__module__ for each in scenarios}])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [
@@ -76,6 +84,7 @@ def _received(receiver, scenarios, deadline):
 
 
 def _serve(rank, size, port, scenarios, sender, backend):
+    gc.freeze()  # a collection would copy every page that the server and its processes share
     torch.set_num_threads(1)
     device = None
     if backend == "nccl":
