@@ -45,9 +45,11 @@ class Collectives:
 class OneShotCollectives(Collectives):
     """Collectives through memory that every GPU of a host can read, without NCCL.
 
-    Each rank copies its tensor into its part of the memory, waits on the device until all have, and
-    reads the tensors of all others: one kernel for a sum (``torch.ops.symm_mem``), four nodes for a
-    gather. No multicast is used. Tensors of more than 16 MiB go through NCCL.
+    Each rank writes the numbers of a small sum, up to 256 KiB, into the memory of all others, see
+    ``push_all_reduce.py``. For larger sums, and to gather, it copies its tensor into its part of
+    the memory, waits on the device until all have, and reads the tensors of all others: one kernel
+    for a sum (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of
+    more than 16 MiB go through NCCL.
 
     Unlike NCCL's, these collectives may be part of a device loop. They cannot be aborted: if a rank
     ends, the others wait until their processes are killed.
@@ -64,11 +66,14 @@ class OneShotCollectives(Collectives):
     def __init__(self, process_group: dist.ProcessGroup) -> None:
         import torch.distributed._symmetric_memory as symmetric_memory
 
+        from graphkit.distributed.push_all_reduce import PushAllReduce  # needs Triton
+
         super().__init__(process_group)
         device = torch.device("cuda", torch.cuda.current_device())
         try:
             shared = symmetric_memory.empty(_SHARED_BYTES, dtype=torch.uint8, device=device)
             self._memory = symmetric_memory.rendezvous(shared, process_group)
+            self._push = PushAllReduce(process_group, device)
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "")
             raise ConfigError(
@@ -80,6 +85,8 @@ class OneShotCollectives(Collectives):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See ``Collectives.all_reduce``. The sum has the same bits on every rank."""
+        if self._push.takes(x):
+            return self._push(x)
         if not _fits(x) or x.dtype not in (torch.float32, torch.bfloat16):
             return super().all_reduce(x)
         out: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(

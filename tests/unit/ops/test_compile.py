@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from graphkit.ops.kernels.begin_step import begin_step_kernel
+from graphkit.ops.kernels.push_all_reduce import launch_push_all_reduce
 from graphkit.ops.registration import OPS
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
@@ -76,9 +77,12 @@ def compile_only(kernel, *args, grid, warmup, num_warps=4):
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-@pytest.mark.skipif(
+compiles = pytest.mark.skipif(
     not isinstance(begin_step_kernel, triton.JITFunction), reason="TRITON_INTERPRET is set"
 )
+
+
+@compiles
 @pytest.mark.parametrize("name", MAKERS)
 def test_kernels_compile(name, monkeypatch):
     compiled = []
@@ -93,3 +97,11 @@ def test_kernels_compile(name, monkeypatch):
         OPS[op.__name__].launch(OPS[op.__name__].arguments(*make(3, seed)))
     assert compiled
     assert compiled[: len(compiled) // 2] * 2 == compiled
+
+
+@compiles
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_all_reduce_compiles(dtype, monkeypatch):
+    monkeypatch.setattr(triton.JITFunction, "run", compile_only)
+    counts, addresses = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    launch_push_all_reduce(torch.zeros(8, dtype=dtype), counts, addresses, 0, 1024)
