@@ -79,6 +79,6 @@ def launch_push_all_reduce(
     if words:
         push_all_reduce_kernel[(triton.cdiv(words, BLOCK),)](
             out, x.view(-1).view(torch.int32), calls, parts, words,
-            RANK=rank, RANKS=len(parts), CAPACITY=capacity, BLOCK=BLOCK, num_warps=8,
+            rank, len(parts), capacity, BLOCK, num_warps=8,
         )  # fmt: skip
     return out
