@@ -61,6 +61,8 @@ def _loaded_kernels() -> dict[int, tuple[str, ...]]:
     objects = gc.get_objects()
     # Types are few and objects half a million, so no Python code runs for each object.
     types = {each for each in set(map(type, objects)) if each.__name__ in (_JIT, _STATIC)}
+    if not types:
+        return found
     for kernel in compress(objects, map(types.__contains__, map(type, objects))):
         # Compiled from a file, or of a version or a library with other attributes.
         with suppress(AttributeError, TypeError):
