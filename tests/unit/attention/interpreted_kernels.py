@@ -177,6 +177,19 @@ def test_splits_take_turns_at_blocks(make_case, assert_attends, splits, options)
 
 
 @loops_to_a_tensor
+@pytest.mark.parametrize("page_size", [8, 24, 32])
+@pytest.mark.parametrize("window", [0, 21])
+def test_pages_and_blocks_of_different_sizes(make_case, assert_attends, page_size, window):
+    """Runs of keys in one page have 8 or 16 of the 16 keys of a block."""
+    case = make_case(
+        [13, 30, 100], width=3, page_size=page_size, heads=2, kv_heads=1, window=window, context=160
+    )
+    config = AttentionConfig(block_rows=16, block_keys=16)
+    for splits in (1, 3):
+        assert_attends(launch(paged_attention, *case.op_args(), splits=splits, config=config), case)
+
+
+@loops_to_a_tensor
 @pytest.mark.parametrize("columns", [31, 32, 33, 64, 65])
 @pytest.mark.parametrize("window", [0, 70])
 def test_attention_of_a_tree_with_many_columns(make_case, assert_attends, columns, window):
