@@ -1,4 +1,4 @@
-"""The launchers of attention against loops and references; ``test_kernels.py`` runs this file."""
+"""The launchers of attention against loops and references. ``test_interpreted`` runs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.ops.paged_metadata import paged_metadata
 from graphkit.ops.registration import OPS
 from graphkit.spec import ForwardMode
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run test_kernels.py instead"
+assert os.environ.get("TRITON_INTERPRET") == "1", "run ops/test_interpreted.py instead"
 
 loops_to_a_tensor = pytest.mark.skipif(
     triton.__version__ < "3.7", reason="triton 3.6 with numpy 2.4 cannot interpret such a loop"

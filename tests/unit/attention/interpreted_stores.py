@@ -1,4 +1,4 @@
-"""The launchers that write a KV cache against their references; ``test_kernels.py`` runs this."""
+"""The launchers that write a KV cache against their references. ``test_interpreted`` runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.ops.move_kv import buffer_table, move_kv
 from graphkit.ops.registration import OPS
 from graphkit.ops.store_kv import store_kv
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run test_kernels.py instead"
+assert os.environ.get("TRITON_INTERPRET") == "1", "run ops/test_interpreted.py instead"
 
 
 def launch(op, *args, **options):

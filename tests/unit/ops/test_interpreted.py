@@ -1,6 +1,6 @@
-"""CUDA kernels without a GPU: Triton's interpreter runs those of trees, slots, loops, refresh.
+"""CUDA kernels without a GPU: Triton's interpreter runs them in another process.
 
-Attention has a process of its own, for another worker.
+One process runs all files, since its start takes seconds.
 """
 
 from pathlib import Path
@@ -16,6 +16,8 @@ FILES = (
     HERE / "interpreted_slots.py",
     HERE / "interpreted_steps.py",
     HERE / "interpreted_tree.py",
+    HERE.parent / "attention" / "interpreted_kernels.py",
+    HERE.parent / "attention" / "interpreted_stores.py",
     HERE.parent / "buffers" / "interpreted_refresh.py",
 )
 
