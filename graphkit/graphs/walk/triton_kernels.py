@@ -57,7 +57,7 @@ class TritonKernels:
 
 def _loaded_kernels() -> dict[int, tuple[str, ...]]:
     """Return the parameter names of all loaded kernels by the handles of their functions."""
-    found = {}
+    found: dict[int, tuple[str, ...]] = {}
     objects = gc.get_objects()
     # Types are few and objects half a million, so no Python code runs for each object.
     types = {each for each in set(map(type, objects)) if each.__name__ in (_JIT, _STATIC)}
