@@ -5,9 +5,9 @@ request's keys. A tile holds the W rows of all query heads that share the key-va
 fit. Split s of S has the blocks of keys s, s + S, s + 2 S and so on. Its first blocks do not depend
 on the request's length: the program loads their pages and the length together. With more than one
 split each program stores its normalised partial result and the log of its weight, and a second
-kernel joins them. The unused lanes of requests with fewer than W rows write zeros into the
-rows that no request has, so that no further launch has to clear them. With a mask every request has
-W rows, and cu_seqlens_q is not read.
+kernel joins them. The unused lanes of requests with fewer than W rows write zeros into the rows
+that no request has, so that no further launch has to clear them. With a mask every request has W
+rows, and cu_seqlens_q is not read.
 
 A key has the value's E elements and REST_DIM more, which are multiplied apart, since blocks are
 powers of two: 512 + 64 for latent attention. There the value is the first part of the key (SHARED)
@@ -68,11 +68,11 @@ def paged_attention_kernel(
     # There are more programs than requests if there are more rows than the requests can have.
     pages = page_table + tl.minimum(request, requests - 1).to(tl.int64) * max_pages
     first, step = split * BLOCK_N, splits * BLOCK_N
-    # Keys lie in one page in runs of this length.
+    # Runs of RUN keys lie in one page each.
     runs = tl.arange(0, BLOCK_N // RUN) * RUN
     if not WINDOW:
-        page = _load_pages(pages, first + runs, max_keys, PAGE_SIZE)
-        page |= _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE) << 32
+        two_pages = _load_pages(pages, first + runs, max_keys, PAGE_SIZE)
+        two_pages |= _load_pages(pages, first + runs + step, max_keys, PAGE_SIZE) << 32
         third_page = _load_pages(pages, first + runs + 2 * step, max_keys, PAGE_SIZE)
 
     first_row = tile % row_tiles * BLOCK_M
@@ -139,8 +139,8 @@ def paged_attention_kernel(
         total = tl.where(split == 0, 1.0, total)
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     if WINDOW:
-        page = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
-        page |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
+        two_pages = _load_pages(pages, first + runs, keys_end, PAGE_SIZE)
+        two_pages |= _load_pages(pages, first + runs + step, keys_end, PAGE_SIZE) << 32
         third_page = _load_pages(pages, first + runs + 2 * step, keys_end, PAGE_SIZE)
     for start in range(first, keys_end, step):
         key = start + tl.arange(0, BLOCK_N)
@@ -148,11 +148,11 @@ def paged_attention_kernel(
         if WINDOW:
             is_key = is_key & (key >= keys_begin)
         run = start + runs
-        slot = (page & 0xFFFFFFFF) * PAGE_SIZE + run % PAGE_SIZE
+        slot = (two_pages & 0xFFFFFFFF) * PAGE_SIZE + run % PAGE_SIZE
         slot = tl.reshape(slot[:, None] + tl.arange(0, RUN)[None, :], [BLOCK_N])
         # Keys that depend on a load of their own block wait for it. Two pages share a word: Triton
         # keeps no loads in flight in a loop that hands a value over from two blocks before.
-        page = (page >> 32) | (third_page << 32)
+        two_pages = (two_pages >> 32) | (third_page << 32)
         third_page = _load_pages(pages, run + 3 * step, keys_end, PAGE_SIZE)
 
         own_key = key - prefix
