@@ -11,8 +11,17 @@ import triton
 import triton.language as tl
 
 from graphkit.ops.index_scores import hidden_scores
-from graphkit.ops.kernels.key_slots import slots_of_keys
 from graphkit.ops.kernels.launch import launch
+
+
+@triton.jit
+def _slots_of_keys(page, key, PAGE_SIZE: tl.constexpr):
+    """Return the slots, int64, of keys in pages.
+
+    Triton 3.6 takes the sum to be divisible by the page size at every key, and loads 16 bytes at
+    once where rows of the cache are less aligned. ``multiple_of`` replaces what it derives.
+    """
+    return tl.multiple_of(page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE, 1)
 
 
 @triton.jit(do_not_specialize=["tokens", "max_keys", "max_pages", "width"])
@@ -38,7 +47,7 @@ def index_scores_kernel(
     rows = tl.where(tl.program_id(1) * BLOCK_N < length, rows, 0)
 
     page = tl.load(page_table + request * max_pages + key // PAGE_SIZE, mask=is_key, other=0)
-    slot = slots_of_keys(page, key, PAGE_SIZE)
+    slot = _slots_of_keys(page, key, PAGE_SIZE)
     element, head = tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_X)
     is_element, is_head = element < DIM, head < HEADS
     cells = index_cache + slot[None, :] * (DIM + 4) + element[:, None]
