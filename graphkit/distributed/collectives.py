@@ -45,8 +45,8 @@ class Collectives:
 class OneShotCollectives(Collectives):
     """Collectives through memory that every GPU of a host can read, without NCCL.
 
-    Each rank writes the numbers of a small sum, up to 256 KiB, into the memory of all others, see
-    ``push_all_reduce.py``. For larger sums, and to gather, it copies its tensor into its part of
+    For a sum of up to 256 KiB each rank writes its tensor into the memory of all others, in one
+    kernel without a barrier. For larger sums, and to gather, it copies its tensor into its part of
     the memory, waits on the device until all have, and reads the tensors of all others: one kernel
     for a sum (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of
     more than 16 MiB go through NCCL.

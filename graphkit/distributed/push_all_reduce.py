@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphkit.ops.kernels.push_all_reduce import BLOCK, launch_push_all_reduce
+from graphkit.ops.kernels.push_all_reduce import BLOCK, WORD, launch_push_all_reduce
 
-_CAPACITY, _WORD = 1 << 16, 4
-"""Most words of a tensor, and bytes of a word."""
+_CAPACITY = 1 << 16
+"""Most words of a tensor."""
 
 
 class PushAllReduce:
@@ -44,7 +44,7 @@ class PushAllReduce:
     def takes(x: Tensor) -> bool:
         """Return whether a tensor is small enough, and float32 or bfloat16 of whole words."""
         size = x.numel() * x.itemsize
-        is_sized = size <= _CAPACITY * _WORD and size % _WORD == 0
+        is_sized = size <= _CAPACITY * WORD and size % WORD == 0
         return is_sized and x.dtype in (torch.float32, torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:

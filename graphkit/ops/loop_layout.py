@@ -92,8 +92,7 @@ class EndSignal(IntEnum):
 
 
 END_SIGNAL_WORDS = 4
-"""Words of ``end_signals``, of which the last ones are unused: one-shot collectives of ranks move
-16 bytes."""
+"""Words of ``end_signals``, 16 bytes: collectives move so many at once. The last two are unused."""
 
 
 class Control(IntEnum):

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+WORD = 4
+"""Bytes of a word."""
 BLOCK = 1024
 """Words of a program. A word always belongs to the same program, which counts its calls."""
 
@@ -75,7 +77,7 @@ def launch_push_all_reduce(
         rank: This rank.
         capacity: Words of a part.
     """
-    out, words = torch.empty_like(x), x.numel() * x.itemsize // 4
+    out, words = torch.empty_like(x), x.numel() * x.itemsize // WORD
     if words:
         push_all_reduce_kernel[(triton.cdiv(words, BLOCK),)](
             out, x.view(-1).view(torch.int32), calls, parts, words,
