@@ -9,6 +9,7 @@ import numpy as np
 from graphkit.errors import InputError
 
 _INT = {int}
+"""Types of the elements of the usual list, which needs no numpy."""
 
 
 def validate_rows(
