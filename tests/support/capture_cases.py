@@ -1,4 +1,4 @@
-"""Operations, and whether a CUDA graph capture takes them, for the tests that run this file.
+"""Operations, and whether a CUDA graph capture takes them, for the tests that import this file.
 
 ``tests/gpu/test_capture_rules.py`` proves the table on CUDA; the recorder agrees with it.
 """
