@@ -7,11 +7,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphkit.errors import ConfigError
+from graphkit.ops.rms_norm import add_rms_norm
 
 _SHARED_BYTES = 16 << 20
 """Largest tensor of a one-shot collective."""
 _WORD = 4
-"""The kernels move words of so many bytes."""
+"""``torch.ops.symm_mem`` moves words of so many bytes."""
 _all_gather = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
 )  # torch 2.13 renames it
@@ -34,6 +35,25 @@ class Collectives:
         dist.all_reduce(x, group=self._group)
         return x
 
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``graphkit.ops.rms_norm.add_rms_norm`` of the sum over all ranks.
+
+        Args:
+            x: This rank's summand, contiguous; may be overwritten.
+            residual: Added to the sum.
+            weight: Factor of each column.
+            eps: Added to the mean square.
+
+        Returns:
+            The normalised sum of both, and the sum.
+
+        Shapes:
+            x, residual, results: [T, H]. weight: [H].
+        """
+        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the columns of all ranks side by side: [T, P] of each rank as [T, R * P]."""
         ranks, (tokens, columns) = self._group.size(), x.shape
@@ -46,10 +66,11 @@ class OneShotCollectives(Collectives):
     """Collectives through memory that every GPU of a host can read, without NCCL.
 
     For a sum of up to 256 KiB each rank writes its tensor into the memory of all others, in one
-    kernel without a barrier. For larger sums, and to gather, it copies its tensor into its part of
-    the memory, waits on the device until all have, and reads the tensors of all others: one kernel
-    for a sum (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of
-    more than 16 MiB go through NCCL.
+    kernel without a barrier. ``add_rms_norm`` is part of that kernel. To gather up to 2 MiB takes
+    one such kernel too. For larger tensors each rank copies its own into its part of the memory,
+    waits on the device until all have, and reads those of all others: one kernel for a sum
+    (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of more than
+    16 MiB go through NCCL.
 
     Unlike NCCL's, these collectives may be part of a device loop. They cannot be aborted: if a rank
     ends, the others wait until their processes are killed.
@@ -66,14 +87,14 @@ class OneShotCollectives(Collectives):
     def __init__(self, process_group: dist.ProcessGroup) -> None:
         import torch.distributed._symmetric_memory as symmetric_memory
 
-        from graphkit.distributed.push_all_reduce import PushAllReduce  # needs Triton
+        from graphkit.distributed.push_collectives import PushCollectives  # needs Triton
 
         super().__init__(process_group)
         device = torch.device("cuda", torch.cuda.current_device())
         try:
             shared = symmetric_memory.empty(_SHARED_BYTES, dtype=torch.uint8, device=device)
             self._memory = symmetric_memory.rendezvous(shared, process_group)
-            self._push = PushAllReduce(process_group, device)
+            self._push = PushCollectives(process_group, device)
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "")
             raise ConfigError(
@@ -85,8 +106,8 @@ class OneShotCollectives(Collectives):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See ``Collectives.all_reduce``. The sum has the same bits on every rank."""
-        if self._push.takes(x):
-            return self._push(x)
+        if self._push.adds_up(x):
+            return self._push.all_reduce(x)
         if not _fits(x) or x.dtype not in (torch.float32, torch.bfloat16):
             return super().all_reduce(x)
         out: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
@@ -94,8 +115,18 @@ class OneShotCollectives(Collectives):
         )
         return out
 
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Collectives.add_rms_norm``. The results have the same bits on every rank."""
+        if self._push.normalises(x, residual, weight):
+            return self._push.add_rms_norm(x, residual.contiguous(), weight, eps)
+        return super().add_rms_norm(x, residual, weight, eps)
+
     def all_gather(self, x: Tensor) -> Tensor:
         """See ``Collectives.all_gather``."""
+        if self._push.gathers(x):
+            return self._push.all_gather(x.contiguous())
         if not _fits(x):
             return super().all_gather(x)
         self._shared_like(x).copy_(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from graphkit.reference.checkpoint_folder import (
 )
 from graphkit.reference.config import LlamaConfig
 from graphkit.reference.model import LlamaModel
+from graphkit.reference.sharded_layers import part_of
 from graphkit.reference.tensor_parallel import ShardedLlama
 from graphkit.reference.weight_layout import store_by_columns
 
@@ -64,8 +66,8 @@ def load_checkpoint(
             model = ShardedLlama(config, group).to(dtype)
     optional = frozenset({_HEAD}) if config.tie_word_embeddings else frozenset()
     if isinstance(model, ShardedLlama):
-        expected = whole.state_dict()
-        stored.fill(model, device, optional=optional, expected=expected, part_of=model.part_of)
+        part, expected = partial(part_of, group=group), whole.state_dict()
+        stored.fill(model, device, optional=optional, expected=expected, part_of=part)
         model.tie_weights()
     else:
         stored.fill(model, device, optional=optional)

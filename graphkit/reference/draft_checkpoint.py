@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,8 @@ from graphkit.reference.eagle3_layout import (
 )
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
+from graphkit.reference.sharded_layers import part_of, split_head
+from graphkit.reference.tensor_parallel import group_of
 from graphkit.reference.weight_layout import store_by_columns
 
 Head = TypeVar("Head", bound=nn.Module)
@@ -81,7 +84,7 @@ def load_eagle_head(
         folder: ``config.json`` of one Llama, Mistral, Qwen2 or Qwen3 layer beside
             ``model.safetensors`` or ``pytorch_model.bin``.
         target: The model that the head was trained for. The head uses its output head, and its
-            embedding unless the folder contains one.
+            embedding unless the folder contains one. Ranks that split it split the head too.
         device: Device of the weights; ``None`` takes the target's.
         dtype: Data type of the weights; ``None`` takes the target's.
 
@@ -90,7 +93,7 @@ def load_eagle_head(
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged, unexpected or unsupported, or the
-            head does not match the target.
+            head does not match the target, or the ranks cannot split it evenly.
     """
     folder = Path(folder)
     data, stored = read_config(folder), StoredWeights(folder)
@@ -99,15 +102,13 @@ def load_eagle_head(
             f"{str(folder)!r} contains an EAGLE-3 head, not an EAGLE head. Use the algorithm "
             "EAGLE3, or load_eagle3_head."
         )
-    config = LlamaConfig.from_dict(data)
-    with _on_meta_device():
-        head = EagleHead(
-            config,
-            target,
-            fc_bias=_FC_BIAS in stored.forms,
-            has_embedding=_EMBEDDING in stored.forms,
-        )
-    return _load_weights(head, stored, target, device, dtype)
+    build = partial(
+        EagleHead,
+        target=target,
+        fc_bias=_FC_BIAS in stored.forms,
+        has_embedding=_EMBEDDING in stored.forms,
+    )
+    return _load(build, LlamaConfig.from_dict(data), stored, target, device, dtype)
 
 
 def load_eagle3_head(
@@ -138,20 +139,19 @@ def load_eagle3_head(
     names = {canonical_name(name) for name in stored.forms}
     vocab_size = hf.integer(data, "draft_vocab_size", config.vocab_size)
     is_mapped = vocab_size != config.vocab_size or "d2t" in names
-    with _on_meta_device():
-        head = Eagle3Head(
-            config,
-            target,
-            aux_layers=aux_layers(data),
-            draft_vocab_size=vocab_size if is_mapped else None,
-            fc_bias=_FC_BIAS in names,
-            has_embedding=_EMBEDDING in names,
-            norm_before_residual=hf.flag(data, "norm_before_residual"),
-        )
+    build = partial(
+        Eagle3Head,
+        target=target,
+        aux_layers=aux_layers(data),
+        draft_vocab_size=vocab_size if is_mapped else None,
+        fc_bias=_FC_BIAS in names,
+        has_embedding=_EMBEDDING in names,
+        norm_before_residual=hf.flag(data, "norm_before_residual"),
+    )
     # t2d marks the tokens of the draft vocabulary, which d2t lists too.
     ignored = frozenset({"t2d"})
-    return _load_weights(
-        head, stored, target, device, dtype, ignored=ignored, rename=canonical_name
+    return _load(
+        build, config, stored, target, device, dtype, ignored=ignored, rename=canonical_name
     )
 
 
@@ -179,10 +179,8 @@ def load_mtp_head(
     """
     folder = Path(folder)
     config = LlamaConfig.from_dict(read_config(folder))
-    stored = StoredWeights(folder)
-    with _on_meta_device():
-        head = MTPHead(config, target)
-    return _load_weights(head, stored, target, device, dtype)
+    build = partial(MTPHead, target=target)
+    return _load(build, config, StoredWeights(folder), target, device, dtype)
 
 
 def save_draft_head(head: EagleHead | Eagle3Head | MTPHead, folder: str | Path) -> None:
@@ -206,8 +204,9 @@ def _on_meta_device() -> Iterator[None]:
         raise CheckpointError(str(error)) from error
 
 
-def _load_weights(
-    head: Head,
+def _load(
+    build: Callable[[LlamaConfig], Head],
+    config: LlamaConfig,
     stored: StoredWeights,
     target: LlamaModel,
     device: torch.device | str | None,
@@ -215,8 +214,17 @@ def _load_weights(
     ignored: frozenset[str] = frozenset(),
     rename: Callable[[str], str] = lambda name: name,
 ) -> Head:
-    target_weight = target.lm_head.weight
+    target_weight, group = target.lm_head.weight, group_of(target)
+    with _on_meta_device():
+        whole, head = build(config), split_head(build, config, group)
     head.to(dtype or target_weight.dtype)
-    stored.fill(head, device or target_weight.device, ignored=ignored, rename=rename)
+    stored.fill(
+        head,
+        device or target_weight.device,
+        ignored=ignored,
+        rename=rename,
+        expected=whole.state_dict(),
+        part_of=partial(part_of, group=group),
+    )
     store_by_columns(head)
     return head.eval().requires_grad_(False)

@@ -77,8 +77,9 @@ class EagleHead(nn.Module):
         """
         merged_TH = self.fc(torch.cat((self._embed(input_ids_T), hidden_TH), dim=-1))
         rotation = self.rotary_emb(positions_T)
-        out_TH: Tensor = self.layers[0](merged_TH, rotation, attend)
-        return out_TH
+        fed_TH: Tensor
+        fed_TH, hidden_TH = self.layers[0](merged_TH, merged_TH, rotation, attend)
+        return fed_TH + hidden_TH
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """Apply the target's output head: [T, H] to [T, V]."""

@@ -46,7 +46,7 @@ class Eagle3Layer(nn.Module):
         mixed_TH: Tensor = self.self_attn(both, rotation, attend)
         if self.norm_before_residual:
             hidden_TH = feature_TH
-        normed_TH, hidden_TH = self.post_attention_layernorm.add(mixed_TH, hidden_TH)
+        normed_TH, hidden_TH = self.post_attention_layernorm(mixed_TH, hidden_TH)
         fed_TH: Tensor = self.mlp(normed_TH)
         return hidden_TH + fed_TH
 

@@ -30,7 +30,7 @@ from graphkit.reference.model import LlamaModel
 from graphkit.reference.mtp import MTPHead
 from graphkit.reference.pools import PoolFactory
 from graphkit.reference.runner_forwards import EagleForward, MTPForward, StandaloneForward
-from graphkit.reference.tensor_parallel import ShardedLlama
+from graphkit.reference.tensor_parallel import group_of
 
 ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM")
 """Algorithms of ``reference_engine``. MULTI_LAYER_EAGLE is EAGLE with a chain of draft layers."""
@@ -64,7 +64,7 @@ class EngineModels:
     @property
     def group(self) -> RankGroup | None:
         """The ranks that split the target, if any."""
-        return self.target.group if isinstance(self.target, ShardedLlama) else None
+        return group_of(self.target)
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -130,7 +130,8 @@ def load_models(
         draft: Folder of an EAGLE or EAGLE-3 head, as for ``reference_engine``.
         device: Device of the weights.
         dtype: Data type of the weights.
-        group: Ranks that split the target; see ``load_checkpoint``. Draft models are on each rank.
+        group: Ranks that split the target and its draft head; see ``load_checkpoint``. The model of
+            STANDALONE is on each rank.
 
     Raises:
         ConfigError: ``checkpoint`` and ``draft`` do not fit the algorithm.

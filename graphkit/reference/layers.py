@@ -8,7 +8,7 @@ Every forward can be captured in a CUDA graph: no host synchronisation, static s
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -44,12 +44,16 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise rows."""
-        return rms_norm(x, self.weight, self.eps)
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the normalised sum of two tensors, and the sum."""
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Normalise rows; with ``residual``, return their normalised sum, and the sum."""
+        if residual is None:
+            return rms_norm(x, self.weight, self.eps)
         return add_rms_norm(x.to(residual.dtype), residual, self.weight, self.eps)
 
 
@@ -114,6 +118,9 @@ class MLP(MergesProjections):
 class DecoderLayer(nn.Module):
     """Attention and SwiGLU, each with a norm before it and a residual connection.
 
+    The caller applies ``input_layernorm``, and adds the result of the MLP to the residual stream.
+    The norm of the next layer does both at once.
+
     Args:
         config: Sizes and options.
         layer: Layer number passed to ``attend``.
@@ -122,18 +129,32 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: LlamaConfig, layer: int, *, has_input_norm: bool = True) -> None:
         super().__init__()
-        norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if has_input_norm else nn.Identity()
         self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
-        self.input_layernorm = norm
+        if has_input_norm:
+            self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden_TH: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """Return the residual stream after this layer, [T, H]."""
-        mixed_TH: Tensor = self.self_attn(self.input_layernorm(hidden_TH), rotation, attend)
-        normed_TH, hidden_TH = self.post_attention_layernorm.add(mixed_TH, hidden_TH)
-        fed_TH: Tensor = self.mlp(normed_TH)
-        return hidden_TH + fed_TH
+    def forward(
+        self, normed_TH: Tensor, hidden_TH: Tensor, rotation: Rotation, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """Run the layer.
+
+        Args:
+            normed_TH: The residual stream after ``input_layernorm``.
+            hidden_TH: The residual stream.
+            rotation: Rotation of the rows.
+            attend: Stores keys and values, and attends.
+
+        Returns:
+            The result of the MLP, and the residual stream to which the caller adds it.
+
+        Shapes:
+            normed_TH, hidden_TH, results: [T, H].
+        """
+        mixed_TH: Tensor = self.self_attn(normed_TH, rotation, attend)
+        normed_TH, hidden_TH = self.post_attention_layernorm(mixed_TH, hidden_TH)
+        return self.mlp(normed_TH), hidden_TH
 
 
 def initialise(module: nn.Module, num_layers: int) -> None:

@@ -58,11 +58,14 @@ class LlamaDecoder(nn.Module):
     ) -> Tensor:
         """Run all layers and the final norm over embedded tokens, [T, H] to [T, H]."""
         aux, rotation = aux or AuxStates(()), self.rotary_emb(positions_T)
+        norms = [layer.get_submodule("input_layernorm") for layer in self.layers]
+        norms.append(self.norm)
+        normed_TH: Tensor = norms[0](hidden_TH)
         for number, layer in enumerate(self.layers):
             aux.record(number, hidden_TH)
-            hidden_TH = layer(hidden_TH, rotation, attend)
+            fed_TH, hidden_TH = layer(normed_TH, hidden_TH, rotation, attend)
+            normed_TH, hidden_TH = norms[number + 1](fed_TH, hidden_TH)
         aux.record(len(self.layers), hidden_TH)
-        normed_TH: Tensor = self.norm(hidden_TH)
         return normed_TH
 
 

@@ -80,8 +80,10 @@ class MTPHead(nn.Module):
         layer = self.layers[i]
         assert isinstance(layer, MTPLayer), "self.layers contains MTPLayer only"
         merged_TH = layer.merge(self._embed(input_ids_T), hidden_TH)
-        out_TH: Tensor = layer(merged_TH, self.rotary_emb(positions_T), attend)
-        return out_TH
+        normed_TH, rotation = layer.input_layernorm(merged_TH), self.rotary_emb(positions_T)
+        fed_TH: Tensor
+        fed_TH, hidden_TH = layer(normed_TH, merged_TH, rotation, attend)
+        return fed_TH + hidden_TH
 
     def logits(self, i: int, hidden_TH: Tensor) -> Tensor:
         """Apply layer ``i``'s norm and the target's output head: [T, H] to [T, V]."""

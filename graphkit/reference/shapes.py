@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,7 +17,8 @@ from graphkit.reference.eagle3 import Eagle3Head
 from graphkit.reference.engine_models import EngineModels, check_algorithm
 from graphkit.reference.layers import RMSNorm
 from graphkit.reference.model import LlamaModel
-from graphkit.reference.tensor_parallel import ShardedLlama
+from graphkit.reference.sharded_layers import split_head
+from graphkit.reference.tensor_parallel import ShardedLlama, group_of
 
 SHAPES: Mapping[str, LlamaConfig] = {
     "llama-8b": LlamaConfig(  # meta-llama/Llama-3.1-8B
@@ -90,7 +92,7 @@ def random_models(
         device: Device of the weights.
         dtype: Data type of the weights.
         seed: Seed of the weights.
-        group: Ranks that split the target; see ``ShardedLlama``. Each makes its part alone.
+        group: Ranks that split the models; see ``ShardedLlama``. Each makes its part alone.
 
     Raises:
         ConfigError: The shape is unknown, the algorithm has no draft model of its sizes, or the
@@ -116,28 +118,30 @@ def random_models(
 
 
 def _draft_model(
-    algorithm: str, target: LlamaModel, config: LlamaConfig | None = None
+    algorithm: str, target: LlamaModel, config: LlamaConfig
 ) -> EagleHead | Eagle3Head | None:
     """Return the draft model of an algorithm for a target, on the meta device.
 
     Args:
         algorithm: One of ``ALGORITHMS``.
-        target: The target, or this rank's part of it.
-        config: The whole target's; ``None`` takes that of ``target``.
+        target: The target. Ranks that split it split the draft model too.
+        config: The whole target's.
     """
     if algorithm in ("NONE", "NGRAM"):
         return None
-    config = config or target.config
+    group = group_of(target)
     if algorithm == "EAGLE":
-        return EagleHead(replace(config, num_hidden_layers=1), target)
+        build = partial(EagleHead, target=target)
+        return split_head(build, replace(config, num_hidden_layers=1), group)
     if algorithm == "EAGLE3":
         layers = config.num_hidden_layers
-        return Eagle3Head(
-            replace(config, num_hidden_layers=1, qk_norm=False),
-            target,
+        build_eagle3 = partial(
+            Eagle3Head,
+            target=target,
             aux_layers=None if layers > 4 else (0, layers // 2, layers),
             draft_vocab_size=min(_DRAFT_VOCAB_SIZE, config.vocab_size // 4),
         )
+        return split_head(build_eagle3, replace(config, num_hidden_layers=1, qk_norm=False), group)
     raise ConfigError(
         f"{algorithm} has no draft model with random weights. Use EAGLE, EAGLE3, NGRAM or NONE.",
         field="algorithm",

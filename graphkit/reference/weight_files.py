@@ -108,8 +108,13 @@ def copy_tensors(
     """
     with torch.no_grad():
         for name, part in _read(file, frozenset(targets), part_of):
-            targets[name][len(part) :].zero_()
-            targets[name][: len(part)].copy_(part)
+            copy_part(part, targets[name])
+
+
+def copy_part(part: Tensor, target: Tensor) -> None:
+    """Copy a part into a tensor; rows behind it become 0."""
+    target[len(part) :].zero_()
+    target[: len(part)].copy_(part)
 
 
 def abbreviate(names: list[str]) -> str:

@@ -21,6 +21,7 @@ OF_TWO = (
     scenarios.capture_every_mode,
     scenarios.step_together,
     models.split_every_variant,
+    models.split_every_head,
     models.make_random_parts,
     models.refuse_an_uneven_split,
     models.replay_a_split_model,
@@ -50,6 +51,7 @@ OF_TWO = (
 )
 OF_FOUR = (
     models.split_every_variant,
+    models.split_every_head,
     scenarios.agree_on_random_steps,
     scenarios.refuse_a_batch,
     scenarios.disagree_on_settings,

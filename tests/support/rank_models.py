@@ -15,7 +15,9 @@ import graphkit as gk
 from engine_target import CONTEXT, ROWS, SIZES, TableForward
 from graphkit import reference
 from graphkit.ops.loop_layout import LoopEnd
+from graphkit.ops.rms_norm import add_rms_norm
 from graphkit.reference import weight_files
+from graphkit.reference.sharded_layers import local_config
 from rank_steps import rank_device, rank_group
 
 CONFIG = reference.LlamaConfig(
@@ -84,16 +86,56 @@ def read_in_parts(folder, group, whole):
     return loaded
 
 
+def split_every_head():
+    """Draft heads that are read in parts have the results of whole ones."""
+    group, whole = rank_group(same_batch=True), random_model()
+    sharded = reference.shard_model(whole, group)
+    config = replace(whole.config, num_hidden_layers=1)
+    heads = (
+        (reference.EagleHead(config, whole, fc_bias=True), reference.load_eagle_head),
+        (
+            reference.EagleHead(replace(config, attention_bias=True, output_bias=True), whole),
+            reference.load_eagle_head,
+        ),
+        (
+            reference.Eagle3Head(config, whole, aux_layers=(0, 1, 2), draft_vocab_size=13),
+            reference.load_eagle3_head,
+        ),
+        (reference.MTPHead(config, whole), reference.load_mtp_head),
+    )
+    for head, load in heads:
+        for parameter in head.requires_grad_(False).parameters():
+            parameter.normal_(0.0, 0.3)
+        with tempfile.TemporaryDirectory() as folder:
+            reference.save_draft_head(head, folder)
+            loaded = load(folder, sharded)
+        expected, got = (results_of(each) for each in (head, loaded))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=str(load))
+        assert all(is_same_on_all_ranks(each) for each in got)
+        assert loaded.config == local_config(head.config, group.size)
+
+
+def results_of(head):
+    """Return the hidden states and the logits of a draft head for seven rows of one request."""
+    ids, positions, attend = torch.arange(7), torch.arange(7), reference.causal_attend(1, 7)
+    size = head.fc.in_features if isinstance(head, reference.Eagle3Head) else 16
+    hidden = torch.linspace(-1, 1, 7 * size).view(7, size)
+    layer = (0,) if isinstance(head, reference.MTPHead) else ()
+    out = head(*layer, ids, hidden, positions, attend)
+    return out, head.logits(*layer, out)
+
+
 def make_random_parts():
-    """A shape with random weights is made in parts, with the same draft head on all ranks."""
+    """A shape with random weights is made in parts, the draft head too."""
     group = rank_group(same_batch=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(reference.SHAPES, "small", CONFIG)
         models = reference.random_models("small", device=rank_device(), group=group)
     assert models.group is group
     assert models.target.config.num_key_value_heads * group.size == CONFIG.num_key_value_heads
-    assert models.draft.config == replace(CONFIG, num_hidden_layers=1)
-    assert all(is_same_on_all_ranks(each) for each in models.draft.parameters())
+    draft = models.draft.config
+    assert draft.num_key_value_heads * group.size == CONFIG.num_key_value_heads
+    assert (draft.num_hidden_layers, draft.hidden_size) == (1, CONFIG.hidden_size)
     (request,) = reference.engine_of(
         models, reference.spec_of("EAGLE"), max_context_len=48
     ).generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=8))
@@ -148,6 +190,11 @@ def replay_a_split_model_in_one_shot():
         gathered = group.collectives.all_gather(mine)
         assert torch.equal(gathered, torch.cat([x * rank for rank in ranks], 1))
         assert torch.equal(group.collectives.all_reduce(mine), x * sum(ranks))
+        weight = torch.linspace(0.5, 2.0, 1024, device=device)
+        for residual in (x + 1, x.flip(1)):
+            got = group.collectives.add_rms_norm(mine.clone(), residual, weight, 1e-5)
+            expected = add_rms_norm(x * sum(ranks), residual, weight, 1e-5)
+            torch.testing.assert_close(got, expected)
 
 
 def refuse_one_shot():

@@ -21,9 +21,12 @@ def normalised(x, scale, weight):
 
 @triton.jit
 def rms_norm_kernel(
-    out, total, x, residual, weight, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    out, total, x, residual, weight, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row; ``total`` and ``residual`` are both given or both None."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
     lane = tl.arange(0, BLOCK)
     squares = tl.zeros([BLOCK], tl.float32)

@@ -14,8 +14,11 @@ from graphkit.ops.rotary import Heads, empty_heads
 def rotated_heads_kernel(
     query, key, value, qkv, positions, inverse_frequencies, query_weight, key_weight, eps,
     QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per row and head."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     inside = lane < HALF

@@ -14,8 +14,11 @@ def store_kv_kernel(
     key_cache, value_cache, loc_T, key, value, slots, key_stride, value_stride,
     KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr,
     KEY_SLOT: tl.constexpr, VALUE_SLOT: tl.constexpr, BLOCK: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per token and BLOCK of its M * D elements; slots are KEY_SLOT elements apart."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(loc_T + token)

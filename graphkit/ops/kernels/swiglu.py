@@ -12,8 +12,12 @@ _BLOCK = 1024
 
 
 @triton.jit
-def silu_and_mul_kernel(out, gate_up, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def silu_and_mul_kernel(
+    out, gate_up, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STARTS_EARLY: tl.constexpr
+):
     """One program per row and block of columns."""
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     begin = gate_up + row * 2 * WIDTH + column

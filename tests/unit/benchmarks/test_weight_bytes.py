@@ -71,7 +71,7 @@ def test_an_eagle_3_step_of_the_8b_shape_reads_the_layer_and_the_small_head(num_
     """Each draft step reads 0.75 GB, where that of EAGLE reads 1.56; the features merge once."""
     with torch.device("meta"):
         target = LlamaModel(SHAPES["llama-8b"]).bfloat16()
-        head = shapes._draft_model("EAGLE3", target).bfloat16()
+        head = shapes._draft_model("EAGLE3", target, target.config).bfloat16()
     read = WeightBytes.of(EngineModels("EAGLE3", target, head), num_steps)
     hidden, intermediate, keys_and_values = 4096, 14336, 2048
     layer = hidden * (2 * hidden + 2 * keys_and_values + hidden + 3 * intermediate)

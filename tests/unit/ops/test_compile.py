@@ -15,7 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from graphkit.ops.kernels.begin_step import begin_step_kernel
-from graphkit.ops.kernels.push_all_reduce import launch_push_all_reduce
+from graphkit.ops.kernels.push_collectives import (
+    SPAN,
+    PushMemory,
+    launch_push_add_rms_norm,
+    launch_push_all_gather,
+    launch_push_all_reduce,
+)
 from graphkit.ops.registration import OPS
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
@@ -101,7 +107,11 @@ def test_kernels_compile(name, monkeypatch):
 
 @compiles
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_all_reduce_compiles(dtype, monkeypatch):
+def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
     monkeypatch.setattr(triton.JITFunction, "run", compile_only)
-    counts, addresses = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
-    launch_push_all_reduce(torch.zeros(8, dtype=dtype), counts, addresses, 0, 1024)
+    calls, addresses = torch.zeros(8, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    memory = PushMemory(calls, addresses, rank=0, capacity=8 * SPAN)
+    x, weight = torch.zeros(2, 3 * SPAN, dtype=dtype), torch.zeros(3 * SPAN, dtype=dtype)
+    launch_push_all_reduce(x, memory)
+    launch_push_all_gather(x, memory)
+    launch_push_add_rms_norm(x, x, weight, 1e-5, memory)

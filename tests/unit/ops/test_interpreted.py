@@ -9,7 +9,7 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = (
-    HERE / "interpreted_all_reduce.py",
+    HERE / "interpreted_push.py",
     HERE / "interpreted_decoder.py",
     HERE / "interpreted_loops.py",
     HERE / "interpreted_philox.py",

@@ -44,7 +44,7 @@ def test_the_eagle_3_head_drafts_a_quarter_of_a_small_vocabulary():
 @pytest.mark.parametrize("shape", ["llama-8b", "qwen3-8b"])
 def test_the_eagle_3_head_of_a_shape_is_as_published_ones(shape):
     with torch.device("meta"):
-        head = shapes._draft_model("EAGLE3", LlamaModel(SHAPES[shape]))
+        head = shapes._draft_model("EAGLE3", LlamaModel(SHAPES[shape]), SHAPES[shape])
     layers, size = SHAPES[shape].num_hidden_layers, SHAPES[shape].hidden_size
     assert head.aux_layers == (2, layers // 2, layers - 3)
     assert head.fc.weight.shape == (size, 3 * size)

@@ -1,0 +1,87 @@
+"""Collectives of small tensors through memory that the GPUs of a host share."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from graphkit.ops.kernels.push_collectives import (
+    SPAN,
+    WORD,
+    PushMemory,
+    launch_push_add_rms_norm,
+    launch_push_all_gather,
+    launch_push_all_reduce,
+)
+
+_CAPACITY = 1 << 19
+"""Words of a part of the memory."""
+_MOST_BYTES = 1 << 18
+"""Most bytes of a sum. For larger ones, twice the bytes take longer than a barrier."""
+
+
+class PushCollectives:
+    """Collectives of small tensors over ranks, each one kernel without a barrier.
+
+    Calls may be captured and may be part of a device loop. All ranks make the same calls in order,
+    on one stream at a time. Creation is collective and must precede captures. It allocates 8 MiB
+    per rank on each.
+
+    Args:
+        process_group: The ranks.
+        device: This rank's GPU.
+
+    Raises:
+        RuntimeError: The GPUs cannot write to the memory of each other.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        rank, ranks = process_group.rank(), process_group.size()
+        self._parts = symmetric_memory.empty(
+            2 * ranks * _CAPACITY, dtype=torch.int64, device=device
+        ).zero_()
+        memory = symmetric_memory.rendezvous(self._parts, process_group)
+        offset = self._parts.data_ptr() - memory.buffer_ptrs[rank]
+        addresses = [each + offset for each in memory.buffer_ptrs]
+        self._memory = PushMemory(
+            calls=torch.zeros(_CAPACITY // SPAN, dtype=torch.int32, device=device),
+            parts=torch.tensor(addresses, dtype=torch.int64, device=device),
+            rank=rank,
+            capacity=_CAPACITY,
+        )
+        memory.barrier()  # no rank writes before all have cleared their parts
+
+    def adds_up(self, x: Tensor) -> bool:
+        """Return whether ``all_reduce`` takes a tensor: small, of float32 or pairs of bfloat16."""
+        size = x.numel() * x.itemsize
+        is_small = size <= _MOST_BYTES and size % WORD == 0
+        return is_small and x.dtype in (torch.float32, torch.bfloat16)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum over all ranks, with the same bits on each; ``x`` is contiguous."""
+        return launch_push_all_reduce(x, self._memory)
+
+    def normalises(self, x: Tensor, residual: Tensor, weight: Tensor) -> bool:
+        """Return whether ``add_rms_norm`` takes tensors: of one dtype, whose rows fit."""
+        rows, width = x.shape
+        has_words = width * x.itemsize % WORD == 0 and self.adds_up(x)
+        has_one_dtype = x.dtype == residual.dtype == weight.dtype
+        return has_words and has_one_dtype and self._memory.holds(rows, width * x.itemsize // WORD)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Collectives.add_rms_norm``; all tensors are contiguous."""
+        return launch_push_add_rms_norm(x, residual, weight, eps, self._memory)
+
+    def gathers(self, x: Tensor) -> bool:
+        """Return whether ``all_gather`` takes a tensor: at most 2 MiB in rows of whole words."""
+        is_small = x.numel() * x.itemsize <= _CAPACITY * WORD
+        return is_small and x.shape[1] * x.itemsize % WORD == 0
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """See ``Collectives.all_gather``; ``x`` is contiguous."""
+        return launch_push_all_gather(x, self._memory)

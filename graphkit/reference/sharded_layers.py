@@ -1,0 +1,187 @@
+"""Layers of which each rank has a part: projections, norms that add up the ranks, output heads.
+
+The split is that of Megatron-LM (arXiv 1909.08053, section 3). Projections into heads and into the
+MLP are split by output, those back to the residual stream by input. The products of the latter are
+added up over the ranks, where possible together with the norm that follows. Output heads are split
+by vocabulary and their logits are gathered, so that every rank has all logits, with the same bits.
+Embeddings and other norms are on every rank.
+
+``torch.distributed.tensor.parallel`` does not fit these layers: a ``MergedLinear`` has the rows of
+several projections side by side, and each of them is split, not the whole. DTensor also decides on
+the host, per operation, what a fixed layout needs no decision for.
+
+Tensor suffixes: T tokens, H hidden, V vocabulary, R ranks, P vocabulary rows of a rank.
+"""
+# ruff: noqa: N803, N806 -- the suffixes are shapes
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar, overload
+
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from graphkit.distributed import RankGroup
+from graphkit.errors import ConfigError
+from graphkit.reference.config import LlamaConfig
+from graphkit.reference.eagle3 import Eagle3Layer
+from graphkit.reference.layers import DecoderLayer, RMSNorm
+
+Head = TypeVar("Head", bound=nn.Module)
+
+_BY_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_BY_INPUT = ("o_proj", "down_proj")
+_SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+OUTPUT_HEAD = "lm_head.weight"
+"""Name of the weight of an output head."""
+
+
+class InputSplitLinear(nn.Linear):
+    """A linear layer whose input is split over the ranks.
+
+    Args:
+        layer: The layer with this rank's 1 / R of the inputs.
+        group: The ranks.
+        adds_up: Whether ``forward`` returns the sum over all ranks. If not, it returns this rank's
+            summand, for a ``SummingNorm``.
+    """
+
+    def __init__(self, layer: nn.Linear, group: RankGroup, *, adds_up: bool) -> None:
+        has_bias = getattr(layer, "bias", None) is not None
+        super().__init__(layer.in_features, layer.out_features, bias=has_bias)
+        self._has_bias = has_bias and group.rank == 0  # one summand has it
+        self._adds_up, self._collectives = adds_up, group.collectives
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product, [T, out]."""
+        out = linear(x, self.weight, self.bias if self._has_bias else None)
+        return self._collectives.all_reduce(out) if self._adds_up else out
+
+
+class SummingNorm(RMSNorm):
+    """A norm of the residual stream plus the sum of what each rank adds to it.
+
+    Args:
+        norm: Its size and epsilon.
+        group: The ranks.
+    """
+
+    def __init__(self, norm: RMSNorm, group: RankGroup) -> None:
+        super().__init__(len(norm.weight), norm.eps)
+        self._collectives = group.collectives
+
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """See ``RMSNorm``; with ``residual``, ``x`` is this rank's summand."""
+        if residual is None:
+            return super().forward(x)
+        return self._collectives.add_rms_norm(x.to(residual.dtype), residual, self.weight, self.eps)
+
+
+class VocabularyHead(nn.Linear):
+    """An output head of which each rank has P rows; the last rank's may include padding.
+
+    Args:
+        hidden_size: Width of the input.
+        vocab_size: Rows of all ranks.
+        group: The ranks.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int, group: RankGroup) -> None:
+        super().__init__(hidden_size, -(-vocab_size // group.size), bias=False)
+        self._vocab_size, self._collectives = vocab_size, group.collectives
+
+    def forward(self, hidden_TH: Tensor) -> Tensor:
+        """Return the logits of the whole vocabulary on every rank, [T, V]."""
+        logits_TP = linear(hidden_TH, self.weight)
+        return self._collectives.all_gather(logits_TP)[:, : self._vocab_size]
+
+
+def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:
+    """Replace the layers of a module of this rank's sizes by those of one rank.
+
+    Args:
+        module: Has decoder layers.
+        group: The ranks.
+        adds_up: Whether decoder layers return the sum of the results of the MLP over all ranks, not
+            this rank's summand.
+    """
+    for layer in list(module.modules()):
+        if isinstance(layer, DecoderLayer | Eagle3Layer):
+            attention, mlp = layer.self_attn, layer.mlp
+            attention.o_proj = InputSplitLinear(attention.o_proj, group, adds_up=False)
+            layer.post_attention_layernorm = SummingNorm(layer.post_attention_layernorm, group)
+            mlp.down_proj = InputSplitLinear(mlp.down_proj, group, adds_up=adds_up)
+
+
+def split_head(
+    build: Callable[[LlamaConfig], Head], config: LlamaConfig, group: RankGroup | None
+) -> Head:
+    """Return this rank's part of a draft head.
+
+    Args:
+        build: Returns the head of a configuration.
+        config: The whole head.
+        group: The ranks; ``None`` returns the whole head.
+
+    Raises:
+        ConfigError: Attention heads or MLP cannot be split evenly.
+    """
+    if group is None:
+        return build(config)
+    head = build(local_config(config, group.size))
+    split_layers(head, group, adds_up=True)
+    output_head = getattr(head, "lm_head", None)
+    if isinstance(output_head, nn.Linear):
+        sizes = output_head.in_features, output_head.out_features
+        head.lm_head = VocabularyHead(*sizes, group)
+    return head
+
+
+def local_config(config: LlamaConfig, ranks: int) -> LlamaConfig:
+    """Return the sizes of one rank's layers.
+
+    Raises:
+        ConfigError: A size is no multiple of the number of ranks.
+    """
+    for field in _SPLIT:
+        if getattr(config, field) % ranks:
+            raise ConfigError(
+                f"{field} is {getattr(config, field)}, which {ranks} ranks cannot split evenly. "
+                "Use a number of ranks that divides it.",
+                field=field,
+            )
+    return replace(config, **{field: getattr(config, field) // ranks for field in _SPLIT})
+
+
+def part_of(name: str, shape: Sequence[int], group: RankGroup | None) -> tuple[slice, ...]:
+    """Return the slice of a tensor of a whole model or head that this rank has.
+
+    Args:
+        name: Name in the state dict.
+        shape: Shape of the whole tensor.
+        group: The ranks; ``None`` has the whole tensor.
+    """
+    if group is None:
+        return ()
+    layer = name.rsplit(".", 2)[-2] if "." in name else name
+    if name == OUTPUT_HEAD:
+        rows = -(-shape[0] // group.size)
+        return (slice(group.rank * rows, min((group.rank + 1) * rows, shape[0])),)
+    if layer in _BY_OUTPUT:
+        return (_share(shape[0], group),)
+    if layer in _BY_INPUT and name.endswith(".weight"):
+        return (slice(None), _share(shape[1], group))
+    return ()
+
+
+def _share(size: int, group: RankGroup) -> slice:
+    part = size // group.size
+    return slice(group.rank * part, (group.rank + 1) * part)

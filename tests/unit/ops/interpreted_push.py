@@ -1,0 +1,146 @@
+"""Collectives by pushed words on one of three ranks; ``test_interpreted.py`` runs this file."""
+
+from __future__ import annotations
+
+import os
+from threading import Timer
+
+import pytest
+import torch
+
+from graphkit.ops.kernels.push_collectives import (
+    SPAN,
+    PushMemory,
+    launch_push_add_rms_norm,
+    launch_push_all_gather,
+    launch_push_all_reduce,
+)
+from graphkit.ops.rms_norm import add_rms_norm
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted.py instead"
+
+RANKS, RANK, CAPACITY = 3, 1, 4 * SPAN
+PEERS = (0, 2)
+
+
+def words_of(x, call):
+    """Return what a rank sends of a tensor in a call, from 0."""
+    words = x.contiguous().view(-1).view(torch.int32).long() & 0xFFFFFFFF
+    return words | (call + 1) << 32
+
+
+def part(memory, call, source):
+    """Return where the words of a rank arrive."""
+    return memory.view(2, RANKS, CAPACITY)[call % 2, source]
+
+
+class Ranks:
+    """Memory of all ranks, of which one calls."""
+
+    def __init__(self):
+        self.memory = [torch.zeros(2 * RANKS * CAPACITY, dtype=torch.int64) for _ in range(RANKS)]
+        self.own = PushMemory(
+            calls=torch.zeros(CAPACITY // SPAN, dtype=torch.int32),
+            parts=torch.tensor([each.data_ptr() for each in self.memory]),
+            rank=RANK,
+            capacity=CAPACITY,
+        )
+
+    def send(self, x, call, source, begin=0):
+        words = words_of(x, call)
+        part(self.memory[RANK], call, source)[begin : begin + len(words)] = words
+
+    def sent(self, call, peer, begin, size):
+        return part(self.memory[peer], call, RANK)[begin : begin + size]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 300, SPAN, SPAN + 6])
+def test_calls_use_two_parts_in_turn(dtype, size):
+    ranks = Ranks()
+    for call in range(4):
+        xs = torch.randint(-9, 10, (RANKS, size)).to(dtype)  # their sums are exact
+        for source in PEERS:
+            ranks.send(xs[source], call, source)
+        out = launch_push_all_reduce(xs[RANK], ranks.own)
+        assert torch.equal(out, xs.sum(0))
+        expected = words_of(xs[RANK], call)
+        for peer in PEERS:
+            assert torch.equal(ranks.sent(call, peer, 0, len(expected)), expected)
+    spans = -(-size * xs.itemsize // 4 // SPAN)
+    assert ranks.own.calls.tolist() == [4 * (span < spans) for span in range(CAPACITY // SPAN)]
+
+
+def test_a_call_waits_for_the_words_of_all():
+    ranks, xs = Ranks(), torch.randn(RANKS, 8)
+    ranks.send(xs[0], 0, 0)
+    ranks.send(xs[2].flip(0), -1, 2)  # of an earlier call
+    late = Timer(0.1, ranks.send, [xs[2], 0, 2])
+    late.start()
+    assert torch.equal(launch_push_all_reduce(xs[RANK], ranks.own), xs[0] + xs[1] + xs[2])
+    late.join()
+
+
+def test_calls_of_different_sizes():
+    """Words that a smaller call leaves alone keep the number of their own calls."""
+    ranks, counts = Ranks(), [0, 0]
+    for size in (SPAN + 4, 4, 4, SPAN + 4, SPAN + 4):
+        xs = torch.randn(RANKS, size)
+        for span in range(1 + (size > SPAN)):
+            cut = slice(span * SPAN, (span + 1) * SPAN)
+            for source in PEERS:
+                ranks.send(xs[source][cut], counts[span], source, begin=span * SPAN)
+            counts[span] += 1
+        assert torch.equal(launch_push_all_reduce(xs[RANK], ranks.own), xs[0] + xs[1] + xs[2])
+    assert ranks.own.calls.tolist() == [*counts, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "words"), [(3, 6), (2, SPAN), (2, SPAN + 30)])
+def test_sums_are_added_and_normalised_in_the_same_kernel(dtype, rows, words):
+    """Rows begin at spans of their own. One call of another kind advances the first span."""
+    ranks, width = Ranks(), words * 4 // dtype.itemsize
+    single = torch.ones(RANKS, 2, dtype=dtype)
+    for source in PEERS:
+        ranks.send(single[source], 0, source)
+    launch_push_all_reduce(single[RANK], ranks.own)
+    # Sums of small integers are exact; the interpreter rounds bfloat16 toward zero.
+    xs = torch.randint(-9, 10, (RANKS, rows, width)).to(dtype)
+    residual = torch.randint(-9, 10, (rows, width)).to(dtype)
+    weight = torch.rand(width).to(dtype)
+    spans = -(-words // SPAN)
+    for source in PEERS:
+        for row in range(rows):
+            cut = xs[source][row].view(torch.int32)
+            for span in range(spans):
+                piece = cut[span * SPAN : (span + 1) * SPAN]
+                place = row * spans + span
+                ranks.send(piece, int(ranks.own.calls[place]), source, begin=place * SPAN)
+    out, total = launch_push_add_rms_norm(xs[RANK], residual, weight, 1e-5, ranks.own)
+    expected, expected_total = add_rms_norm(xs.sum(0), residual, weight, 1e-5)
+    assert torch.equal(total, expected_total)
+    torch.testing.assert_close(out, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    used = rows * spans
+    assert ranks.own.calls.tolist() == [2] + [1] * (used - 1) + [0] * (4 - used)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize(("rows", "words"), [(1, 2), (3, 50), (2, SPAN + 100)])
+def test_columns_are_gathered_side_by_side(dtype, rows, words):
+    ranks = Ranks()
+    for call in range(2):
+        xs = torch.randint(-9, 10, (RANKS, rows, words * 4 // dtype.itemsize)).to(dtype)
+        for source in PEERS:
+            ranks.send(xs[source], call, source)
+        out = launch_push_all_gather(xs[RANK], ranks.own)
+        assert torch.equal(out, torch.cat(tuple(xs), 1))
+
+
+def test_empty_tensors_are_no_calls():
+    ranks, empty = Ranks(), torch.empty(0, 8)
+    weight = torch.ones(8)
+    assert launch_push_all_reduce(empty, ranks.own).shape == (0, 8)
+    assert launch_push_all_gather(empty, ranks.own).shape == (0, 24)
+    out, total = launch_push_add_rms_norm(empty, empty, weight, 1e-5, ranks.own)
+    assert out.shape == total.shape == (0, 8)
+    assert not ranks.own.calls.any()
