@@ -172,7 +172,12 @@ def register_op(
 
         @wraps(reference)
         def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            result: Result = overload(*args, **kwargs)
+            result: Result
+            if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+                result = overload(*args, **kwargs)
+            else:  # torch's kernel of gradients is in Python and would take 5 us
+                with torch._C._AutoDispatchBelowAutograd():
+                    result = overload(*args, **kwargs)
             return result
 
         return call
