@@ -191,7 +191,7 @@ def paged_attention_kernel(
         scores = scores * scale_log2
         if HAS_CAP:  # cap * tanh(score / cap)
             scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
-        if WINDOW or start + BLOCK_N > prefix:  # every row sees all keys before
+        if WINDOW or SHARED or start + BLOCK_N > prefix:  # every row sees all keys before
             scores = tl.where(visible, scores, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1))
