@@ -59,7 +59,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
         self._index_k = self._add_buffers("index_k", row, dtype=torch.uint8)
 
     def get_index_k_buffer(self, layer: int) -> torch.Tensor:
-        """Return the quantised index keys of one layer, uint8 [size + page_size, I + 4].
+        """Return the quantised index keys of one layer, uint8 [slots, I + 4].
 
         Raises:
             AttentionError: There is no such layer.

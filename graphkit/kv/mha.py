@@ -46,7 +46,7 @@ class MHATokenToKVPool(TokenToKVPool):
         self._values = self._add_buffers("value", head_num, head_dim)
 
     def get_key_buffer(self, layer: int) -> torch.Tensor:
-        """Return the keys of one layer, [size + page_size, M, D].
+        """Return the keys of one layer, [slots, M, D].
 
         Raises:
             AttentionError: There is no such layer.
@@ -54,7 +54,7 @@ class MHATokenToKVPool(TokenToKVPool):
         return self._keys[self._checked(layer)]
 
     def get_value_buffer(self, layer: int) -> torch.Tensor:
-        """Return the values of one layer, [size + page_size, M, D].
+        """Return the values of one layer, [slots, M, D].
 
         Raises:
             AttentionError: There is no such layer.

@@ -49,7 +49,7 @@ class MLATokenToKVPool(TokenToKVPool):
         self._kv = self._add_buffers("kv", 1, kv_lora_rank + qk_rope_head_dim)
 
     def get_key_buffer(self, layer: int) -> torch.Tensor:
-        """Return the rows of one layer, [size + page_size, 1, R + E].
+        """Return the rows of one layer, [slots, 1, R + E].
 
         Raises:
             AttentionError: There is no such layer.
@@ -57,7 +57,7 @@ class MLATokenToKVPool(TokenToKVPool):
         return self._kv[self._checked(layer)]
 
     def get_value_buffer(self, layer: int) -> torch.Tensor:
-        """Return the latents of one layer, [size + page_size, 1, R], a view of its rows.
+        """Return the latents of one layer, [slots, 1, R], a view of its rows.
 
         Raises:
             AttentionError: There is no such layer.

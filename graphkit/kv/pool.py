@@ -16,8 +16,9 @@ class TokenToKVPool:
     """Buffers addressed by token slot, at least one per layer.
 
     Slots ``page_size`` to ``page_size + size - 1`` are for tokens. The first page is the dummy that
-    pad rows write to and read from; its contents are undefined. The buffers keep their addresses
-    for the life of the pool, so captured graphs may hold them.
+    pad rows write to and read from; its contents are undefined. Buffers have whole pages, at least
+    ``size + page_size`` slots, and keep their addresses for the life of the pool, so captured
+    graphs may hold them.
 
     Args:
         size: Tokens that the pool holds.
@@ -77,7 +78,8 @@ class TokenToKVPool:
         self, kind: str, *row: int, dtype: torch.dtype | None = None
     ) -> list[torch.Tensor]:
         """Allocate a buffer of zeros per layer and add it to ``tensors`` and ``move_kv_cache``."""
-        shape = (self.size + self.page_size, *row)
+        pages = 1 + -(-self.size // self.page_size)
+        shape = (pages * self.page_size, *row)
         buffers = [
             torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
             for _ in range(self.layer_num)

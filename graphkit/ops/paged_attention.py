@@ -29,7 +29,7 @@ a key has more."""
 
 
 def _check(given: Any) -> None:
-    """Refuse head counts, head sizes, strides, masks and windows that the kernel does not take."""
+    """Refuse heads, sizes, strides, masks and windows that the kernel does not take."""
     heads, key_dim = given.key_cache.shape[1:]
     query_heads, value_dim = given.query_TND.shape[1], given.value_cache.shape[2]
     most = MAX_LATENT_DIM if is_part_of(given.value_cache, given.key_cache) else MAX_HEAD_DIM
@@ -42,6 +42,9 @@ def _check(given: Any) -> None:
         _refuse(f"query_TND has {query_heads} heads", f"a multiple of the cache's {heads}")
     if given.key_cache.stride(2) != 1 or given.value_cache.stride(2) != 1:
         _refuse("the caches have gaps between elements", "memory contiguous in the head size")
+    slots, page_size = len(given.key_cache), given.page_size
+    if slots % page_size:
+        _refuse(f"the caches have {slots} slots", f"whole pages of {page_size}")
     mask = given.mask
     if mask is not None and mask.shape[2] < given.max_seqlen_q:
         expected = f"at least max_seqlen_q = {given.max_seqlen_q}, or no mask for a chain"
@@ -118,7 +121,8 @@ def paged_attention(
     Shapes:
         query_TND: [T, N, D], N a multiple of M. Returns [T, N, E] of its dtype.
         key_cache: [slots, M, D], value_cache: [slots, M, E], E <= D <= E + 128. E <= 256, or 512
-        if values are parts of keys. Queries and caches: float16, bfloat16 or float32.
+        if values are parts of keys. slots is a multiple of page_size. Queries and caches: float16,
+        bfloat16 or float32.
         page_table: [B, P] int32. cache_seqlens_B: [B] int32. cu_seqlens_q_B1: [B + 1] int32.
         mask: [B, W, C] bool, C >= W. sinks_N: [N], floating-point.
 

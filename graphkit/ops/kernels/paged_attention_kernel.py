@@ -21,8 +21,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _either(a, b):
-    return a | b
+def _both(a, b):
+    return a & b
 
 
 @triton.jit
@@ -58,7 +58,8 @@ def paged_attention_kernel(
         tl.extra.cuda.gdc_wait()
         if IS_SPLIT:  # the join
             tl.extra.cuda.gdc_launch_dependents()
-    # A row of the mask is a word, so that no block of keys waits for a load of the mask.
+    # A row of the mask is a word of what it hides, so that no block of keys waits for the mask.
+    BITS: tl.constexpr = 64 if MASK_COLUMNS > 32 else 32
     WORD: tl.constexpr = tl.int64 if MASK_COLUMNS > 32 else tl.int32
     IS_WORD: tl.constexpr = MASK_COLUMNS <= 64
     split = tl.program_id(1)
@@ -109,9 +110,9 @@ def paged_attention_kernel(
         is_entry = (own_query < width)[:, None] & (column < MASK_COLUMNS)[None, :]
         path = tl.load(mask_row + column[None, :], mask=is_entry, other=0) != 0
         if IS_WORD:
-            bit = tl.where(path, tl.full([1, 1], 1, WORD) << column[None, :].to(WORD), 0)
-            path_bits = tl.sum(bit, 1)  # distinct powers of two
-            seen_bits = tl.reduce(path_bits, 0, _either)
+            bit = tl.full([1, 1], 1, WORD) << column[None, :].to(WORD)
+            hidden = tl.sum(tl.where(path | (column >= MASK_COLUMNS)[None, :], 0, bit), 1)
+            all_hidden = tl.reduce(hidden, 0, _both)
     else:
         last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, rows - 1)
         keys_end = tl.minimum(keys_end, prefix + last_query + 1)
@@ -124,6 +125,7 @@ def paged_attention_kernel(
             window_begin = prefix - WINDOW + own_query + 1
             keys_begin = tl.maximum(prefix - WINDOW + first_row // GROUP + 1, 0)
     keys_end = tl.maximum(keys_end, keys_begin)
+    open_end = tl.minimum(prefix, keys_end)  # every row sees all keys before
     if WINDOW:
         first += keys_begin // RUN * RUN
 
@@ -157,10 +159,16 @@ def paged_attention_kernel(
 
         own_key = key - prefix
         if MASK_COLUMNS and IS_WORD:
-            shift = tl.minimum(tl.maximum(own_key, 0), MASK_COLUMNS - 1).to(WORD)
-            tree = ((path_bits[:, None] >> shift[None, :]) & 1) != 0
-            visible = (tree | (own_key < 0)[None, :]) & is_key[None, :]
-            seen = ((((seen_bits >> shift) & 1) != 0) | (own_key < 0)) & is_key
+            # Keys before the mask are large unsigned numbers: their bit is the last, which is 0
+            # unless the mask has a column for it.
+            shift = tl.minimum(own_key.to(tl.uint32, bitcast=True), BITS - 1).to(WORD)
+            visible = ((hidden[:, None] >> shift[None, :]) & 1) == 0
+            seen = ((all_hidden >> shift) & 1) == 0
+            if MASK_COLUMNS == BITS:
+                visible |= (own_key < 0)[None, :]
+                seen |= own_key < 0
+            visible &= is_key[None, :]
+            seen &= is_key
         elif MASK_COLUMNS:
             is_column = (own_key >= 0) & is_key
             is_cell = (own_query < width)[:, None] & is_column[None, :]
@@ -181,7 +189,9 @@ def paged_attention_kernel(
             )
             scores = tl.dot(q, tl.trans(v.to(q.dtype)), input_precision=PRECISION)
         else:
-            is_cell = is_dim[:, None] & is_key[None, :]
+            # Keys behind the last are hidden below. They lie in a page that the request has, or in
+            # page 0. Those before a window may not.
+            is_cell = is_dim[:, None] & is_key[None, :] if WINDOW else is_dim[:, None]
             k = tl.load(keys[None, :] + dim[:, None], mask=is_cell, other=0.0)
             scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
         if REST_DIM:
@@ -191,7 +201,7 @@ def paged_attention_kernel(
         scores = scores * scale_log2
         if HAS_CAP:  # cap * tanh(score / cap)
             scores = (2.0 * tl.sigmoid(2.0 * scores) - 1.0) * cap_log2
-        if WINDOW or SHARED or start + BLOCK_N > prefix:  # every row sees all keys before
+        if WINDOW or SHARED or start + BLOCK_N > open_end:
             scores = tl.where(visible, scores, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1))

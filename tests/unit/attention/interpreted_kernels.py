@@ -125,6 +125,17 @@ def test_attention_of_a_request_without_rows(make_case, assert_attends):
 
 
 @loops_to_a_tensor
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_attention_of_lengths_beyond_the_page_table(make_case, tree):
+    """The last block of keys ends inside the table and before the rows of the request."""
+    args = list(make_case([300, 12], width=3, tree=tree).op_args())
+    args[3] = args[3][:, :40].contiguous()
+    for splits in (1, 2):
+        out = launch(paged_attention, *args, splits=splits)
+        torch.testing.assert_close(out, paged_attention(*args))
+
+
+@loops_to_a_tensor
 def test_attention_of_no_requests(make_case):
     args = list(make_case([7, 3]).op_args())
     args[3], args[4], args[5] = args[3][:0], args[4][:0], args[5][:1]
@@ -134,7 +145,9 @@ def test_attention_of_no_requests(make_case):
 
 
 @loops_to_a_tensor
-@pytest.mark.parametrize(("topk", "steps"), [(2, 3), (4, 2), (3, 25)])
+@pytest.mark.parametrize(
+    ("topk", "steps"), [(2, 3), (4, 2), (4, 8), (3, 11), (4, 16), (3, 25)], ids=str
+)  # 32, 33 and 64 columns too: those of a word, one more, and those of a long word
 def test_attention_of_a_draft_tree(make_case, assert_attends, topk, steps):
     drafted = topk * (steps - 1)
     case = make_case(

@@ -27,6 +27,13 @@ def test_kv_buffers_hold_one_dummy_page_more():
     assert len({tensor.data_ptr() for tensor in tensors.values()}) == 6
 
 
+@pytest.mark.parametrize(("size", "slots"), [(1, 8), (4, 8), (5, 12)])
+def test_kv_buffers_have_whole_pages(size, slots):
+    """Attention reads the last page of a request to its end."""
+    pool = MHATokenToKVPool(**KV | {"size": size, "page_size": 4})
+    assert len(pool.get_key_buffer(0)) == len(pool.get_value_buffer(0)) == slots
+
+
 def test_set_kv_buffer_writes_one_layer():
     pool = MHATokenToKVPool(**KV)
     key, value = torch.randn(2, 2, 16), torch.randn(2, 2, 16)
