@@ -76,7 +76,7 @@ def test_tracers_see_shapes_and_mutations(make_case):
         (6, lambda m: m.flatten(1), r"mask is \[2, 4\] .*, expected \[B, W, C\] bool"),
         (6, lambda m: m.int(), r"mask is \[2, 2, 2\] int32 .* bool"),
         (8, lambda _: 0, "page_size is 0, expected at least 1"),
-        (8, lambda _: 4, "the caches have 10 slots, expected whole pages of 4"),
+        (8, lambda _: 4, "the caches have 15 slots, expected whole pages of 4"),
         (10, lambda _: -1, "window is -1, expected at least 0"),
         (10, lambda _: 1, "window is 1, expected at least the mask's 2 columns, or 0"),
         (11, lambda _: -1.0, "softcap is -1.0, expected at least 0"),
