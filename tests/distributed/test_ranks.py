@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import rank_commands as commands
@@ -45,10 +47,13 @@ OF_TWO = (
     scenarios.close_too_early,
     scenarios.leave_with_an_error,
     scenarios.leave_without_a_vote,
+)
+WAITING = (
     scenarios.capture_without_a_rank,
     scenarios.fail_before_a_collective,
     scenarios.die_during_capture,
 )
+"""Scenarios of two ranks that wait for a time limit."""
 OF_FOUR = (
     models.split_every_variant,
     models.split_every_head,
@@ -62,13 +67,16 @@ OF_FOUR = (
 
 
 @pytest.fixture(scope="module")
-def of_two():
-    return run_scenarios(OF_TWO, 2, limit_s=120)
+def outcomes():
+    """Outcomes by number of ranks and scenario.
 
-
-@pytest.fixture(scope="module")
-def of_four():
-    return run_scenarios(OF_FOUR, 4, limit_s=180)
+    Three sets of processes run at once, since those of ranks that do not come only wait.
+    """
+    sets = ((2, OF_TWO), (2, WAITING), (4, OF_FOUR))
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda each: run_scenarios(each[1], each[0], limit_s=180), sets)
+        of_two, waiting, of_four = found
+    return {2: of_two | waiting, 4: of_four}
 
 
 def expected(scenario, size):
@@ -78,11 +86,11 @@ def expected(scenario, size):
     return ranks
 
 
-@pytest.mark.parametrize("scenario", OF_TWO, ids=lambda each: each.__name__)
-def test_two_ranks(scenario, of_two):
-    assert of_two[scenario.__name__] == expected(scenario, 2)
+@pytest.mark.parametrize("scenario", OF_TWO + WAITING, ids=lambda each: each.__name__)
+def test_two_ranks(scenario, outcomes):
+    assert outcomes[2][scenario.__name__] == expected(scenario, 2)
 
 
 @pytest.mark.parametrize("scenario", OF_FOUR, ids=lambda each: each.__name__)
-def test_four_ranks(scenario, of_four):
-    assert of_four[scenario.__name__] == expected(scenario, 4)
+def test_four_ranks(scenario, outcomes):
+    assert outcomes[4][scenario.__name__] == expected(scenario, 4)

@@ -85,6 +85,7 @@ def _received(receiver, scenarios, deadline):
 
 def _serve(rank, size, port, scenarios, sender, backend):
     gc.freeze()  # a collection would copy every page that the server and its processes share
+    gc.set_threshold(200_000, 10, 50)  # as in tests/conftest.py
     torch.set_num_threads(1)
     device = None
     if backend == "nccl":
@@ -108,6 +109,7 @@ def _serve(rank, size, port, scenarios, sender, backend):
         except BaseException:
             outcome = f"rank {rank}: {traceback.format_exc()}"
         sender.send((name, outcome))
-        gc.collect()  # NCCL waits for graphs that a traceback keeps alive
+        if backend == "nccl":
+            gc.collect()  # NCCL waits for graphs that a traceback keeps alive
         if dist.is_initialized():
             dist.destroy_process_group()
