@@ -66,11 +66,14 @@ class SummingNorm(RMSNorm):
     Args:
         norm: Its size and epsilon.
         group: The ranks.
+        following: The layer that reads the norm. Its weights may be fetched into the L2 cache while
+            ranks wait for each other.
     """
 
-    def __init__(self, norm: RMSNorm, group: RankGroup) -> None:
+    def __init__(self, norm: RMSNorm, group: RankGroup, following: nn.Linear) -> None:
         super().__init__(len(norm.weight), norm.eps)
         self._collectives = group.collectives
+        self._following = (following,)  # in a tuple, since an attribute would be a submodule
 
     @overload
     def forward(self, x: Tensor) -> Tensor: ...
@@ -82,7 +85,10 @@ class SummingNorm(RMSNorm):
         """See ``RMSNorm``; with ``residual``, ``x`` is this rank's summand."""
         if residual is None:
             return super().forward(x)
-        return self._collectives.add_rms_norm(x.to(residual.dtype), residual, self.weight, self.eps)
+        (following,) = self._following
+        return self._collectives.add_rms_norm(
+            x.to(residual.dtype), residual, self.weight, self.eps, following.weight
+        )
 
 
 class VocabularyHead(nn.Linear):
@@ -117,7 +123,9 @@ def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:
         if isinstance(layer, DecoderLayer | Eagle3Layer):
             attention, mlp = layer.self_attn, layer.mlp
             attention.o_proj = InputSplitLinear(attention.o_proj, group, adds_up=False)
-            layer.post_attention_layernorm = SummingNorm(layer.post_attention_layernorm, group)
+            layer.post_attention_layernorm = SummingNorm(
+                layer.post_attention_layernorm, group, following=mlp.gate_up_proj
+            )
             mlp.down_proj = InputSplitLinear(mlp.down_proj, group, adds_up=adds_up)
 
 
