@@ -329,10 +329,10 @@ class Driver:
         await self.press("ctrl+u", f"type:{text}", "enter")
 
     async def resize(self, width, height):
-        """The app takes a new size when it is idle."""
+        """Textual takes a new size when a timer ends."""
         await self.pilot.resize_terminal(width, height)
-        while self.app.screen.size != (width, height):
-            await self.pilot.pause()
+        while self.app._resize_timer or self.app.screen.size != (width, height):
+            await self.pilot.pause(1 / 400)
         await self.settle()
 
     async def click_head(self, name):
@@ -375,11 +375,20 @@ class Driver:
         return " ".join(self.lines[region.y : region.bottom])
 
 
+async def until_idle(_seconds=0):
+    """Wait until no task of the app is ready to run. Only a resize waits for a timer."""
+    ready = asyncio.get_running_loop()._ready
+    await asyncio.sleep(0)
+    while ready:
+        await asyncio.sleep(0)
+
+
 @pytest.fixture
 def drive(monkeypatch):
     """``drive(record, script)`` shows a record and awaits ``script(driver)``."""
-    # How long textual's pilot sleeps, twice per key, to see whether the app is idle.
-    monkeypatch.setattr("textual._wait.SLEEP_GRANULARITY", 1 / 400)
+    # Textual's pilot sleeps until the process uses little time, several times per key.
+    monkeypatch.setattr("textual.pilot.wait_for_idle", until_idle)
+    monkeypatch.setattr("textual.app.wait_for_idle", until_idle)
 
     def run(record, script, size=(80, 24), **which):
         from graphkit.tui import InspectApp
