@@ -36,12 +36,7 @@ class Collectives:
         return x
 
     def add_rms_norm(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        following: Tensor | None = None,
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """Return ``graphkit.ops.rms_norm.add_rms_norm`` of the sum over all ranks.
 
@@ -50,8 +45,6 @@ class Collectives:
             residual: Added to the sum.
             weight: Factor of each column.
             eps: Added to the mean square.
-            following: The weights that the next kernel reads. A hint: they may be fetched into the
-                L2 cache while ranks wait for each other.
 
         Returns:
             The normalised sum of both, and the sum.
@@ -59,7 +52,6 @@ class Collectives:
         Shapes:
             x, residual, results: [T, H]. weight: [H].
         """
-        del following  # a cache for it is not in reach
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -124,17 +116,11 @@ class OneShotCollectives(Collectives):
         return out
 
     def add_rms_norm(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        following: Tensor | None = None,
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """See ``Collectives.add_rms_norm``. The results have the same bits on every rank."""
         if self._push.normalises(x, residual, weight):
-            residual = residual.contiguous()
-            return self._push.add_rms_norm(x, residual, weight, eps, following)
+            return self._push.add_rms_norm(x, residual.contiguous(), weight, eps)
         return super().add_rms_norm(x, residual, weight, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:

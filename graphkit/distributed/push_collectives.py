@@ -72,10 +72,10 @@ class PushCollectives:
         return has_words and has_one_dtype and self._memory.holds(rows, width * x.itemsize // WORD)
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, following: Tensor | None
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """See ``Collectives.add_rms_norm``; all tensors are contiguous."""
-        return launch_push_add_rms_norm(x, residual, weight, eps, self._memory, following)
+        return launch_push_add_rms_norm(x, residual, weight, eps, self._memory)
 
     def gathers(self, x: Tensor) -> bool:
         """Return whether ``all_gather`` takes a tensor: at most 2 MiB in rows of whole words."""

@@ -66,14 +66,11 @@ class SummingNorm(RMSNorm):
     Args:
         norm: Its size and epsilon.
         group: The ranks.
-        following: The layer that reads the norm. Its weights may be fetched into the L2 cache while
-            ranks wait for each other.
     """
 
-    def __init__(self, norm: RMSNorm, group: RankGroup, following: nn.Linear) -> None:
+    def __init__(self, norm: RMSNorm, group: RankGroup) -> None:
         super().__init__(len(norm.weight), norm.eps)
         self._collectives = group.collectives
-        self._following = (following,)  # in a tuple, since an attribute would be a submodule
 
     @overload
     def forward(self, x: Tensor) -> Tensor: ...
@@ -85,10 +82,7 @@ class SummingNorm(RMSNorm):
         """See ``RMSNorm``; with ``residual``, ``x`` is this rank's summand."""
         if residual is None:
             return super().forward(x)
-        (following,) = self._following
-        return self._collectives.add_rms_norm(
-            x.to(residual.dtype), residual, self.weight, self.eps, following.weight
-        )
+        return self._collectives.add_rms_norm(x.to(residual.dtype), residual, self.weight, self.eps)
 
 
 class VocabularyHead(nn.Linear):
@@ -123,9 +117,7 @@ def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:
         if isinstance(layer, DecoderLayer | Eagle3Layer):
             attention, mlp = layer.self_attn, layer.mlp
             attention.o_proj = InputSplitLinear(attention.o_proj, group, adds_up=False)
-            layer.post_attention_layernorm = SummingNorm(
-                layer.post_attention_layernorm, group, following=mlp.gate_up_proj
-            )
+            layer.post_attention_layernorm = SummingNorm(layer.post_attention_layernorm, group)
             mlp.down_proj = InputSplitLinear(mlp.down_proj, group, adds_up=adds_up)
 
 

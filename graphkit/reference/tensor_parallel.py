@@ -50,9 +50,8 @@ class ShardedLlama(LlamaModel):
         split_layers(self.model, group, adds_up=False)
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer), "a model has decoder layers"
-            following = layer.self_attn.qkv_proj
-            layer.input_layernorm = SummingNorm(layer.input_layernorm, group, following)
-        self.model.norm = SummingNorm(self.model.norm, group, following=self.lm_head)
+            layer.input_layernorm = SummingNorm(layer.input_layernorm, group)
+        self.model.norm = SummingNorm(self.model.norm, group)
 
     def tie_weights(self) -> None:
         """Copy this rank's rows of the embedding into the head if the config ties them."""

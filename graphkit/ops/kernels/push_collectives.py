@@ -26,12 +26,6 @@ SPAN = 1024
 """Words of a span. A program has whole spans."""
 MOST_SPANS = 16
 """Most spans of a program."""
-FETCHED_BYTES = 12 << 20
-"""Most bytes of the following weights that a sum fetches: what memory delivers in its time."""
-_CHUNK = 4096
-"""Bytes that a thread fetches."""
-_CHUNKS = 32
-"""Chunks of a program."""
 
 
 class PushMemory(NamedTuple):
@@ -103,48 +97,13 @@ def _words(first, second):
 
 
 @triton.jit
-def _fetch(begin, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, THREADS: tl.constexpr):
-    """Fetch chunks of memory into the L2 cache, one per thread of the first ones."""
-    lane, size = tl.arange(0, THREADS), tl.full([THREADS], CHUNK, tl.int32)
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred is_chunk;
-        setp.ne.b32 is_chunk, $2, 0;
-        @is_chunk cp.async.bulk.prefetch.L2.global [$1], $3;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r,r",
-        [begin.to(tl.int64) + lane * CHUNK, (lane < CHUNKS).to(tl.int32), size],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def push_all_reduce_kernel(
-    out, total, x, residual, weight, eps, following, calls, parts, rows, words,
-    ROW: tl.constexpr, BLOCK: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
-    DTYPE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, THREADS: tl.constexpr, STARTS_EARLY: tl.constexpr,
-):  # fmt: skip
-    """One program per row of ROW words, and one per CHUNKS of ``following``, if it is given."""
-    if tl.program_id(0) < rows:
-        _all_reduce_row(
-            out, total, x, residual, weight, eps, calls, parts, words,
-            ROW, BLOCK, SPANS, SPAN, DTYPE, RANK, RANKS, CAPACITY, STARTS_EARLY,
-        )  # fmt: skip
-    elif following is not None:
-        begin = following + (tl.program_id(0) - rows) * CHUNK * CHUNKS
-        _fetch(begin, CHUNK, CHUNKS, THREADS)
-
-
-@triton.jit
-def _all_reduce_row(
     out, total, x, residual, weight, eps, calls, parts, words,
     ROW: tl.constexpr, BLOCK: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
     DTYPE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum a row; all tensors but ``calls`` and ``parts`` are words.
+    """One program per row of ROW words; all tensors but ``calls`` and ``parts`` are words.
 
     With ``residual``, ``out`` is the norm of ``total``, the sum over ranks plus ``residual``, all
     rounded as in ``add_rms_norm``. Otherwise it is the sum over ranks.
@@ -226,12 +185,7 @@ def launch_push_all_reduce(x: torch.Tensor, memory: PushMemory) -> torch.Tensor:
 
 
 def launch_push_add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    memory: PushMemory,
-    following: torch.Tensor | None = None,
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, memory: PushMemory
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``add_rms_norm`` of the sum over ranks, with the same bits on each.
 
@@ -241,11 +195,10 @@ def launch_push_add_rms_norm(
         weight: [H]. All have one dtype, float32 or bfloat16.
         eps: As in ``add_rms_norm``.
         memory: The memory of the ranks.
-        following: Weights that are fetched into the L2 cache meanwhile, up to ``FETCHED_BYTES``.
     """
     out, total = torch.empty_like(x), torch.empty_like(x)
     row = x.shape[1] * x.itemsize // WORD
-    _launch_all_reduce(memory, out, x, row, total, residual, weight, eps, following)
+    _launch_all_reduce(memory, out, x, row, total, residual, weight, eps)
     return out, total
 
 
@@ -276,21 +229,14 @@ def _launch_all_reduce(
     residual: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     eps: float = 0.0,
-    following: torch.Tensor | None = None,
 ) -> None:
     words, block = x.numel() * x.itemsize // WORD, triton.next_power_of_2(row)
-    rows, warps = triton.cdiv(words, row), min(32, max(1, block // 128))
-    fetching = 0
-    if following is not None and rows:
-        fetching = min(FETCHED_BYTES, following.nbytes) // (_CHUNK * _CHUNKS)
     tensors = {"out": out, "total": total, "x": x, "residual": residual, "weight": weight}
     launch(
-        push_all_reduce_kernel, (rows + fetching,), memory,
-        eps=eps, following=following if fetching else None, rows=rows, words=words, ROW=row,
-        BLOCK=block, SPANS=triton.cdiv(row, SPAN),
+        push_all_reduce_kernel, (triton.cdiv(words, row),), memory,
+        eps=eps, words=words, ROW=row, BLOCK=block, SPANS=triton.cdiv(row, SPAN),
         DTYPE=tl.float32 if x.dtype == torch.float32 else tl.bfloat16,
-        CHUNK=_CHUNK, CHUNKS=_CHUNKS, THREADS=32 * warps,
-        num_warps=warps, **_constants(memory),
+        num_warps=min(32, max(1, block // 128)), **_constants(memory),
         **{name: None if each is None else _in_words(each) for name, each in tensors.items()},
     )  # fmt: skip
 

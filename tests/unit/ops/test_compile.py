@@ -114,5 +114,4 @@ def test_collectives_of_pushed_words_compile(dtype, monkeypatch):
     x, weight = torch.zeros(2, 3 * SPAN, dtype=dtype), torch.zeros(3 * SPAN, dtype=dtype)
     launch_push_all_reduce(x, memory)
     launch_push_all_gather(x, memory)
-    following = torch.zeros(1 << 20, dtype=dtype)
-    launch_push_add_rms_norm(x, x, weight, 1e-5, memory, following)
+    launch_push_add_rms_norm(x, x, weight, 1e-5, memory)
