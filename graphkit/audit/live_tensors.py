@@ -76,15 +76,14 @@ class LiveTensors:
     @cached_property
     def _found(self) -> list[Any] | None:
         """The tensors and the recorded operations of the process; ``None`` if they are unknown."""
+        # Types are few and objects half a million, so no Python code runs for each object.
         objects = gc.get_objects()
         # The collector always lists torch.Tensor, unless gc.freeze hides it and tensors with it.
-        if not any(map(partial(is_, torch.Tensor), objects)):
+        if gc.get_freeze_count() and not any(map(partial(is_, torch.Tensor), objects)):
             return None
-        # Types are few and objects half a million, so no Python code runs for each object.
-        types = {
-            each for each in set(map(type, objects)) if issubclass(each, (torch.Tensor, RecordedOp))
-        }
-        return list(compress(objects, map(types.__contains__, map(type, objects))))
+        types = list(map(type, objects))
+        kinds = {each for each in set(types) if issubclass(each, (torch.Tensor, RecordedOp))}
+        return list(compress(objects, map(kinds.__contains__, types)))
 
     @cached_property
     def _ranges(self) -> _Ranges | None:
