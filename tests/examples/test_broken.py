@@ -67,6 +67,15 @@ def audited(name, device, *only):
     return audit_target(target, device=device, only=only or None).findings
 
 
+def audited_for(name, device, audit):
+    """Return findings with those of an audit; on the CPU, from the run of all that tests share.
+
+    A report has one finding per cause: there, ``pads`` reports what ``shadow`` finds.
+    """
+    is_alone = device == "cuda" or (name, audit) == ("leaking_pad_row", "shadow")
+    return audited(name, device, *((audit,) if is_alone else ()))
+
+
 @devices
 def test_the_sound_model_has_no_finding(device):
     report = audit_target(locate("tools.examples.broken.sound:target", device), device=device)
@@ -78,7 +87,7 @@ def test_the_sound_model_has_no_finding(device):
 @devices
 @pytest.mark.parametrize(("name", "audit", "kind", "text"), FOUND)
 def test_a_broken_model_is_found(name, audit, kind, text, device):
-    found = [finding for finding in audited(name, device, audit) if finding.kind == kind]
+    found = [each for each in audited_for(name, device, audit) if each.kind == kind]
     assert any(text in finding.text for finding in found), found
     assert {finding.audit for finding in found} == {audit}
     assert all(finding.advice for finding in found)
@@ -100,11 +109,13 @@ FIRST = {
 @pytest.mark.parametrize("name", FIRST)
 @pytest.mark.parametrize("is_declared", [True, False], ids=["declared", "bare"])
 def test_the_planted_error_comes_first_and_once(name, is_declared):
-    target = locate(f"tools.examples.broken.{name}:target", "cpu")
-    if not is_declared:
-        target = replace(target, weights=None, mutable_state=None)
-    findings = audit_target(target, device="cpu").findings
-    if not is_declared:  # the undeclared cache is a warning, too
+    if is_declared:
+        findings = audited(name, "cpu")
+    else:
+        target = locate(f"tools.examples.broken.{name}:target", "cpu")
+        bare = replace(target, weights=None, mutable_state=None)
+        findings = audit_target(bare, device="cpu").findings
+        # The undeclared cache is a warning, too.
         findings = tuple(each for each in findings if each.kind != "undeclared state")
     first, *others = findings
     assert (first.severity, first.kind) == FIRST[name]
@@ -118,7 +129,7 @@ def test_the_planted_error_comes_first_and_once(name, is_declared):
 def test_a_correct_model_that_declares_nothing_has_no_error_and_few_notes(name):
     target = locate(f"tools.examples.{name}:target", "cpu")
     bare = replace(target, weights=None, mutable_state=None, host_values={})
-    findings = audit_target(bare, batch_sizes=[2, 8], device="cpu").findings
+    findings = audit_target(bare, batch_sizes=[2, 4], device="cpu").findings
     assert 1 <= len(findings) <= 5
     assert not [each for each in findings if each.severity == "error"]
 
@@ -127,7 +138,8 @@ def test_a_correct_model_that_declares_nothing_has_no_error_and_few_notes(name):
 @pytest.mark.parametrize("name", LINES)
 def test_a_finding_names_the_line(name, device):
     audit, file, function = LINES[name]
-    sources = {finding.source for finding in audited(name, device, audit)}
+    found = audited_for(name, device, audit)
+    sources = {each.source for each in found if each.audit == audit}
     assert any(source.startswith(file) and source.endswith(function) for source in sources), sources
 
 
