@@ -133,8 +133,9 @@ def quick_interpreter():
 
     It replaces the functions of ``triton.language`` at every launch and at every call of a function
     within a kernel; once per process is enough. It makes a table of all types to look one up. It
-    wraps the sizes of every value anew; there are few shapes. It checks integers for overflow, with
-    seven more operations each; the shapes of tests are too small to overflow.
+    wraps the sizes of every value anew; there are few shapes. It calls each builtin through two
+    functions that check and copy its keywords. It checks integers for overflow, with seven more
+    operations each; the shapes of tests are too small to overflow.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
@@ -167,12 +168,22 @@ def quick_interpreter():
             blocks[key] = self.__dict__
         self.__dict__ = blocks[key] | {"element_ty": element_ty}
 
+    def patch_builtin(owner, name, member, builder, scope):
+        function = getattr(member, "__wrapped__", member)
+
+        def call(*args, **kwargs):
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return function(*args, **kwargs)
+
+        scope.set_attr(owner, name, call)
+
     options = interpreter.InterpreterOptions(sanitize_overflow=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_get_np_dtype", known_type)
         patch.setattr(core.tensor, "__init__", known_tensor)
         patch.setattr(core.block_type, "__init__", known_block)
         patch.setattr(interpreter.interpreter_builder, "options", options)
+        patch.setattr(interpreter, "_patch_attr", patch_builtin)
         importing_both = SimpleNamespace(__globals__={"tl": language, "core": core})
         patched = interpreter._patch_lang(importing_both)
         patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
