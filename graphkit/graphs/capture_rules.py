@@ -44,6 +44,11 @@ class CaptureRulesMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without torch's wrapper of ``__torch_dispatch__``; see ``compilation_disabled``."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,
@@ -63,7 +68,8 @@ class CaptureRulesMode(TorchDispatchMode):
         """Return why a capture refuses this operation; ``None`` if it accepts it."""
         if self._is_elsewhere(args, kwargs):
             return None
-        if self._is_unregistered(kwargs.get("generator")):
+        generator = kwargs.get("generator")
+        if generator is not None and self._is_unregistered(generator):
             return CaptureCause.UNSUPPORTED_OP
         return refusal_of(func, args, kwargs)
 
@@ -75,15 +81,18 @@ class CaptureRulesMode(TorchDispatchMode):
 
     def _is_elsewhere(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether an operation has tensors, none of them on the capture's device."""
+        first = args[0] if args else None
+        if isinstance(first, torch.Tensor) and first.device.type == self._device_type:
+            return False
         tensors = tensors_in((args, kwargs))
         if not tensors or any(each.device.type == self._device_type for each in tensors):
             return False
         target = kwargs.get("device")  # of a copy
         return target is None or torch.device(target).type != self._device_type
 
-    def _is_unregistered(self, generator: torch.Generator | None) -> bool:
+    def _is_unregistered(self, generator: torch.Generator) -> bool:
         """Return whether a generator is one of the device, other than its default one."""
-        if generator is None or generator.device.type != self._device_type:
+        if generator.device.type != self._device_type:
             return False
         on_cuda = self._device_type == "cuda"
         defaults = torch.cuda.default_generators if on_cuda else (torch.default_generator,)

@@ -111,6 +111,8 @@ class HostCallsMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         device = _device_of(args, kwargs)
+        if device is None and func not in _NAMES and func is not torch._C._nn.one_hot:
+            return func(*args, **kwargs)
         # The recorder's device is the CPU as well: only a call that spells it means the host.
         on_host = device is not None and device.type == "cpu"
         on_host = on_host and _spells_cpu(sys._getframe(1), getattr(func, "__name__", ""))
@@ -212,9 +214,14 @@ def _device_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device
     """Return the device that a call names."""
     device = kwargs.get("device")
     if device is None:
-        device = next((arg for arg in args[1:3] if isinstance(arg, (str, torch.device))), None)
+        for arg in args[1:3]:
+            if isinstance(arg, (str, torch.device)):
+                device = arg
+                break
+        else:
+            return None
     try:
-        return None if device is None else torch.device(device)
+        return torch.device(device)
     except RuntimeError:  # a string that is no device
         return None
 

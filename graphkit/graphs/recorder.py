@@ -35,6 +35,7 @@ class RecordedOp:
         results: The tensors whose storage it allocated; a replay writes them again.
         fresh: Indices of ``results`` among all tensors that the operation returned.
         with_grad: Whether gradients were enabled; some operations then return more tensors.
+        facts: What the recorder knows of ``op``.
     """
 
     op: torch._ops.OpOverload
@@ -43,18 +44,18 @@ class RecordedOp:
     results: tuple[torch.Tensor, ...]
     fresh: tuple[int, ...]
     with_grad: bool
+    facts: _OpFacts
 
     def run(self) -> None:
         """Run the operation again into the same storages; see ``replay_context``.
 
         Does nothing for an operation that leaves its results uninitialised.
         """
-        facts = _facts_of(self.op)
-        if facts.is_uninitialised:
+        if self.facts.is_uninitialised:
             return
         args: Sequence[Any] = self.args
         kwargs = self.kwargs
-        if facts.is_custom:  # it may transpose or squeeze its argument in place
+        if self.facts.is_custom:  # it may transpose or squeeze its argument in place
             args = [_aliased(value) for value in args]
             kwargs = {name: _aliased(value) for name, value in kwargs.items()}
         if self.with_grad:
@@ -62,10 +63,10 @@ class RecordedOp:
                 out = self.op(*args, **kwargs)
         else:
             out = self.op(*args, **kwargs)
-        if facts.is_collective:
+        if self.facts.is_collective:
             out = finished(self.op, out)
         if self.fresh:
-            tensors = tensors_in(out)
+            tensors = [out] if isinstance(out, torch.Tensor) else tensors_in(out)
             for index, result in zip(self.fresh, self.results, strict=True):
                 _write(result, tensors[index])
 
@@ -80,6 +81,7 @@ class _OpFacts:
     is_wrapper: bool
     changes_shape: bool
     is_mutable: bool
+    may_reshape: bool
 
 
 @cache
@@ -91,6 +93,7 @@ def _facts_of(op: torch._ops.OpOverload) -> _OpFacts:
         is_wrapper=is_wrapper(op),
         changes_shape=torch.Tag.inplace_view in op.tags,
         is_mutable=op._schema.is_mutable,
+        may_reshape=op._schema.is_mutable or op.namespace != "aten",
     )
 
 
@@ -311,8 +314,8 @@ class _Recorder(CaptureRulesMode):
             return func(*args, **kwargs)
         if facts.is_wrapper:  # the collective has finished
             return args[0]
-        kept_args = tuple(_aliased(value) for value in args)
-        kept_kwargs = {name: _aliased(value) for name, value in kwargs.items()}
+        # Half of all operations are views, whose arguments need no aliases.
+        kept = _kept(args, kwargs) if facts.may_reshape else None
         with torch._C.DisableTorchFunction():  # host reads inside an operation are its own matter
             out = func(*args, **kwargs)
             if facts.is_collective:
@@ -327,7 +330,8 @@ class _Recorder(CaptureRulesMode):
         if fresh or facts.is_mutable or facts.is_collective:
             results = tuple(tensors[i].detach() for i in fresh)
             with_grad = torch.is_grad_enabled()
-            self.ops.append(RecordedOp(func, kept_args, kept_kwargs, results, fresh, with_grad))
+            kept = kept or _kept(args, kwargs)
+            self.ops.append(RecordedOp(func, *kept, results, fresh, with_grad, facts))
         return out
 
 
@@ -337,6 +341,13 @@ def _write(result: torch.Tensor, value: torch.Tensor) -> None:
         for dim in (i for i, stride in enumerate(result.stride()) if not stride):
             result, value = result.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     result.copy_(value)
+
+
+def _kept(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Alias every tensor of the arguments, which keeps its shape and strides."""
+    return tuple(map(_aliased, args)), {name: _aliased(each) for name, each in kwargs.items()}
 
 
 def _aliased(value: Any) -> Any:
