@@ -6,6 +6,7 @@ import dataclasses
 import json
 import types
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,7 @@ ODD = st.one_of(
 )  # fmt: skip
 
 
+@cache  # hypothesis checks every new strategy
 def values_of(declared: Any) -> st.SearchStrategy[Any]:
     """Values of a declared type."""
     origin, arguments = get_origin(declared), get_args(declared)
@@ -42,6 +44,7 @@ def values_of(declared: Any) -> st.SearchStrategy[Any]:
     return plain.get(declared, st.none())
 
 
+@cache
 def records_of(kind: Any) -> st.SearchStrategy[Any]:
     """Records of a kind, from its declaration."""
     hints = get_type_hints(kind, include_extras=True)
