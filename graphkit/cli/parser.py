@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import cache
 
 import graphkit
 from graphkit.cli import (
@@ -22,8 +23,9 @@ from graphkit.cli.help_format import HelpFormatter
 COMMANDS = (capture, inspect, audit, diff, export, record, generate, bench, plan, doctor)
 
 
+@cache
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands; parsed arguments hold the command's function as ``run``."""
+    """Build the parser of all commands once; parsed arguments hold the command as ``run``."""
     parser = argparse.ArgumentParser(
         prog="graphkit",
         description="Capture, inspect and audit CUDA graphs for every forward mode of speculative "
