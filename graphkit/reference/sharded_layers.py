@@ -1,18 +1,18 @@
-"""Layers of which each rank has a part: projections, norms that add up the ranks, output heads.
+"""Layers of which each rank has a part: projections, and norms that add up the ranks.
 
 The split is that of Megatron-LM (arXiv 1909.08053, section 3). Projections into heads and into the
 MLP are split by output, those back to the residual stream by input. The products of the latter are
-added up over the ranks, where possible together with the norm that follows. Output heads are split
-by vocabulary and their logits are gathered, so that every rank has all logits, with the same bits.
-Embeddings and other norms are on every rank.
+added up over the ranks, where possible together with the norm that follows. Output heads, and the
+projections that merge the inputs of a draft head, are split by output and their results are
+gathered, so that every rank has all of them, with the same bits. Embeddings and other norms are on
+every rank.
 
 ``torch.distributed.tensor.parallel`` does not fit these layers: a ``MergedLinear`` has the rows of
 several projections side by side, and each of them is split, not the whole. DTensor also decides on
 the host, per operation, what a fixed layout needs no decision for.
 
-Tensor suffixes: T tokens, H hidden, V vocabulary, R ranks, P vocabulary rows of a rank.
+Shapes: T tokens, R ranks.
 """
-# ruff: noqa: N803, N806 -- the suffixes are shapes
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Head = TypeVar("Head", bound=nn.Module)
 
 _BY_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_INPUT = ("o_proj", "down_proj")
+_GATHERED = ("lm_head", "fc", "eh_proj")
+"""Names of the layers whose results are gathered."""
 _SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-OUTPUT_HEAD = "lm_head.weight"
-"""Name of the weight of an output head."""
 
 
 class InputSplitLinear(nn.Linear):
@@ -85,23 +85,22 @@ class SummingNorm(RMSNorm):
         return self._collectives.add_rms_norm(x.to(residual.dtype), residual, self.weight, self.eps)
 
 
-class VocabularyHead(nn.Linear):
-    """An output head of which each rank has P rows; the last rank's may include padding.
+class GatheredLinear(nn.Linear):
+    """A linear layer whose rows are split over the ranks; the last rank's may include padding.
 
     Args:
-        hidden_size: Width of the input.
-        vocab_size: Rows of all ranks.
+        layer: The whole layer.
         group: The ranks.
     """
 
-    def __init__(self, hidden_size: int, vocab_size: int, group: RankGroup) -> None:
-        super().__init__(hidden_size, -(-vocab_size // group.size), bias=False)
-        self._vocab_size, self._collectives = vocab_size, group.collectives
+    def __init__(self, layer: nn.Linear, group: RankGroup) -> None:
+        self._columns, rows = layer.out_features, -(-layer.out_features // group.size)
+        super().__init__(layer.in_features, rows, bias=layer.bias is not None)
+        self._collectives = group.collectives
 
-    def forward(self, hidden_TH: Tensor) -> Tensor:
-        """Return the logits of the whole vocabulary on every rank, [T, V]."""
-        logits_TP = linear(hidden_TH, self.weight)
-        return self._collectives.all_gather(logits_TP)[:, : self._vocab_size]
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the whole result on every rank, [T, out]."""
+        return self._collectives.all_gather(super().forward(x))[:, : self._columns]
 
 
 def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:
@@ -138,10 +137,10 @@ def split_head(
         return build(config)
     head = build(local_config(config, group.size))
     split_layers(head, group, adds_up=True)
-    output_head = getattr(head, "lm_head", None)
-    if isinstance(output_head, nn.Linear):
-        sizes = output_head.in_features, output_head.out_features
-        head.lm_head = VocabularyHead(*sizes, group)
+    for module in list(head.modules()):
+        for name, layer in list(module.named_children()):
+            if name in _GATHERED and isinstance(layer, nn.Linear):
+                setattr(module, name, GatheredLinear(layer, group))
     return head
 
 
@@ -172,7 +171,7 @@ def part_of(name: str, shape: Sequence[int], group: RankGroup | None) -> tuple[s
     if group is None:
         return ()
     layer = name.rsplit(".", 2)[-2] if "." in name else name
-    if name == OUTPUT_HEAD:
+    if layer in _GATHERED:
         rows = -(-shape[0] // group.size)
         return (slice(group.rank * rows, min((group.rank + 1) * rows, shape[0])),)
     if layer in _BY_OUTPUT:

@@ -13,9 +13,8 @@ from graphkit.reference.config import LlamaConfig
 from graphkit.reference.layers import DecoderLayer
 from graphkit.reference.model import LlamaModel
 from graphkit.reference.sharded_layers import (
-    OUTPUT_HEAD,
+    GatheredLinear,
     SummingNorm,
-    VocabularyHead,
     local_config,
     part_of,
     split_layers,
@@ -46,7 +45,7 @@ class ShardedLlama(LlamaModel):
         self.is_tied = config.tie_word_embeddings
         """Whether the head has the rows of the embedding."""
         self.group = group
-        self.lm_head = VocabularyHead(config.hidden_size, config.vocab_size, group)
+        self.lm_head = GatheredLinear(self.lm_head, group)
         split_layers(self.model, group, adds_up=False)
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer), "a model has decoder layers"
@@ -59,9 +58,8 @@ class ShardedLlama(LlamaModel):
             return
         embedding = self.model.embed_tokens.weight
         with torch.no_grad():
-            copy_part(
-                embedding[part_of(OUTPUT_HEAD, embedding.shape, self.group)], self.lm_head.weight
-            )
+            rows = embedding[part_of("lm_head.weight", embedding.shape, self.group)]
+            copy_part(rows, self.lm_head.weight)
 
     def copy_from(self, whole: Mapping[str, Tensor]) -> None:
         """Copy this rank's part of the tensors of a whole model, by name."""
