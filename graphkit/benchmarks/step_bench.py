@@ -25,6 +25,7 @@ from graphkit.benchmarks.step_measures import (
 from graphkit.benchmarks.variants import Variant
 from graphkit.benchmarks.weight_bytes import WeightBytes, copy_bandwidth
 from graphkit.graphs import environment
+from graphkit.graphs.streams import restore_fast_replays
 from graphkit.records import BenchReport, Measure
 from graphkit.reference import EngineModels
 from graphkit.spec import SpecConfig
@@ -138,6 +139,8 @@ class StepBench:
                 progress(f"{setting}: capturing {variant.name}")
                 opened = self._open(size, variant, self._most_steps)
                 engines[variant] = stack.enter_context(opened)
+            # An engine that is alone replays fast; captures of several engines may change that.
+            restore_fast_replays(self.models.device)
             for number in range(1, self.rounds + 1):
                 for variant, engine in engines.items():
                     progress(f"{setting}, round {number} of {self.rounds}: {variant.name}")

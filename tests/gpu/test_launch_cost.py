@@ -10,7 +10,7 @@ from graphkit.audit import AuditLog
 from graphkit.audit.launch import audit_launch, audit_streams
 from graphkit.graphs.driver import checked, runtime
 from graphkit.graphs.launch_cost import TrivialGraphs, launch_us
-from graphkit.graphs.streams import streams_in_use
+from graphkit.graphs.streams import restore_fast_replays, streams_in_use
 
 pytestmark = [
     pytest.mark.gpu,
@@ -128,3 +128,18 @@ def test_the_audit_counts_the_streams(device, new_stream):
     assert check.text.startswith(f"{len(streams_in_use(device))} streams in use; ")
     assert not log.findings
     del held
+
+
+def test_the_context_of_the_process_stays_current(device):
+    from cuda.bindings import driver
+
+    graph = torch.cuda.CUDAGraph()
+    x = torch.zeros(4, device=device)
+    with torch.cuda.graph(graph):
+        x += 1
+    (before,) = checked(driver.cuCtxGetCurrent())
+    restore_fast_replays(device)
+    (after,) = checked(driver.cuCtxGetCurrent())
+    graph.replay()
+    assert int(after) == int(before)
+    assert x.tolist() == [1.0] * 4

@@ -17,6 +17,7 @@ from torch.nn.functional import rms_norm
 
 from graphkit.graphs import CudaBackend
 from graphkit.graphs.driver import checked, runtime
+from graphkit.graphs.streams import restore_fast_replays
 
 Act = Callable[[DecodeGraphs], object]
 allocate: Act = methodcaller("allocate")
@@ -167,12 +168,7 @@ def stack_limit(graphs: DecodeGraphs) -> None:
 
 def brief_context(_graphs: DecodeGraphs) -> None:
     """Create a second context of this process and destroy it at once."""
-    from cuda.bindings import driver
-
-    device = checked(driver.cuDeviceGet(0))[0]
-    context = checked(driver.cuCtxCreate(None, 0, device))[0]
-    checked(driver.cuCtxPopCurrent())
-    checked(driver.cuCtxDestroy(context))
+    restore_fast_replays(torch.device("cuda"))
 
 
 def nvidia_smi(_graphs: DecodeGraphs) -> None:

@@ -1,13 +1,15 @@
-"""Count of the streams that a process uses."""
+"""Streams that a process uses, and the context that makes replays fast."""
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from graphkit.graphs.streams import streams_in_use
+from graphkit.errors import DeviceError
+from graphkit.graphs.streams import restore_fast_replays, streams_in_use
 
 DEVICE = torch.device("cuda", 1)
 
@@ -41,3 +43,51 @@ def test_a_process_without_cuda_uses_no_stream():
     if torch.cuda.is_initialized():
         pytest.skip("an earlier test has initialised CUDA")
     assert streams_in_use(DEVICE) == frozenset()
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Bindings that note their calls; ``errors`` has the code of a call, by name."""
+    calls, errors = [], {}
+
+    def noting(name, *results):
+        def call(*args):
+            calls.append((name, *args))
+            return (errors.get(name, 0), *results)
+
+        return call
+
+    fake = SimpleNamespace(
+        calls=calls,
+        errors=errors,
+        cuDeviceGet=noting("cuDeviceGet", "handle"),
+        cuCtxCreate=noting("cuCtxCreate", "context"),
+        cuCtxPopCurrent=noting("cuCtxPopCurrent", "context"),
+        cuCtxDestroy=noting("cuCtxDestroy"),
+    )
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake, runtime=fake))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(("idle", device)))
+    return fake
+
+
+def test_a_context_is_created_and_destroyed(driver):
+    restore_fast_replays(DEVICE)
+    assert driver.calls == [
+        ("idle", DEVICE),
+        ("cuDeviceGet", 1),
+        ("cuCtxCreate", None, 0, "handle"),
+        ("cuCtxPopCurrent",),
+        ("cuCtxDestroy", "context"),
+    ]
+
+
+def test_a_refused_context_is_an_error(driver):
+    driver.errors["cuCtxCreate"] = 2
+    with pytest.raises(DeviceError, match="failed with 2"):
+        restore_fast_replays(DEVICE)
+
+
+def test_a_cpu_has_no_contexts(driver):
+    restore_fast_replays(torch.device("cpu"))
+    assert not driver.calls
