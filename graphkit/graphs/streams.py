@@ -65,8 +65,7 @@ def restore_fast_replays(device: torch.device) -> None:
     from cuda.bindings import driver
 
     torch.cuda.synchronize(device)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    (handle,) = checked(driver.cuDeviceGet(index))
+    (handle,) = checked(driver.cuDeviceGet(torch.cuda.current_stream(device).device.index))
     (context,) = checked(driver.cuCtxCreate(None, 0, handle))
     checked(driver.cuCtxPopCurrent())
     checked(driver.cuCtxDestroy(context))

@@ -68,6 +68,8 @@ def driver(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake, runtime=fake))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(("idle", device)))
+    current = SimpleNamespace(device=DEVICE)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: current)
     return fake
 
 
