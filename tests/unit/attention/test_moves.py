@@ -12,7 +12,7 @@ from graphkit.kv import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from graphkit.ops.move_kv import buffer_table
 from graphkit.ops.registration import OPS
 
-SLOTS = 11
+SLOTS = 12
 
 
 def _mha(layers=3):
@@ -79,7 +79,7 @@ def test_locations_may_have_any_one_shape(make_pool):
     pool = make_pool()
     _number(pool)
     pool.move_kv_cache(_ints(1, 2, 3, 4).view(2, 2).T, _ints(2, 3, 4, 5).view(2, 2).T)
-    assert _slots(pool)[0] == [0, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10]
+    assert _slots(pool)[0] == [0, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11]
 
 
 class _Seen(TorchDispatchMode):
