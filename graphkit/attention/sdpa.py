@@ -43,7 +43,8 @@ class SdpaAttention(PagedAttention):
 
         def dense(cache: torch.Tensor) -> torch.Tensor:
             rows_BLMD = seen_rows(cache, slots_BL, seen_BL).to(query_TND.dtype)
-            return rows_BLMD.transpose(1, 2).repeat_interleave(group, 1)
+            rows_BMLD = rows_BLMD.transpose(1, 2)
+            return rows_BMLD if group == 1 else rows_BMLD.repeat_interleave(group, 1)
 
         out_BNWE = scaled_dot_product_attention(
             pad_rows(query_TND, starts, width).transpose(1, 2),
@@ -52,6 +53,4 @@ class SdpaAttention(PagedAttention):
             attn_mask=visible_BWL[:, None],
             scale=given.scale,
         )
-        blind_BW11 = ~visible_BWL.any(2)[:, :, None, None]
-        out_BWNE = out_BNWE.transpose(1, 2).masked_fill(blind_BW11, 0)
-        return pack_rows(out_BWNE, starts, tokens)
+        return pack_rows(out_BNWE.transpose(1, 2), starts, tokens, visible_BWL.any(2))

@@ -17,16 +17,24 @@ def pad_rows(
     return rows_T[(cu_seqlens_q_B1[:-1, None] + row_W).clamp(0, rows_T.shape[0] - 1)]
 
 
-def pack_rows(padded: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Return [B, W, ...] rows as [T, ...], with zeros in rows that no request has."""
-    requests, width = padded.shape[:2]
-    row_T = torch.arange(num_tokens, dtype=cu_seqlens_q_B1.dtype, device=padded.device)
-    request_T = torch.searchsorted(cu_seqlens_q_B1[1:].contiguous(), row_T, right=True)
-    offset_T = row_T - cu_seqlens_q_B1[request_T.clamp(max=requests)]
-    is_row_T = (request_T < requests) & (offset_T < width)
-    source_T = torch.where(is_row_T, request_T * width + offset_T, 0)
-    packed = padded.flatten(0, 1).index_select(0, source_T)
-    return packed.masked_fill(~is_row_T.view(-1, *[1] * (packed.dim() - 1)), 0)
+def pack_rows(
+    padded: torch.Tensor,
+    cu_seqlens_q_B1: torch.Tensor,
+    num_tokens: int,
+    is_row_BW: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return [B, W, ...] rows as [T, ...], with zeros in rows that no request has.
+
+    Rows that are False in ``is_row_BW`` are zero, too, whatever they hold.
+    """
+    starts_B1 = cu_seqlens_q_B1[:, None]
+    target_BW = starts_B1[:-1] + torch.arange(padded.shape[1], device=padded.device)
+    is_kept_BW = target_BW < starts_B1[1:].clamp(max=num_tokens)
+    if is_row_BW is not None:
+        is_kept_BW = is_kept_BW & is_row_BW
+    target_BW = torch.where(is_kept_BW, target_BW, num_tokens)  # one row behind the end takes all
+    packed = padded.new_zeros(num_tokens + 1, *padded.shape[2:])
+    return packed.index_copy_(0, target_BW.flatten(), padded.flatten(0, 1))[:num_tokens]
 
 
 def visible_keys(
@@ -63,8 +71,10 @@ def visible_keys(
 
 def key_slots(page_table: torch.Tensor, page_size: int, wanted_BL: torch.Tensor) -> torch.Tensor:
     """Return the slot of each position, int64 [B, L]; the dummy slot 0 where it is not wanted."""
-    offset = torch.arange(page_size, device=page_table.device)
-    slots_BL = (page_table.long()[:, :, None] * page_size + offset).flatten(1)
+    slots_BL = page_table.long()
+    if page_size > 1:
+        offset = torch.arange(page_size, device=page_table.device)
+        slots_BL = (slots_BL[:, :, None] * page_size + offset).flatten(1)
     return torch.where(wanted_BL, slots_BL, 0)
 
 

@@ -150,10 +150,9 @@ def paged_attention(
     scores_BMGWL = scores_BMGWL.masked_fill(~visible_BWL[:, None, None], -torch.inf)
     weights_BMGWL = _softmax(scores_BMGWL, sinks_N)
     out_BWMGE = torch.einsum("bmgwl,blme->bwmge", weights_BMGWL, value_BLME)
-    out_BWNE = out_BWMGE.flatten(2, 3)
     # Softmax of an empty row is NaN.
-    out_BWNE = out_BWNE.masked_fill(~visible_BWL.any(2)[:, :, None, None], 0)
-    return pack_rows(out_BWNE, cu_seqlens_q_B1, tokens).to(query_TND.dtype)
+    out_TNE = pack_rows(out_BWMGE.flatten(2, 3), cu_seqlens_q_B1, tokens, visible_BWL.any(2))
+    return out_TNE.to(query_TND.dtype)
 
 
 def _softmax(scores_BMGWL: torch.Tensor, sinks_N: torch.Tensor | None) -> torch.Tensor:
