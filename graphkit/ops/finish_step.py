@@ -72,13 +72,12 @@ def finish_step(
         InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     requests = len(req_pool_indices)
-    report = seq_lens.new_empty((requests, Report.TOKENS + longest_path))
     if not requests:
-        return report
+        return seq_lens.new_empty((requests, Report.TOKENS + longest_path))
     rows, accepted = req_pool_indices, num_accepted_tokens.long()
     tokens = predict.view(requests, -1)[:, :longest_path].long()
     column = torch.arange(longest_path, device=rows.device)
-    left = remaining[rows].long()
+    lengths, left = seq_lens[rows], remaining[rows].long()
     most = torch.minimum(accepted, left)
     is_stop = (tokens[:, :, None] == stop_ids[rows][:, None]).any(2) & (column < most[:, None])
     first_stop = torch.where(is_stop, column, longest_path).amin(1)
@@ -86,15 +85,16 @@ def finish_step(
     new = torch.where(is_live, torch.minimum(most, first_stop + 1), 0)
     left_over = torch.where(stops, 0, left - new)
     ended = torch.where(stops, RequestEnd.STOP, RequestEnd.LENGTH)
-    ended = torch.where(is_live & (left_over == 0), ended, RequestEnd.RUNNING)
-    report[:, Report.ROW] = torch.where(is_live, rows, 0).int()
-    report[:, Report.ACCEPTED] = torch.where(is_live, accepted, 0).int()
-    report[:, Report.NEW] = new.int()
-    report[:, Report.END] = ended.int()
-    report[:, Report.TOKENS :] = torch.where(column < new[:, None], tokens, -1).int()
+    facts: dict[int, torch.Tensor] = {
+        Report.ROW: torch.where(is_live, rows, 0),
+        Report.ACCEPTED: torch.where(is_live, accepted, 0),
+        Report.NEW: new,
+        Report.END: torch.where(is_live & (left_over == 0), ended, RequestEnd.RUNNING),
+    }
+    head = torch.stack([facts[place] for place in range(Report.TOKENS)], 1)
     # Pads share row 0: they write what is there.
     last = tokens.gather(1, (accepted - 1).clamp(0, longest_path - 1)[:, None])[:, 0]
-    seq_lens[rows] = torch.where(is_live, seq_lens[rows] + accepted, seq_lens[rows]).int()
+    seq_lens[rows] = torch.where(is_live, lengths + accepted, lengths).int()
     bonus_tokens[rows] = torch.where(is_live, last, bonus_tokens[rows])
     remaining[rows] = torch.where(is_live, left_over, left).int()
-    return report
+    return torch.cat((head, torch.where(column < new[:, None], tokens, -1)), 1).int()
