@@ -104,10 +104,10 @@ class GatheredLinear(nn.Linear):
 
 
 def split_layers(module: nn.Module, group: RankGroup, *, adds_up: bool) -> None:
-    """Replace the layers of a module of this rank's sizes by those of one rank.
+    """Let decoder layers that have this rank's sizes add up their results over the ranks.
 
     Args:
-        module: Has decoder layers.
+        module: Has the layers; their projections and norms are replaced.
         group: The ranks.
         adds_up: Whether decoder layers return the sum of the results of the MLP over all ranks, not
             this rank's summand.
@@ -173,7 +173,7 @@ def part_of(name: str, shape: Sequence[int], group: RankGroup | None) -> tuple[s
     layer = name.rsplit(".", 2)[-2] if "." in name else name
     if layer in _GATHERED:
         rows = -(-shape[0] // group.size)
-        return (slice(group.rank * rows, min((group.rank + 1) * rows, shape[0])),)
+        return (slice(min(group.rank * rows, shape[0]), min((group.rank + 1) * rows, shape[0])),)
     if layer in _BY_OUTPUT:
         return (_share(shape[0], group),)
     if layer in _BY_INPUT and name.endswith(".weight"):

@@ -87,7 +87,7 @@ def _numbers(word, DTYPE: tl.constexpr):
 
 @triton.jit
 def _words(first, second):
-    """Return the words of numbers that have their dtype."""
+    """Return the words of numbers, whose dtype is that of the tensor."""
     if first.dtype == tl.float32:
         word = first.to(tl.int32, bitcast=True)
     else:
