@@ -55,7 +55,7 @@ class RecordedOp:
             return
         args: Sequence[Any] = self.args
         kwargs = self.kwargs
-        if self.facts.is_custom:  # it may transpose or squeeze its argument in place
+        if self.facts.is_foreign:  # it may transpose or squeeze its argument in place
             args = [_aliased(value) for value in args]
             kwargs = {name: _aliased(value) for name, value in kwargs.items()}
         if self.with_grad:
@@ -76,7 +76,7 @@ class _OpFacts:
     """What a recorder must know of an operation. Reading it from torch takes microseconds."""
 
     is_uninitialised: bool
-    is_custom: bool
+    is_foreign: bool
     is_collective: bool
     is_wrapper: bool
     changes_shape: bool
@@ -86,14 +86,15 @@ class _OpFacts:
 
 @cache
 def _facts_of(op: torch._ops.OpOverload) -> _OpFacts:
+    is_foreign = op.namespace not in ("aten", "graphkit")
     return _OpFacts(
         is_uninitialised=op.overloadpacket in UNINITIALISED,
-        is_custom=op.namespace != "aten",
+        is_foreign=is_foreign,
         is_collective=is_collective(op),
         is_wrapper=is_wrapper(op),
         changes_shape=torch.Tag.inplace_view in op.tags,
         is_mutable=op._schema.is_mutable,
-        may_reshape=op._schema.is_mutable or op.namespace != "aten",
+        may_reshape=op._schema.is_mutable or is_foreign,
     )
 
 
