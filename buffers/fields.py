@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ def declare(
     return dataclasses.field(default=None, metadata={_KEY: facts})
 
 
+@cache
 def fields_of(inputs: type) -> tuple[Field, ...]:
     """Return the declarations on an inputs dataclass, in order."""
     return tuple(
