@@ -90,9 +90,13 @@ def declare(
     return dataclasses.field(default=None, metadata={_KEY: facts})
 
 
-@cache
 def fields_of(inputs: type) -> tuple[Field, ...]:
     """Return the declarations on an inputs dataclass, in order."""
+    return _fields_of(inputs)
+
+
+@cache
+def _fields_of(inputs: type) -> tuple[Field, ...]:
     return tuple(
         Field(field.name, *field.metadata[_KEY])
         for field in dataclasses.fields(inputs)
