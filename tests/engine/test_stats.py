@@ -32,11 +32,12 @@ def test_every_run_counts_as_replay_or_as_fallback_with_its_reason(make_engine, 
     engine.generate(task.prompts[:3], SHORT)
     graphed = engine.stats
     assert graphed.fallbacks == eager.fallbacks
-    # Without a graph, v3 runs one more step after the end of the last request; a loop does not.
-    extra = generation == "v3"
-    assert graphed.replays == {
-        mode: reasons["not captured"] - extra for mode, reasons in eager.fallbacks.items()
-    }
+    assert set(graphed.replays) == modes
+    # Without a graph, v3 runs one more step after the end of the last request. On CUDA so does a
+    # loop that was launched before the host had read that end.
+    fewer = {0} if generation != "v3" else {1} if engine.device.type == "cpu" else {0, 1}
+    for mode, reasons in eager.fallbacks.items():
+        assert reasons["not captured"] - graphed.replays[mode] in fewer
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
