@@ -54,7 +54,11 @@ class RMSNorm(nn.Module):
         """Normalise rows; with ``residual``, return their normalised sum, and the sum."""
         if residual is None:
             return rms_norm(x, self.weight, self.eps)
-        return add_rms_norm(x.to(residual.dtype), residual, self.weight, self.eps)
+        return self.add(x.to(residual.dtype), residual)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normalised sum of tensors of one dtype, and the sum."""
+        return add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class Attention(MergesProjections):

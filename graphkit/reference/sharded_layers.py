@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar, overload
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -72,17 +72,9 @@ class SummingNorm(RMSNorm):
         super().__init__(len(norm.weight), norm.eps)
         self._collectives = group.collectives
 
-    @overload
-    def forward(self, x: Tensor) -> Tensor: ...
-
-    @overload
-    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """See ``RMSNorm``; with ``residual``, ``x`` is this rank's summand."""
-        if residual is None:
-            return super().forward(x)
-        return self._collectives.add_rms_norm(x.to(residual.dtype), residual, self.weight, self.eps)
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``RMSNorm``; ``x`` is this rank's summand."""
+        return self._collectives.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class GatheredLinear(nn.Linear):
