@@ -105,7 +105,9 @@ def paged_attention(
         query_TND: Query rows, those of one request next to each other.
         key_cache: Keys of one layer by slot.
         value_cache: Values of one layer by slot.
-        page_table: Page p of request b holds its keys from p * page_size on.
+        page_table: Page p of request b holds its keys from p * page_size on. Entries behind its
+            last key are pages of the cache too, such as 0: their keys may be read, without an
+            effect.
         cache_seqlens_B: Keys of each request.
         cu_seqlens_q_B1: Running sum of each request's query rows, from 0.
         mask: Which of the last keys each query sees; None for a chain.

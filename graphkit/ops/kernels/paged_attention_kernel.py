@@ -189,8 +189,8 @@ def paged_attention_kernel(
             )
             scores = tl.dot(q, tl.trans(v.to(q.dtype)), input_precision=PRECISION)
         else:
-            # Keys behind the last are hidden below. They lie in a page that the request has, or in
-            # page 0. Those before a window may not.
+            # Keys behind the last are hidden below, and every entry of the page table is a page.
+            # Entries before a window need not be.
             is_cell = is_dim[:, None] & is_key[None, :] if WINDOW else is_dim[:, None]
             k = tl.load(keys[None, :] + dim[:, None], mask=is_cell, other=0.0)
             scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)

@@ -119,7 +119,7 @@ def push_all_reduce_kernel(
     call = tl.load(calls + place // SPAN, mask=is_word)
     own = tl.load(x + word, mask=is_word, other=0)
     _push(own, place, is_word, call, parts, RANK, RANKS, CAPACITY)
-    if residual is not None:  # in the time that words of other ranks take
+    if residual is not None:  # while the words of other ranks arrive
         before = tl.load(residual + word, mask=is_word, other=0)
         factor = tl.load(weight + lane, mask=is_word, other=0)
     first = tl.zeros([BLOCK], tl.float32)
