@@ -29,7 +29,7 @@ class BareStep:
             runner.device_step, is_greedy=True, group=runner.group
         )
         self._runner.capture(attribution=Attribution())
-        restore_fast_replays(runner.device)  # the engine has captured before
+        restore_fast_replays(runner.device)  # at the speed of the engines
         self._batch = SpecStepInputs(req_pool_indices=np.array(rows))
 
     def ms(self, steps: int) -> float:

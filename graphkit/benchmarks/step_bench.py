@@ -139,7 +139,7 @@ class StepBench:
                 progress(f"{setting}: capturing {variant.name}")
                 opened = self._open(size, variant, self._most_steps)
                 engines[variant] = stack.enter_context(opened)
-            # An engine that is alone replays fast; captures of several engines may change that.
+            # Replays of a process have two speeds: measure all engines at the same one.
             restore_fast_replays(self.models.device)
             for number in range(1, self.rounds + 1):
                 for variant, engine in engines.items():

@@ -66,7 +66,7 @@ class OneShotCollectives(Collectives):
     """Collectives through memory that every GPU of a host can read, without NCCL.
 
     For a sum of up to 256 KiB each rank writes its tensor into the memory of all others, in one
-    kernel without a barrier. ``add_rms_norm`` is part of that kernel. To gather up to 2 MiB takes
+    kernel without a barrier. ``add_rms_norm`` is part of that kernel. A gather of up to 2 MiB is
     one such kernel too. For larger tensors each rank copies its own into its part of the memory,
     waits on the device until all have, and reads those of all others: one kernel for a sum
     (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of more than

@@ -18,7 +18,7 @@ from graphkit.ops.kernels.push_collectives import (
 _CAPACITY = 1 << 19
 """Words of a part of the memory."""
 _MOST_BYTES = 1 << 18
-"""Most bytes of a sum. For larger ones, twice the bytes take longer than a barrier."""
+"""Most bytes of a sum. Larger ones go through ``torch.ops.symm_mem``, which moves half as many."""
 
 
 class PushCollectives:

@@ -1,13 +1,11 @@
 """The CUDA streams that a process uses, and what they cost.
 
 On an H200 with driver 580, a process replays in one of two states. A decode step of 32 large layers
-takes 5.64 or 6.11 ms, a graph of 1,000 tiny kernels 0.96 or 1.14 ms. A process gets slow when it
+takes 5.72 or 6.19 ms, a graph of 1,000 tiny kernels 0.96 or 1.14 ms. A process gets slow when it
 runs a step without a graph on a stream other than its first, with or without its matrix products.
 Single kernels, copies and allocations there change nothing, nor do captures and replays, nor the
 number of streams. A second CUDA context makes the process fast again, even if it is destroyed at
-once, until a step runs on another stream again (``tools/bench/streams.py``). With several captures
-in a process it also gets slow without such a step: two engines of an 8B model take 5.77 ms per step
-or 5.98.
+once, until a step runs on another stream again (``tools/bench/streams.py``).
 
 graphkit therefore runs everything on the current stream of the caller: warm-ups, diagnoses,
 refreshes, replays and eager steps. ``CudaBackend`` has a capture stream, because CUDA refuses to
@@ -51,14 +49,14 @@ def streams_in_use(device: torch.device) -> frozenset[int]:
 def restore_fast_replays(device: torch.device) -> None:
     """Create a CUDA context and destroy it, after which replays of this process are fast.
 
-    Takes about 0.2 s, and 0.5 GB of the device's memory meanwhile. Does nothing on a CPU, or
-    without cuda-bindings.
+    The context takes some of the device's memory while it exists. Nothing changes on a CPU, without
+    cuda-bindings, or if the device refuses a second context.
 
     Args:
         device: The device; without an index the current one.
 
     Raises:
-        DeviceError: The device has too little memory, or allows one context only.
+        DeviceError: An earlier asynchronous call of the process failed.
     """
     if device.type != "cuda" or runtime() is None:
         return
@@ -66,6 +64,8 @@ def restore_fast_replays(device: torch.device) -> None:
 
     torch.cuda.synchronize(device)
     (handle,) = checked(driver.cuDeviceGet(torch.cuda.current_stream(device).device.index))
-    (context,) = checked(driver.cuCtxCreate(None, 0, handle))
+    error, context = driver.cuCtxCreate(None, 0, handle)
+    if int(error) != 0:  # too little memory, or a device for one context only
+        return
     checked(driver.cuCtxPopCurrent())
     checked(driver.cuCtxDestroy(context))

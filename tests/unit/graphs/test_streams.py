@@ -84,9 +84,15 @@ def test_a_context_is_created_and_destroyed(driver):
     ]
 
 
-def test_a_refused_context_is_an_error(driver):
+def test_a_refused_context_changes_nothing(driver):
     driver.errors["cuCtxCreate"] = 2
-    with pytest.raises(DeviceError, match="failed with 2"):
+    restore_fast_replays(DEVICE)
+    assert driver.calls[-1] == ("cuCtxCreate", None, 0, "handle")
+
+
+def test_a_context_that_stays_is_an_error(driver):
+    driver.errors["cuCtxDestroy"] = 201
+    with pytest.raises(DeviceError, match="failed with 201"):
         restore_fast_replays(DEVICE)
 
 
