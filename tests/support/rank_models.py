@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -184,18 +185,21 @@ def replay_a_split_model_in_one_shot():
     """The same without NCCL; larger tensors go through NCCL."""
     replay_a_split_model(one_shot=True)
     group, device = rank_group(same_batch=True, one_shot=True), rank_device()
-    for rows in (1, 100, 5000):
-        x = torch.arange(rows * 1024.0, device=device).view(rows, 1024)
+    sizes = itertools.product((torch.float32, torch.bfloat16), (1, 100, 5000))
+    for dtype, rows in sizes:
+        # Small integers: their sums are exact in bfloat16.
+        x = (torch.arange(rows * 1024, device=device) % 7).view(rows, 1024).to(dtype)
         mine, ranks = x * (group.rank + 1), range(1, group.size + 1)
         gathered = group.collectives.all_gather(mine)
         assert torch.equal(gathered, torch.cat([x * rank for rank in ranks], 1))
         assert torch.equal(group.collectives.all_reduce(mine), x * sum(ranks))
-        weight = torch.linspace(0.5, 2.0, 1024, device=device)
+        weight = torch.linspace(0.5, 2.0, 1024, device=device).to(dtype)
         for residual in (x + 1, x.flip(1)):
             mine = x * (group.rank + 1)  # a sum may overwrite it
             got = group.collectives.add_rms_norm(mine, residual, weight, 1e-5)
             expected = add_rms_norm(x * sum(ranks), residual, weight, 1e-5)
             torch.testing.assert_close(got, expected)
+            assert torch.equal(got[1], expected[1])
 
 
 def refuse_one_shot():
