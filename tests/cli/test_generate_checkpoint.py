@@ -25,7 +25,7 @@ from graphkit.records import GenerateRecord
 from graphkit.reference import FolderTokenizer, load_checkpoint, load_tokenizer, save_checkpoint
 
 pytestmark = pytest.mark.slow
-PROMPT, COUNT = "The verifier reads é日", 16
+PROMPT, COUNT = "The verifier reads é日", 24
 PLAIN = ("--algorithm", "none", "--eager")
 """The fastest settings."""
 

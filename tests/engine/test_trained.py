@@ -13,7 +13,7 @@ from graphkit.engine import SamplingParams
 from graphkit.reference import default_checkpoint, full_logits, load_checkpoint, reference_engine
 
 CORPUS = Path(__file__).parents[2] / "tools" / "training" / "corpus.py"
-PROMPTS, PROMPT, NEW = 6, 96, 16
+PROMPTS, PROMPT, NEW = 6, 96, 24
 
 
 @pytest.fixture(scope="module")
