@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkit.attention.paged import PagedAttention
-from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, seen_rows, visible_keys
+from graphkit.ops.attention_layout import DenseLayout
 from graphkit.ops.registration import OPS
 
 
@@ -29,28 +29,23 @@ class SdpaAttention(PagedAttention):
             out: torch.Tensor = OPS["paged_attention"].run_reference(*given)
             return out
         query_TND: torch.Tensor = given.query_TND
-        starts, width = given.cu_seqlens_q_B1, given.max_seqlen_q
         tokens, heads = query_TND.shape[:2]
         if not tokens:
             return query_TND.new_empty(0, heads, given.value_cache.shape[2])
-        max_keys = given.page_table.shape[1] * given.page_size
-        visible_BWL = visible_keys(
-            given.cache_seqlens_B, starts, given.mask, max_keys, width, given.window
-        )
-        seen_BL = visible_BWL.any(1)
-        slots_BL = key_slots(given.page_table, given.page_size, seen_BL)
+        layout = DenseLayout(
+            tokens, given.page_table, given.cache_seqlens_B, given.cu_seqlens_q_B1, given.mask,
+            given.page_size, given.max_seqlen_q, given.window,
+        )  # fmt: skip
         group = heads // given.key_cache.shape[1]
 
-        def dense(cache: torch.Tensor) -> torch.Tensor:
-            rows_BLMD = seen_rows(cache, slots_BL, seen_BL).to(query_TND.dtype)
-            rows_BMLD = rows_BLMD.transpose(1, 2)
-            return rows_BMLD if group == 1 else rows_BMLD.repeat_interleave(group, 1)
+        def heads_first(rows: torch.Tensor) -> torch.Tensor:
+            rows_BML = rows.to(query_TND.dtype).transpose(1, 2)
+            return rows_BML if group == 1 else rows_BML.repeat_interleave(group, 1)
 
         out_BNWE = scaled_dot_product_attention(
-            pad_rows(query_TND, starts, width).transpose(1, 2),
-            dense(given.key_cache),
-            dense(given.value_cache),
-            attn_mask=visible_BWL[:, None],
+            layout.pad(query_TND).transpose(1, 2),
+            *map(heads_first, layout.keys(given.key_cache, given.value_cache)),
+            attn_mask=layout.visible_BWL[:, None],
             scale=given.scale,
         )
-        return pack_rows(out_BNWE.transpose(1, 2), starts, tokens, visible_BWL.any(2))
+        return layout.pack(out_BNWE.transpose(1, 2))

@@ -1,4 +1,4 @@
-"""Rows, keys and slots of each request, for attention in plain torch with static shapes.
+"""Rows and keys of each request as dense tensors, for attention in plain torch.
 
 Suffixes: B requests, B1 requests + 1, W most query rows of a request, T rows, L positions.
 """
@@ -9,85 +9,98 @@ from __future__ import annotations
 import torch
 
 
-def pad_rows(
-    rows_T: torch.Tensor, cu_seqlens_q_B1: torch.Tensor, max_seqlen_q: int
-) -> torch.Tensor:
-    """Return [T, ...] rows as [B, W, ...]; a request of fewer rows is filled with any others."""
-    row_W = torch.arange(max_seqlen_q, device=cu_seqlens_q_B1.device)
-    return rows_T[(cu_seqlens_q_B1[:-1, None] + row_W).clamp(0, rows_T.shape[0] - 1)]
+class DenseLayout:
+    """Where the rows and keys of each request lie in tensors of [B, W, ...] and [B, L, ...].
 
+    All shapes are static. Each operation is a node of a recorded graph, so there are few.
 
-def pack_rows(
-    padded: torch.Tensor,
-    cu_seqlens_q_B1: torch.Tensor,
-    num_tokens: int,
-    is_row_BW: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return [B, W, ...] rows as [T, ...], with zeros in rows that no request has.
+    Args:
+        num_tokens: Rows of the batch (T).
 
-    Rows that are False in ``is_row_BW`` are zero, too, whatever they hold.
+    The other arguments are those of ``paged_attention``, which defines what a row sees.
+
+    Attributes:
+        visible_BWL: Which of the L = pages * page_size positions each row sees. Entries behind the
+            rows of a request have no meaning.
+        seen_BL: Which positions some row of the request sees.
     """
-    starts_B1 = cu_seqlens_q_B1[:, None]
-    target_BW = starts_B1[:-1] + torch.arange(padded.shape[1], device=padded.device)
-    is_kept_BW = target_BW < starts_B1[1:].clamp(max=num_tokens)
-    if is_row_BW is not None:
-        is_kept_BW = is_kept_BW & is_row_BW
-    target_BW = torch.where(is_kept_BW, target_BW, num_tokens)  # one row behind the end takes all
-    packed = padded.new_zeros(num_tokens + 1, *padded.shape[2:])
-    return packed.index_copy_(0, target_BW.flatten(), padded.flatten(0, 1))[:num_tokens]
+
+    def __init__(
+        self,
+        num_tokens: int,
+        page_table: torch.Tensor,
+        cache_seqlens_B: torch.Tensor,
+        cu_seqlens_q_B1: torch.Tensor,
+        mask: torch.Tensor | None,
+        page_size: int,
+        max_seqlen_q: int,
+        window: int = 0,
+    ) -> None:
+        self._num_tokens, self._page_table, self._page_size = num_tokens, page_table, page_size
+        lengths_B1, ends_B1 = cache_seqlens_B[:, None], cu_seqlens_q_B1[1:, None]
+        key_L = torch.arange(page_table.shape[1] * page_size, device=page_table.device)
+        row_W = torch.arange(max_seqlen_q, device=page_table.device)
+        self._row_BW = cu_seqlens_q_B1[:-1, None] + row_W
+        if mask is None:
+            last_BW = torch.minimum(self._row_BW + (lengths_B1 - ends_B1), lengths_B1 - 1)
+            sees_any_BW = last_BW >= 0
+            self.visible_BWL = key_L <= last_BW[:, :, None]
+            self.seen_BL = key_L < lengths_B1  # the last row sees all keys
+            if window:
+                self.visible_BWL = self.visible_BWL & (key_L > (last_BW - window)[:, :, None])
+                self.seen_BL = self.visible_BWL.any(1)
+        else:
+            self.visible_BWL = _visible_in_tree(mask, key_L, lengths_B1, window)
+            self.seen_BL = self.visible_BWL.any(1)
+            sees_any_BW = self.visible_BWL.any(2)
+        is_row_BW = self._row_BW < ends_B1.clamp(max=num_tokens)
+        self._is_row_BW = is_row_BW & sees_any_BW
+
+    def keys(self, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the rows of each cache as [B, L, ...], with zeros at positions not seen.
+
+        A mask of the scores alone would let NaN through, since 0 * NaN is NaN.
+        """
+        pages = self._page_table.long()
+        if self._page_size > 1:
+            offset = torch.arange(self._page_size, device=pages.device)
+            pages = (pages[:, :, None] * self._page_size + offset).flatten(1)
+        slots = (pages * self.seen_BL).flatten()
+        # On a CPU, masked_fill takes eight times as long, and an index of two dimensions four.
+        bits = self.seen_BL.flatten().view(torch.int8).neg().view(torch.uint8)
+        found = []
+        for cache in caches:
+            rows = cache.index_select(0, slots)
+            rows.view(torch.uint8).bitwise_and_(bits.view(-1, *[1] * (rows.dim() - 1)))
+            found.append(rows.view(*self.seen_BL.shape, *rows.shape[1:]))
+        return tuple(found)
+
+    def pad(self, rows_T: torch.Tensor) -> torch.Tensor:
+        """Return [T, ...] rows as [B, W, ...]; those behind a request's rows are any others."""
+        return rows_T[self._row_BW.clamp(0, self._num_tokens - 1)]
+
+    def pack(self, padded: torch.Tensor) -> torch.Tensor:
+        """Return [B, W, ...] rows as [T, ...]; rows that see no key or have no request are zero."""
+        # One row behind the end takes the entries behind the rows of each request.
+        target = self._row_BW.masked_fill(~self._is_row_BW, self._num_tokens)
+        packed = padded.new_zeros(self._num_tokens + 1, *padded.shape[2:])
+        packed.index_copy_(0, target.flatten(), padded.flatten(0, 1))
+        return packed[: self._num_tokens]
 
 
-def visible_keys(
-    cache_seqlens_B: torch.Tensor,
-    cu_seqlens_q_B1: torch.Tensor,
-    mask: torch.Tensor | None,
-    max_keys: int,
-    max_seqlen_q: int,
-    window: int = 0,
+def _visible_in_tree(
+    mask: torch.Tensor, key_L: torch.Tensor, lengths_B1: torch.Tensor, window: int
 ) -> torch.Tensor:
-    """Return which of the L = ``max_keys`` positions each query sees, bool [B, W, L].
-
-    ``paged_attention`` defines mask and window. Entries behind the rows of a request have no
-    meaning.
-    """
-    key_L = torch.arange(max_keys, device=cache_seqlens_B.device)
-    if mask is None:
-        rows_B = cu_seqlens_q_B1[1:] - cu_seqlens_q_B1[:-1]
-        query_W = torch.arange(max_seqlen_q, device=cache_seqlens_B.device)
-        last_BW = (cache_seqlens_B - rows_B)[:, None] + query_W
-        visible_BWL = key_L <= last_BW[:, :, None]
-    else:
-        columns = mask.shape[2]
-        column_BL = key_L - (cache_seqlens_B[:, None] - columns)
-        index_BWL = column_BL.clamp(0, columns - 1)[:, None].expand(-1, max_seqlen_q, -1)
-        visible_BWL = mask.gather(2, index_BWL) | (column_BL < 0)[:, None]
-    is_key_BL = key_L < cache_seqlens_B[:, None]
-    visible_BWL = visible_BWL & is_key_BL[:, None]
+    """Return which positions each row sees by a mask of the last keys, bool [B, W, L]."""
+    columns = mask.shape[2]
+    column_BL = key_L - (lengths_B1 - columns)
+    index_BWL = column_BL.clamp(0, columns - 1)[:, None].expand(-1, mask.shape[1], -1)
+    visible_BWL = mask.gather(2, index_BWL) | (column_BL < 0)[:, None]
+    visible_BWL = visible_BWL & (key_L < lengths_B1)[:, None]
     if window:
         from_end_BWL = visible_BWL.flip(2).cumsum(2, dtype=torch.int32).flip(2)
         visible_BWL = visible_BWL & (from_end_BWL <= window)
     return visible_BWL
-
-
-def key_slots(page_table: torch.Tensor, page_size: int, wanted_BL: torch.Tensor) -> torch.Tensor:
-    """Return the slot of each position, int64 [B, L]; the dummy slot 0 where it is not wanted."""
-    slots_BL = page_table.long()
-    if page_size > 1:
-        offset = torch.arange(page_size, device=page_table.device)
-        slots_BL = (slots_BL[:, :, None] * page_size + offset).flatten(1)
-    return torch.where(wanted_BL, slots_BL, 0)
-
-
-def seen_rows(cache: torch.Tensor, slots_BL: torch.Tensor, seen_BL: torch.Tensor) -> torch.Tensor:
-    """Return the cache's rows of the slots, [B, L, ...]; zeros at positions that no query sees.
-
-    A mask of the scores alone would let NaN through, since 0 * NaN is NaN.
-    """
-    rows = cache.index_select(0, slots_BL.flatten())
-    # On a CPU, masked_fill takes eight times as long, and an index of two dimensions four times.
-    bits = seen_BL.flatten().to(torch.uint8) * 255
-    rows.view(torch.uint8).bitwise_and_(bits.view(-1, *[1] * (rows.dim() - 1)))
-    return rows.view(*seen_BL.shape, *rows.shape[1:])
 
 
 def has_dense_rows(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.attention_layout import key_slots, pack_rows, pad_rows, visible_keys
+from graphkit.ops.attention_layout import DenseLayout
 from graphkit.ops.registration import register_op
 
 SCALE_BYTES = 4
@@ -85,19 +85,15 @@ def index_scores(
     hidden_TL = query_TXI.new_full((tokens, pages * page_size), -torch.inf, dtype=torch.float32)
     if not (tokens and requests and pages):
         return hidden_TL
-    visible_BWL = visible_keys(
-        cache_seqlens_B, cu_seqlens_q_B1, mask, pages * page_size, max_seqlen_q
+    layout = DenseLayout(
+        tokens, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, page_size, max_seqlen_q
     )
-    seen_BL = visible_BWL.any(1)
-    rows_BLR = index_cache[key_slots(page_table, page_size, seen_BL)]
-    key_BLI = dequantised(rows_BLR).masked_fill(~seen_BL[:, :, None], 0)
-    query_BWXI = pad_rows(query_TXI.float(), cu_seqlens_q_B1, max_seqlen_q)
-    weights_BWX = pad_rows(weights_TX.float(), cu_seqlens_q_B1, max_seqlen_q)
+    (rows_BLR,) = layout.keys(index_cache)
+    key_BLI, query_BWXI = dequantised(rows_BLR), layout.pad(query_TXI.float())
+    weights_BWX = layout.pad(weights_TX.float())
     products_BWXL = torch.einsum("bwxi,bli->bwxl", query_BWXI, key_BLI).relu()
     scores_BWL = torch.einsum("bwx,bwxl->bwl", weights_BWX, products_BWXL)
-    scores_TL = pack_rows(scores_BWL, cu_seqlens_q_B1, tokens)
-    visible_TL = pack_rows(visible_BWL, cu_seqlens_q_B1, tokens)
-    return torch.where(visible_TL, scores_TL, hidden_TL)
+    return torch.where(layout.pack(layout.visible_BWL), layout.pack(scores_BWL), hidden_TL)
 
 
 def dequantised(rows: torch.Tensor) -> torch.Tensor:

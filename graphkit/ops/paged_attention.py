@@ -13,14 +13,7 @@ from typing import Annotated, Any
 import torch
 
 from graphkit.errors import AttentionError
-from graphkit.ops.attention_layout import (
-    is_part_of,
-    key_slots,
-    pack_rows,
-    pad_rows,
-    seen_rows,
-    visible_keys,
-)
+from graphkit.ops.attention_layout import DenseLayout, is_part_of
 from graphkit.ops.registration import register_op
 
 MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_REST_DIM = 256, 512, 128
@@ -136,24 +129,19 @@ def paged_attention(
     heads, value_dim = value_cache.shape[1:]
     if not (tokens and requests and pages):
         return query_TND.new_zeros(tokens, query_heads, value_dim)
-    visible_BWL = visible_keys(
-        cache_seqlens_B, cu_seqlens_q_B1, mask, pages * page_size, max_seqlen_q, window
+    layout = DenseLayout(
+        tokens, page_table, cache_seqlens_B, cu_seqlens_q_B1, mask, page_size, max_seqlen_q, window
     )
-    seen_BL = visible_BWL.any(1)
-    slots_BL = key_slots(page_table, page_size, seen_BL)
-    key_BLMD = seen_rows(key_cache, slots_BL, seen_BL).float()
-    value_BLME = seen_rows(value_cache, slots_BL, seen_BL).float()
-
-    query_BWND = pad_rows(query_TND.float(), cu_seqlens_q_B1, max_seqlen_q)
+    key_BLMD, value_BLME = (rows.float() for rows in layout.keys(key_cache, value_cache))
+    query_BWND = layout.pad(query_TND.float())
     query_BWMGD = query_BWND.unflatten(2, (heads, -1))
     scores_BMGWL = torch.einsum("bwmgd,blmd->bmgwl", query_BWMGD, key_BLMD) * scale
     if softcap:
         scores_BMGWL = softcap * (scores_BMGWL / softcap).tanh()
-    scores_BMGWL = scores_BMGWL.masked_fill(~visible_BWL[:, None, None], -torch.inf)
+    scores_BMGWL = scores_BMGWL.masked_fill(~layout.visible_BWL[:, None, None], -torch.inf)
     weights_BMGWL = _softmax(scores_BMGWL, sinks_N)
     out_BWMGE = torch.einsum("bmgwl,blme->bwmge", weights_BMGWL, value_BLME)
-    # Softmax of an empty row is NaN.
-    out_TNE = pack_rows(out_BWMGE.flatten(2, 3), cu_seqlens_q_B1, tokens, visible_BWL.any(2))
+    out_TNE = layout.pack(out_BWMGE.flatten(2, 3))  # without empty rows, whose softmax is NaN
     return out_TNE.to(query_TND.dtype)
 
 
