@@ -90,22 +90,21 @@ def paged_metadata(
         AttentionError: A tensor has the wrong shape, dtype or device, or a number is out of range.
     """
     rows, context = req_to_token.shape
+    like = {"dtype": torch.int32, "device": seq_lens_B.device}
     cache_seqlens_B = seq_lens_B + appended
     if extend_lens_B is None:
-        extend_lens_B = torch.full_like(seq_lens_B, tokens_per_request)
-    cu_seqlens_q_B1 = _running_sum(extend_lens_B)
+        ends = (len(seq_lens_B) + 1) * tokens_per_request
+        cu_seqlens_q_B1 = torch.arange(0, ends, tokens_per_request, **like)
+    else:
+        cu_seqlens_q_B1 = _running_sum(extend_lens_B)
     cu_seqlens_k_B1 = _running_sum(cache_seqlens_B)
 
-    first_P = _arange(seq_lens_B, max_pages) * page_size
-    begun_BP = (first_P < cache_seqlens_B[:, None]) & (first_P < context)
-    rows_B = req_pool_indices_B.clamp(0, rows - 1)
-    slots_BP = req_to_token[rows_B][:, first_P.clamp(max=context - 1)]
-    page_table = torch.where(begun_BP, slots_BP // page_size, 0)
+    first_P = torch.arange(0, max_pages * page_size, page_size, **like)
+    begun_BP = first_P < cache_seqlens_B.clamp(max=context)[:, None]
+    rows_B1 = req_pool_indices_B.clamp(0, rows - 1)[:, None]
+    slots_BP = req_to_token[rows_B1, first_P.clamp(max=context - 1)]
+    page_table = slots_BP // page_size * begun_BP
     return cache_seqlens_B, cu_seqlens_q_B1, cu_seqlens_k_B1, page_table
-
-
-def _arange(like: torch.Tensor, end: int) -> torch.Tensor:
-    return torch.arange(end, dtype=torch.int32, device=like.device)
 
 
 def _running_sum(lengths_B: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+from torch.nn import functional
 
 from graphkit.ops.registration import register_op
 
@@ -34,8 +35,7 @@ def rms_norm(
     Raises:
         InputError: A tensor has the wrong shape or device, or ``eps`` is negative.
     """
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    wide = functional.rms_norm(x.float(), x.shape[1:], eps=eps)
     return (weight * wide.to(x.dtype)).to(x.dtype)
 
 
@@ -70,6 +70,5 @@ def add_rms_norm(
         InputError: A tensor has the wrong shape or device, or ``eps`` is negative.
     """
     total = residual + x
-    wide = total.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    wide = functional.rms_norm(total.float(), total.shape[1:], eps=eps)
     return (weight * wide.to(x.dtype)).to(x.dtype), total

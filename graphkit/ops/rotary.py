@@ -65,23 +65,22 @@ def rotated_heads(
     Raises:
         InputError: A tensor has the wrong shape, dtype or device, or a number is out of range.
     """
-    rows, size = len(qkv), 2 * len(inverse_frequencies)
-    heads = qkv.view(rows, query_heads + 2 * key_heads, size)
-    query, key, value = heads.split((query_heads, key_heads, key_heads), dim=1)
-    if query_weight is not None:
-        query = _normalised(query, query_weight, eps)
-    if key_weight is not None:
-        key = _normalised(key, key_weight, eps)
-    half = positions[:, None].float() * inverse_frequencies
-    angles = torch.cat((half, half), dim=-1)[:, None]
+    heads = qkv.view(len(qkv), query_heads + 2 * key_heads, 2 * len(inverse_frequencies))
+    both, value = heads.split((query_heads + key_heads, key_heads), dim=1)
+    if query_weight is not None or key_weight is not None:
+        query, key = both.split((query_heads, key_heads), dim=1)
+        both = torch.cat(
+            (_normalised(query, query_weight, eps), _normalised(key, key_weight, eps)), dim=1
+        )
+    angles = (positions[:, None] * inverse_frequencies)[:, None]
     cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
-    return _rotated(query, cos, sin), _rotated(key, cos, sin), value.clone()
+    first, second = both.chunk(2, dim=-1)
+    both = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    query, key = both.split((query_heads, key_heads), dim=1)
+    return query.contiguous(), key.contiguous(), value.clone()
 
 
-def _normalised(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _normalised(heads: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    if weight is None:
+        return heads
     return rms_norm(heads.flatten(0, 1), weight, eps).view(heads.shape)
-
-
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
