@@ -22,6 +22,7 @@ from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, PoolBlock
 from graphkit.graphs.recorded_loop import RecordedLoop
+from graphkit.ops.registration import OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class RecordedOp:
             with torch.enable_grad():
                 out = self.op(*args, **kwargs)
         else:
-            out = self.op(*args, **kwargs)
+            out = self.facts.run(*args, **kwargs)
         if self.facts.is_collective:
             out = finished(self.op, out)
         if self.fresh:
@@ -73,8 +74,14 @@ class RecordedOp:
 
 @dataclass(frozen=True, slots=True)
 class _OpFacts:
-    """What a recorder must know of an operation. Reading it from torch takes microseconds."""
+    """What a recorder must know of an operation. Reading it from torch takes microseconds.
 
+    Attributes:
+        run: Runs it in a replay. graphkit's ops run their references: the capture has checked the
+            arguments.
+    """
+
+    run: Callable[..., Any]
     is_uninitialised: bool
     is_foreign: bool
     is_collective: bool
@@ -87,7 +94,9 @@ class _OpFacts:
 @cache
 def _facts_of(op: torch._ops.OpOverload) -> _OpFacts:
     is_foreign = op.namespace not in ("aten", "graphkit")
+    is_own = op.namespace == "graphkit"
     return _OpFacts(
+        run=OPS[op._schema.name.partition("::")[2]].reference if is_own else op,
         is_uninitialised=op.overloadpacket in UNINITIALISED,
         is_foreign=is_foreign,
         is_collective=is_collective(op),
