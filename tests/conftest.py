@@ -63,7 +63,7 @@ def one_thread():
 
 def pytest_configure():
     """Collect garbage less often: imported modules and tests alone are 700,000 objects."""
-    gc.set_threshold(200_000, 10, 50)
+    gc.set_threshold(1_000_000, 10, 50)
 
 
 @pytest.fixture(autouse=True, scope="session")
