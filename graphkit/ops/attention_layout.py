@@ -42,19 +42,19 @@ class DenseLayout:
         row_W = torch.arange(max_seqlen_q, device=page_table.device)
         self._row_BW = cu_seqlens_q_B1[:-1, None] + row_W
         if mask is None:
-            last_BW = torch.minimum(self._row_BW + (lengths_B1 - ends_B1), lengths_B1 - 1)
+            last_BW = self._row_BW + (lengths_B1 - ends_B1)
             sees_any_BW = last_BW >= 0
             self.visible_BWL = key_L <= last_BW[:, :, None]
             self.seen_BL = key_L < lengths_B1  # the last row sees all keys
             if window:
                 self.visible_BWL = self.visible_BWL & (key_L > (last_BW - window)[:, :, None])
-                self.seen_BL = self.visible_BWL.any(1)
+                # Entries behind the rows of a request reach behind its last key.
+                self.seen_BL = self.seen_BL & self.visible_BWL.any(1)
         else:
             self.visible_BWL = _visible_in_tree(mask, key_L, lengths_B1, window)
             self.seen_BL = self.visible_BWL.any(1)
             sees_any_BW = self.visible_BWL.any(2)
-        is_row_BW = self._row_BW < ends_B1.clamp(max=num_tokens)
-        self._is_row_BW = is_row_BW & sees_any_BW
+        self._is_row_BW = (self._row_BW < ends_B1) & sees_any_BW
 
     def keys(self, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the rows of each cache as [B, L, ...], with zeros at positions not seen.

@@ -99,6 +99,25 @@ def test_keys_outside_the_window_are_not_read(make_case, assert_attends, backend
 
 
 @pytest.mark.parametrize("backend_type", BACKENDS)
+def test_requests_of_fewer_rows_read_no_key_behind_their_last(
+    make_case, assert_attends, backend_type
+):
+    """Slots behind a request's last key hold NaN."""
+    case = make_case(
+        [9, 3, 17], mode=ForwardMode.DRAFT_EXTEND, width=4, rows=[1, 4, 2], page_size=4, window=3
+    )
+    assert_attends(case.attend(backend_type), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
+def test_pages_before_the_window_may_be_gone(make_case, assert_attends, backend_type):
+    """Their entries of the page table are not read, whatever they hold."""
+    case = make_case([20], width=2, page_size=4, window=4)
+    case.requests.req_to_token[case.inputs.req_pool_indices[0], :12] = 4 << 20
+    assert_attends(case.attend(backend_type), case)
+
+
+@pytest.mark.parametrize("backend_type", BACKENDS)
 def test_layers_with_a_window_may_have_a_pool_of_their_own(make_case, assert_attends, backend_type):
     """The second pool has other slots and pages, and as few tokens as its windows need."""
     full = make_case([9, 20], width=3, page_size=4)
