@@ -42,9 +42,11 @@ class SdpaAttention(PagedAttention):
             rows_BML = rows.to(query_TND.dtype).transpose(1, 2)
             return rows_BML if group == 1 else rows_BML.repeat_interleave(group, 1)
 
+        key_BLMD, value_BLME = layout.keys(given.key_cache, given.value_cache)
         out_BNWE = scaled_dot_product_attention(
             layout.pad(query_TND).transpose(1, 2),
-            *map(heads_first, layout.keys(given.key_cache, given.value_cache)),
+            heads_first(key_BLMD),
+            heads_first(value_BLME),
             attn_mask=layout.visible_BWL[:, None],
             scale=given.scale,
         )

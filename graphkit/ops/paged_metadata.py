@@ -6,6 +6,7 @@ Suffixes: B requests, B1 requests + 1, P columns of the page table.
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -90,16 +91,16 @@ def paged_metadata(
         AttentionError: A tensor has the wrong shape, dtype or device, or a number is out of range.
     """
     rows, context = req_to_token.shape
-    like = {"dtype": torch.int32, "device": seq_lens_B.device}
+    multiples = partial(torch.arange, 0, dtype=torch.int32, device=seq_lens_B.device)
     cache_seqlens_B = seq_lens_B + appended
     if extend_lens_B is None:
         ends = (len(seq_lens_B) + 1) * tokens_per_request
-        cu_seqlens_q_B1 = torch.arange(0, ends, tokens_per_request, **like)
+        cu_seqlens_q_B1 = multiples(ends, tokens_per_request)
     else:
         cu_seqlens_q_B1 = _running_sum(extend_lens_B)
     cu_seqlens_k_B1 = _running_sum(cache_seqlens_B)
 
-    first_P = torch.arange(0, max_pages * page_size, page_size, **like)
+    first_P = multiples(max_pages * page_size, page_size)
     begun_BP = first_P < cache_seqlens_B.clamp(max=context)[:, None]
     rows_B1 = req_pool_indices_B.clamp(0, rows - 1)[:, None]
     slots_BP = req_to_token[rows_B1, first_P.clamp(max=context - 1)]
