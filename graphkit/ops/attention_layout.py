@@ -12,12 +12,11 @@ import torch
 class DenseLayout:
     """Where the rows and keys of each request lie in tensors of [B, W, ...] and [B, L, ...].
 
-    All shapes are static. Each operation is a node of a recorded graph, so there are few.
+    All shapes are static. There are few operations, since each is a node of a recorded graph.
+    ``paged_attention`` documents the arguments other than ``num_tokens``, and what a row sees.
 
     Args:
         num_tokens: Rows of the batch (T).
-
-    The other arguments are those of ``paged_attention``, which defines what a row sees.
 
     Attributes:
         visible_BWL: Which of the L = pages * page_size positions each row sees. Entries behind the
@@ -66,7 +65,7 @@ class DenseLayout:
             offset = torch.arange(self._page_size, device=pages.device)
             pages = (pages[:, :, None] * self._page_size + offset).flatten(1)
         slots = (pages * self.seen_BL).flatten()
-        # On a CPU, masked_fill takes eight times as long, and an index of two dimensions four.
+        # A bitwise mask, since masked_fill takes several times as long on a CPU.
         bits = self.seen_BL.flatten().view(torch.int8).neg().view(torch.uint8)
         found = []
         for cache in caches:
@@ -76,11 +75,11 @@ class DenseLayout:
         return tuple(found)
 
     def pad(self, rows_T: torch.Tensor) -> torch.Tensor:
-        """Return [T, ...] rows as [B, W, ...]; those behind a request's rows are any others."""
+        """Return [T, ...] rows as [B, W, ...]. Entries behind those of a request are arbitrary."""
         return rows_T[self._row_BW.clamp(0, self._num_tokens - 1)]
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """Return [B, W, ...] rows as [T, ...]; rows that see no key or have no request are zero."""
+        """Return [B, W, ...] rows as [T, ...], zero where a row sees no key or has no request."""
         # One row behind the end takes the entries behind the rows of each request.
         target = self._row_BW.masked_fill(~self._is_row_BW, self._num_tokens)
         packed = padded.new_zeros(self._num_tokens + 1, *padded.shape[2:])
