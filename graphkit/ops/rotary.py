@@ -77,7 +77,7 @@ def rotated_heads(
     first, second = both.chunk(2, dim=-1)
     both = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     query, key = both.split((query_heads, key_heads), dim=1)
-    return query.contiguous(), key.contiguous(), value.clone()
+    return query.clone(), key.clone(), value.clone()
 
 
 def _normalised(heads: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

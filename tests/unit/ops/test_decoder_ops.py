@@ -43,6 +43,14 @@ def test_gradients_are_those_of_the_reference(op):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rotated_heads_share_no_memory(rows):
+    """A slice of one row is contiguous, so it is a view unless it is copied."""
+    found = rotated_heads(torch.ones(rows, 16), torch.arange(rows), FREQUENCIES, 2, 1)
+    assert all(each.is_contiguous() for each in found)
+    assert len({each.untyped_storage().data_ptr() for each in found}) == 3
+
+
 def test_results_that_are_not_used_need_no_gradient():
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     normed, _total = add_rms_norm(x, x.detach(), torch.ones(WIDTH), 1e-6)
