@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -38,7 +39,7 @@ class InputBuffers:
         optional_fields: Optional fields to allocate. Other optional fields are ``None`` in views.
         without: Fields that this runner does not use. They are treated as omitted optional fields.
         bound_fields: Storage of fields whose live rows another graph writes in place, by name.
-        check_device: See ``Mailbox``.
+        check_device, wait_for_device: See ``Mailbox``.
         limits: Bounds of values, for the checking mode; ``None`` checks no values.
 
     Raises:
@@ -58,6 +59,7 @@ class InputBuffers:
         without: Collection[str] = (),
         bound_fields: Mapping[str, torch.Tensor] | None = None,
         check_device: Callable[[], None] = lambda: None,
+        wait_for_device: Callable[[], None] = lambda: None,
         limits: Limits | None = None,
     ) -> None:
         name = type(self).__name__
@@ -85,7 +87,7 @@ class InputBuffers:
         self.absent = tuple(f.name for f in fields_of(self.inputs) if f not in present)
         """Names of declared fields without memory."""
         self.arena = Arena(self.layouts, self.bound_fields, device)
-        self.mailbox = Mailbox(self.layouts, device, check_device)
+        self.mailbox = Mailbox(self.layouts, device, check_device, wait_for_device)
         written = [layout for layout in self.layouts if layout.name not in self.bound_fields]
         self._writers = [
             AxisWriters(self.mailbox, axis, [x for x in written if x.field.axis is axis], device)
@@ -98,7 +100,6 @@ class InputBuffers:
             self.pad_entry(entry)
         self._segments = [s for layout in self.layouts for s in self.arena.segments(layout)]
         self._table = refresh_table(self.layouts, self.arena).to(device)
-        self._sequence = torch.zeros(1, dtype=torch.int64, device=device)
         self._entry = torch.zeros(self.mailbox.entry_words, dtype=torch.int64, device=device)
         self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -185,7 +186,7 @@ class InputBuffers:
         refresh(
             self._segments,
             self.mailbox.ring,
-            self._sequence,
+            self.mailbox.device_sequence,
             self._table,
             self._entry,
             *self._tables[batch_size],
@@ -203,7 +204,8 @@ class InputBuffers:
             for size, both in self._tables.items()
             for name, tensor in zip(("fetches", "copies"), both, strict=True)
         }
-        own = {"sequence": self._sequence, "table": self._table, "entry": self._entry}
+        sequence = self.mailbox.device_sequence
+        own = {"sequence": sequence, "table": self._table, "entry": self._entry}
         checks = {} if self.value_checks is None else self.value_checks.tensors()
         return {"ring": self.mailbox.ring, **own, **work, **checks}
 
@@ -218,11 +220,23 @@ class InputBuffers:
         """Fill an entry with pads and mark its payload as the source of every field."""
         self.mailbox.fill(entry, self._blank)
 
-    def post(self, batch: Any) -> None:
-        """Write a batch into the next entry and post it."""
-        entry, tokens = self.mailbox.claim(), self.tokens_of(batch)
-        in_flight = self.writer(entry, batch.batch_size, tokens).write(batch)
-        self.mailbox.post(entry, batch.batch_size, tokens)
+    @contextmanager
+    def posted(self, batch: Any = None) -> Iterator[None]:
+        """Post a batch for a refresh that the block enqueues.
+
+        Args:
+            batch: Live rows; ``None`` posts an entry without live rows, so that the refresh writes
+                pads only.
+        """
+        entry = self.mailbox.claim()
+        if batch is None:
+            in_flight: list[torch.Tensor] = []
+            self.mailbox.post(entry, 0, 0, 0)
+        else:
+            tokens = self.tokens_of(batch)
+            in_flight = self.writer(entry, batch.batch_size, tokens).write(batch)
+            self.mailbox.post(entry, batch.batch_size, tokens)
+        yield
         self.mailbox.commit(in_flight)
 
     def read(self, entry: int, requests: int, tokens: int, padded_batch_size: int) -> StepInputs:
@@ -247,17 +261,10 @@ class InputBuffers:
             for layout in self.layouts
             if layout.name not in self.bound_fields
         }
-        self._sequence.sub_(1)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.mailbox.unread()
         return self.inputs(**rows)
-
-    def post_idle(self) -> None:
-        """Post an entry without live rows. The refresh then writes pads only."""
-        entry = self.mailbox.claim()
-        self.mailbox.post(entry, 0, 0, 0)
-        self.mailbox.commit()
 
     def _make_blank(self) -> NDArray[np.int64]:
         """Return the content of an entry of pads, from its sources on."""

@@ -4,6 +4,11 @@
 
 The host may write an entry once the device has consumed its previous content. It compares two
 numbers in plain memory, and waits only while every entry is in flight.
+
+A launch is counted by one assignment, in ``commit``. An exception at any line before it, such as a
+``KeyboardInterrupt`` after the driver has launched the graph, leaves the entry posted but not
+committed. The next ``claim`` then waits for the device and continues behind the last entry that
+the device has read.
 """
 
 from __future__ import annotations
@@ -38,6 +43,11 @@ class Mailbox:
         layouts: Layouts of the fields.
         device: Device that reads the ring; the memory is pinned for CUDA.
         check_device: Called while waiting; raises if the device has failed.
+        wait_for_device: Waits until the device has finished all launches.
+
+    Attributes:
+        ring: The ring, int64.
+        device_sequence: Number of the entry that the device reads next, int64 [1] on the device.
     """
 
     def __init__(
@@ -45,16 +55,20 @@ class Mailbox:
         layouts: Sequence[FieldLayout],
         device: torch.device,
         check_device: Callable[[], None] = lambda: None,
+        wait_for_device: Callable[[], None] = lambda: None,
     ) -> None:
         self.entry_words = entry_bytes(layouts) // 8
         size = RING_WORDS + ENTRIES * self.entry_words
         self.ring = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.device_sequence = torch.zeros(1, dtype=torch.int64, device=device)
         self.sequence = 0
         """Number of the next replay; its entry is ``sequence % ENTRIES``."""
         self.claims = 0
-        """Changes with every claim and commit, and when the runner closes. A claimed entry belongs
-        to its claimant until then."""
-        self._check_device = check_device
+        """Changes with every claim, with the replay of a staged batch, and when the runner closes.
+        A claimed entry belongs to its claimant until then."""
+        self._posted = -1
+        """Number of the entry that was posted last."""
+        self._check_device, self._wait_for_device = check_device, wait_for_device
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
         self._entries = tuple(self._entry_words(index) for index in range(ENTRIES))
         bodies = self.ring[RING_WORDS:].view(ENTRIES, self.entry_words)[:, Header.SOURCES :]
@@ -74,15 +88,21 @@ class Mailbox:
     def claim(self) -> int:
         """Return the index of the entry to write next. Waits until the device has read it.
 
+        Waits for the device after a launch that raised an exception.
+
         Raises:
             ReplayError: The device read an entry out of turn, or stopped consuming entries.
         """
+        if self._posted == self.sequence:  # the launch of this entry raised an exception
+            self._wait_for_device()
+            self.rewind()
         sequence = self.sequence
         if sequence - self._words[_CONSUMED] >= ENTRIES:
             self._wait(sequence)
-        if self._words[_FAULT]:
+        if fault := self._words[_FAULT]:
+            self._words[_FAULT] = 0
             raise ReplayError(
-                f"replay {self._words[_FAULT] - 1} read the mailbox entry of another replay. Two "
+                f"replay {fault - 1} read the mailbox entry of another replay. Two "
                 "threads or processes use one runner: create one for each."
             )
         self.claims += 1
@@ -93,9 +113,9 @@ class Mailbox:
 
     def point(self, index: int, word: int, address: int) -> None:
         """Set an address as the source of a segment, until the entry is claimed again."""
-        self._entries[index][word] = address
         if address != FROM_PAYLOAD:
-            self._pointed[index].append(word)
+            self._pointed[index].append(word)  # first, so that no address outlasts its batch
+        self._entries[index][word] = address
 
     def fill(self, index: int, words: NDArray[np.int64]) -> None:
         """Write the sources and the payload of an entry."""
@@ -103,6 +123,7 @@ class Mailbox:
 
     def post(self, index: int, requests: int, tokens: int, one: int = 1) -> None:
         """Write the header of an entry whose rows are written; ``one`` is 0 if it has no rows."""
+        self._posted = self.sequence
         words = self._entries[index]
         words[_SEQUENCE] = self.sequence
         words[_REQUESTS] = requests
@@ -120,20 +141,17 @@ class Mailbox:
         """
         self._in_flight[self.sequence % (ENTRIES + 1)] = in_flight
         self.sequence += 1
-        self.claims += 1
 
     def rewind(self) -> None:
-        """Discard entries that were not consumed. The device must be idle."""
-        self.sequence = self._words[_CONSUMED]
+        """Continue behind the last entry that the device has read. The device must be idle."""
+        self.sequence = self._words[_CONSUMED] = int(self.device_sequence)
+        self._words[_FAULT] = 0
+        self._posted = -1
 
     def unread(self) -> None:
-        """Return the entry that was consumed last to the device. The device must be idle."""
+        """Return the entry that was read last to the device. The device must be idle."""
+        self.device_sequence.sub_(1)
         self._words[_CONSUMED] -= 1
-
-    def resume(self) -> None:
-        """Count a launch that failed, if its entry was consumed."""
-        self.sequence = max(self.sequence, self._words[_CONSUMED])
-        self.claims += 1
 
     def staging(self, layout: FieldLayout) -> torch.Tensor:
         """Return memory that the device can read, for host rows of a field without payload.

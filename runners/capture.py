@@ -128,10 +128,8 @@ class SizeCapture:
         """Post the batch that the first stage reads."""
         self._buffers.mailbox.rewind()  # a failed run may have left its entry unread
         batch = None if self._batch_of is None else self._batch_of(size)
-        if batch is None:
-            self._buffers.post_idle()
-        else:
-            self._buffers.post(batch)
+        with self._buffers.posted(batch):  # the next stage to run reads it
+            pass
         self._step.plan_on_host(batch or self._buffers.view(size), size)
 
     def _record(self, size: int, graph: CapturedGraph, capture_ms: float) -> SizeRecord:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from graphkit.buffers import InputBuffers, StepInputs
+from graphkit.errors import ReplayError
 from graphkit.graphs import Backend
 from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
@@ -18,8 +19,8 @@ OutputT = TypeVar("OutputT", bound=Output)
 class Launch(Generic[OutputT]):
     """One replay, between the write of its batch and the launch of its graph.
 
-    An observer calls it once, and returns its output: ``output = launch()``. It is valid only
-    inside the observer.
+    An observer calls it once, and returns its output: ``output = launch()``. It is valid inside the
+    observer, until another batch of the same runner is written.
     """
 
     _launch: Callable[[Fit, int, int, list[Any]], OutputT]
@@ -29,6 +30,7 @@ class Launch(Generic[OutputT]):
     _entry: int
     _tokens: int
     _in_flight: list[Any]
+    _claim: int
 
     @property
     def batch_size(self) -> int:
@@ -49,12 +51,30 @@ class Launch(Generic[OutputT]):
         """Return a copy of the live batch, as the graph will read it.
 
         Waits for the device. Bound fields are left out.
+
+        Raises:
+            ReplayError: The launch is no longer valid.
         """
+        self._check_valid()
         self._backend.wait_for_replays()
         return self._buffers.read(
             self._entry, self._fit.requests, self._tokens, self._fit.padded_batch_size
         )
 
     def __call__(self) -> OutputT:
-        """Launch the graph and return the live rows of its output."""
+        """Launch the graph and return the live rows of its output.
+
+        Raises:
+            ReplayError: The launch is no longer valid.
+        """
+        self._check_valid()
+        self._buffers.mailbox.claims += 1
         return self._launch(self._fit, self._entry, self._tokens, self._in_flight)
+
+    def _check_valid(self) -> None:
+        if self._claim != self._buffers.mailbox.claims:
+            raise ReplayError(
+                "this launch is no longer valid: its observer has returned or launched it, or "
+                "replayed another batch of the same runner. Call launch() once, inside the "
+                "observer, and replay other batches with another runner."
+            )

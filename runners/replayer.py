@@ -117,9 +117,14 @@ class Replayer(Generic[OutputT]):
         inner = self._launcher
 
         def observe(fit: Fit, entry: int, tokens: int, in_flight: list[Any]) -> OutputT:
-            return observer(
-                Launch(inner, self._buffers, self._backend, fit, entry, tokens, in_flight)
+            claim = self._mailbox.claims
+            launch = Launch(
+                inner, self._buffers, self._backend, fit, entry, tokens, in_flight, claim
             )
+            try:
+                return observer(launch)
+            finally:
+                self._mailbox.claims += 1  # the launch ends with its observer
 
         self._launcher = observe
         try:
@@ -165,11 +170,7 @@ class Replayer(Generic[OutputT]):
         """Post a written entry and launch. If the launch fails, the runner stays usable."""
         mailbox = self._mailbox
         mailbox.post(entry, fit.requests, tokens, fit.one)
-        try:
-            fit.launch()
-        except BaseException:
-            mailbox.resume()
-            raise
+        fit.launch()
         mailbox.commit(in_flight)
         fit.replays += 1
         fit.missing_rows += fit.tokens - tokens
@@ -185,6 +186,7 @@ class Replayer(Generic[OutputT]):
             if self._value_checks is not None:
                 self._value_checks.check(SimpleNamespace(**rows))
             agreed = fit if self.agree_on_size is None else self._agreed(fit)
+            self._mailbox.claims += 1  # the batch is launched once, also if the launch fails
             return self._launcher(agreed, entry, tokens, in_flight)
 
         attributes = {

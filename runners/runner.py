@@ -161,6 +161,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             without=self.unused_fields(),
             bound_fields=bound_fields,
             check_device=self.backend.check_device,
+            wait_for_device=self.backend.wait_for_device,
             limits=value_limits(sizes, attention) if is_checking(check) else None,
         )
         self.mutable_state = check_restorable({} if mutable_state is None else mutable_state)
@@ -483,8 +484,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         self.backend.wait_for_replays()
         self.step.plan_on_host(batch, size)
         stages = self.step.captured(size)
-        self.buffers.post(batch)  # last, so that no error before the refresh leaves it unread
-        made = [stage() for stage in stages][-1]
+        with self.buffers.posted(batch):
+            made = [stage() for stage in stages][-1]
         output: OutputT = self.output_type(**made)
         return output.live(requests, tokens)
 
@@ -642,8 +643,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         self.backend.wait_for_replays()
         self.step.plan_on_host(self.buffers.view(size), size)
         stages = self.step.captured(size)
-        self.buffers.post_idle()
-        made = [stage() for stage in stages][-1]
+        with self.buffers.posted():
+            made = [stage() for stage in stages][-1]
         output: OutputT = self.output_type(**made)
         return output.live(0, 0)
 

@@ -174,7 +174,8 @@ def _launch_times(
 
     def post_pads(variant: str) -> None:
         if variant == "own":  # its refresh reads an entry
-            runner.buffers.post_idle()
+            with runner.buffers.posted():
+                pass
 
     with StateSnapshot(restorable_state(runner), runner.device):
         runner.backend.wait_for_replays()

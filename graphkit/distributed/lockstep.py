@@ -228,6 +228,10 @@ class LockstepBackend:
         """See ``Backend.wait_for_replays``."""
         self._backend.wait_for_replays()
 
+    def wait_for_device(self) -> None:
+        """See ``Backend.wait_for_device``."""
+        self._backend.wait_for_device()
+
     def check_device(self) -> None:
         """See ``Backend.check_device``."""
         self._backend.check_device()

@@ -6,11 +6,10 @@ KV slots meanwhile.
 """
 
 from graphkit.engine.engine import SpeculativeEngine
-from graphkit.engine.request import FinishReason, Request
+from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats
 from graphkit.engine.token_matcher import TokenMatcher
-from graphkit.engine.transfers import NewTokens
 from graphkit.step import (
     Drafter,
     DraftTree,

@@ -67,6 +67,12 @@ class OnDevice(Overlapped):
         self._streams.clear()
         self._runner.join_loops()
 
+    def reset(self) -> None:
+        """See ``Generation.reset``. Waits for the loops, which end after the steps that run."""
+        super().reset()
+        self._runner.stop_loops()
+        self._streams.clear()
+
     def _launch(self, batch: RunningBatch) -> None:
         """Enqueue a whole step: eagerly until the capture, then as one graph if none may loop."""
         if self._runner.status != "captured":
@@ -98,4 +104,4 @@ class OnDevice(Overlapped):
     def _deliver_step(self, step: StepReport) -> None:
         lines = step.lines
         rows = ((self._by_row[line[Report.ROW]], line) for line in lines)
-        self._new_tokens += deliver(rows, is_verify=True)
+        deliver(rows, is_verify=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Literal, Self
 
 import torch
@@ -13,11 +14,10 @@ from graphkit.engine.device_generation import OnDevice
 from graphkit.engine.followers import Followers
 from graphkit.engine.generations import Generation, HostInLoop, Overlapped, RunningBatch
 from graphkit.engine.queue import RequestQueue
-from graphkit.engine.request import FinishReason, Request
+from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
-from graphkit.engine.transfers import NewTokens
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
 from graphkit.spec import Plan, SpecConfig
@@ -41,6 +41,10 @@ class SpeculativeEngine:
     The engine allocates rows and KV slots from the target's pools and frees them when a request
     finishes or the engine closes. It is a context manager that closes on exit, and is not
     thread-safe.
+
+    An exception ends no request but those that caused it. After a ``step`` that raised at any
+    point, such as a ``KeyboardInterrupt``, the next one prefills the running requests again, prompt
+    and output, and continues them.
 
     Args:
         target: The model whose output the requests receive.
@@ -169,10 +173,15 @@ class SpeculativeEngine:
             slots_ahead=slots_ahead,
             max_running=sizes.max_batch_size,
             reserve_all=self.generation != "v1",
+            fails_alone=group is None,
         )
         self._batch: RunningBatch | None = None
         self._tally = Tally()
-        self._closed = False
+        self._ended: list[Request] = []
+        """Requests that ended since ``step`` returned tokens."""
+        self._errors: list[Exception] = []
+        """Errors of requests that no step has raised yet."""
+        self._is_interrupted = self._closed = self._is_released = False
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
@@ -293,12 +302,19 @@ class SpeculativeEngine:
 
         A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
 
+        A request whose prefill or matcher raises an exception ends with ``FinishReason.FAILED``.
+        The others are not affected: the step raises the exception when all else is done.
+
         Returns:
-            The new tokens of each request, in order. If a step raises, the tokens that it had
+            The new tokens of each request that has some. If a step raises, the tokens that it had
             delivered are returned by the next call.
         """
+        self._check_open()
         if self._followers is not None:
             self._followers.step()
+        if self._is_interrupted:
+            self._restart()
+        self._is_interrupted = True
         self._remove_finished()  # requests that were aborted
         if self._queue.can_admit:
             self._steps.interrupt()
@@ -312,7 +328,11 @@ class SpeculativeEngine:
             self._remove_finished()
         if not self._queue.running:
             self._steps.drain()
-        new_tokens = self._steps.take_new_tokens()
+        self._is_interrupted = False
+        if self._errors:
+            errors, self._errors = self._errors, []
+            raise errors[0]
+        new_tokens = self._take_new_tokens()
         if self._followers is not None:
             self._followers.check(new_tokens)
         return new_tokens
@@ -336,6 +356,8 @@ class SpeculativeEngine:
     ) -> list[Request]:
         """Continue all prompts until they finish; return the requests in the same order.
 
+        If a step raises an exception, all requests of this call are aborted.
+
         Raises:
             InputError: As for ``submit``. No prompt is queued then.
             ReplayError: The engine is closed.
@@ -343,8 +365,13 @@ class SpeculativeEngine:
         self._check_open()
         requests = [self._queue.create(prompt, sampling) for prompt in prompts]
         self._put(requests)
-        while self.has_work:
-            self.step()
+        try:
+            while self.has_work:
+                self.step()
+        except BaseException:
+            for request in requests:  # the caller has no handle of them
+                self.abort(request)
+            raise
         return requests
 
     def close(self) -> None:
@@ -352,15 +379,22 @@ class SpeculativeEngine:
 
         Unfinished requests keep the tokens generated so far, with ``finish_reason`` ``None``.
         """
-        if not self._closed:
+        if self._is_released:
+            return
+        self._closed = True
+        with ExitStack() as stack:
+            for runner in reversed(self.runners):
+                stack.callback(runner.close)
             if self._followers is not None:
                 self._followers.close()
-            self._steps.drain()
-            self._remove(self._queue.running)
-            self._queue.clear()
-            self._closed = True
-            for runner in self.runners:
-                runner.close()
+            if not self._is_interrupted:
+                self._is_interrupted = True
+                self._steps.drain()
+            self._steps.reset()
+            self._queue.requeue()
+            for request in self._queue.clear():
+                self._tally.add(request)
+        self._is_released = True
 
     def __enter__(self) -> Self:
         return self
@@ -387,8 +421,33 @@ class SpeculativeEngine:
 
     def _remove(self, requests: Sequence[Request]) -> None:
         self._queue.remove(requests)
+        self._end(requests)
+
+    def _end(self, requests: Sequence[Request]) -> None:
+        self._ended += requests
         for request in requests:
             self._tally.add(request)
+            if request.error is not None:
+                self._errors.append(request.error)
+
+    def _restart(self) -> None:
+        """Requeue the running requests after a step that raised: its device state is unknown."""
+        self._steps.reset()
+        self._end(self._queue.requeue())
+        self._batch = None
+
+    def _take_new_tokens(self) -> NewTokens:
+        """Return the tokens that no call has returned yet."""
+        requests = (*self._ended, *self._queue.running)
+        new_tokens = [
+            (request, request.output_ids[request.num_returned :])
+            for request in requests
+            if len(request.output_ids) > request.num_returned
+        ]
+        for request, tokens in new_tokens:
+            request.num_returned += len(tokens)
+        self._ended.clear()
+        return new_tokens
 
     def _running_batch(self) -> RunningBatch:
         """Return the running requests, a new batch only when they have changed."""

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from graphkit.distributed import Channel, RankGroup
-from graphkit.engine.request import Request
-from graphkit.engine.transfers import NewTokens
+from graphkit.engine.request import NewTokens, Request
 from graphkit.errors import ConfigError, RankError
 from graphkit.step import SamplingParams
 

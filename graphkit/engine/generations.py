@@ -24,7 +24,7 @@ import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
-from graphkit.engine.transfers import NewTokens, PendingReport
+from graphkit.engine.transfers import PendingReport
 from graphkit.engine.tree_bitmask import tree_bitmask
 from graphkit.graphs import Backend
 from graphkit.ops.loop_layout import Report
@@ -66,7 +66,6 @@ class Generation(ABC):
 
     def __init__(self, device_step: DeviceStep) -> None:
         self._device_step = device_step
-        self._new_tokens: NewTokens = []
 
     @property
     def can_admit(self) -> bool:
@@ -93,6 +92,9 @@ class Generation(ABC):
     def drain(self) -> None:
         """Wait for all tokens on their way to the host and deliver them."""
 
+    def reset(self) -> None:  # noqa: B027 - v1 keeps nothing between steps
+        """Discard all tokens on their way to the host. Call it after a step that raised."""
+
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
         return self._device_step.draft_and_verify(
@@ -105,9 +107,7 @@ class Generation(ABC):
         """Return the token bitmask of the requests' trees; see ``FillBitmask``."""
         self.drain()  # the matchers accept what has been generated so far
         vocab_size = self._device_step.context.sizes.vocab_size
-        return tree_bitmask(
-            [request.open_matcher for request in requests], tokens, links, vocab_size
-        )
+        return tree_bitmask(requests, tokens, links, vocab_size)
 
     @abstractmethod
     def _catch_up(self, verified: Verified) -> None:
@@ -134,11 +134,6 @@ class Generation(ABC):
         pads = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy).verified)
 
-    def take_new_tokens(self) -> NewTokens:
-        """Return the tokens delivered since the last call, those of a failed step included."""
-        new_tokens, self._new_tokens = self._new_tokens, []
-        return new_tokens
-
 
 class HostInLoop(Generation):
     """Generation v1: waits for each step's tokens; reserves KV slots for one step at a time.
@@ -154,7 +149,7 @@ class HostInLoop(Generation):
 
     def begin(self, request: Request, report: torch.Tensor) -> None:
         """See ``Generation.begin``. Waits for the token."""
-        self._new_tokens += PendingReport.send([request], report, is_verify=False).deliver()
+        PendingReport.send([request], report, is_verify=False).deliver()
 
     def advance(
         self,
@@ -169,7 +164,7 @@ class HostInLoop(Generation):
         self._memory.reserve((r.row, r.num_tokens + ahead) for r in requests)
         result = self._draft_and_verify(batch)
         pending = PendingReport.send(requests, result.report, is_verify=True)
-        self._new_tokens += pending.deliver()
+        pending.deliver()
         accepted = pending.report[:, Report.ACCEPTED].tolist()
         catch_up = [
             0 if request.is_finished else count
@@ -217,10 +212,13 @@ class Overlapped(Generation):
         """See ``Generation.drain``."""
         self._deliver(len(self._pending))
 
+    def reset(self) -> None:
+        """See ``Generation.reset``."""
+        self._pending.clear()
+
     def _launch(self, batch: RunningBatch) -> None:
         """Enqueue a whole step without waiting for the device."""
         result = self._draft_and_verify(batch)
-        # Appended before the drafter can fail: the state of this step is stored already.
         self._pending.append(PendingReport.send(batch.requests, result.report, is_verify=True))
         self._catch_up(result.verified)
 
@@ -229,4 +227,4 @@ class Overlapped(Generation):
 
     def _deliver(self, count: int) -> None:
         for _ in range(count):
-            self._new_tokens += self._pending.popleft().deliver()
+            self._pending.popleft().deliver()

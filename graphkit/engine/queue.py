@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -29,6 +30,7 @@ class RequestQueue:
         slots_ahead: KV slots that steps may write behind a request's tokens.
         max_running: Most requests that run at the same time.
         reserve_all: Whether a request's slots are all reserved when it is admitted.
+        fails_alone: Whether an exception in a prefill ends that request alone, not the step.
 
     Attributes:
         running: The running requests, in the order of admission.
@@ -46,12 +48,13 @@ class RequestQueue:
         slots_ahead: int,
         max_running: int,
         reserve_all: bool,
+        fails_alone: bool,
     ) -> None:
         self._prefill, self._memory, self._context_limit = prefill, memory, context_limit
         self._vocab_size, self._bos, self._seed = vocab_size, bos_token_id, seed
         self._created = 0
         self._slots_ahead, self._max_running = slots_ahead, max_running
-        self._reserve_all = reserve_all
+        self._reserve_all, self._fails_alone = reserve_all, fails_alone
         self._waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -62,6 +65,11 @@ class RequestQueue:
     def can_admit(self) -> bool:
         """Whether a request is waiting that has room now."""
         return bool(self._waiting) and self._has_room_for(self._waiting[0])
+
+    @property
+    def requests(self) -> Iterator[Request]:
+        """All requests, the running ones first."""
+        return chain(self.running, self._waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -123,10 +131,17 @@ class RequestQueue:
             begin: Called with each admitted request and the report of its first new token.
         """
         while self.can_admit:
-            report = self._start(self._waiting[0])
-            request = self._waiting.popleft()
-            self.running.append(request)
-            begin(request, report)
+            request = self._waiting[0]
+            self.running.append(request)  # first, so that it is always in one of both
+            self._waiting.popleft()
+            try:
+                report = self._start(request)
+            except Exception as error:
+                if not self._fails_alone:
+                    raise
+                request.fail(error)
+            else:
+                begin(request, report)
 
     def remove(self, requests: Sequence[Request]) -> None:
         """Remove running requests and free their rows and slots.
@@ -135,8 +150,27 @@ class RequestQueue:
         so before the next owner writes there.
         """
         for request in requests:
-            self._free(request)
+            self._memory.free_row(request.row)
+            request.row = 0
         self.running = [request for request in self.running if request.row]
+
+    def requeue(self) -> list[Request]:
+        """Put all running requests before the waiting ones, and free all rows and slots.
+
+        The next ``admit`` prefills their prompts and outputs. May be called again after an
+        exception at any line of this object.
+
+        Returns:
+            Those that have finished, which are dropped.
+        """
+        requests = list(dict.fromkeys(self.requests))
+        for request in requests:
+            request.resume()
+        self._waiting = deque(request for request in requests if not request.is_finished)
+        self.running = [request for request in requests if request.is_finished]
+        self._memory.reset()
+        finished, self.running = self.running, []
+        return finished
 
     def drop(self, request: Request) -> bool:
         """Drop a request if it is waiting; return whether it was."""
@@ -145,9 +179,10 @@ class RequestQueue:
             self._waiting.remove(request)
         return is_waiting
 
-    def clear(self) -> None:
-        """Drop all waiting requests."""
-        self._waiting.clear()
+    def clear(self) -> list[Request]:
+        """Drop all waiting requests, and return them."""
+        waiting, self._waiting = self._waiting, deque()
+        return list(waiting)
 
     def _check_matcher(self, matcher: TokenMatcher) -> None:
         if any(request.matcher is matcher for request in (*self._waiting, *self.running)):
@@ -159,27 +194,19 @@ class RequestQueue:
         check_matcher(matcher, self._vocab_size)
 
     def _start(self, request: Request) -> torch.Tensor:
-        """Allocate memory and prefill. On an error, free the memory; the request stays queued."""
+        """Allocate memory, and prefill the prompt and the output so far."""
         max_slots = self._max_slots(request)
         request.row = self._memory.allocate_row(max_slots)
-        length = max_slots if self._reserve_all else len(request.prompt_ids)
+        length = max_slots if self._reserve_all else request.num_tokens
         matcher = request.matcher
         self._memory.reserve([(request.row, length)])
-        try:
-            return self._prefill.run(
-                request.row,
-                request.prompt_ids,
-                request.sampling,
-                request.max_tokens - len(request.prompt_ids),
-                None if matcher is None else root_bitmask(matcher, self._vocab_size),
-            )
-        except BaseException:
-            self._free(request)
-            raise
-
-    def _free(self, request: Request) -> None:
-        self._memory.free_row(request.row)
-        request.row = 0
+        return self._prefill.run(
+            request.row,
+            (*request.prompt_ids, *request.output_ids),
+            request.sampling,
+            request.max_tokens - request.num_tokens,
+            None if matcher is None else root_bitmask(matcher, self._vocab_size),
+        )
 
     def _has_room_for(self, request: Request) -> bool:
         is_below_limit = len(self.running) < self._max_running

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
 from graphkit.engine.token_matcher import TokenMatcher
+from graphkit.errors import ReplayError
 from graphkit.step import SamplingParams
 
 
@@ -15,7 +17,8 @@ class FinishReason(Enum):
     """Reason for which a request finished.
 
     ``STOP`` is a token of ``stop_token_ids``, or the end of the request's grammar. ``REFUSED``
-    means that the grammar allows no token of the vocabulary, although it has not ended.
+    means that the grammar allows no token of the vocabulary, although it has not ended. ``FAILED``
+    means that the request's prefill or matcher raised an exception, which is in ``error``.
     """
 
     STOP = "stop token"
@@ -23,6 +26,11 @@ class FinishReason(Enum):
     CONTEXT = "context limit"
     ABORTED = "aborted"
     REFUSED = "no token allowed"
+    FAILED = "error"
+
+
+NewTokens = list[tuple["Request", list[int]]]
+"""New tokens of each request, in order."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -39,6 +47,10 @@ class Request:
         output_ids: Tokens generated so far, without the prompt.
         finish_reason: ``None`` until the request has finished.
         row: Row in the request pool while the request runs, else 0.
+        error: Exception that ended the request, with ``FinishReason.FAILED``; else ``None``.
+        num_returned: Tokens of ``output_ids`` that ``step`` has returned.
+        is_matching: Whether calls of the matcher are in progress. Its state is unknown if they were
+            interrupted.
         accepted_lengths: Verify steps that generated tokens for the request, by the number of
             tokens that they accepted, the bonus token included. Counts tokens behind the end of the
             request too.
@@ -51,6 +63,9 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     row: int = 0
+    error: Exception | None = None
+    num_returned: int = 0
+    is_matching: bool = False
     accepted_lengths: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -88,9 +103,45 @@ class Request:
         """Mean accepted tokens per verify step, bonus included; 0 before the first step."""
         return self.num_accepted_tokens / self.num_verifies if self.num_verifies else 0.0
 
-    def append(self, tokens: Sequence[int]) -> list[int]:
-        """Append tokens up to the one that finishes the request; return those appended."""
-        appended: list[int] = []
+    def append(self, tokens: Sequence[int]) -> None:
+        """Append tokens up to the one that finishes the request.
+
+        If the matcher raises an exception, the request fails.
+        """
+        if self.matcher is None:
+            self._append(tokens)
+            return
+        with self.matching():
+            self._append(tokens)
+
+    @contextmanager
+    def matching(self) -> Iterator[None]:
+        """Call the matcher in a block. An exception of the matcher fails the request."""
+        self.is_matching = True
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+        self.is_matching = False
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an error."""
+        self.error, self.finish_reason = error, FinishReason.FAILED
+
+    def resume(self) -> None:
+        """Bring the request into a state from which it can go on after an interrupted step."""
+        self.row = 0
+        if self.matcher is not None and self.is_matching and not self.is_finished:
+            self.fail(
+                ReplayError(
+                    "a step was interrupted in a call of the request's matcher, whose state is "
+                    "unknown now. Submit the request again with a new matcher."
+                )
+            )
+        elif self.output_ids and not self.is_finished:
+            self.finish_reason = self._finish_reason_after(self.output_ids[-1])
+
+    def _append(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             if self.is_finished:
                 break
@@ -98,9 +149,7 @@ class Request:
                 self.finish_reason = FinishReason.REFUSED
                 break
             self.output_ids.append(token)
-            appended.append(token)
             self.finish_reason = self._finish_reason_after(token)
-        return appended
 
     def _finish_reason_after(self, token: int) -> FinishReason | None:
         is_matched = self.matcher is not None and self.matcher.is_terminated()

@@ -27,6 +27,7 @@ class RequestMemory:
     def __init__(self, req_to_token_pool: ReqToTokenPool, size: int, page_size: int) -> None:
         self.pool = req_to_token_pool
         self.page_size = page_size
+        self._size, self._rows = size, req_to_token_pool.free_rows()
         self._allocator = TokenSlotAllocator(size, page_size)
         self._slots: dict[int, list[int]] = {}
         self._promised: dict[int, int] = {}
@@ -93,6 +94,12 @@ class RequestMemory:
         keep = self.whole_pages(length)
         self._allocator.free(held[keep:])
         del held[keep:]
+
+    def reset(self) -> None:
+        """Free all rows and slots, also after an exception at any line of this object."""
+        self._slots, self._promised = {}, {}
+        self._allocator = TokenSlotAllocator(self._size, self.page_size)
+        self.pool.reset(self._rows)
 
     def free_row(self, row: int) -> None:
         """Free a row and all its slots."""

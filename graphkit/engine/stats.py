@@ -63,11 +63,11 @@ class Tally:
     def stats(
         self, queue: RequestQueue, memory: RequestMemory, runners: Iterable[Runner[Any, Any]]
     ) -> EngineStats:
-        """Return the counts, those of the running requests included."""
+        """Return the counts, unfinished requests included."""
         total = Tally()
         total._new_tokens = self._new_tokens
         total._accepted_lengths.update(self._accepted_lengths)
-        for request in queue.running:
+        for request in queue.requests:
             total.add(request)
         by_mode = [(runner.mode.name, runner.stats) for runner in runners]
         return EngineStats(

@@ -10,9 +10,6 @@ import torch
 from graphkit.engine.request import Request
 from graphkit.ops.loop_layout import Report
 
-NewTokens = list[tuple[Request, list[int]]]
-"""New tokens of each request, in the order in which the host received them."""
-
 
 @dataclass(frozen=True, slots=True)
 class PendingReport:
@@ -41,27 +38,23 @@ class PendingReport:
             copied.record(torch.cuda.current_stream(report.device))
         return cls(tuple(requests), on_host, is_verify, copied)
 
-    def deliver(self) -> NewTokens:
+    def deliver(self) -> None:
         """Wait for the copy, then append the tokens to every request that has not finished."""
         if self.copied is not None:
             self.copied.synchronize()
-        rows = zip(self.requests, self.report.tolist(), strict=True)
-        return deliver(((request, row) for request, row in rows), self.is_verify)
+        deliver(zip(self.requests, self.report.tolist(), strict=True), is_verify=self.is_verify)
 
 
-def deliver(rows: Iterable[tuple[Request, Sequence[int]]], is_verify: bool) -> NewTokens:
-    """Append the tokens of report rows to their requests, those that have finished left out.
+def deliver(rows: Iterable[tuple[Request, Sequence[int]]], *, is_verify: bool) -> None:
+    """Append the tokens of report rows to their requests, except for finished requests.
 
     Args:
         rows: Requests and their rows of a report.
         is_verify: Whether a verify step produced the report, rather than a prefill.
     """
-    new_tokens: NewTokens = []
     for request, row in rows:
         if request.is_finished:  # an earlier step, delivered after this one was launched
             continue
         if is_verify:
             request.accepted_lengths[row[Report.ACCEPTED]] += 1
-        tokens = row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]
-        new_tokens.append((request, request.append(tokens)))
-    return new_tokens
+        request.append(row[Report.TOKENS : Report.TOKENS + row[Report.NEW]])

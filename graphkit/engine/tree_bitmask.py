@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from graphkit.engine.request import Request
 from graphkit.engine.token_matcher import TokenMatcher, fill_row
 from graphkit.ops.token_bitmask import bitmask_words
 from graphkit.step.acceptance import Links
 
 
 def tree_bitmask(
-    matchers: Sequence[TokenMatcher | None],
+    requests: Sequence[Request],
     tokens: torch.Tensor,
     links: Links,
     vocab_size: int,
@@ -20,11 +21,12 @@ def tree_bitmask(
     """Return the tokens that may follow each node. Waits for the trees to arrive on the host.
 
     Nodes behind a refused draft, or behind the end of the output, allow every token. No accepted
-    path reaches the former, and the request ends before the latter.
+    path reaches the former, and the request ends before the latter. A request whose matcher raises
+    an exception fails, and allows every token.
 
     Args:
-        matchers: Matcher of each request, which has accepted the token of its root; ``None`` for a
-            request that is not constrained. Each is in the same state afterwards.
+        requests: The requests. Their matchers have accepted the tokens of the roots, and are in the
+            same state afterwards.
         tokens: Token of each node, [B, W] int64.
         links: Links of the trees.
         vocab_size: Tokens of the target's vocabulary (V).
@@ -35,9 +37,12 @@ def tree_bitmask(
     width = tokens.shape[1]
     bitmask = torch.full((tokens.numel(), bitmask_words(vocab_size)), -1, dtype=torch.int32)
     trees = torch.stack([tokens, *links], 1).tolist()  # one copy
-    for request, (matcher, tree) in enumerate(zip(matchers, trees, strict=True)):
-        if matcher is not None:
-            _fill_tree(matcher, bitmask[request * width :][:width], tree, vocab_size)
+    for request, rows, tree in zip(requests, bitmask.split(width), trees, strict=True):
+        if (matcher := request.open_matcher) is not None:
+            with request.matching():
+                _fill_tree(matcher, rows, tree, vocab_size)
+            if request.is_finished:
+                rows.fill_(-1)
     return bitmask
 
 

@@ -176,6 +176,10 @@ class Backend(Protocol):
         """
         ...
 
+    def wait_for_device(self) -> None:
+        """Wait until the device has finished all enqueued work, loops included."""
+        ...
+
     def check_device(self) -> None:
         """Raise the device's pending error, such as an illegal memory access."""
         ...

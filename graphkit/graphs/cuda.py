@@ -274,6 +274,10 @@ class CudaBackend:
         self._last, self.last_handle = current, current.cuda_stream
         self.last_stream = runtime_stream(current)
 
+    def wait_for_device(self) -> None:
+        """See ``Backend.wait_for_device``."""
+        torch.cuda.synchronize(self.device)
+
     def check_device(self) -> None:
         """Raise the device's pending error, such as an illegal address (``cudaStreamQuery``)."""
         torch.cuda.current_stream(self.device).query()

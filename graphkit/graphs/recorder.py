@@ -295,6 +295,9 @@ class RecorderBackend:
     def wait_for_replays(self) -> None:
         """Do nothing: there are no streams."""
 
+    def wait_for_device(self) -> None:
+        """Do nothing: replays block until they are done."""
+
     def check_device(self) -> None:
         """Do nothing: errors are raised by the replay itself."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -57,6 +57,15 @@ class ReqToTokenPool:
                 "free. Free the rows of finished requests or use a larger pool."
             )
         return [self._free.pop() for _ in range(n)]
+
+    def free_rows(self) -> frozenset[int]:
+        """Return the rows that are free."""
+        return frozenset(self._free)
+
+    def reset(self, rows: Collection[int]) -> None:
+        """Free rows, whether they are allocated or not."""
+        free = {*self._free, *rows}
+        self._free = sorted(free, reverse=True)
 
     def free(self, rows: Iterable[int]) -> None:
         """Free rows.

@@ -114,6 +114,7 @@ class DeviceLoops:
         self._loops: dict[bool, _Loop] = {}
         self._running: LoopGraph | None = None
         self._launched = 0
+        self._is_launching = False
 
     @property
     def steps_by_size(self) -> Mapping[int, int]:
@@ -179,25 +180,29 @@ class DeviceLoops:
         """
         if len(rows) > self._table.largest:
             self._table.fit(len(rows))  # raises
+        if self._is_launching:  # an earlier launch raised an exception: its loop may run
+            self.stop()
         if self._reader.steps_in_flight:
             self._reserve(max_steps)
         graph = self._loops[is_greedy].graph
         if self._running is not graph:  # launches of one loop wait for each other
             self.join()
+        self._is_launching = True
+        self._running = graph
         # Before the launch, so that no later one has the number of one that was interrupted.
         self._launched = number = self._launched + 1
-        try:
-            self._launcher.launch(graph, rows, watched, max_steps, number)
-        except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                # The loop may run, but has no stream.
-                self._ring.stop(number)
-                graph.wait()
-                self._reader.collect()
-            self._launcher.resume()
-            raise
-        self._running = graph
-        return self._reader.stream(number, max_steps)
+        self._launcher.launch(graph, rows, watched, max_steps, number)
+        stream = self._reader.stream(number, max_steps)
+        self._is_launching = False
+        return stream
+
+    def stop(self) -> None:
+        """Stop all launches and wait for them. Their streams have all steps that were run."""
+        self._ring.stop(self._launched)
+        for loop in self._loops.values():
+            loop.graph.wait()
+        self._reader.end_all()
+        self._is_launching = False
 
     def join(self) -> None:
         """Make later work of the current stream run after the loops."""
@@ -211,8 +216,8 @@ class DeviceLoops:
             loop.graph.close()
             for body in loop.bodies.values():
                 body.close()
+        self._reader.end_all()  # ranks compare how many steps they ran
         self._loops, self._running = {}, None
-        self._reader.collect()  # ranks compare how many steps they ran
         if self._prologue is not None:
             self._prologue.close()
 

@@ -58,7 +58,7 @@ class LoopLauncher:
         max_steps: int,
         number: int,
     ) -> None:
-        """Launch a loop. After an exception, call ``resume``.
+        """Launch a loop. After an exception, the next launch waits for the device.
 
         Args:
             graph: The loop.
@@ -79,10 +79,6 @@ class LoopLauncher:
         mailbox.post(entry, requests, requests)
         graph.replay()
         mailbox.commit()
-
-    def resume(self) -> None:
-        """Make further launches possible after one that failed or was interrupted."""
-        self._mailbox.resume()
 
 
 def _packer(buffers: InputBuffers, requests: int) -> Struct:

@@ -54,13 +54,15 @@ class StepBlock:
         words: Their entries, int64.
         places: Index of the first word of each entry.
         columns: Words of a request in an entry.
+        number: Number of the first step, counted from 0 over all launches.
     """
 
-    __slots__ = ("columns", "places", "words")
+    __slots__ = ("columns", "number", "places", "words")
 
     def __init__(self, words: memoryview, entry_words: int, columns: int) -> None:
         self.words, self.columns = words, columns
         self.places = range(0, len(words), entry_words)
+        self.number = int(words[_SEQUENCE]) - 1
 
     @property
     def launch(self) -> int:
@@ -169,7 +171,7 @@ class OutputRing:
         self.words.zero_()
 
     def read(self) -> StepBlock | None:
-        """Return the oldest entries that were not read yet; ``None`` if there are none.
+        """Return the oldest entries that were not released; ``None`` if there are none.
 
         They are of one launch, and end at the end of the ring at the latest. The words are read
         through a memoryview: a host that has waited long finds little of numpy in its caches.
@@ -189,9 +191,11 @@ class OutputRing:
             is_next = words[last + _SEQUENCE] == number + middle and words[last + _LAUNCH] == launch
             count, most = (middle, most) if is_next else (count, middle - 1)
         copy = memoryview(bytearray(words[begin : begin + count * size])).cast("q")
-        # Last, because the device may write the entries again from now on.
-        words[_READ] = number + count
         return StepBlock(copy, size, self._columns)
+
+    def release(self, block: StepBlock) -> None:
+        """Let the device write the entries of a block again. Call it when the block is kept."""
+        self._words[_READ] = block.number + len(block.places)
 
 
 def _request_of(line: Sequence[int]) -> RequestReport:

@@ -227,6 +227,15 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """Make later work of the current stream run after the loops. Does not wait on CUDA."""
         self._loops.join()
 
+    def stop_loops(self) -> None:
+        """Stop all launches and wait until they have ended. Streams remain readable.
+
+        After an exception in ``launch``, such as a ``KeyboardInterrupt``, the device may have run
+        steps that no stream has. Stop the loops, ``release`` the requests, and ``admit`` them again
+        with the text that is known.
+        """
+        self._loops.stop()
+
     # Life.
 
     def capture(

@@ -58,11 +58,17 @@ class LoopReader:
             launch, sizes = block.launch, block.batch_sizes
             in_flight = self._in_flight.get(launch)
             if in_flight is not None and (received := in_flight[1]()) is not None:
-                received.append(block)
-            for size in {*sizes}:
-                self.steps_by_size[size] += sizes.count(size)
+                _keep(block, received)
             if block.loop_end:
                 self._in_flight.pop(launch, None)
+            self.ring.release(block)  # last, so that an interrupted call is repeated
+            for size in {*sizes}:
+                self.steps_by_size[size] += sizes.count(size)
+
+    def end_all(self) -> None:
+        """Collect all steps of launches that have all ended."""
+        self.collect()
+        self._in_flight.clear()
 
     def advance(self) -> None:
         """Let a loop advance that runs on the host, and collect its steps."""
@@ -75,18 +81,23 @@ class LoopReader:
         self._in_flight[launch] = max_steps, ref(received)
         return StepStream(self, launch, received)
 
-    def wait(self, received: deque[StepBlock]) -> None:
-        """Wait until a stream has received a step.
+    def wait(self, launch: int, received: deque[StepBlock]) -> None:
+        """Wait until the stream of a launch has received a step.
 
         Sleeps for most of the time that the last step took, so that waiting costs little CPU time.
 
         Raises:
-            ReplayError: The device wrote no step for a minute.
+            ReplayError: The device wrote no step for a minute, or all loops were ended.
         """
         self.collect()
         if not received:
             self.advance()
         while not received:
+            if launch not in self._in_flight:
+                raise ReplayError(
+                    f"launch {launch} has ended, and its remaining steps were discarded. Release "
+                    "its requests and admit them again."
+                )
             self._wait_for_any_step()
 
     def _wait_for_any_step(self) -> None:
@@ -184,6 +195,7 @@ class StepStream:
 
     @property
     def _has_unread(self) -> bool:
+        self._discard_read()
         return bool(self._received or length_hint(self._places))
 
     def _current_block(self) -> StepBlock | None:
@@ -192,10 +204,25 @@ class StepStream:
             if self.end is not None:
                 return None
             try:
-                self._reader.wait(self._received)
+                self._discard_read()
+                self._reader.wait(self._launch, self._received)
             except BaseException:  # such as ^C: without a reader, the loop must end
                 self.stop()
                 raise
-            self._block = self._received.popleft()
-            self._places = iter(self._block.places)
+            block = self._received[0]
+            self._block, self._places = block, iter(block.places)
+            self._discard_read()
         return self._block
+
+    def _discard_read(self) -> None:
+        """Remove the current block from those that are to be read."""
+        if self._received and self._received[0] is self._block:
+            self._received.popleft()
+
+
+def _keep(block: StepBlock, received: deque[StepBlock]) -> None:
+    """Append a block, or replace it if an interrupted call had kept, but not released it."""
+    if received and received[-1].number == block.number:
+        received[-1] = block
+    else:
+        received.append(block)

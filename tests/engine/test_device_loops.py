@@ -245,8 +245,6 @@ class TestRunner:
             patch.setattr(graph, "replay", replay_and_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 runner.launch(self.ROWS, max_steps=50)
-        assert loops._ring.num_read
-        assert loops._ring.read() is None, "the ring has room for later launches"
         stream = runner.launch(self.ROWS, max_steps=50)
         found = self.tokens(stream)
         assert stream.end is LoopEnd.IDLE

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from graphkit.engine import FinishReason, SamplingParams
+from graphkit.engine import FinishReason, Request, SamplingParams
 from graphkit.engine.tree_bitmask import tree_bitmask
 from graphkit.errors import ConfigError, InputError
 from graphkit.reference import full_logits
@@ -323,13 +323,16 @@ def test_the_rows_of_a_tree():
     tokens = torch.tensor([[6, 7, 8, 8, 9, 30]])
     child = torch.tensor([[1, 3, 4, -1, -1, -1]])
     sibling = torch.tensor([[-1, 2, 5, -1, -1, -1]])
-    rows = tree_bitmask(
-        [None, matcher], tokens.repeat(2, 1), (child.repeat(2, 1), sibling.repeat(2, 1)), 31
+    free, constrained = (
+        Request(prompt_ids=(1,), sampling=SamplingParams(), context_limit=9, matcher=each)
+        for each in (None, matcher)
     )
+    links = child.repeat(2, 1), sibling.repeat(2, 1)
+    rows = tree_bitmask([free, constrained], tokens.repeat(2, 1), links, 31)
     pick = [1 << 7 | 1 << 30, 1 << 8 | 1 << 30, -1, 1 << 9 | 1 << 30, -1, -1]
     assert rows.flatten().tolist() == [-1] * 6 + pick
     assert matcher.text == [6]
     assert matcher.calls == {"fill": 4, "accept": 3, "rollback": 3}
     cyclic = torch.tensor([[0, 1, 2, 3, 4, 99]])
-    assert len(tree_bitmask([matcher], tokens, (cyclic, cyclic), 31)) == 6
+    assert len(tree_bitmask([constrained], tokens, (cyclic, cyclic), 31)) == 6
     assert matcher.text == [6]

@@ -185,15 +185,15 @@ class ByHand(Callers):
     @rule()
     def post_idle(self):
         self.in_step = False
-        self.try_it(self.runner.buffers.post_idle)
-
-    @rule()
-    def resume(self):
-        self.runner.buffers.mailbox.resume()
+        self.try_it(self._post_idle)
 
     @rule()
     def rewind(self):
         self.runner.buffers.mailbox.rewind()
+
+    def _post_idle(self):
+        with self.runner.buffers.posted():
+            pass
 
     def try_it(self, call):
         try:

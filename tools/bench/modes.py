@@ -37,8 +37,8 @@ def calls(runner: gk.runners.Runner, batch: object) -> dict[str, Callable[[], ob
     (graph,) = runner.backend.graphs  # no other runner uses this backend
 
     def bare() -> None:
-        runner.buffers.post_idle()
-        graph.graph.replay()
+        with runner.buffers.posted():
+            graph.graph.replay()
 
     return {
         "eager": lambda: runner.fall_back(batch),

@@ -80,8 +80,12 @@ def graphkit_variants(runner: gk.TargetVerifyRunner, embeds: torch.Tensor) -> di
         staged.input_embeds = embeds
         staged.replay()
 
+    def post_pads() -> None:
+        with runner.buffers.posted():
+            pass
+
     return {
-        BARE: Variant(lambda _: graph.graph.replay(), prepare=runner.buffers.post_idle),
+        BARE: Variant(lambda _: graph.graph.replay(), prepare=post_pads),
         STAGED: Variant(lambda staged: staged.replay(), prepare=stage),
         "graphkit stage(), copy eight arrays, replay()": Variant(lambda _: stage().replay()),
         GATHERED: Variant(lambda _: gather_and_replay()),

@@ -8,6 +8,7 @@ lost, repeated or taken from another request changes all later ones. There is no
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
@@ -165,4 +166,29 @@ def table_runner(
         device=device,
         chunked_prefill_size=4,
         ring_entries=ring_entries,
+    )
+
+
+def table_engine(
+    table: Table, topk: int, *, max_batch_size: int, **options: Any
+) -> gk.SpeculativeEngine:
+    """Create an engine of the table's step.
+
+    Args:
+        table: The target's.
+        topk: 1 or 2.
+        max_batch_size: Most requests that run at once.
+        **options: Further arguments of ``SpeculativeEngine``.
+    """
+    device = table.next_tokens.device
+    requests = gk.ReqToTokenPool(max_batch_size, CONTEXT, device)
+    pool = gk.MHATokenToKVPool(max_batch_size * CONTEXT, 1, torch.float32, 1, 1, 0, device)
+    drafter = ErringDrafter(table, topk)
+    return gk.SpeculativeEngine(
+        gk.EngineModel(TableForward(table), gk.SdpaAttention(requests, pool)),
+        drafter,
+        spec=gk.SpecConfig("NGRAM", STEPS, topk, drafter.width),
+        sizes=gk.BufferSizes(max_batch_size, CONTEXT, 1, VOCAB, torch.float32),
+        device=device,
+        **options,
     )

@@ -44,8 +44,8 @@ def requests_of(batch, buffers):
 def refreshed(buffers, batch, size):
     """Return every field as a forward sees it after a refresh at a captured size."""
     buffers.prepare(size)
-    buffers.post(batch)
-    buffers.refresh(size)
+    with buffers.posted(batch):
+        buffers.refresh(size)
     view = buffers.view(size)
     return {layout.name: getattr(view, layout.name).clone() for layout in buffers.layouts}
 

@@ -111,8 +111,8 @@ def test_every_field_may_be_bound(make_buffers):
     buffers = make_buffers(bound_fields=names)
     assert buffers.arena.nbytes == 0
     buffers.prepare(2)
-    buffers.post_idle()
-    buffers.refresh(2)
+    with buffers.posted():
+        buffers.refresh(2)
     assert names["input_ids"].tolist() == [0] * 8 + [1] * 8
 
 
@@ -121,8 +121,8 @@ def test_an_idle_post_brings_pads_alone(make_buffers, pass_on, make_batch):
     more = {"input_embeds": np.ones((12, 8)), "custom_mask": np.zeros((3, 4, 4))}
     for _ in range(5):  # every entry has held something else
         pass_on(buffers, make_batch(3, **more, mrope_positions=np.ones((3, 12))), 4)
-    buffers.post_idle()
-    buffers.refresh(4)
+    with buffers.posted():
+        buffers.refresh(4)
     for name in (*NAMES, *OPTIONAL):
         pad = {"seq_lens": 1, "custom_mask": True}.get(name, 0)
         assert getattr(buffers.view(4), name).eq(pad).all(), name
@@ -140,6 +140,6 @@ def test_an_idle_post_pads_what_has_one_row_for_all(
     for _ in range(turns):
         assert pass_on(buffers, mine(**rows), 4).scales.eq(8).all()
     buffers.prepare(4)
-    buffers.post_idle()
-    buffers.refresh(4)
+    with buffers.posted():
+        buffers.refresh(4)
     assert buffers.view(4).scales.eq(3).all()

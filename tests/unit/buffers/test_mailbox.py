@@ -35,6 +35,7 @@ def launch(mailbox, in_flight=None):
 
 def consume(mailbox, upto):
     mailbox.ring[0] = upto
+    mailbox.device_sequence.fill_(upto)
 
 
 def test_turns_go_round(mailbox):
@@ -132,6 +133,27 @@ def test_what_a_launch_reads_lives_until_the_next_one_began(mailbox, lag):
         consumed = int(mailbox.ring[0])
         assert set(range(max(consumed - 1, 0), turn + 1)) <= set(alive)
         assert alive == list(range(max(turn - ENTRIES, 0), turn + 1))
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_launch_that_was_not_committed_is_counted_if_the_device_read_it(
+    verify_layouts, is_launched
+):
+    """``cudaGraphLaunch`` may have enqueued the graph before an interrupt arrived."""
+
+    def wait_for_device():
+        waits.append(mailbox.sequence)
+        consume(mailbox, mailbox.sequence + is_launched)
+
+    waits = []
+    mailbox = Mailbox(tuple(verify_layouts.values()), CPU, wait_for_device=wait_for_device)
+    consume(mailbox, launch(mailbox) + 1)
+    mailbox.post(mailbox.claim(), 2, 8)
+    assert not waits
+    assert mailbox.claim() == 1 + is_launched
+    assert (mailbox.sequence, mailbox.ring[0]) == (1 + is_launched, 1 + is_launched)
+    launch(mailbox)
+    assert waits == [1], "the device is waited for once"
 
 
 def test_rewind_forgets_what_nobody_consumed(mailbox):

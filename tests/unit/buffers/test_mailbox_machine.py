@@ -74,7 +74,8 @@ class Ring(RuleBasedStateMachine):
 
     @rule()
     def post_idle(self):
-        self.buffers.post_idle()
+        with self.buffers.posted():
+            pass
         self.queue.append((4, self.batch(0), []))
 
     @precondition(lambda self: self.queue)

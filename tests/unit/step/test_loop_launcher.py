@@ -71,7 +71,6 @@ def test_a_launch_follows_one_that_failed(is_consumed):
     for number in range(1, 7):
         with pytest.raises(KeyboardInterrupt):
             launches.launch([9], {9}, 1, 100 + number, fail)
-        launches.launcher.resume()
         launches.launch([number], set(), 2, number)
         assert launches.found[-1] == ([number, 0], [False, False], [2], [number])
 

@@ -58,6 +58,13 @@ def reader(writer):
     return LoopReader(writer.ring, lambda: None, lambda: None)
 
 
+def take(ring):
+    """Read and release the oldest entries."""
+    if (block := ring.read()) is not None:
+        ring.release(block)
+    return block
+
+
 def steps_of(block):
     return [StepReport(block, place) for place in block.places]
 
@@ -71,14 +78,14 @@ def test_each_entry_is_read_once_and_in_order(writer, seed):
             expected.append((launch, writer.written, end))
             writer.write(launch, end)
             launch += bool(end)
-        if block := writer.ring.read():
+        if block := take(writer.ring):
             steps = steps_of(block)
             assert {step.launch for step in steps} == {block.launch}
             assert block.loop_end is steps[-1].loop_end
             assert block.batch_sizes == [1] * len(steps)
             found += [(step.launch, step.lines[0][4], step.loop_end) for step in steps]
             assert writer.ring.num_read == len(found)
-    while block := writer.ring.read():
+    while block := take(writer.ring):
         found += [(step.launch, step.lines[0][4], step.loop_end) for step in steps_of(block)]
     assert found == expected
     assert len(found) > 10 * ENTRIES
@@ -89,8 +96,8 @@ def test_all_entries_that_are_there_are_read_at_once():
         writer = Writer()
         for _ in range(count):
             writer.write(1)
-        assert len(writer.ring.read().places) == count
-        assert writer.ring.read() is None
+        assert len(take(writer.ring).places) == count
+        assert take(writer.ring) is None
 
 
 def test_an_entry_without_its_sequence_is_not_read(writer):
@@ -98,15 +105,15 @@ def test_an_entry_without_its_sequence_is_not_read(writer):
     writer.write(1)
     entry = writer.ring.words[RING_WORDS:].view(ENTRIES, -1)[1]
     entry[EntryWord.SEQUENCE] = 0
-    assert len(writer.ring.read().places) == 1
-    assert writer.ring.read() is None
+    assert len(take(writer.ring).places) == 1
+    assert take(writer.ring) is None
     entry[EntryWord.SEQUENCE] = 2
-    assert len(writer.ring.read().places) == 1
+    assert len(take(writer.ring).places) == 1
 
 
 def test_a_report_keeps_its_words_when_the_entry_is_written_again(writer):
     writer.write(1)
-    (step,) = steps_of(writer.ring.read())
+    (step,) = steps_of(take(writer.ring))
     for _ in range(ENTRIES):
         writer.write(2)
     assert (step.launch, step.lines) == (1, [[1, 1, 1, 0, 0, 0]])
@@ -116,7 +123,7 @@ def test_a_report_decodes_the_requests_that_took_part(writer):
     lines = [[5, 2, 2, 0, 7, 8], [0, 0, 0, 0, 0, 0], [2, 2, 1, int(RequestEnd.STOP), 9, 6]]
     writer.write(1)
     writer.write(1, LoopEnd.REQUEST, lines)
-    first, second = steps_of(writer.ring.read())
+    first, second = steps_of(take(writer.ring))
     assert (first.batch_size, first.is_last) == (1, False)
     assert (second.batch_size, second.is_last, second.loop_end) == (3, True, LoopEnd.REQUEST)
     assert second.words.tolist() == lines

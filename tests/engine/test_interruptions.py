@@ -1,0 +1,121 @@
+"""An exception at any line of a step loses no token, row, slot or entry."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphkit.engine import SamplingParams
+from interruptions import lines_of, raising_at
+
+pytestmark = pytest.mark.slow
+
+BENCH = Path(__file__).parents[2] / "tools" / "bench"
+PROMPTS = [[5], [7, 1, 4, 2, 8, 3], [9, 9], [3, 2, 8, 6]]
+COUNTS = [5, 2, 7, 3]
+
+
+@pytest.fixture(scope="module")
+def table_model():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCH)
+        yield importlib.import_module("table_model")
+
+
+class Service:
+    """Requests of which some join while others run, in an engine that may raise at any line."""
+
+    def __init__(self, engine, table):
+        self.engine = engine
+        self.texts = [table.text(p, n, ()) for p, n in zip(PROMPTS, COUNTS, strict=True)]
+        self.requests, self.returned = [], {}
+
+    def submit(self, *indices):
+        for index in indices:
+            sampling = SamplingParams(max_new_tokens=COUNTS[index])
+            self.requests.append(self.engine.submit(PROMPTS[index], sampling))
+
+    def step(self):
+        for request, tokens in self.engine.step():
+            self.returned.setdefault(request, []).extend(tokens)
+
+    def run(self):
+        """Run until all requests have ended."""
+        self.requests, self.returned = [], {}
+        self.submit(0, 1, 2)
+        self.step()
+        self.submit(3)
+        self.finish()
+
+    def finish(self):
+        for _ in range(60):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine has work after 60 steps")
+
+    def check(self):
+        """Compare every text, and look for what the engine holds although nothing runs."""
+        for request, text in zip(self.requests, self.texts, strict=False):
+            assert request.output_ids == text
+            assert request.row == 0
+            # Tokens of a call that was interrupted while it returned are in output_ids alone.
+            returned = self.returned.get(request, [])
+            lost = len(text) - len(returned)
+            assert any(text[:i] + text[i + lost :] == returned for i in range(len(text) + 1))
+        memory = self.engine.memory
+        assert (memory.held_slots, memory.available_slots) == (0, memory.total_slots)
+        assert memory.available_rows == memory.pool.size
+        for runner in self.engine.runners:
+            mailbox = runner.buffers.mailbox
+            assert mailbox.sequence == mailbox.ring[0] or mailbox._posted == mailbox.sequence
+
+
+@pytest.fixture(scope="module", params=["v1", "v2", "v3"])
+def service(request, table_model):
+    table = table_model.Table(torch.device("cpu"))
+    engine = table_model.table_engine(
+        table,
+        2,
+        max_batch_size=3,
+        batch_sizes=[1, 3],
+        generation=request.param,
+        steps_per_launch=3,
+        chunked_prefill_size=4,
+    )
+    with engine:
+        engine.capture()
+        yield Service(engine, table)
+
+
+def is_own(line):
+    """Return whether a line is not shared by all generations."""
+    return "/engine/" in line.code.co_filename or "/step/" in line.code.co_filename
+
+
+def test_an_interrupt_at_any_line(service):
+    """Lines below the engine take turns, since all generations run them."""
+    service.run()
+    counts = lines_of(service.run)
+    service.check()
+    turn = int(service.engine.generation[1:])
+    chosen = [line for i, line in enumerate(counts) if is_own(line) or i % 3 == turn % 3]
+    assert len(chosen) > 200
+    for i, line in enumerate(chosen):
+        occurrence = 1 + i * 7 % counts[line]
+        with raising_at(line, occurrence, KeyboardInterrupt()) as was_raised:
+            try:
+                service.run()
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert not was_raised(), f"{line} swallows an interrupt"
+        try:
+            service.finish()
+            service.check()
+        except BaseException as error:
+            error.add_note(f"after an interrupt at {line}, occurrence {occurrence}")
+            raise
