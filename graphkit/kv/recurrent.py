@@ -14,6 +14,7 @@ import torch
 from graphkit.config import require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.arguments import device_of
+from graphkit.kv.pool_use import UsedPool
 from graphkit.ops.move_kv import buffer_table, move_kv
 
 States = Mapping[str, torch.Tensor]
@@ -51,7 +52,7 @@ class StateSlots:
     is_tree: bool
 
 
-class RecurrentStatePool:
+class RecurrentStatePool(UsedPool):
     """Recurrent states by request row: the committed one, and one after each node of a step.
 
     A verify step reads the committed state and stores the state after every node, rejected ones
@@ -92,6 +93,7 @@ class RecurrentStatePool:
         shapes: Mapping[str, Sequence[int]],
         dtypes: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
     ) -> None:
+        super().__init__()
         for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
             require_int("RecurrentStatePool", field, value)
         _check_shapes(shapes)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from graphkit.attention import PagedAttention
+from graphkit.attention.cache import kv_pools
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, BatchSizes, SizeTable
@@ -40,6 +41,49 @@ class EngineModel:
     attention: PagedAttention
     recurrent_state: RecurrentStatePool | None = None
     draft_token_map: torch.Tensor | None = None
+
+    @property
+    def kv_pools(self) -> tuple[Any, ...]:
+        """The KV pools of all layers, each once: steps store and move tokens in all of them."""
+        return kv_pools(self.attention)
+
+    @property
+    def pools(self) -> tuple[object, ...]:
+        """All pools with state of requests, by slot or by row."""
+        states = () if self.recurrent_state is None else (self.recurrent_state,)
+        return (self.attention.req_to_token_pool, *self.kv_pools, *states)
+
+    def check_kv_pools(self) -> None:
+        """Check that one table of slots addresses all KV pools.
+
+        Raises:
+            ConfigError: A pool of layers with a window has a table of its own, another page size
+                or fewer slots than ``kv_pool``, or a pool cannot move slots.
+        """
+        attention, (pool, *windows) = self.attention, self.kv_pools
+        for each in (pool, *windows):
+            if not callable(getattr(each, "move_kv_cache", None)):
+                raise ConfigError(
+                    f"the attention backend has a KV pool of type {type(each).__name__}, expected "
+                    "a pool with move_kv_cache, such as an MHATokenToKVPool.",
+                    field="kv_pool",
+                )
+        table = getattr(attention, "window_req_to_token_pool", None)
+        if table is not None and table is not attention.req_to_token_pool:
+            raise ConfigError(
+                "window_req_to_token_pool is a table of its own, which no step fills. Pass the "
+                "backend's req_to_token_pool as window_req_to_token_pool, with a window_kv_pool "
+                "of the size of kv_pool.",
+                field="window_req_to_token_pool",
+            )
+        for each in windows:
+            if each.size < pool.size or each.page_size != pool.page_size:
+                raise ConfigError(
+                    f"window_kv_pool has {each.size} slots in pages of {each.page_size}, but a "
+                    f"token has the same slot in kv_pool, which has {pool.size} in pages of "
+                    f"{pool.page_size}. Create window_kv_pool with these sizes.",
+                    field="window_kv_pool",
+                )
 
     def check_recurrent_state(self, spec: SpecConfig) -> None:
         """Check that a target's recurrent state can follow the steps of ``spec``.
@@ -136,6 +180,7 @@ class EngineContext:
         require_type(owner, "target", target, EngineModel, "a graphkit.EngineModel")
         require_type(owner, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
         require_type(owner, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
+        target.check_kv_pools()
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
         _check_pools(pool, spec, sizes)
@@ -170,8 +215,10 @@ class EngineContext:
         """Check that a draft model's pools match the target's.
 
         Raises:
-            ConfigError: The model uses a different request pool, or its KV pool has too few slots.
+            ConfigError: The model uses a different request pool, or its KV pools have too few slots
+                or contradict each other.
         """
+        model.check_kv_pools()
         attention = model.attention
         if attention.req_to_token_pool.req_to_token is not self.req_to_token:
             raise ConfigError(
