@@ -3,49 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
-from erring_oracle import ErringOracle
 
+from decaying_target import (
+    CONTEXT,
+    HIDDEN,
+    REQUESTS,
+    STEPS,
+    VOCAB,
+    DecayingForward,
+    recurrent_engine,
+)
+from erring_oracle import ErringOracle
 from graphkit.attention import SdpaAttention
 from graphkit.config import BufferSizes
 from graphkit.engine import EngineModel, SamplingParams, SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
-from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
 
-VOCAB, HIDDEN, REQUESTS, CONTEXT, STEPS, NEW = 128, 16, 4, 80, 3, 17
-
-
-class DecayingForward:
-    """A target with one decaying sum per request: state = 0.7 * state + embedding."""
-
-    def __init__(self, device: str, width: int) -> None:
-        generator = torch.Generator().manual_seed(2)
-        self.embedding = torch.randn(VOCAB, HIDDEN, generator=generator).to(device)
-        self.head = torch.randn(HIDDEN, VOCAB, generator=generator).to(device)
-        self.states = RecurrentStatePool(REQUESTS, width, 1, device, shapes={"sum": (HIDDEN,)})
-
-    def __call__(self, inputs):
-        def update(states, row):
-            total = 0.7 * states["sum"] + row
-            return {"sum": total}, total
-
-        rows = self.embedding[inputs.input_ids]
-        sums = self.states.scan(0, self.states.slots(inputs), update, rows)
-        return ForwardOutput(next_token_logits=sums @ self.head)
-
-    def plain(self, prompt: Sequence[int], count: int) -> list[int]:
-        ids, total = list(prompt), torch.zeros(HIDDEN, device=self.head.device)
-        for place in range(len(prompt) + count - 1):
-            total = 0.7 * total + self.embedding[ids[place]]
-            if place >= len(prompt) - 1:
-                ids.append(int((total @ self.head).argmax()))
-        return ids[len(prompt) :]
+NEW = 17
 
 
 def mamba_forward(device: str, width: int):
@@ -84,19 +64,10 @@ def target(request, device):
     return SimpleNamespace(forward_of=forward_of, texts=texts)
 
 
-def engine_of(target, device, topk, **options):
+def engine_of(target, topk, *, drafter=None, **options):
     width = STEPS + 1 if topk == 1 else 1 + 2 * STEPS
-    forward = target.forward_of(width)
-    requests = ReqToTokenPool(REQUESTS, CONTEXT, device)
-    pool = MHATokenToKVPool(REQUESTS * CONTEXT, 1, torch.float32, 1, 1, 0, device)
-    options = {"drafter": ErringOracle(target.texts, NEW, topk), **options}
-    return SpeculativeEngine(
-        EngineModel(forward, SdpaAttention(requests, pool), options.pop("states", forward.states)),
-        spec=SpecConfig("NGRAM", STEPS, topk, width, linear_attention=True),
-        sizes=BufferSizes(REQUESTS, CONTEXT, HIDDEN, VOCAB, torch.float32),
-        device=device,
-        **options,
-    )
+    drafter = drafter or ErringOracle(target.texts, NEW, topk)
+    return recurrent_engine(target.forward_of(width), drafter, topk, **options)
 
 
 def run(engine):
@@ -130,7 +101,7 @@ def test_output_is_that_of_plain_decoding(target, device, topk, generation, capt
 def test_without_a_commit_the_output_differs(target, device, topk, monkeypatch):
     """The texts are sensitive to the state: the test above cannot pass by accident."""
     monkeypatch.setattr(RecurrentStatePool, "commit", lambda *_: None)
-    outputs, _ = run(engine_of(target, device, topk))
+    outputs, _ = run(engine_of(target, topk))
     assert outputs != [text[-NEW:] for text in target.texts]
 
 
@@ -154,7 +125,7 @@ class TestPoolsThatDoNotFit:
             made["size"], made["width"], 1, device, shapes={"sum": (HIDDEN,)}
         )
         with pytest.raises(ConfigError) as caught:
-            engine_of(target, device, 1, states=states)
+            engine_of(target, 1, states=states)
         assert caught.value.field == "recurrent_state"
         return str(caught.value)
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from erring_oracle import ErringOracle
+from graphkit.engine import SamplingParams, SpeculativeEngine
+from graphkit.errors import ConfigError
+from graphkit.kv import ReqToTokenPool, TokenToKVPool
+from graphkit.step import SpecStepRunner
 from window_models import (
     CONTEXT,
     REQUESTS,
@@ -14,11 +19,6 @@ from window_models import (
     window_attention,
     window_target,
 )
-
-from graphkit.engine import SamplingParams, SpeculativeEngine
-from graphkit.errors import ConfigError
-from graphkit.kv import ReqToTokenPool, TokenToKVPool
-from graphkit.step import SpecStepRunner
 
 PROMPTS = [[5, 9, 2, 33, 20, 11, 50, 8], [7], [1, 2, 3], [60, 1, 4, 4, 19, 21]]
 NEW = 17

@@ -1,4 +1,4 @@
-"""A target with a full layer between two layers with a window, which may have a pool of their own."""
+"""A target with a full layer between two layers with a window, which may have their own pool."""
 
 from __future__ import annotations
 
