@@ -11,7 +11,7 @@ from decaying_target import STEPS, DecayingForward, recurrent_engine
 from erring_oracle import ErringOracle
 from graphkit.engine import DraftTree, SamplingParams
 
-NEW, SEEDS = 15, 18
+NEW = 15
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6], [33, 20, 11, 50]]
 
 
@@ -52,12 +52,12 @@ class Shuffled(ErringOracle):
         """Node numbers do not ascend along a path."""
 
 
-@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
-def test_recurrent_states_follow_the_tree_in_any_order(device, generation):
+@pytest.mark.parametrize(("generation", "seeds"), [("v1", 18), ("v2", 18), ("v3", 4)])
+def test_recurrent_states_follow_the_tree_in_any_order(device, generation, seeds):
     forward = DecayingForward(device, 1 + 2 * STEPS)
     texts = [[*prompt, *forward.plain(prompt, NEW)] for prompt in PROMPTS]
     counts = torch.zeros(2, dtype=torch.int64, device=device)
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         drafter = Shuffled(texts, NEW, 2)
         drafter.random = random.Random(seed)
         with recurrent_engine(
@@ -70,5 +70,5 @@ def test_recurrent_states_follow_the_tree_in_any_order(device, generation):
         assert [request.output_ids for request in requests] == [text[-NEW:] for text in texts]
         counts += drafter.counts
     trees, reversed_trees = counts.tolist()
-    assert trees > 400
+    assert trees > 23 * seeds
     assert reversed_trees > trees / 2, "a child is in front of its parent"

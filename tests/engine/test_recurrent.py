@@ -85,7 +85,7 @@ def run(engine):
 def test_output_is_that_of_plain_decoding(target, device, topk, generation, captured):
     drafter = ErringOracle(target.texts, NEW, topk)
     engine = engine_of(
-        target, device, topk, drafter=drafter, generation=generation, batch_sizes=[1, 4],
+        target, topk, drafter=drafter, generation=generation, batch_sizes=[1, 4],
         chunked_prefill_size=6,
     )  # fmt: skip
     if captured:
