@@ -72,7 +72,6 @@ class PagedCache:
 
 
 def kv_pools(attention: Any) -> tuple[Any, ...]:
-    """Return the KV pools of a backend, each once: ``kv_pool``, and ``window_kv_pool`` if any."""
-    window = getattr(attention, "window_kv_pool", None)
-    pools = (attention.kv_pool, attention.kv_pool if window is None else window)
-    return pools if pools[0] is not pools[1] else pools[:1]
+    """Return the KV pools of a backend, each once: ``kv_pool`` and ``window_kv_pool``, if any."""
+    pools = (getattr(attention, name, None) for name in ("kv_pool", "window_kv_pool"))
+    return tuple({id(pool): pool for pool in pools if pool is not None}.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, BatchSizes, SizeTable
 from graphkit.kv import RecurrentStatePool, ReqToTokenPool
 from graphkit.ops import philox_uniform
+from graphkit.runners.settings import is_checking
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
 from graphkit.step.request_state import RequestState
 
@@ -129,7 +131,7 @@ class EngineContext:
         kv_slots: Slots that every KV pool must have.
         device: The device of all tensors.
         runner_options: Keyword arguments that every runner of the engine takes: ``batch_sizes``,
-            ``device`` and ``backend``.
+            ``device``, ``backend`` and ``check``.
         structured_output: Whether verify takes a token bitmask.
     """
 
@@ -158,6 +160,7 @@ class EngineContext:
         chunked_prefill_size: int,
         structured_output: bool = False,
         debug: bool = False,
+        check: bool | None = None,
     ) -> EngineContext:
         """Create the context of a target, whose pools all models share.
 
@@ -172,6 +175,7 @@ class EngineContext:
             chunked_prefill_size: Most prompt tokens per forward.
             structured_output: Whether verify takes a token bitmask.
             debug: See ``FutureMap``.
+            check: As for ``Runner``.
 
         Raises:
             ConfigError: An argument has a wrong type, settings and pools contradict each other, or
@@ -180,6 +184,7 @@ class EngineContext:
         require_type(owner, "target", target, EngineModel, "a graphkit.EngineModel")
         require_type(owner, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
         require_type(owner, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
+        require_type(owner, "check", check, (bool, NoneType), "True, False or None")
         target.check_kv_pools()
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
@@ -207,6 +212,7 @@ class EngineContext:
                 "batch_sizes": SizeTable(sizes.max_batch_size, batch_sizes).sizes,
                 "device": backend.device,
                 "backend": backend,
+                "check": is_checking(check),
             },
             structured_output=structured_output,
         )
@@ -232,6 +238,11 @@ class EngineContext:
                 f"has {self.kv_slots}. Give the draft model a KV pool of at least that size.",
                 field="drafter",
             )
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether the checking mode is on; see ``Runner``."""
+        return bool(self.runner_options["check"])
 
     @property
     def verify_width(self) -> int:

@@ -47,9 +47,8 @@ def _kv_buffers(step: DeviceStep) -> dict[str, torch.Tensor]:
     """Return the KV buffers of target and drafter by name; runners may share a pool."""
     pools: dict[int, tuple[str, Any]] = {}
     for runner in step.runners:
-        if hasattr(runner.attention, "kv_pool"):
-            for pool in kv_pools(runner.attention):
-                pools.setdefault(id(pool), (runner.mode.name, pool))
+        for pool in kv_pools(runner.attention):
+            pools.setdefault(id(pool), (runner.mode.name, pool))
     return {
         f"KV {mode} {name}": each
         for mode, pool in pools.values()
