@@ -7,7 +7,7 @@ Suffixes: T rows, M key-value heads, D head size of keys, E head size of values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphkit.config import require_type
 from graphkit.errors import ConfigError
@@ -57,6 +57,10 @@ class PagedCache:
                 field=field,
             )
 
+    def shares_pages(self, other: PagedCache) -> bool:
+        """Return whether a token is in the same page of both pools."""
+        return self.requests is other.requests and self.pool.page_size == other.pool.page_size
+
     def store(
         self, layer: int, loc_T: torch.Tensor, key_TMD: torch.Tensor, value_TME: torch.Tensor
     ) -> None:
@@ -65,3 +69,9 @@ class PagedCache:
             self.pool.set_mla_kv_buffer(layer, loc_T, key_TMD, value_TME)
         else:
             self.pool.set_kv_buffer(layer, loc_T, key_TMD, value_TME)
+
+
+def kv_pools(attention: Any) -> tuple[Any, ...]:
+    """Return the KV pools of a backend, each once: ``kv_pool`` and ``window_kv_pool``, if any."""
+    pools = (getattr(attention, name, None) for name in ("kv_pool", "window_kv_pool"))
+    return tuple({id(pool): pool for pool in pools if pool is not None}.values())

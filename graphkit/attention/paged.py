@@ -37,11 +37,16 @@ class PagedAttention(AttentionBackend):
             projections, on the same device.
         scale: Factor on the scores; by default ``head_dim ** -0.5``. A pool of latents has no
             default, since its rows are longer than the heads that the model was trained with.
-        window_req_to_token_pool: Slots of each request in ``window_kv_pool``.
-        window_kv_pool: A pool for layers with a window, whose old slots an engine may reuse. Layers
-            are numbered from 0 in each pool. Without it one pool holds all layers.
+        window_req_to_token_pool: Slots of each request in ``window_kv_pool``. With
+            ``req_to_token_pool`` itself, a token has the same slot in both pools. A table of its
+            own lets a scheduler reuse the slots of tokens that have left the window;
+            ``SpeculativeEngine`` and ``SpecStepRunner`` fill and read one table alone, and refuse
+            it.
+        window_kv_pool: A pool for layers with a window. Layers are numbered from 0 in each pool.
+            Without it one pool holds all layers.
 
     Attributes:
+        req_to_token_pool, kv_pool, window_req_to_token_pool, window_kv_pool: As passed.
         pool_types: Pools that the backend can read; a subclass for fewer overrides it.
 
     Raises:
@@ -63,6 +68,8 @@ class PagedAttention(AttentionBackend):
         # Set first: what these pools hold is named by them.
         self.req_to_token_pool = req_to_token_pool
         self.kv_pool = kv_pool
+        self.window_req_to_token_pool = window_req_to_token_pool
+        self.window_kv_pool = window_kv_pool
         self._cache = self._window_cache = PagedCache(req_to_token_pool, kv_pool)
         self._cache.check(name, self.pool_types, "")
         require_type(name, "scale", scale, (int, float, NoneType), "a number or None")
@@ -133,7 +140,7 @@ class PagedAttention(AttentionBackend):
 
         cache_seqlens, cu_seqlens_q, cu_seqlens_k, page_table = lengths_and_table(self._cache)
         window_page_table = page_table
-        if self._window_cache is not self._cache:
+        if not self._window_cache.shares_pages(self._cache):
             *_, window_page_table = lengths_and_table(self._window_cache)
         return AttentionMetadata(
             cache_seqlens=cache_seqlens,

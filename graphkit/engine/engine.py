@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Literal, Self
@@ -20,6 +21,7 @@ from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
+from graphkit.kv.pool_use import PoolUse, check_unused
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
     DeviceStep,
@@ -39,8 +41,9 @@ class SpeculativeEngine:
     until ``capture`` has been called, and is counted as a fallback then.
 
     The engine allocates rows and KV slots from the target's pools and frees them when a request
-    finishes or the engine closes. It is a context manager that closes on exit, and is not
-    thread-safe.
+    finishes or the engine closes. Nothing else may allocate from these pools until then. It is a
+    context manager that closes on exit, and is not thread-safe. An engine that is dropped without
+    ``close`` frees its pools when Python collects it.
 
     An exception ends no request but those that caused it. After a ``step`` that raised at any
     point, such as a ``KeyboardInterrupt``, the next one prefills the running requests again, prompt
@@ -88,10 +91,10 @@ class SpeculativeEngine:
         group: As passed.
 
     Raises:
-        ConfigError: An argument has a wrong type, settings or pools contradict each other, the
-            drafter or the algorithm does not implement its interface, ``generation="v3"`` cannot
-            run, or ``spec.linear_attention`` is set for a target without ``recurrent_state``:
-            rejected drafts would stay in its state.
+        ConfigError: An argument has a wrong type, settings or pools contradict each other, an open
+            engine or ``SpecStepRunner`` uses the pools, the drafter or the algorithm does not
+            implement its interface, ``generation="v3"`` cannot run, or ``spec.linear_attention`` is
+            set for a target without ``recurrent_state``: rejected drafts would stay in its state.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class SpeculativeEngine:
         )
         self.spec, self.sizes, self.device = spec, sizes, context.device
         self.structured_output = structured_output
+        check_unused("SpeculativeEngine", target.pools, allocates=True)
         device_step = DeviceStep(target, drafter, context)
         loop_refusal = "" if group is not None else backend.loop_refusal
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
@@ -182,6 +186,9 @@ class SpeculativeEngine:
         self._errors: list[Exception] = []
         """Errors of requests that no step has raised yet."""
         self._is_interrupted = self._closed = self._is_released = False
+        # Last, so that an engine that could not be created does not hold its pools.
+        self._use = PoolUse("SpeculativeEngine", device_step.pools, allocates=True)
+        weakref.finalize(self, _free, self._steps, self.memory).atexit = False
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
@@ -394,6 +401,7 @@ class SpeculativeEngine:
             self._queue.requeue()
             for request in self._queue.clear():
                 self._tally.add(request)
+            self._use.end()
         self._is_released = True
 
     def __enter__(self) -> Self:
@@ -455,6 +463,12 @@ class SpeculativeEngine:
         if self._batch is None or self._batch.requests != running:
             self._batch = RunningBatch(running, self.device)
         return self._batch
+
+
+def _free(schedule: Generation, memory: RequestMemory) -> None:
+    """Free what an engine holds that was dropped without ``close``."""
+    schedule.interrupt()
+    memory.free_all()
 
 
 def _check_generation(generation: object) -> None:

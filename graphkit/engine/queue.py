@@ -168,7 +168,7 @@ class RequestQueue:
             request.resume()
         self._waiting = deque(request for request in requests if not request.is_finished)
         self.running = [request for request in requests if request.is_finished]
-        self._memory.reset()
+        self._memory.free_all()
         finished, self.running = self.running, []
         return finished
 

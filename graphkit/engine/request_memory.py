@@ -27,17 +27,13 @@ class RequestMemory:
     def __init__(self, req_to_token_pool: ReqToTokenPool, size: int, page_size: int) -> None:
         self.pool = req_to_token_pool
         self.page_size = page_size
-        self._size, self._rows = size, req_to_token_pool.free_rows()
+        self._size, self._rows_of_others = size, req_to_token_pool.allocated()
         self._allocator = TokenSlotAllocator(size, page_size)
         self._slots: dict[int, list[int]] = {}
         self._promised: dict[int, int] = {}
+        self._total_promised = 0
         self.total_slots = self._allocator.available
         """Slots available to all requests together."""
-
-    @property
-    def available_slots(self) -> int:
-        """Slots that no request holds."""
-        return self._allocator.available
 
     @property
     def available_rows(self) -> int:
@@ -47,7 +43,7 @@ class RequestMemory:
     @property
     def held_slots(self) -> int:
         """Slots that requests hold."""
-        return sum(len(slots) for slots in self._slots.values())
+        return self.total_slots - self._allocator.available
 
     def whole_pages(self, num_tokens: int) -> int:
         """Round a number of tokens up to slots of whole pages."""
@@ -55,13 +51,14 @@ class RequestMemory:
 
     def has_room(self, max_tokens: int) -> bool:
         """Return whether a request of at most ``max_tokens`` can be promised its slots now."""
-        promised = sum(self._promised.values()) + self.whole_pages(max_tokens)
+        promised = self._total_promised + self.whole_pages(max_tokens)
         return self.available_rows > 0 and promised <= self.total_slots
 
     def allocate_row(self, max_tokens: int) -> int:
         """Allocate a row to a request of at most ``max_tokens``; requires ``has_room``."""
         (row,) = self.pool.alloc(1)
         self._slots[row], self._promised[row] = [], self.whole_pages(max_tokens)
+        self._total_promised += self._promised[row]
         return row
 
     def reserve(self, lengths: Iterable[tuple[int, int]]) -> None:
@@ -95,14 +92,15 @@ class RequestMemory:
         self._allocator.free(held[keep:])
         del held[keep:]
 
-    def reset(self) -> None:
-        """Free all rows and slots, also after an exception at any line of this object."""
-        self._slots, self._promised = {}, {}
-        self._allocator = TokenSlotAllocator(self._size, self.page_size)
-        self.pool.reset(self._rows)
-
     def free_row(self, row: int) -> None:
         """Free a row and all its slots."""
         self.shrink(row, 0)
-        del self._slots[row], self._promised[row]
+        self._total_promised -= self._promised.pop(row)
+        del self._slots[row]
         self.pool.free([row])
+
+    def free_all(self) -> None:
+        """Free all rows and slots. Repairs what an exception in another method left behind."""
+        self._slots, self._promised, self._total_promised = {}, {}, 0
+        self._allocator = TokenSlotAllocator(self._size, self.page_size)
+        self.pool.reset(self._rows_of_others)

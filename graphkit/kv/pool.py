@@ -7,12 +7,13 @@ import torch
 from graphkit.config import require_int
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.arguments import device_of
+from graphkit.kv.pool_use import UsedPool
 from graphkit.ops.move_kv import buffer_table, move_kv
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-class TokenToKVPool:
+class TokenToKVPool(UsedPool):
     """Buffers addressed by token slot, at least one per layer.
 
     Slots ``page_size`` to ``page_size + size - 1`` are for tokens. The first page is the dummy that
@@ -41,6 +42,7 @@ class TokenToKVPool:
         device: torch.device | str,
         **dims: int,
     ) -> None:
+        super().__init__()
         name = type(self).__name__
         for field, value in ({"size": size, "page_size": page_size} | dims).items():
             require_int(name, field, value)

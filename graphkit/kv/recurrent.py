@@ -14,7 +14,9 @@ import torch
 from graphkit.config import require_int, require_type
 from graphkit.errors import AttentionError, ConfigError
 from graphkit.kv.arguments import device_of
+from graphkit.kv.pool_use import UsedPool
 from graphkit.ops.move_kv import buffer_table, move_kv
+from graphkit.ops.tree_nodes import parents_and_depths
 
 States = Mapping[str, torch.Tensor]
 """One tensor per kind of state, ``[B, *shape]``."""
@@ -43,15 +45,16 @@ class StateSlots:
             committed state for a root.
         after: [B, N] int64, slot of the state after each node. Nodes before the last W have none:
             there it is the committed state's and must not be written.
-        is_tree: Whether a node may follow another node than the one before it.
+        order: [B, N] int64, an order of each request's nodes in which every node follows its
+            parent; ``None`` for chains, whose nodes are in that order.
     """
 
     before: torch.Tensor
     after: torch.Tensor
-    is_tree: bool
+    order: torch.Tensor | None = None
 
 
-class RecurrentStatePool:
+class RecurrentStatePool(UsedPool):
     """Recurrent states by request row: the committed one, and one after each node of a step.
 
     A verify step reads the committed state and stores the state after every node, rejected ones
@@ -92,6 +95,7 @@ class RecurrentStatePool:
         shapes: Mapping[str, Sequence[int]],
         dtypes: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
     ) -> None:
+        super().__init__()
         for field, value in {"size": size, "width": width, "layer_num": layer_num}.items():
             require_int("RecurrentStatePool", field, value)
         _check_shapes(shapes)
@@ -164,11 +168,11 @@ class RecurrentStatePool:
         if mask is None:
             node = torch.arange(nodes, device=committed.device) - max(0, nodes - self.width)
             before, after = node.clamp(min=0), (node + 1).clamp(min=0)
-            return StateSlots(committed + before, committed + after, is_tree=False)
+            return StateSlots(committed + before, committed + after)
         node = self._node[:nodes]
-        # Ancestors precede their descendants, so the last one is the parent. -1 is no ancestor.
-        parents = torch.where(mask[:, :, :nodes].tril(-1), node, -1).amax(2)
-        return StateSlots(committed + 1 + parents, committed + 1 + node, is_tree=True)
+        parents, depths = parents_and_depths(mask[:, :, :nodes])
+        order = depths.argsort(dim=1, stable=True)
+        return StateSlots(committed + 1 + parents, committed + 1 + node, order)
 
     def load(self, layer: int, slots: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a copy of the states in ``slots``, int64 [B], by kind, each ``[B, *shape]``."""
@@ -186,14 +190,14 @@ class RecurrentStatePool:
         update: Callable[..., tuple[States, torch.Tensor]],
         *rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Run a recurrence over the nodes of each request, in the order of the batch.
+        """Run a recurrence over the nodes of each request, parents before their children.
 
         ``update(states, *node_rows)`` receives the states before one node of each request and that
         node's rows, [B, ...] each. It returns the states after it and the node's output. The
         states after the last W nodes are stored for ``commit``.
 
         A layer with a kernel for whole chunks may replace ``scan``: it loads ``slots.before`` and
-        stores ``slots.after`` of the last W nodes itself.
+        stores ``slots.after`` of the last W nodes itself, those of a tree in ``slots.order``.
 
         Args:
             layer: The recurrent layer, counted from 0.
@@ -205,17 +209,25 @@ class RecurrentStatePool:
             The outputs of all rows, [T, ...].
         """
         nodes = slots.after.shape[1]
-        by_node = [each.unflatten(0, slots.after.shape) for each in rows]
+        before, after, order = slots.before, slots.after, slots.order
+        by_node = [each.unflatten(0, after.shape) for each in rows]
+        if order is not None:
+            request = torch.arange(len(order), device=order.device)[:, None]
+            before, after = before.gather(1, order), after.gather(1, order)
+            by_node = [each[request, order] for each in by_node]
         outputs = []
         states: States = {}
         for node in range(nodes):
-            if node == 0 or slots.is_tree:
-                states = self.load(layer, slots.before[:, node])
+            if node == 0 or order is not None:
+                states = self.load(layer, before[:, node])
             states, output = update(states, *(each[:, node] for each in by_node))
             if node >= nodes - self.width:
-                self.store(layer, slots.after[:, node], states)
+                self.store(layer, after[:, node], states)
             outputs.append(output)
-        return torch.stack(outputs, 1).flatten(0, 1)
+        stacked = torch.stack(outputs, 1)
+        if order is not None:
+            stacked = torch.empty_like(stacked).index_put_((request, order), stacked)
+        return stacked.flatten(0, 1)
 
     def reset(self, req_pool_indices: torch.Tensor) -> None:
         """Set the committed states of rows, int64 [B], to the initial state, zeros."""

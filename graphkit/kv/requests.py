@@ -9,9 +9,11 @@ import torch
 from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
 from graphkit.kv.arguments import device_of, ints_to_free
+from graphkit.kv.free_list import FreeList
+from graphkit.kv.pool_use import UsedPool
 
 
-class ReqToTokenPool:
+class ReqToTokenPool(UsedPool):
     """A table of KV slots, one row per running request.
 
     Row 0 belongs to pad rows: it is never allocated and stays zero, so that a pad row reads the
@@ -30,6 +32,7 @@ class ReqToTokenPool:
     """
 
     def __init__(self, size: int, max_context_len: int, device: torch.device | str) -> None:
+        super().__init__()
         require_int("ReqToTokenPool", "size", size)
         require_int("ReqToTokenPool", "max_context_len", max_context_len)
         self.size = size
@@ -37,12 +40,12 @@ class ReqToTokenPool:
         self.device = device_of(type(self).__name__, device)
         shape = (size + 1, max_context_len)
         self.req_to_token = torch.zeros(shape, dtype=torch.int32, device=self.device)
-        self._free = list(range(size, 0, -1))
+        self._rows = FreeList(size)
 
     @property
     def available(self) -> int:
         """Number of free rows."""
-        return len(self._free)
+        return len(self._rows)
 
     def alloc(self, n: int) -> list[int]:
         """Allocate ``n`` rows, lowest numbers first in a new pool.
@@ -51,21 +54,20 @@ class ReqToTokenPool:
             AttentionError: ``n`` is no int, negative or more than ``available``; no row was
                 allocated.
         """
-        if not is_int(n) or not 0 <= n <= len(self._free):
+        if not is_int(n) or not 0 <= n <= self.available:
             raise AttentionError(
-                f"ReqToTokenPool cannot allocate {n} rows: {len(self._free)} of {self.size} are "
+                f"ReqToTokenPool cannot allocate {n} rows: {self.available} of {self.size} are "
                 "free. Free the rows of finished requests or use a larger pool."
             )
-        return [self._free.pop() for _ in range(n)]
+        return self._rows.alloc(n)
 
-    def free_rows(self) -> frozenset[int]:
-        """Return the rows that are free."""
-        return frozenset(self._free)
+    def allocated(self) -> list[int]:
+        """Return the rows that are allocated."""
+        return self._rows.allocated()
 
-    def reset(self, rows: Collection[int]) -> None:
-        """Free rows, whether they are allocated or not."""
-        free = {*self._free, *rows}
-        self._free = sorted(free, reverse=True)
+    def reset(self, allocated: Collection[int] = ()) -> None:
+        """Allocate exactly these rows, and free all others."""
+        self._rows = FreeList(self.size, allocated)
 
     def free(self, rows: Iterable[int]) -> None:
         """Free rows.
@@ -74,16 +76,16 @@ class ReqToTokenPool:
             AttentionError: A row is row 0, is not in the table, or is already free; no row was
                 freed.
         """
-        rows, free = ints_to_free("ReqToTokenPool", rows), set(self._free)
+        rows, freed = ints_to_free("ReqToTokenPool", rows), set[int]()
         for row in rows:
             if not 1 <= row <= self.size:
                 raise AttentionError(
                     f"ReqToTokenPool cannot free row {row}: expected 1 to {self.size}, since "
                     "row 0 belongs to pad rows. Free only rows that alloc returned."
                 )
-            if row in free:
+            if row in freed or not self._rows.is_allocated(row):
                 raise AttentionError(
                     f"ReqToTokenPool row {row} is already free. Free each row once."
                 )
-            free.add(row)
-        self._free.extend(reversed(rows))
+            freed.add(row)
+        self._rows.free(rows)

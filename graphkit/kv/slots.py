@@ -9,13 +9,15 @@ import torch
 from graphkit.config import is_int, require_int
 from graphkit.errors import AttentionError
 from graphkit.kv.arguments import device_of, ints_to_free
+from graphkit.kv.free_list import FreeList
 
 
 class TokenSlotAllocator:
     """Allocates the slots of a KV pool in whole pages.
 
     The free list is on the host: ``alloc`` does not wait for the device, ``free`` of a CUDA tensor
-    waits for its copy (pass ints if the host has them).
+    waits for its copy (pass ints if the host has them). The time of both depends on the slots that
+    they allocate or free, not on ``size``.
 
     Args:
         size: The pool's ``size``; an incomplete page at its end stays unused.
@@ -31,13 +33,12 @@ class TokenSlotAllocator:
         require_int("TokenSlotAllocator", "page_size", page_size)
         self.page_size = page_size
         self.device = device_of(type(self).__name__, device)
-        self._pages = size // page_size
-        self._free = list(range(self._pages, 0, -1))
+        self._pages = FreeList(size // page_size)
 
     @property
     def available(self) -> int:
         """Number of free slots."""
-        return len(self._free) * self.page_size
+        return len(self._pages) * self.page_size
 
     def alloc(self, n: int) -> torch.Tensor:
         """Allocate ``n`` slots, [n] int64 on the device: whole pages, the slots of each in order.
@@ -47,13 +48,13 @@ class TokenSlotAllocator:
                 slot was allocated.
         """
         count = self._whole_pages(n, "allocate")
-        if count > len(self._free):
+        if count > len(self._pages):
             raise AttentionError(
                 f"TokenSlotAllocator cannot allocate {n} slots: {self.available} of "
-                f"{self._pages * self.page_size} are free. Free the slots of finished requests, "
-                "or use a larger KV pool."
+                f"{self._pages.count * self.page_size} are free. Free the slots of finished "
+                "requests, or use a larger KV pool."
             )
-        first = torch.tensor([self._free.pop() for _ in range(count)], dtype=torch.int64)
+        first = torch.tensor(self._pages.alloc(count), dtype=torch.int64)
         slots = (first[:, None] * self.page_size + torch.arange(self.page_size)).flatten()
         return slots.to(self.device, non_blocking=True)
 
@@ -66,10 +67,9 @@ class TokenSlotAllocator:
         """
         given = ints_to_free("TokenSlotAllocator", slots)
         count = self._whole_pages(len(given), "free")
-        pages = dict.fromkeys(slot // self.page_size for slot in given)
-        free = set(self._free)
+        pages = list(dict.fromkeys(slot // self.page_size for slot in given))
         for page in pages:
-            if page in free or not 1 <= page <= self._pages:
+            if not self._pages.is_allocated(page):
                 raise AttentionError(
                     f"TokenSlotAllocator cannot free slot {page * self.page_size}: it is "
                     "already free or was never allocated. Free each slot of alloc once."
@@ -79,7 +79,7 @@ class TokenSlotAllocator:
                 f"TokenSlotAllocator got {len(given)} slots of {len(pages)} pages of "
                 f"{self.page_size}: a slot is missing or occurs twice. Free whole pages, once."
             )
-        self._free.extend(reversed(pages))
+        self._pages.free(pages)
 
     def _whole_pages(self, n: int, verb: str) -> int:
         pages, odd = divmod(n, self.page_size) if is_int(n) else (0, True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
 
 from graphkit.attention import PagedAttention
+from graphkit.attention.cache import kv_pools
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, BatchSizes, SizeTable
 from graphkit.kv import RecurrentStatePool, ReqToTokenPool
 from graphkit.ops import philox_uniform
+from graphkit.runners.settings import is_checking
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
 from graphkit.step.request_state import RequestState
 
@@ -40,6 +43,49 @@ class EngineModel:
     attention: PagedAttention
     recurrent_state: RecurrentStatePool | None = None
     draft_token_map: torch.Tensor | None = None
+
+    @property
+    def kv_pools(self) -> tuple[Any, ...]:
+        """The KV pools of all layers, each once: steps store and move tokens in all of them."""
+        return kv_pools(self.attention)
+
+    @property
+    def pools(self) -> tuple[object, ...]:
+        """All pools with state of requests, by slot or by row."""
+        states = () if self.recurrent_state is None else (self.recurrent_state,)
+        return (self.attention.req_to_token_pool, *self.kv_pools, *states)
+
+    def check_kv_pools(self) -> None:
+        """Check that one table of slots addresses all KV pools.
+
+        Raises:
+            ConfigError: A pool of layers with a window has a table of its own, another page size
+                or fewer slots than ``kv_pool``, or a pool cannot move slots.
+        """
+        attention, (pool, *windows) = self.attention, self.kv_pools
+        for each in (pool, *windows):
+            if not callable(getattr(each, "move_kv_cache", None)):
+                raise ConfigError(
+                    f"the attention backend has a KV pool of type {type(each).__name__}, expected "
+                    "a pool with move_kv_cache, such as an MHATokenToKVPool.",
+                    field="kv_pool",
+                )
+        table = getattr(attention, "window_req_to_token_pool", None)
+        if table is not None and table is not attention.req_to_token_pool:
+            raise ConfigError(
+                "window_req_to_token_pool is a table of its own, which no step fills. Pass the "
+                "backend's req_to_token_pool as window_req_to_token_pool, with a window_kv_pool "
+                "of the size of kv_pool.",
+                field="window_req_to_token_pool",
+            )
+        for each in windows:
+            if each.size < pool.size or each.page_size != pool.page_size:
+                raise ConfigError(
+                    f"window_kv_pool has {each.size} slots in pages of {each.page_size}, but a "
+                    f"token has the same slot in kv_pool, which has {pool.size} in pages of "
+                    f"{pool.page_size}. Create window_kv_pool with these sizes.",
+                    field="window_kv_pool",
+                )
 
     def check_recurrent_state(self, spec: SpecConfig) -> None:
         """Check that a target's recurrent state can follow the steps of ``spec``.
@@ -85,7 +131,7 @@ class EngineContext:
         kv_slots: Slots that every KV pool must have.
         device: The device of all tensors.
         runner_options: Keyword arguments that every runner of the engine takes: ``batch_sizes``,
-            ``device`` and ``backend``.
+            ``device``, ``backend`` and ``check``.
         structured_output: Whether verify takes a token bitmask.
     """
 
@@ -114,6 +160,7 @@ class EngineContext:
         chunked_prefill_size: int,
         structured_output: bool = False,
         debug: bool = False,
+        check: bool | None = None,
     ) -> EngineContext:
         """Create the context of a target, whose pools all models share.
 
@@ -128,6 +175,7 @@ class EngineContext:
             chunked_prefill_size: Most prompt tokens per forward.
             structured_output: Whether verify takes a token bitmask.
             debug: See ``FutureMap``.
+            check: As for ``Runner``.
 
         Raises:
             ConfigError: An argument has a wrong type, settings and pools contradict each other, or
@@ -136,6 +184,8 @@ class EngineContext:
         require_type(owner, "target", target, EngineModel, "a graphkit.EngineModel")
         require_type(owner, "spec", spec, SpecConfig, "a graphkit.SpecConfig")
         require_type(owner, "sizes", sizes, BufferSizes, "a graphkit.BufferSizes")
+        require_type(owner, "check", check, (bool, NoneType), "True, False or None")
+        target.check_kv_pools()
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
         _check_pools(pool, spec, sizes)
@@ -162,6 +212,7 @@ class EngineContext:
                 "batch_sizes": SizeTable(sizes.max_batch_size, batch_sizes).sizes,
                 "device": backend.device,
                 "backend": backend,
+                "check": is_checking(check),
             },
             structured_output=structured_output,
         )
@@ -170,8 +221,10 @@ class EngineContext:
         """Check that a draft model's pools match the target's.
 
         Raises:
-            ConfigError: The model uses a different request pool, or its KV pool has too few slots.
+            ConfigError: The model uses a different request pool, or its KV pools have too few slots
+                or contradict each other.
         """
+        model.check_kv_pools()
         attention = model.attention
         if attention.req_to_token_pool.req_to_token is not self.req_to_token:
             raise ConfigError(
@@ -185,6 +238,11 @@ class EngineContext:
                 f"has {self.kv_slots}. Give the draft model a KV pool of at least that size.",
                 field="drafter",
             )
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether the checking mode is on; see ``Runner``."""
+        return bool(self.runner_options["check"])
 
     @property
     def verify_width(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from graphkit.attention.cache import kv_pools
 from graphkit.graphs import scope
 from graphkit.runners import Runner
 from graphkit.step.context import EngineContext, EngineModel
@@ -42,6 +43,7 @@ class DeviceStep:
     Attributes:
         state: State of the requests.
         runners: The runner of each mode, the target's first.
+        pools: All pools with state of requests, by slot or by row.
         slots_ahead: KV slots that one step writes behind the committed tokens of a request.
         max_path: Most tokens that one step can accept, bonus included.
 
@@ -61,6 +63,8 @@ class DeviceStep:
         self.state = context.state
         self.verifier = verifier = Verifier(target, context, self.state, self.max_path)
         self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *self.drafter.runners)
+        drafts = (pool for each in self.drafter.runners for pool in kv_pools(each.attention))
+        self.pools = (*target.pools, *drafts)
         self.slots_ahead = max(context.verify_width, self.drafter.slots_needed)
         checks = (runner.buffers.value_checks for runner in self.runners)
         self._value_checks = tuple(each for each in checks if each is not None)

@@ -15,7 +15,6 @@ from graphkit.errors import ConfigError, InputError
 from graphkit.graphs import is_capturing
 from graphkit.ops.argument_rules import describe
 from graphkit.runners import Runner
-from graphkit.runners.settings import is_checking
 from graphkit.spec.signatures import signature_mismatch
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
@@ -118,10 +117,10 @@ def check_tree(
             )
     if is_capturing():
         return
-    if device.type == "cpu" or is_checking():
+    if device.type == "cpu" or context.is_checking:
         drafts = tree.draft_tokens.view(batch_size, width)[:, 1:]
         _check_vocabulary(method, drafts.cpu(), context)
-    if is_checking():
+    if context.is_checking:
         check_links(method, tree, is_chain=context.spec.topk == 1)
         if tree.draft_probs is not None:
             check_probs(method, tree, tree.draft_probs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import NoneType
@@ -15,7 +16,8 @@ from torch import nn
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError
-from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for
+from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for, scope
+from graphkit.kv.pool_use import PoolUse, check_unused
 from graphkit.records import CaptureRecord, ReplayStats, SizeRecord
 from graphkit.runners import StepRunner
 from graphkit.runners.dispatch import Reason
@@ -29,6 +31,7 @@ from graphkit.step.prompts import validate_prompt
 from graphkit.step.request_rows import validate_rows
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
+from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
 from graphkit.step.transfers import to_device
 
@@ -41,8 +44,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     the host reads while the loop runs. Both are one ``cudaGraphLaunch`` (generation v3).
 
     The caller owns rows and KV slots: a request needs a row of ``ReqToTokenPool`` that names slots
-    for its prompt, its new tokens and ``slots_ahead`` more. Life of a request: ``admit`` ->
-    steps -> its end is reported, or ``release``.
+    for its prompt, its new tokens and ``slots_ahead`` more, which no other running request has.
+    Life of a request: ``admit`` -> steps -> its end is reported, or ``release``. Several runners
+    may use one pool, each for rows and slots that no other uses at the time; slots that requests of
+    two runners share are not found. An open ``SpeculativeEngine`` is the only user of its pools.
 
     Args:
         target: The model whose output the requests receive.
@@ -58,13 +63,16 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         group: As for ``Runner``. All ranks admit, launch and release the same requests in the same
             order. ``launch`` needs ranks with the same batch and, on CUDA, one-shot collectives;
             see ``RankGroup``. The loops of all ranks end after the same step.
+        check: As for ``Runner``. ``admit`` checks the slots of a row always; the checking mode also
+            checks, in each step, those that it writes.
 
     Attributes:
         device_step: The step that is captured, with the state of the requests.
         loop_refusal: Why ``launch`` is not available, as a phrase; empty if it is.
 
     Raises:
-        ConfigError: Settings or pools contradict each other, or the drafter needs the host.
+        ConfigError: Settings or pools contradict each other, an open engine uses the pools, or the
+            drafter needs the host.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         chunked_prefill_size: int = 512,
         ring_entries: int = 256,
         group: RankGroup | None = None,
+        check: bool | None = None,
     ) -> None:
         context = EngineContext.create(
             target,
@@ -91,9 +100,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             backend=backend_for(device, backend),
             batch_sizes=batch_sizes,
             chunked_prefill_size=chunked_prefill_size,
+            check=check,
         )
+        check_unused("SpecStepRunner", target.pools, allocates=False)
         step = DeviceStep(target, drafter, context)
         self._set_up(step, is_greedy, chunked_prefill_size, ring_entries, group)
+        self._use = PoolUse("SpecStepRunner", step.pools, allocates=False)
 
     @classmethod
     def from_step(
@@ -105,7 +117,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         ring_entries: int = 256,
         group: RankGroup | None = None,
     ) -> Self:
-        """Create a runner of a step that exists; arguments and errors as above."""
+        """Create a runner of a step that exists, in pools of whoever created the step.
+
+        Arguments and errors are those of the constructor.
+        """
         runner = cls.__new__(cls)
         runner._set_up(step, is_greedy, chunked_prefill_size, ring_entries, group)
         return runner
@@ -134,7 +149,13 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             batch_sizes=context.runner_options["batch_sizes"],
             tokens_per_request=1,
             group=group,
+            check=context.is_checking,
         )
+        self._use: PoolUse | None = None
+        self._slot_checks = SlotChecks(
+            step.state, context.req_to_token, step.slots_ahead, context.sizes.page_size,
+            context.kv_slots + context.sizes.page_size,
+        )  # fmt: skip
         capturing = self.capturing_backend()
         self.loop_refusal = capturing.loop_refusal
         self._loops = DeviceLoops(
@@ -177,14 +198,19 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             sampling: ``None`` takes the defaults of ``SamplingParams``.
             max_new_tokens: Most tokens to generate; by default that of ``sampling``.
 
+        Slots are checked on the device: on the CPU this call raises for a wrong one, on CUDA a
+        later call of ``admit``, ``replay`` or ``launch``.
+
         Returns:
             The report of the first new token, [1, 5] int32, on the device.
 
         Raises:
             InputError: The row is none of a request, the prompt is no sequence of token ids, prompt
-                and new tokens do not fit in a row of ``req_to_token``, or the request has a
-                temperature although the runner is greedy.
+                and new tokens do not fit in a row of ``req_to_token``, the request has a
+                temperature although the runner is greedy, or a slot of the row is empty, outside
+                the KV pool or in use by another request.
         """
+        self._report_checks()
         require_type(
             "admit", "sampling", sampling, (SamplingParams, NoneType), "a graphkit.SamplingParams"
         )
@@ -208,6 +234,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 field="temperature",
             )
         self.join_loops()
+        self._slot_checks.enqueue_row(req_pool_index, len(prompt) + limit + self.slots_ahead)
+        if self.device.type == "cpu":
+            self._slot_checks.report()
         return self._prefill.run(req_pool_index, prompt, sampling, limit)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
@@ -275,7 +304,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         clone: bool = False,
     ) -> SpecStepOutput:
         """Replay one step; see ``Runner.replay``."""
-        self.device_step.report_checks()
+        self._report_checks()
         return super().replay(batch, padded_batch_size=padded_batch_size, clone=clone)
 
     def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
@@ -313,15 +342,16 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             The steps, to be read while the loop runs.
 
         Raises:
-            InputError: The rows are no distinct rows of requests, ``until`` has another row, or, in
-                the checking mode, an earlier step computed a wrong value.
+            InputError: The rows are no distinct rows of requests, ``until`` has another row, an
+                earlier ``admit`` found a wrong slot, or, in the checking mode, an earlier step
+                found one or computed a wrong value.
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``, loops are not available, or earlier
                 launches may still fill the ring.
         """
         if not self.can_launch:
             self._refuse_launch()
-        self.device_step.report_checks()
+        self._report_checks()
         require_int("launch", "max_steps", max_steps)
         rows = self._validated(req_pool_indices, until)
         return self._loops.launch(
@@ -333,7 +363,11 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     ) -> dict[str, dict[str, torch.Tensor]]:
         """See ``Runner.memory_names``; the state is that of the requests and of all models."""
         names = super().memory_names(weights)
-        return {**names, "state": {**names["state"], **self.device_step.tensors()}}
+        return {
+            **names,
+            "state": {**names["state"], **self.device_step.tensors()},
+            "mailbox": {**names["mailbox"], **self._slot_checks.tensors()},
+        }
 
     @property
     def stats(self) -> ReplayStats:
@@ -352,6 +386,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         finally:
             for runner in self.device_step.runners:
                 runner.close()
+            if self._use is not None:
+                self._use.end()
 
     def _shared_settings(self) -> dict[str, str]:
         inner = [f"{each.mode.name} {each.sizes}" for each in self.device_step.runners]
@@ -373,6 +409,18 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def _validated(self, rows: Sequence[int], until: Collection[int] = ()) -> list[int]:
         return validate_rows(rows, self.state.last_row, until)
 
+    def _report_checks(self) -> None:
+        try:
+            self._slot_checks.report()
+        except InputError:
+            with suppress(InputError):  # a wrong slot may break more rules
+                self.device_step.report_checks()
+            raise
+        self.device_step.report_checks()
+
     def _run(self, inputs: SpecStepInputs, *, is_greedy: bool) -> SpecStepOutput:
+        if self.device_step.context.is_checking:
+            with scope("check slots"):
+                self._slot_checks.enqueue_step(inputs.req_pool_indices)
         report = self.device_step.run(inputs.req_pool_indices, is_greedy=is_greedy)
         return SpecStepOutput(report=report)

@@ -26,8 +26,9 @@ class DraftTree:
     chain are consecutive, and those of a tree are ``seq_lens`` plus the depth in ``tree_mask``.
 
     With ``topk == 1`` the trees are chains: node i follows node i - 1, and ``tree_mask`` is not
-    read. In a tree, the mask and the links must describe the same ancestors. The verifier reads the
-    tensors within the same step; a drafter may reuse their memory in its next ``draft``.
+    read. In a tree, the mask and the links must describe the same ancestors; the nodes behind the
+    root may be in any order. The verifier reads the tensors within the same step; a drafter may
+    reuse their memory in its next ``draft``.
 
     A drafter that samples its drafts may pass ``draft_probs``, the distributions that it sampled
     from. Drafts are then accepted by rejection sampling, which accepts more of them and is exact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,14 +19,19 @@ class MovableKVPool(Protocol):
 
 
 def move_accepted_kv(
-    kv_pool: MovableKVPool, accept_index: torch.Tensor, out_cache_loc: torch.Tensor, width: int
+    kv_pools: Sequence[MovableKVPool],
+    accept_index: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    width: int,
 ) -> None:
     """Move each request's accepted nodes to the first of its W = ``width`` KV slots.
 
-    Other arguments and shapes are those of ``finalize_accepted_tree_path``.
+    A node has the same slot in all pools. Other arguments and shapes are those of
+    ``finalize_accepted_tree_path``.
     """
     target, source = accepted_moves(accept_index, out_cache_loc, width)
-    kv_pool.move_kv_cache(target, source)
+    for kv_pool in kv_pools:
+        kv_pool.move_kv_cache(target, source)
 
 
 def finalize_accepted_tree_path(
@@ -57,7 +63,7 @@ def finalize_accepted_tree_path(
     """
     requests, path = accept_index.shape
     width = out_cache_loc.shape[0] // requests if requests else path
-    move_accepted_kv(kv_pool, accept_index, out_cache_loc, width)
+    move_accepted_kv((kv_pool,), accept_index, out_cache_loc, width)
     predict = compact_accepted_to_front(predict, accept_index, width)
     if hidden_states is not None:
         hidden_states = compact_accepted_to_front(hidden_states, accept_index, width)

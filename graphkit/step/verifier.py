@@ -47,7 +47,7 @@ class Verifier:
         max_path: int,
     ) -> None:
         self._context, self._state, self._max_path = context, state, max_path
-        self._kv_pool, self.recurrent_state = model.attention.kv_pool, model.recurrent_state
+        self._kv_pools, self.recurrent_state = model.kv_pools, model.recurrent_state
         self._is_tree = context.spec.topk > 1
         runner = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
         self.runner: Runner[TargetVerifyInputs, ForwardOutput] = runner(
@@ -180,7 +180,7 @@ class Verifier:
                 self.recurrent_state.commit(rows, last % width)
             hidden_states = output.hidden_states
             if self._is_tree:
-                move_accepted_kv(self._kv_pool, accept_index, slots, width)
+                move_accepted_kv(self._kv_pools, accept_index, slots, width)
                 if hidden_states is not None:
                     hidden_states = compact_accepted_to_front(hidden_states, accept_index, width)
         return Verified(

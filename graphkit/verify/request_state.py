@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from graphkit.attention.cache import kv_pools
 from graphkit.step import DeviceStep
 
 
@@ -46,8 +47,7 @@ def _kv_buffers(step: DeviceStep) -> dict[str, torch.Tensor]:
     """Return the KV buffers of target and drafter by name; runners may share a pool."""
     pools: dict[int, tuple[str, Any]] = {}
     for runner in step.runners:
-        pool = getattr(runner.attention, "kv_pool", None)
-        if pool is not None:
+        for pool in kv_pools(runner.attention):
             pools.setdefault(id(pool), (runner.mode.name, pool))
     return {
         f"KV {mode} {name}": each

@@ -112,12 +112,12 @@ def test_closing_in_the_middle_of_work_gives_everything_back(
     engine = make_engine(max_batch_size=2, generation=generation, batch_sizes=[2])
     if captured:
         engine.capture()
-    slots, rows = engine.memory.available_slots, engine.memory.available_rows
+    rows = engine.memory.available_rows
     requests = [engine.submit(p, SamplingParams(max_new_tokens=13)) for p in task.prompts[:4]]
     for _ in range(steps):
         engine.step()
     engine.close()
-    assert (engine.memory.available_slots, engine.memory.available_rows) == (slots, rows)
+    assert (engine.memory.held_slots, engine.memory.available_rows) == (0, rows)
     assert not engine.has_work
     for request, text in zip(requests, task.expected, strict=False):
         assert request.output_ids == text[: len(request.output_ids)]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from graphkit.ops import verify_tree_greedy
+from graphkit.ops.tree_nodes import parents_and_depths
 from graphkit.spec import SpecConfig
 
 
@@ -43,15 +44,10 @@ def accepted_drafts(spec: SpecConfig, batch: Any, logits: torch.Tensor) -> torch
 
 
 def _parents(mask: Any, requests: int, width: int) -> torch.Tensor:
-    """Return the parent of each node, int64 [B, W]; -1 for the root.
-
-    Ancestors precede a node, so the parent is the last earlier node in its row of the mask.
-    """
-    node = torch.arange(width)
+    """Return the parent of each node, int64 [B, W]; -1 for the root."""
     if mask is None:
-        return (node - 1).expand(requests, width)
-    ancestors = torch.as_tensor(mask)[:requests].cpu().tril(-1)
-    return torch.where(ancestors, node, -1).amax(2)
+        return (torch.arange(width) - 1).expand(requests, width)
+    return parents_and_depths(torch.as_tensor(mask)[:requests].cpu())[0]
 
 
 def _links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,7 @@ from graphkit.verify.comparison import restorable_state
 
 Tensors = dict[str, torch.Tensor]
 _SEED = 40
+_POOLS = ("attention.kv_pool.", "attention.window_kv_pool.")
 
 
 class Trials:
@@ -46,7 +47,7 @@ class Trials:
         state = {
             name: tensor
             for name, tensor in restorable_state(runner).items()
-            if name in (target.mutable_state or {}) or name.startswith("attention.kv_pool.")
+            if name in (target.mutable_state or {}) or name.startswith(_POOLS)
         }
         self._start = StateSnapshot(state, runner.device)
         self.state = WatchedState(

@@ -1,0 +1,134 @@
+"""An engine is the only user of its pools, until it closes or is dropped."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import graphkit as gk
+from engine_target import CONTEXT, ROWS, SIZES, SPEC, TableForward
+from graphkit.kv import RecurrentStatePool
+
+PARAMS = gk.SamplingParams(max_new_tokens=9)
+
+
+def make_pools(device):
+    requests = gk.ReqToTokenPool(ROWS, CONTEXT, device)
+    return requests, gk.MHATokenToKVPool(ROWS * CONTEXT, 1, torch.float32, 1, 1, 1, device)
+
+
+def model_over(requests, pool, states=None):
+    kind = gk.TritonAttention if requests.device.type == "cuda" else gk.SdpaAttention
+    forward = TableForward(pool, requests.device)
+    return gk.EngineModel(forward, kind(requests, pool), states)
+
+
+@pytest.fixture
+def model(device):
+    return model_over(*make_pools(device))
+
+
+def open_engine(model, **options):
+    settings = {"spec": SPEC, "sizes": SIZES, "device": model.attention.kv_pool.device}
+    return gk.SpeculativeEngine(model, gk.NgramDrafter(), **settings | options)
+
+
+def open_runner(model):
+    return gk.SpecStepRunner(
+        model, gk.NgramDrafter(), spec=SPEC, sizes=SIZES, device=model.attention.kv_pool.device
+    )
+
+
+ENGINE = "an open SpeculativeEngine uses it, and both would allocate rows"
+
+
+def assert_works(engine):
+    (request,) = engine.generate([[1, 2]], PARAMS)
+    assert len(request.output_ids) == 9
+
+
+def test_a_second_engine_over_one_model_is_refused(model):
+    with open_engine(model) as first:
+        with pytest.raises(gk.ConfigError, match=f"cannot use this ReqToTokenPool: {ENGINE}") as it:
+            open_engine(model)
+        assert it.value.field == "target"
+        assert_works(first)
+    with open_engine(model) as second:
+        assert_works(second)
+
+
+def test_each_pool_has_one_engine(device):
+    requests, pool = make_pools(device)
+    states = RecurrentStatePool(ROWS, SPEC.num_draft_tokens, 1, device, shapes={"sum": (1,)})
+    with open_engine(model_over(requests, pool, states)):
+        others = make_pools(device)
+        for pools, name in (
+            ((requests, others[1]), "ReqToTokenPool"),
+            ((others[0], pool), "MHATokenToKVPool"),
+            ((*others, states), "RecurrentStatePool"),
+        ):
+            with pytest.raises(gk.ConfigError, match=f"cannot use this {name}: {ENGINE}"):
+                open_engine(model_over(*pools))
+        open_engine(model_over(*others)).close()
+
+
+def test_an_engine_that_is_refused_does_not_hold_its_pools(model):
+    with pytest.raises(gk.ConfigError, match="max_context_len is") as caught:
+        open_engine(model, sizes=gk.BufferSizes(ROWS, 3, 1, 16, torch.float32))
+    assert caught.value.field == "max_context_len"
+    open_engine(model).close()
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_an_engine_that_is_dropped_frees_its_rows(model, generation, captured):
+    engine = open_engine(model, generation=generation, batch_sizes=[ROWS])
+    if captured:
+        engine.capture()
+    for _ in range(ROWS):
+        engine.submit([1, 2], PARAMS)
+    engine.step()
+    assert not model.attention.req_to_token_pool.available
+    del engine
+    assert model.attention.req_to_token_pool.available == ROWS
+    with open_engine(model, generation=generation) as second:
+        assert_works(second)
+
+
+def test_an_engine_that_is_dropped_in_a_cycle_is_collected(model):
+    engine = open_engine(model)
+    engine.submit([1, 2], PARAMS)
+    engine.step()
+    engine.myself = engine
+    gc.disable()
+    try:
+        del engine
+        with open_engine(model) as second:
+            assert second.memory.available_rows == ROWS
+            assert_works(second)
+    finally:
+        gc.enable()
+
+
+def test_runners_share_a_pool_but_not_with_an_engine(model):
+    with open_runner(model), open_runner(model):
+        text = "an open SpecStepRunner uses it, and the engine would allocate rows and KV slots"
+        with pytest.raises(gk.ConfigError, match=text):
+            open_engine(model)
+    with open_engine(model) as engine:
+        text = "SpecStepRunner cannot use this ReqToTokenPool: an open SpeculativeEngine uses it"
+        with pytest.raises(gk.ConfigError, match=text):
+            open_runner(model)
+        assert_works(engine)
+    open_runner(model).close()
+
+
+def test_closing_twice_does_not_release_the_pools_of_another(model):
+    first = open_engine(model)
+    first.close()
+    with open_engine(model):
+        first.close()
+        with pytest.raises(gk.ConfigError, match=ENGINE):
+            open_engine(model)
