@@ -187,8 +187,11 @@ class SpeculativeEngine:
         Raises:
             CaptureError: A forward cannot be captured. Runners captured before it keep their
                 graphs; call ``capture`` again to continue.
+            ConfigError: ``progress`` cannot be called.
             ReplayError: The engine is closed.
         """
+        self._check_open()
+        require_type("capture", "progress", progress, Callable, "a function of a message")  # type: ignore[arg-type]
         planned = [runner for runner in self.runners if runner.status != "captured"]
         warms_up = planned and self.generation != "v3"  # the runner of v3 warms up itself
         if warms_up:
@@ -379,7 +382,7 @@ class SpeculativeEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise ReplayError(
-                "the engine is closed: submit and abort need an open one. Create a new engine."
+                "the engine is closed: it takes no requests and no capture. Create a new engine."
             )
 
     def _remove_finished(self) -> None:

@@ -10,6 +10,7 @@ from graphkit.errors import ConfigError
 from graphkit.spec.algorithms import Algorithm
 from graphkit.spec.modes import ForwardMode
 from graphkit.spec.registry import check_methods, get_algorithm
+from graphkit.spec.signatures import call_override
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,12 @@ class SpecConfig:
         return widths[mode]
 
     def _verify_width(self) -> int:
-        width = self.resolved.get_num_tokens_per_bs_for_target_verify(
-            self.num_draft_tokens, self.is_draft_worker
+        width: int = call_override(
+            self.resolved,
+            "get_num_tokens_per_bs_for_target_verify",
+            self.num_draft_tokens,
+            self.is_draft_worker,
+            field="algorithm",
         )
         require_int(f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width)
         return width

@@ -36,12 +36,6 @@ class MultiLayerDrafter(Drafter):
         """See ``Drafter.prepare``."""
         context.check(self._model)
         self._context, self._spec = context, context.spec
-        if callable(self._model.forward):
-            raise ConfigError(
-                "EngineModel.forward is one callable, but MultiLayerDrafter needs a sequence of "
-                "forwards. Pass one forward per layer.",
-                field="forward",
-            )
         self._layers = MultiLayerEagleRunner(
             self._model.forward,
             spec=context.spec,

@@ -215,7 +215,8 @@ class Assembly:
         if algorithm == "MULTI_LAYER_EAGLE":
             attention = self._attention(num_steps)
             layers = [ErringForward(self.model, attention, topk, i) for i in range(num_steps)]
-            return MultiLayerDrafter(EngineModel(layers, attention))
+            chain = EngineModel(layers, attention)
+            return (MultiLayerDrafter if drafter is EagleDrafter else drafter)(chain)
         attention = self._attention(1)
         if algorithm == "EXACT":
             return drafter(EngineModel(StandaloneForward(self.model, attention), attention))

@@ -119,5 +119,5 @@ def test_other_objects_and_requests_of_other_engines_are_refused(make_engine, ta
     with pytest.raises(ConfigError, match=r"abort.request must be a graphkit.Request, got 3"):
         engine.abort(3)
     other.close()
-    with pytest.raises(ReplayError, match="submit and abort need an open one"):
+    with pytest.raises(ReplayError, match="it takes no requests and no capture"):
         other.abort(request)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
+import pytest
+import torch
+
+from graphkit.engine import (
+    EagleDrafter,
+    EngineModel,
+    FinishReason,
+    MultiLayerDrafter,
+    SamplingParams,
+)
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 
 pytestmark = pytest.mark.slow
@@ -198,11 +207,39 @@ class TestCapture:
         assert outputs(requests) == [text[:6] for text in task.expected[:8]]
         assert engine.stats.fallbacks == {}
 
-    def test_a_closed_engine_cannot_capture(self, make_engine):
-        engine = make_engine()
+    @each_generation
+    def test_a_closed_engine_cannot_capture(self, make_engine, generation):
+        """Nor does it run a forward."""
+        calls = []
+
+        def target(model, attention):
+            return lambda inputs: calls.append(inputs)
+
+        engine = make_engine(target=target, generation=generation)
         engine.close()
-        with pytest.raises(ReplayError, match="closed"):
+        with pytest.raises(ReplayError, match="the engine is closed"):
             engine.capture()
+        assert not calls
+
+    @pytest.mark.parametrize("progress", [None, "log", 5])
+    def test_progress_can_be_called(self, make_engine, progress):
+        with pytest.raises(ConfigError, match=r"capture\.progress must be a function") as caught:
+            make_engine().capture(progress)
+        assert caught.value.field == "progress"
+
+
+def test_layers_of_a_drafter_may_be_modules(make_engine, task):
+    """A ModuleList is callable in the sense of Python, but no forward."""
+
+    def in_modules(model):
+        layers = [torch.nn.Identity() for _ in model.forward]
+        for layer, forward in zip(layers, model.forward, strict=True):
+            layer.forward = forward
+        return MultiLayerDrafter(replace(model, forward=torch.nn.ModuleList(layers)))
+
+    engine = make_engine("MULTI_LAYER_EAGLE", drafter=in_modules)
+    requests = engine.generate(task.prompts[:3], SamplingParams(max_new_tokens=6))
+    assert outputs(requests) == [text[:6] for text in task.expected[:3]]
 
 
 class TestPrompts:
