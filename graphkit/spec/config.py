@@ -65,22 +65,26 @@ class SpecConfig:
                     field=field,
                 )
         if self.resolved.is_eagle() or self.resolved.is_standalone():
-            self._check_stepwise_tree()
+            if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+                raise ConfigError(
+                    f"SpecConfig.num_draft_tokens is {self.num_draft_tokens}, but topk == 1 drafts "
+                    f"a chain: it must be num_steps + 1 = {self.num_steps + 1}.",
+                    field="num_draft_tokens",
+                )
+            self.check_draft_steps()
 
     @property
     def resolved(self) -> Algorithm:
         """The algorithm object that ``algorithm`` names."""
         return get_algorithm(self.algorithm)
 
-    def _check_stepwise_tree(self) -> None:
-        """Refuse a W that S steps of K branches cannot fill; other algorithms may have any W."""
+    def check_draft_steps(self) -> None:
+        """Check that S steps of K branches create enough nodes for W, the root included.
+
+        Raises:
+            ConfigError: They do not.
+        """
         steps, topk, width = self.num_steps, self.topk, self.num_draft_tokens
-        if topk == 1 and width != steps + 1:
-            raise ConfigError(
-                f"SpecConfig.num_draft_tokens is {width}, but topk == 1 drafts a chain: "
-                f"it must be num_steps + 1 = {steps + 1}.",
-                field="num_draft_tokens",
-            )
         most = 1 + topk + (steps - 1) * topk * topk if steps else 1
         if width > most:
             raise ConfigError(
