@@ -347,7 +347,8 @@ def __getattr__(name: str) -> Any:
         for room in _ROOMS:
             module = import_module(f"graphkit.{room}")
             if hasattr(module, name):
-                return getattr(module, name)
+                # Later accesses find the name without a call of this function.
+                return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module 'graphkit' has no attribute {name!r}")
 
 

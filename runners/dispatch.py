@@ -51,13 +51,13 @@ class Decision:
 
 
 def require_count(field: str, value: object) -> None:
-    """Refuse a number of requests or rows that is no int.
+    """Refuse a number of requests or rows that is no int of at least 0.
 
     Raises:
         InputError: It is not; ``field`` names it.
     """
-    if not is_int(value):
-        raise InputError(f"{field} must be an int, got {value!r}.", field=field)
+    if not is_int(value) or value < 0:  # type: ignore[operator]  # an int
+        raise InputError(f"{field} must be an int >= 0, got {value!r}.", field=field)
 
 
 class Dispatch:

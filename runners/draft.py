@@ -102,19 +102,12 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
     step_type = DraftStep
 
     def _check_spec(self, spec: SpecConfig) -> None:
-        steps, topk, width = spec.num_steps, spec.topk, spec.num_draft_tokens
-        most = 1 + topk + (steps - 1) * topk * topk
-        if steps < 1:
+        if spec.num_steps < 1:
             raise ConfigError(
                 "SpecConfig.num_steps is 0: DraftRunner needs at least 1 draft step.",
                 field="num_steps",
             )
-        if width > most:
-            raise ConfigError(
-                f"SpecConfig.num_draft_tokens is {width}, but {steps} steps of topk {topk} create "
-                f"at most {most} nodes, the root included.",
-                field="num_draft_tokens",
-            )
+        spec.check_draft_steps()
 
     @classmethod
     def slots_ahead(cls, spec: SpecConfig) -> int:

@@ -174,9 +174,10 @@ class MultiLayerEagleRunner(Runner[MultiLayerDraftExtendInputs, LayersOutput]):
         is_chain = isinstance(forward, Sequence | nn.ModuleList)
         layers = tuple(forward) if is_chain else (forward,)
         if not is_chain or len(layers) != spec.num_steps or not layers:
+            found = f"{len(layers)} forwards" if is_chain else f"a {type(forward).__name__}"
             raise ConfigError(
-                f"MultiLayerEagleRunner got {len(layers)} forwards for num_steps "
-                f"{spec.num_steps}. Pass a list with one forward per step.",
+                f"MultiLayerEagleRunner got {found} for num_steps {spec.num_steps}. Pass a list "
+                "with one forward per step, or an nn.ModuleList.",
                 field="forward",
             )
         super().__init__(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Literal, Self
 
 import torch
 
-from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.config import BufferSizes, is_int, require_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine.device_generation import OnDevice
 from graphkit.engine.followers import Followers
@@ -133,6 +133,7 @@ class SpeculativeEngine:
             structured_output=structured_output,
             debug=debug,
         )
+        _check_tokens(seed, bos_token_id, sizes.vocab_size)
         self.spec, self.sizes, self.device = spec, sizes, context.device
         self.structured_output = structured_output
         check_unused("SpeculativeEngine", target.pools, allocates=True)
@@ -203,8 +204,11 @@ class SpeculativeEngine:
         Raises:
             CaptureError: A forward cannot be captured. Runners captured before it keep their
                 graphs; call ``capture`` again to continue.
+            ConfigError: ``progress`` cannot be called.
             ReplayError: The engine is closed.
         """
+        self._check_open()
+        require_type("capture", "progress", progress, Callable, "a function of a message")  # type: ignore[arg-type]
         planned = [runner for runner in self.runners if runner.status != "captured"]
         warms_up = planned and self.generation != "v3"  # the runner of v3 warms up itself
         if warms_up:
@@ -236,7 +240,8 @@ class SpeculativeEngine:
 
         Raises:
             InputError: The prompt is empty without a ``bos_token_id``, contains something other
-                than token ids, or is too long for the context or the KV pool. The engine has no
+                than token ids, or is too long for the context or the KV pool. ``sampling`` is no
+                ``SamplingParams``, or has a stop token outside the vocabulary. The engine has no
                 structured output, or the matcher is none, has terminated, or is for another
                 vocabulary.
             ReplayError: The engine is closed.
@@ -266,11 +271,14 @@ class SpeculativeEngine:
         that they run. Does nothing for a request that has finished. Does not wait.
 
         Raises:
-            InputError: The request does not belong to this engine.
+            InputError: ``request`` is no request, or does not belong to this engine.
             ReplayError: The engine is closed.
         """
         self._check_open()
-        require_type("abort", "request", request, Request, "a graphkit.Request")
+        if not isinstance(request, Request):
+            raise InputError(
+                f"abort got {request!r}, expected a request that submit returned.", field="request"
+            )
         if request.is_finished:
             return
         if request in self._queue.running:
@@ -366,10 +374,14 @@ class SpeculativeEngine:
         If a step raises an exception, all requests of this call are aborted.
 
         Raises:
-            InputError: As for ``submit``. No prompt is queued then.
+            InputError: As for ``submit``, or ``prompts`` is no sequence. No prompt is queued then.
             ReplayError: The engine is closed.
         """
         self._check_open()
+        if not isinstance(prompts, Iterable):
+            raise InputError(
+                f"generate got {prompts!r}, expected a sequence of prompts.", field="prompts"
+            )
         requests = [self._queue.create(prompt, sampling) for prompt in prompts]
         self._put(requests)
         try:
@@ -421,7 +433,7 @@ class SpeculativeEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise ReplayError(
-                "the engine is closed: submit and abort need an open one. Create a new engine."
+                "the engine is closed: it takes no requests and no capture. Create a new engine."
             )
 
     def _remove_finished(self) -> None:
@@ -475,6 +487,23 @@ def _check_generation(generation: object) -> None:
     if generation not in ("v1", "v2", "v3", None):
         raise ConfigError(
             f"generation must be 'v1', 'v2', 'v3' or None, got {generation!r}.", field="generation"
+        )
+
+
+def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
+    """Check the seed and the BOS token of an engine.
+
+    Raises:
+        ConfigError: One of them is no int, or the vocabulary lacks the BOS token.
+    """
+    if not is_int(seed):
+        raise ConfigError(f"SpeculativeEngine.seed must be an int, got {seed!r}.", field="seed")
+    is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size  # type: ignore[operator]
+    if bos_token_id is not None and not is_token:
+        raise ConfigError(
+            f"SpeculativeEngine.bos_token_id must be a token id from 0 to {vocab_size - 1}, got "
+            f"{bos_token_id!r}.",
+            field="bos_token_id",
         )
 
 

@@ -15,6 +15,7 @@ from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitm
 from graphkit.errors import InputError
 from graphkit.step import Prefill, SamplingParams
 from graphkit.step.prompts import validate_prompt
+from graphkit.step.sampling_params import validate_sampling
 
 
 class RequestQueue:
@@ -90,10 +91,10 @@ class RequestQueue:
         """Create a request without queueing it.
 
         Raises:
-            InputError: The prompt is invalid, the request needs more slots than the pool has, or
-                the matcher cannot constrain it.
+            InputError: The prompt or the parameters are invalid, the request needs more slots than
+                the pool has, or the matcher cannot constrain it.
         """
-        sampling = sampling or SamplingParams()
+        sampling = validate_sampling(sampling, vocab_size=self._vocab_size)
         ids = validate_prompt(
             prompt_ids,
             vocab_size=self._vocab_size,

@@ -109,10 +109,12 @@ class SizeTable:
         """Return whether a captured size holds ``batch_size`` requests.
 
         Raises:
-            ConfigError: ``batch_size`` is no int.
+            ConfigError: ``batch_size`` is no int of at least 0.
         """
-        if not is_int(batch_size):
-            raise ConfigError(f"batch_size must be an int, got {batch_size!r}.", field="batch_size")
+        if not is_int(batch_size) or batch_size < 0:
+            raise ConfigError(
+                f"batch_size must be an int >= 0, got {batch_size!r}.", field="batch_size"
+            )
         return batch_size <= self.largest
 
     def fit(self, batch_size: int) -> int:
@@ -122,7 +124,7 @@ class SizeTable:
             batch_size: Live requests.
 
         Raises:
-            ConfigError: ``batch_size`` is no int.
+            ConfigError: ``batch_size`` is no int of at least 0.
             SizeError: The batch is larger than the largest size.
         """
         if not self.fits(batch_size):

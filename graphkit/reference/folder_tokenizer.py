@@ -43,7 +43,8 @@ class FolderTokenizer:
     """The tokenizer of ``tokenizer.json``, with the interface ``Tokenizer``.
 
     Its post-processor decides which special tokens start a text. The stop tokens are
-    ``eos_token_id`` of ``generation_config.json``, else of ``config.json``.
+    ``eos_token_id`` of ``generation_config.json``, else of ``config.json``, without ids that the
+    model lacks.
 
     Args:
         folder: Contains ``tokenizer.json`` and ``config.json``.
@@ -56,7 +57,7 @@ class FolderTokenizer:
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self._folder = folder
-        self.stop_ids = _stop_ids(folder)
+        self.stop_ids = frozenset(each for each in _stop_ids(folder) if each < vocab_size)
         self._tokenizer = _read(folder / _FILE)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -10,6 +10,7 @@ from graphkit.errors import ConfigError
 from graphkit.spec.algorithms import Algorithm
 from graphkit.spec.modes import ForwardMode
 from graphkit.spec.registry import check_methods, get_algorithm
+from graphkit.spec.signatures import call_override
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +65,26 @@ class SpecConfig:
                     field=field,
                 )
         if self.resolved.is_eagle() or self.resolved.is_standalone():
-            self._check_stepwise_tree()
+            if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+                raise ConfigError(
+                    f"SpecConfig.num_draft_tokens is {self.num_draft_tokens}, but topk == 1 drafts "
+                    f"a chain: it must be num_steps + 1 = {self.num_steps + 1}.",
+                    field="num_draft_tokens",
+                )
+            self.check_draft_steps()
 
     @property
     def resolved(self) -> Algorithm:
         """The algorithm object that ``algorithm`` names."""
         return get_algorithm(self.algorithm)
 
-    def _check_stepwise_tree(self) -> None:
-        """Refuse a W that S steps of K branches cannot fill; other algorithms may have any W."""
+    def check_draft_steps(self) -> None:
+        """Check that S steps of K branches create enough nodes for W, the root included.
+
+        Raises:
+            ConfigError: They do not.
+        """
         steps, topk, width = self.num_steps, self.topk, self.num_draft_tokens
-        if topk == 1 and width != steps + 1:
-            raise ConfigError(
-                f"SpecConfig.num_draft_tokens is {width}, but topk == 1 drafts a chain: "
-                f"it must be num_steps + 1 = {steps + 1}.",
-                field="num_draft_tokens",
-            )
         most = 1 + topk + (steps - 1) * topk * topk if steps else 1
         if width > most:
             raise ConfigError(
@@ -127,8 +132,12 @@ class SpecConfig:
         return widths[mode]
 
     def _verify_width(self) -> int:
-        width = self.resolved.get_num_tokens_per_bs_for_target_verify(
-            self.num_draft_tokens, self.is_draft_worker
+        width: int = call_override(
+            self.resolved,
+            "get_num_tokens_per_bs_for_target_verify",
+            self.num_draft_tokens,
+            self.is_draft_worker,
+            field="algorithm",
         )
         require_int(f"{self.resolved!r}", "get_num_tokens_per_bs_for_target_verify()", width)
         return width

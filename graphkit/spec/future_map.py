@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import InputError, ReplayError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
 
@@ -57,9 +56,16 @@ class FutureMap:
             results[name]: [B, ...].
 
         Raises:
-            InputError: A result is no tensor or does not have a row per request, or its rows
-                differ in shape or dtype from the first ones of that name.
+            InputError: ``req_pool_indices`` is no int64 tensor [B], a result is no tensor or does
+                not have a row per request, or its rows differ in shape or dtype from the first ones
+                of that name.
         """
+        self._check_indices(req_pool_indices)
+        if not isinstance(results, Mapping):
+            raise InputError(
+                f"FutureMap.stash got a {type(results).__name__}, expected tensors by name.",
+                field="results",
+            )
         for name, rows in results.items():
             self._check(name, req_pool_indices, rows)
             if name not in self._buffers:
@@ -74,10 +80,12 @@ class FutureMap:
         """Return a copy of the rows stashed under ``name`` for these requests, [B, ...].
 
         Raises:
+            InputError: ``req_pool_indices`` is no int64 tensor [B].
             ReplayError: Nothing was stashed under that name or, in debug, not since a row was last
                 resolved.
         """
-        if name not in self._buffers:
+        self._check_indices(req_pool_indices)
+        if not isinstance(name, str) or name not in self._buffers:
             known = ", ".join(self._buffers) or "nothing"
             raise ReplayError(
                 f"FutureMap has no {name!r}: {known} was stashed. Call stash before resolve."
@@ -90,6 +98,17 @@ class FutureMap:
         """Return the buffer of each name stashed so far, [rows + 1, ...]."""
         return dict(self._buffers)
 
+    def _check_indices(self, req_pool_indices: torch.Tensor) -> None:
+        # torch is not imported here, and this runs in every eager step.
+        dtype = getattr(req_pool_indices, "dtype", None)
+        is_int64 = getattr(dtype, "itemsize", 0) == 8 and not dtype.is_floating_point  # type: ignore[union-attr]
+        if is_int64 and req_pool_indices.ndim == 1:
+            return
+        raise InputError(
+            f"FutureMap got request rows {req_pool_indices!r}, expected an int64 tensor [B].",
+            field="req_pool_indices",
+        )
+
     def _check(self, name: str, req_pool_indices: torch.Tensor, rows: torch.Tensor) -> None:
         if not hasattr(rows, "new_zeros"):  # torch is not imported here
             raise InputError(
@@ -98,7 +117,7 @@ class FutureMap:
                 field=name,
             )
         kept, requests = self._buffers.get(name, rows), len(req_pool_indices)
-        if (len(rows), *rows.shape[1:]) != (requests, *kept.shape[1:]) or rows.dtype != kept.dtype:
+        if tuple(rows.shape) != (requests, *kept.shape[1:]) or rows.dtype != kept.dtype:
             raise InputError(
                 f"FutureMap result {name!r} is {tuple(rows.shape)} {rows.dtype} for {requests} "
                 f"requests, expected {(requests, *kept.shape[1:])} {kept.dtype}.",

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import inspect
 
+from graphkit.config import require_type
 from graphkit.errors import ConfigError
-from graphkit.spec.algorithms import INTERFACE, Algorithm, CustomSpecAlgorithm, SpecAlgorithm
-from graphkit.spec.signatures import signature_mismatch
+from graphkit.spec.algorithms import (
+    INTERFACE,
+    PREDICATES,
+    Algorithm,
+    CustomSpecAlgorithm,
+    SpecAlgorithm,
+)
+from graphkit.spec.signatures import call_override, signature_mismatch
 
 _ALIASES = {"NEXTN": SpecAlgorithm.EAGLE}
 _custom: dict[str, CustomSpecAlgorithm] = {}
@@ -55,7 +62,15 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
         ) from error
     except ValueError:  # a class without a signature
         pass
-    algorithm = cls(key)
+    try:
+        algorithm = cls(key)
+    except Exception as error:
+        raise ConfigError(
+            f"{cls.__name__}({key!r}) raised {type(error).__name__}: {error}. Register a class "
+            "that can be called with the name alone, such as a subclass of "
+            "graphkit.CustomSpecAlgorithm.",
+            field="cls",
+        ) from error
     check_methods(algorithm, "cls")
     _custom[key] = algorithm
 
@@ -88,16 +103,20 @@ def get_algorithm(name: object) -> Algorithm:
 
 
 def check_methods(algorithm: Algorithm, field: str = "algorithm") -> None:
-    """Check that every method of an algorithm can be called as the interface is.
+    """Check that every method of an algorithm can be called, and that predicates answer.
 
     Raises:
-        ConfigError: A method has other parameters; ``field`` is the setting to name.
+        ConfigError: A method has other parameters or raised an exception, or a predicate returned
+            something other than a bool; ``field`` is the setting to name.
     """
     if isinstance(algorithm, SpecAlgorithm):
         return
     for name in INTERFACE:
         if mismatch := signature_mismatch(algorithm, name, CustomSpecAlgorithm):
             raise ConfigError(mismatch, field=field)
+    for name in PREDICATES:
+        answer = call_override(algorithm, name, field=field)
+        require_type(type(algorithm).__name__, f"{name}()", answer, bool, "True or False")
 
 
 def _missing(algorithm: object) -> list[str]:

@@ -18,6 +18,7 @@ from graphkit.kv import RecurrentStatePool, ReqToTokenPool
 from graphkit.ops import philox_uniform
 from graphkit.runners.settings import is_checking
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
+from graphkit.spec.signatures import call_override
 from graphkit.step.request_state import RequestState
 
 
@@ -189,8 +190,14 @@ class EngineContext:
         target.check_recurrent_state(spec)
         pool, kv_pool = target.attention.req_to_token_pool, target.attention.kv_pool
         _check_pools(pool, spec, sizes)
-        future_map = spec.resolved.create_future_map(
-            pool.size, chunked_prefill_size, sizes.max_context_len, backend.device
+        future_map = call_override(
+            spec.resolved,
+            "create_future_map",
+            pool.size,
+            chunked_prefill_size,
+            sizes.max_context_len,
+            backend.device,
+            field="algorithm",
         )
         if not isinstance(future_map, FutureMap):
             raise ConfigError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from graphkit.config import require_int
-from graphkit.errors import ConfigError, InputError
+from graphkit.errors import ConfigError, InputError, OutputError
 from graphkit.graphs import is_capturing
 from graphkit.ops.argument_rules import describe
 from graphkit.runners import Runner
@@ -69,6 +69,49 @@ def check_prepared(drafter: Drafter) -> None:
         )
     require_int(owner, "max_path", drafter.max_path)
     require_int(owner, "slots_needed", drafter.slots_needed, least=0)
+
+
+def check_draft_width(owner: str, context: EngineContext) -> None:
+    """Check that trees of ``num_draft_tokens`` nodes fit the algorithm's verify.
+
+    A chain may have fewer nodes than verify: the rest of the rows is then not accepted.
+
+    Args:
+        owner: Name of the drafter's class, for messages.
+        context: The engine's.
+
+    Raises:
+        ConfigError: Verify has fewer rows than the trees have nodes, or more than a tree has.
+    """
+    spec, width = context.spec, context.verify_width
+    if width == spec.num_draft_tokens or (width > spec.num_draft_tokens and spec.topk == 1):
+        return
+    remedy = "" if width < spec.num_draft_tokens else ", or topk to 1: a chain may have fewer nodes"
+    raise ConfigError(
+        f"{spec.resolved!r} verifies {width} rows per request, but {owner} drafts "
+        f"{spec.num_draft_tokens} nodes, SpecConfig.num_draft_tokens. Set num_draft_tokens to "
+        f"{width}{remedy}.",
+        field="num_draft_tokens",
+    )
+
+
+def require_hidden_states(owner: str, hidden_states: torch.Tensor | None) -> torch.Tensor:
+    """Return the target's hidden states.
+
+    Args:
+        owner: Name of the class of the drafter that reads them, for messages.
+        hidden_states: What the target's forward returned.
+
+    Raises:
+        OutputError: It returned none.
+    """
+    if hidden_states is None:
+        raise OutputError(
+            f"the target's forward returned no hidden_states, but the draft model of {owner} reads "
+            "them. Return ForwardOutput(hidden_states=...), or use an algorithm whose "
+            "is_standalone() is True."
+        )
+    return hidden_states
 
 
 def check_tree(

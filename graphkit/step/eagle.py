@@ -28,6 +28,7 @@ from graphkit.runners import (
 from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
+from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
 from graphkit.step.transfers import to_device
 
@@ -55,6 +56,7 @@ class EagleDrafter(Drafter):
                 "num_steps to 1 or more, or use no drafter.",
                 field="num_steps",
             )
+        check_draft_width(type(self).__name__, context)
         context.check(self._model)
         self._context, self._spec = context, replace(context.spec, is_draft_worker=True)
         self._is_v2 = context.generation != "v1"
@@ -68,7 +70,11 @@ class EagleDrafter(Drafter):
         self._uses_hidden = not self._spec.resolved.is_standalone()
         self._is_chain = self._spec.topk == 1
         self._chain = ChainTree(
-            1, context.verify_width, context.sizes.max_batch_size, context.device
+            1,
+            context.verify_width,
+            context.sizes.max_batch_size,
+            context.device,
+            drafted=self._spec.num_draft_tokens,
         )
         # A chain takes the most probable token: its probability decides nothing.
         self._certain = torch.ones(context.sizes.max_batch_size, 1, device=context.device)
@@ -76,7 +82,7 @@ class EagleDrafter(Drafter):
     @property
     def max_path(self) -> int:
         """See ``Drafter.max_path``."""
-        return self._spec.num_steps + 1
+        return min(self._spec.num_steps + 1, self._spec.num_draft_tokens)
 
     @property
     def slots_needed(self) -> int:
@@ -135,6 +141,7 @@ class EagleDrafter(Drafter):
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
+        verified = verified.front(self._spec.num_draft_tokens)
         rows = verified.req_pool_indices
         seq_lens, extend_seq_lens, positions, select_index = extend_rows(
             verified.seq_lens, verified.counts.num_accepted_drafts, self._spec.num_draft_tokens
@@ -158,7 +165,7 @@ class EagleDrafter(Drafter):
         live = [i for i, count in enumerate(num_accepted_tokens) if count]
         if not live:
             return
-        width, device = self._spec.num_draft_tokens, verified.predict.device
+        width, device = self._context.verify_width, verified.predict.device
         flat = [i * width + j for i in live for j in range(num_accepted_tokens[i])]
         picked, index = to_device(live, device), to_device(flat, device)
         tokens = verified.counts.num_accepted_tokens[picked]
@@ -183,7 +190,8 @@ class EagleDrafter(Drafter):
         self._store_candidates(rows, out, None)
 
     def _hidden_input(self, hidden_states: torch.Tensor | None) -> torch.Tensor | None:
-        return hidden_states if self._uses_hidden else None
+        owner = type(self).__name__
+        return require_hidden_states(owner, hidden_states) if self._uses_hidden else None
 
     def _store_candidates(
         self,

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
-from graphkit.errors import ConfigError
 from graphkit.ops.target_rows import extend_rows
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.runners.tree_growth import TreeGrowth
 from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
+from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
 from graphkit.step.transfers import to_device
 
@@ -34,14 +34,10 @@ class MultiLayerDrafter(Drafter):
 
     def prepare(self, context: EngineContext) -> None:
         """See ``Drafter.prepare``."""
+        context.spec.check_draft_steps()
+        check_draft_width(type(self).__name__, context)
         context.check(self._model)
         self._context, self._spec = context, context.spec
-        if callable(self._model.forward):
-            raise ConfigError(
-                "EngineModel.forward is one callable, but MultiLayerDrafter needs a sequence of "
-                "forwards. Pass one forward per layer.",
-                field="forward",
-            )
         self._layers = MultiLayerEagleRunner(
             self._model.forward,
             spec=context.spec,
@@ -53,12 +49,18 @@ class MultiLayerDrafter(Drafter):
         self.runners = (self._layers,)
         requests, topk = context.sizes.max_batch_size, context.spec.topk
         self._others = torch.zeros(requests, topk * (topk - 1), device=context.device)
-        self._chain = ChainTree(1, context.verify_width, requests, context.device)
+        self._chain = ChainTree(
+            1,
+            context.verify_width,
+            requests,
+            context.device,
+            drafted=context.spec.num_draft_tokens,
+        )
 
     @property
     def max_path(self) -> int:
         """See ``Drafter.max_path``."""
-        return self._spec.num_steps + 1
+        return min(self._spec.num_steps + 1, self._spec.num_draft_tokens)
 
     def prefill(self, chunk: Prefilled) -> None:
         """See ``Drafter.prefill``."""
@@ -71,7 +73,7 @@ class MultiLayerDrafter(Drafter):
             input_ids=chunk.next_ids,
             positions=chunk.start + torch.arange(length, device=rows.device),
             out_cache_loc=chunk.out_cache_loc,
-            hidden_states=chunk.hidden_states,
+            hidden_states=require_hidden_states(type(self).__name__, chunk.hidden_states),
             select_index=torch.full_like(rows, length - 1),
             **AcceptedCounts.from_tokens(whole).fields(),
         )
@@ -99,6 +101,7 @@ class MultiLayerDrafter(Drafter):
 
     def extend(self, verified: Verified) -> None:
         """See ``Drafter.extend``."""
+        verified = verified.front(self._spec.num_draft_tokens)
         rows = verified.req_pool_indices
         seq_lens, extend_seq_lens, positions, select_index = extend_rows(
             verified.seq_lens, verified.counts.num_accepted_drafts, self._spec.num_draft_tokens
@@ -111,7 +114,7 @@ class MultiLayerDrafter(Drafter):
                 input_ids=verified.predict,
                 positions=positions,
                 out_cache_loc=verified.out_cache_loc,
-                hidden_states=verified.hidden_states,
+                hidden_states=require_hidden_states(type(self).__name__, verified.hidden_states),
                 select_index=select_index,
                 **verified.counts.fields(),
             )

@@ -13,14 +13,19 @@ _INT = {int}
 
 
 def validate_rows(
-    req_pool_indices: Sequence[int], last: int, until: Collection[int] = ()
+    req_pool_indices: Sequence[int],
+    last: int,
+    until: Collection[int] = (),
+    *,
+    may_be_empty: bool = False,
 ) -> list[int]:
     """Return distinct request rows.
 
     Args:
-        req_pool_indices: The rows, at least one.
+        req_pool_indices: The rows.
         last: Largest row.
         until: Some of the rows.
+        may_be_empty: Whether there may be no rows.
 
     Raises:
         InputError: A value is no row or occurs twice, or ``until`` has another one.
@@ -29,6 +34,10 @@ def validate_rows(
     rows = req_pool_indices
     if type(rows) is not list or {*map(type, rows)} != _INT:
         rows = _listed(req_pool_indices)
+    if not rows:
+        if may_be_empty:
+            return rows
+        raise _error(field, req_pool_indices, "a sequence of ints, at least one")
     distinct = {*rows}
     if len(distinct) < len(rows) or min(distinct) < 1 or max(distinct) > last:
         raise _error(
@@ -49,8 +58,8 @@ def _listed(req_pool_indices: Sequence[int]) -> list[int]:
         rows = np.asarray(req_pool_indices)
     except (TypeError, ValueError) as error:  # such as lists of different lengths
         raise _error("req_pool_indices", req_pool_indices, "a sequence of ints") from error
-    if rows.ndim != 1 or not len(rows) or rows.dtype.kind not in "iu":
-        raise _error("req_pool_indices", req_pool_indices, "a sequence of ints, at least one")
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise _error("req_pool_indices", req_pool_indices, "a sequence of ints")
     listed: list[int] = rows.tolist()
     return listed
 

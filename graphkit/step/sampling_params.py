@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from numbers import Real
 
 from graphkit.config import require_int
-from graphkit.errors import ConfigError
+from graphkit.errors import ConfigError, InputError
 
 MAX_STOP_IDS = 16
 """Stop tokens of one request."""
-_SEED_BITS = 63
+_SEED_BITS = _ID_BITS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class SamplingParams:
         min_p: Keeps the tokens whose probability is at least this share, 0 to 1, of the largest
             one; 0 keeps all.
         stop_token_ids: Tokens that finish the request, 16 at most; stored as a frozenset. The stop
-            token is part of the output.
+            token is part of the output. Ids of the target's vocabulary: ``submit`` and ``admit``
+            refuse others.
         seed: Key of the request's random numbers, 0 to 2**63 - 1. Equal seeds give equal tokens in
             any batch and generation. ``None`` takes one from the engine's seed.
 
@@ -85,6 +86,13 @@ class SamplingParams:
                 f"{self.stop_token_ids!r}. Pass a collection of ints.",
                 field="stop_token_ids",
             ) from error
+        outside = [token for token in tokens if not 0 <= token < 2**_ID_BITS]
+        if outside:
+            raise ConfigError(
+                f"SamplingParams.stop_token_ids has {outside[0]}, expected token ids from 0 to "
+                f"2**{_ID_BITS} - 1.",
+                field="stop_token_ids",
+            )
         if len(tokens) > MAX_STOP_IDS:
             raise ConfigError(
                 f"SamplingParams.stop_token_ids has {len(tokens)} tokens, but the device keeps "
@@ -92,6 +100,33 @@ class SamplingParams:
                 field="stop_token_ids",
             )
         object.__setattr__(self, "stop_token_ids", tokens)
+
+
+def validate_sampling(sampling: object, *, vocab_size: int) -> SamplingParams:
+    """Return the parameters of a request; ``None`` stands for the defaults.
+
+    Args:
+        sampling: What the caller passed.
+        vocab_size: Size of the target's vocabulary.
+
+    Raises:
+        InputError: They are no ``SamplingParams``, or a stop token is outside the vocabulary.
+    """
+    if sampling is None:
+        return SamplingParams()
+    if not isinstance(sampling, SamplingParams):
+        raise InputError(
+            f"sampling must be a graphkit.SamplingParams or None, got {sampling!r}.",
+            field="sampling",
+        )
+    largest = max(sampling.stop_token_ids, default=0)
+    if largest >= vocab_size:
+        raise InputError(
+            f"SamplingParams.stop_token_ids has {largest}, but the vocabulary has {vocab_size} "
+            f"tokens. Use ids from 0 to {vocab_size - 1}.",
+            field="stop_token_ids",
+        )
+    return sampling
 
 
 def _number(value: object) -> float:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import NoneType
 from typing import NoReturn, Self
 
 import torch
 from torch import nn
 
-from graphkit.config import BufferSizes, require_int, require_type
+from graphkit.config import BufferSizes, require_int
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Attribution, Backend, BatchSizes, backend_for, scope
@@ -30,7 +29,7 @@ from graphkit.step.prefill import Prefill
 from graphkit.step.prompts import validate_prompt
 from graphkit.step.request_rows import validate_rows
 from graphkit.step.request_state import RequestState
-from graphkit.step.sampling_params import SamplingParams
+from graphkit.step.sampling_params import SamplingParams, validate_sampling
 from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
 from graphkit.step.transfers import to_device
@@ -205,16 +204,17 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             The report of the first new token, [1, 5] int32, on the device.
 
         Raises:
-            InputError: The row is none of a request, the prompt is no sequence of token ids, prompt
-                and new tokens do not fit in a row of ``req_to_token``, the request has a
+            ConfigError: ``max_new_tokens`` is no int of at least 1.
+            InputError: The row is none of a request, the prompt is no sequence of token ids,
+                ``sampling`` is no ``SamplingParams`` or has a stop token outside the vocabulary,
+                prompt and new tokens do not fit in a row of ``req_to_token``, the request has a
                 temperature although the runner is greedy, or a slot of the row is empty, outside
                 the KV pool or in use by another request.
+            ReplayError: The runner is closed.
         """
+        self._require_open("admit")
         self._report_checks()
-        require_type(
-            "admit", "sampling", sampling, (SamplingParams, NoneType), "a graphkit.SamplingParams"
-        )
-        sampling = sampling or SamplingParams()
+        sampling = validate_sampling(sampling, vocab_size=self.sizes.vocab_size)
         limit = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
         require_int("admit", "max_new_tokens", limit)
         self._validated([req_pool_index])
@@ -246,11 +246,12 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
         Raises:
             InputError: The rows are no distinct rows of requests.
+            ReplayError: The runner is closed.
         """
-        if len(req_pool_indices):
-            self._validated(req_pool_indices)
+        self._require_open("release")
+        rows = validate_rows(req_pool_indices, self.state.last_row, may_be_empty=True)
         self.join_loops()
-        self.state.release(to_device(req_pool_indices, self.device))
+        self.state.release(to_device(rows, self.device))
 
     def join_loops(self) -> None:
         """Make later work of the current stream run after the loops. Does not wait on CUDA."""
@@ -401,6 +402,10 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
     def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
         return self._run(inputs, is_greedy=self._is_greedy)
+
+    def _require_open(self, what: str) -> None:
+        if self.status == "closed":
+            raise ReplayError(f"{what} needs an open runner, but this one is closed.")
 
     def _refuse_launch(self) -> NoReturn:
         self._require_captured("launch")

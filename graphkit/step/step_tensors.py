@@ -7,7 +7,7 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -136,6 +136,26 @@ class Verified:
         predict = self.predict.view(len(self.seq_lens), -1)
         bonus: torch.Tensor = predict.gather(1, self.counts.num_accepted_drafts.long()[:, None])
         return bonus[:, 0]
+
+    def front(self, width: int) -> Verified:
+        """Return the first rows of every request, copied unless these are all.
+
+        Args:
+            width: Rows per request to keep; at least the longest path.
+        """
+        batch_size = len(self.seq_lens)
+        if len(self.predict) == batch_size * width:
+            return self
+
+        def front_of(rows: torch.Tensor) -> torch.Tensor:
+            return rows.view(batch_size, -1, *rows.shape[1:])[:, :width].flatten(0, 1)
+
+        return replace(
+            self,
+            out_cache_loc=front_of(self.out_cache_loc),
+            predict=front_of(self.predict),
+            hidden_states=None if self.hidden_states is None else front_of(self.hidden_states),
+        )
 
     def select(self, requests: torch.Tensor) -> Verified:
         """Return the result of some requests, copied.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
+from graphkit.errors import ConfigError
 from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask, compact_accepted_to_front
 from graphkit.ops.target_rows import verify_rows
@@ -37,6 +38,9 @@ class Verifier:
     Attributes:
         runner: Runs the target's forward.
         recurrent_state: States of the target's linear-attention or Mamba layers, or ``None``.
+
+    Raises:
+        ConfigError: The algorithm is plain decoding, but verify has more than one row.
     """
 
     def __init__(
@@ -49,7 +53,15 @@ class Verifier:
         self._context, self._state, self._max_path = context, state, max_path
         self._kv_pools, self.recurrent_state = model.kv_pools, model.recurrent_state
         self._is_tree = context.spec.topk > 1
-        runner = DecodeRunner if context.spec.resolved.is_none() else TargetVerifyRunner
+        is_none = context.spec.resolved.is_none()
+        if is_none and context.verify_width > 1:
+            raise ConfigError(
+                f"{context.spec.resolved!r}.is_none() is True: plain decoding. But verify has "
+                f"{context.verify_width} rows per request. Return False, or set num_draft_tokens "
+                "to 1.",
+                field="num_draft_tokens",
+            )
+        runner = DecodeRunner if is_none else TargetVerifyRunner
         self.runner: Runner[TargetVerifyInputs, ForwardOutput] = runner(
             model.forward,
             spec=context.spec,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +88,8 @@ def _check_forwards(target: CaptureTarget) -> None:
         _check_mode(target, mode, "serves")
     for mode, forward in target.forwards.items():
         _check_mode(target, mode, "has a forward for")
-        is_chain = mode is ForwardMode.MULTI_LAYER_EAGLE and isinstance(forward, Sequence)
-        forwards: Sequence[Any] = forward if is_chain else [forward]  # type: ignore[assignment]
+        is_chain = RUNNERS[mode].takes_layers and isinstance(forward, Sequence | nn.ModuleList)
+        forwards: Iterable[Any] = forward if is_chain else [forward]  # type: ignore[assignment]
         for each in forwards:
             if not callable(each):
                 raise TargetError(

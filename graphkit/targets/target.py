@@ -43,7 +43,8 @@ class CaptureTarget:
         spec: How the algorithm drafts and verifies.
         sizes: Sizes of the buffers.
         forwards: Forward of each mode, as the mode's runner takes it; see
-            ``graphkit.runners.RUNNERS``. For MULTI_LAYER_EAGLE one forward per step.
+            ``graphkit.runners.RUNNERS``. For modes that take layers, such as MULTI_LAYER_EAGLE, a
+            sequence or an ``nn.ModuleList`` with one forward per step.
         sample_batch: ``sample_batch(mode, batch_size, seed)`` returns a live batch, the same for
             the same arguments: the mode's inputs as numpy arrays or CPU tensors, with hidden
             states on the target's device.

@@ -153,6 +153,7 @@ class Assembly:
         drafter: Callable[[EngineModel], Drafter] = EagleDrafter,
         target: Callable[..., Any] = LabellingForward,
         token_map: torch.Tensor | None = None,
+        layers: int | None = None,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine whose draft model errs in a third of the rows.
@@ -165,6 +166,7 @@ class Assembly:
             target: Creates the target's forward from model and attention.
             token_map: Tokens that the draft model of EAGLE3 can draft; ``None`` takes most of them,
                 in random order.
+            layers: Draft layers of an algorithm that is no name.
         """
         room = -(-max_context_len // page_size) * page_size
         self._requests = ReqToTokenPool(max_batch_size + 2, max_context_len, self.device)
@@ -178,7 +180,9 @@ class Assembly:
         attention = self._attention(1)
         return SpeculativeEngine(
             EngineModel(target(self.model, attention), attention),
-            self._drafter(algorithm, topk, num_steps, drafter),
+            self._drafter(
+                "MULTI_LAYER_EAGLE" if layers else algorithm, topk, layers or num_steps, drafter
+            ),
             spec=SpecConfig(
                 {"MULTI_LAYER_EAGLE": "EAGLE", "EXACT": "STANDALONE"}.get(algorithm, algorithm),
                 num_steps,
@@ -215,7 +219,8 @@ class Assembly:
         if algorithm == "MULTI_LAYER_EAGLE":
             attention = self._attention(num_steps)
             layers = [ErringForward(self.model, attention, topk, i) for i in range(num_steps)]
-            return MultiLayerDrafter(EngineModel(layers, attention))
+            chain = EngineModel(layers, attention)
+            return (MultiLayerDrafter if drafter is EagleDrafter else drafter)(chain)
         attention = self._attention(1)
         if algorithm == "EXACT":
             return drafter(EngineModel(StandaloneForward(self.model, attention), attention))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkit.engine import FinishReason, SamplingParams
-from graphkit.errors import ConfigError, InputError, ReplayError
+from graphkit.errors import InputError, ReplayError
 
 LONG = SamplingParams(max_new_tokens=13)
 SETTINGS = [("v1", False), ("v1", True), ("v2", False), ("v2", True), ("v3", False), ("v3", True)]
@@ -116,8 +116,10 @@ def test_other_objects_and_requests_of_other_engines_are_refused(make_engine, ta
         engine.abort(request)
     assert caught.value.field == "request"
     assert request.finish_reason is None
-    with pytest.raises(ConfigError, match=r"abort.request must be a graphkit.Request, got 3"):
-        engine.abort(3)
+    for value in (3, None, task.prompts[0]):
+        with pytest.raises(InputError, match=r"abort got .*, expected a request that") as caught:
+            engine.abort(value)
+        assert caught.value.field == "request"
     other.close()
-    with pytest.raises(ReplayError, match="submit and abort need an open one"):
+    with pytest.raises(ReplayError, match="it takes no requests and no capture"):
         other.abort(request)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.engine import NgramDrafter, SamplingParams
-from graphkit.errors import ConfigError, GraphkitError
+from graphkit.engine import EagleDrafter, MultiLayerDrafter, NgramDrafter, SamplingParams
+from graphkit.errors import ConfigError
 from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
 
 REQUESTS = 20
@@ -72,19 +72,107 @@ def test_an_algorithm_says_the_width_and_makes_the_future_map(make_engine, task,
     assert [request.output_ids for request in requests] == [t[:6] for t in task.expected[:6]]
 
 
+class OfWidth(CustomSpecAlgorithm):
+    """Verifies ``width`` rows; a predicate named ``kind`` is true."""
+
+    def __init__(self, width, kind="is_eagle"):
+        super().__init__("OF_WIDTH")
+        self.width, self.kind = width, kind
+
+    def get_num_tokens_per_bs_for_target_verify(self, num_draft_tokens, is_draft_worker):
+        return self.width
+
+    def is_eagle(self):
+        return self.kind == "is_eagle"
+
+    def is_standalone(self):
+        return self.kind == "is_standalone"
+
+
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @each_generation
-def test_a_tree_of_another_width_than_verifys_is_refused(make_engine, task, generation, captured):
-    """Otherwise rows would be assigned to the wrong requests."""
-
-    def run():
-        engine = make_engine(Wider("WIDER"), generation=generation, batch_sizes=[8])
+@pytest.mark.parametrize("kind", ["is_eagle", "is_standalone", "none of both"])
+@pytest.mark.parametrize("width", [5, 8])
+def test_a_chain_may_be_shorter_than_verify(
+    make_engine, task, run_in_waves, generation, captured, kind, width
+):
+    """Its accepted lengths are those of a verify that it fills."""
+    task = task.first(REQUESTS)
+    lengths = []
+    for each in (4, width):
+        engine = make_engine(OfWidth(each, kind), generation=generation, batch_sizes=[8])
+        assert engine.runners[0].tokens_per_request == (1 if generation == "v3" else each)
         if captured:
             engine.capture()
-        engine.generate(task.prompts[:4], SamplingParams(max_new_tokens=6))
+        requests = run_in_waves(engine, task)
+        assert [request.output_ids for request in requests] == task.expected
+        lengths.append([request.accepted_lengths for request in requests])
+    assert lengths[0] == lengths[1]
+    assert max(max(counts, default=0) for counts in lengths[1]) == 4, "whole chains are accepted"
 
-    with pytest.raises(GraphkitError, match=r"(?i)verif"):
-        run()
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@each_generation
+@pytest.mark.parametrize(("drafts", "width"), [(4, 6), (3, 6), (2, 3)])
+def test_layers_may_draft_less_than_verify(make_engine, task, generation, drafts, width, page_size):
+    engine = make_engine(
+        OfWidth(width, "none of both"),
+        layers=3,
+        num_draft_tokens=drafts,
+        page_size=page_size,
+        generation=generation,
+        batch_sizes=[8],
+    )
+    engine.capture()
+    requests = engine.generate(task.prompts[:8], SamplingParams(max_new_tokens=9))
+    assert [request.output_ids for request in requests] == [t[:9] for t in task.expected[:8]]
+    assert max(engine.stats.accepted_lengths) == drafts
+
+
+@each_generation
+@pytest.mark.parametrize(("topk", "width"), [(1, 3), (2, 9), (2, 7)])
+@pytest.mark.parametrize("kind", [EagleDrafter, MultiLayerDrafter])
+def test_other_widths_are_refused_by_the_constructor(make_engine, generation, topk, width, kind):
+    algorithm = OfWidth(width, "none of both")
+    message = rf"verifies {width} rows per request, but {kind.__name__} drafts \d nodes.*to {width}"
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_engine(
+            algorithm,
+            drafter=kind,
+            topk=topk,
+            generation=generation,
+            layers=3 if kind is MultiLayerDrafter else None,
+        )
+    assert caught.value.field == "num_draft_tokens"
+
+
+@pytest.mark.parametrize("kind", [EagleDrafter, MultiLayerDrafter])
+@pytest.mark.parametrize(("topk", "nodes", "most"), [(1, 5, 4), (2, 12, 11)])
+def test_nodes_that_no_draft_step_creates_are_refused(make_engine, kind, topk, nodes, most):
+    with pytest.raises(
+        ConfigError, match=rf"num_draft_tokens is {nodes}, but .* at most .* = {most}"
+    ):
+        make_engine(
+            CustomSpecAlgorithm("MINE"),
+            drafter=kind,
+            topk=topk,
+            num_draft_tokens=nodes,
+            layers=3 if kind is MultiLayerDrafter else None,
+        )
+
+
+class Plain(CustomSpecAlgorithm):
+    """Plain decoding by another name."""
+
+    def is_none(self):
+        return True
+
+
+@each_generation
+def test_plain_decoding_verifies_one_row(make_engine, generation):
+    with pytest.raises(ConfigError, match=r"is_none\(\) is True: .* verify has 4 rows") as caught:
+        make_engine(Plain("PLAIN"), generation=generation)
+    assert caught.value.field == "num_draft_tokens"
 
 
 @each_generation

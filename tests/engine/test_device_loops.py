@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 
@@ -335,6 +336,7 @@ class TestRunner:
             (1, [1] * 50, {"max_new_tokens": 46}, "max_new_tokens"),
             (1, [1], {"max_new_tokens": 0}, "max_new_tokens"),
             (1, [1], {"sampling": 0.5}, "sampling"),
+            (1, [1], {"sampling": SamplingParams(stop_token_ids=[95, 96])}, "stop_token_ids"),
         ],
     )
     def test_an_invalid_admission_is_refused(self, runner, row, prompt, options, field):
@@ -346,10 +348,11 @@ class TestRunner:
             assert torch.equal(each, before[name])
 
     def test_a_release_of_an_invalid_row_is_refused(self, runner):
-        for rows in ([7], [0], [1, 1], [1.5]):
+        for rows in ([7], [0], [1, 1], [1.5], None, 5, "1", torch.tensor(1), [[1]]):
             with pytest.raises(InputError):
                 runner.release(rows)
-        runner.release([])
+        for rows in ([], (), np.zeros(0, np.int64), np.zeros(0)):
+            runner.release(rows)
 
     def test_an_invalid_number_of_steps_is_refused(self, runner):
         with pytest.raises(ConfigError, match="max_steps must be an int >= 1"):
@@ -365,6 +368,17 @@ def test_a_greedy_runner_refuses_a_temperature(make_engine):
     runner = SpecStepRunner.from_step(engine.runners[0].device_step, is_greedy=True)
     with pytest.raises(InputError, match=r"temperature 0\.5, but the runner was created with"):
         runner.admit(1, [1], SamplingParams(temperature=0.5))
+
+
+def test_a_closed_runner_takes_no_requests(make_engine):
+    runner = make_engine(generation="v3").runners[0]
+    runner.close()
+    before = {name: each.clone() for name, each in runner.state.tensors().items()}
+    with pytest.raises(ReplayError, match="admit needs an open runner, but this one is closed"):
+        runner.admit(1, [1])
+    with pytest.raises(ReplayError, match="release needs an open runner, but this one is closed"):
+        runner.release([1])
+    assert all(torch.equal(each, before[name]) for name, each in runner.state.tensors().items())
 
 
 def test_launch_needs_a_capture(make_engine):

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from graphkit.engine import EagleDrafter, EngineModel, FinishReason, SamplingParams
+import pytest
+import torch
+
+from graphkit.engine import (
+    EagleDrafter,
+    EngineModel,
+    FinishReason,
+    MultiLayerDrafter,
+    SamplingParams,
+)
 from graphkit.errors import CaptureError, ConfigError, InputError, ReplayError
 
 pytestmark = pytest.mark.slow
@@ -121,8 +130,8 @@ class TestEnds:
         engine = make_engine("EXACT", topk=topk, generation=generation, batch_sizes=[8])
         engine.capture()
         requests = [
-            engine.submit(prompt, SamplingParams(stop_token_ids=frozenset({token, 96 + i})))
-            for i, token in enumerate(text)
+            engine.submit(prompt, SamplingParams(stop_token_ids=frozenset({token})))
+            for token in text
         ]
         while engine.has_work:
             engine.step()
@@ -149,6 +158,26 @@ class TestEnds:
         ) as caught:
             SamplingParams(stop_token_ids=tokens)
         assert caught.value.field == "stop_token_ids"
+
+    @pytest.mark.parametrize("token", [-1, 2**63, 2**70, -(2**70)])
+    def test_stop_tokens_are_token_ids(self, token):
+        with pytest.raises(ConfigError, match="expected token ids from 0 to 2") as caught:
+            SamplingParams(stop_token_ids=[3, token])
+        assert caught.value.field == "stop_token_ids"
+
+    @each_generation
+    @pytest.mark.parametrize("token", [96, 2**63 - 1])
+    def test_a_stop_token_outside_the_vocabulary_is_refused_alone(
+        self, make_engine, task, generation, token
+    ):
+        engine = make_engine(generation=generation)
+        request = engine.submit(task.prompts[0], SamplingParams(max_new_tokens=13))
+        with pytest.raises(InputError, match=f"has {token}, but the vocabulary has 96") as caught:
+            engine.submit([1], SamplingParams(stop_token_ids=[95, token]))
+        assert caught.value.field == "stop_token_ids"
+        while engine.has_work:
+            engine.step()
+        assert request.output_ids == task.expected[0]
 
     @chain_and_tree
     @each_generation
@@ -198,11 +227,39 @@ class TestCapture:
         assert outputs(requests) == [text[:6] for text in task.expected[:8]]
         assert engine.stats.fallbacks == {}
 
-    def test_a_closed_engine_cannot_capture(self, make_engine):
-        engine = make_engine()
+    @each_generation
+    def test_a_closed_engine_cannot_capture(self, make_engine, generation):
+        """Nor does it run a forward."""
+        calls = []
+
+        def target(model, attention):
+            return lambda inputs: calls.append(inputs)
+
+        engine = make_engine(target=target, generation=generation)
         engine.close()
-        with pytest.raises(ReplayError, match="closed"):
+        with pytest.raises(ReplayError, match="the engine is closed"):
             engine.capture()
+        assert not calls
+
+    @pytest.mark.parametrize("progress", [None, "log", 5])
+    def test_progress_can_be_called(self, make_engine, progress):
+        with pytest.raises(ConfigError, match=r"capture\.progress must be a function") as caught:
+            make_engine().capture(progress)
+        assert caught.value.field == "progress"
+
+
+def test_layers_of_a_drafter_may_be_modules(make_engine, task):
+    """A ModuleList is callable in the sense of Python, but no forward."""
+
+    def in_modules(model):
+        layers = [torch.nn.Identity() for _ in model.forward]
+        for layer, forward in zip(layers, model.forward, strict=True):
+            layer.forward = forward
+        return MultiLayerDrafter(replace(model, forward=torch.nn.ModuleList(layers)))
+
+    engine = make_engine("MULTI_LAYER_EAGLE", drafter=in_modules)
+    requests = engine.generate(task.prompts[:3], SamplingParams(max_new_tokens=6))
+    assert outputs(requests) == [text[:6] for text in task.expected[:3]]
 
 
 class TestPrompts:
@@ -230,6 +287,34 @@ class TestPrompts:
         with pytest.raises(InputError, match=message) as caught:
             engine.submit(prompt)
         assert caught.value.field == "prompt_ids"
+        assert not engine.has_work
+
+    @pytest.mark.parametrize(
+        ("option", "values"), [("bos_token_id", ["a", -1, 96, 1.0]), ("seed", ["a", None, 1.5])]
+    )
+    def test_ids_of_an_engine_are_ints(self, make_engine, option, values):
+        for value in values:
+            with pytest.raises(ConfigError, match=f"{option} must be .*, got ") as caught:
+                make_engine(**{option: value})
+            assert caught.value.field == option
+
+    @pytest.mark.parametrize("prompts", [5, None, 1.5])
+    def test_prompts_are_a_sequence(self, make_engine, prompts):
+        engine = make_engine()
+        with pytest.raises(InputError, match=r"generate got .*expected a sequence") as caught:
+            engine.generate(prompts)
+        assert caught.value.field == "prompts"
+
+    @pytest.mark.parametrize("sampling", [5, {}, "greedy", SamplingParams, 0], ids=str)
+    def test_sampling_is_checked(self, make_engine, sampling):
+        engine = make_engine()
+        for call in (
+            lambda: engine.submit([1], sampling),
+            lambda: engine.generate([[1]], sampling),
+        ):
+            with pytest.raises(InputError, match="sampling must be a graphkit") as caught:
+                call()
+            assert caught.value.field == "sampling"
         assert not engine.has_work
 
     def test_a_refused_prompt_queues_none_of_its_call(self, make_engine, task):

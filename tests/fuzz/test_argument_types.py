@@ -69,6 +69,17 @@ MODES = [name for name in gk.__all__ if name.endswith("Runner") and name != "Run
 BUFFERS = [name for name in gk.__all__ if name.endswith("InputBuffers") and name != "InputBuffers"]
 
 
+def whole_step() -> dict[str, Any]:
+    """Return the arguments of a step over pools of its own."""
+    requests = gk.ReqToTokenPool(2, 16, "cpu")
+    pool = gk.MHATokenToKVPool(**POOL | {"size": 32}, head_num=1, head_dim=2)
+    return {
+        "target": gk.EngineModel(forward, SdpaAttention(requests, pool)),
+        "drafter": gk.NgramDrafter(), "spec": SPEC, "sizes": SIZES, "batch_sizes": [2],
+        "device": "cpu",
+    }  # fmt: skip
+
+
 @cache
 def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return every call by name: a callable and its valid arguments."""
@@ -81,6 +92,10 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     )
     attention = SdpaAttention(requests, pool)
     engine_model = gk.EngineModel(forward, attention)
+    engine = gk.SpeculativeEngine(**whole_step())
+    steps = gk.SpecStepRunner(**whole_step())
+    future_map = gk.FutureMap(2, 8, 16, "cpu", "EAGLE")
+    future_map.stash(torch.ones(1).long(), {"rows": torch.ones(1)})
     buffers = {
         "capacity": runner.buffers.capacity, "device": torch.device("cpu"), "inputs_type": None,
         "optional_fields": (), "without": (), "bound_fields": None,
@@ -127,6 +142,10 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
                 "max_running_requests": 2, "chunked_prefill_size": 8, "context_len": 16,
                 "device": "cpu", "algorithm": "EAGLE",
             },
+        ),
+        "FutureMap.stash": (
+            future_map.stash,
+            {"req_pool_indices": torch.ones(1).long(), "results": {"rows": torch.ones(1)}},
         ),
         "InputBuffers": (gk.InputBuffers, buffers | {"inputs_type": gk.TargetVerifyInputs}),
         "MHATokenToKVPool": (gk.MHATokenToKVPool, POOL | {"head_num": 1, "head_dim": 2}),
@@ -179,6 +198,21 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             {each.name: getattr(SPEC, each.name) for each in dataclasses.fields(SPEC)},
         ),
         "SpecConfig.tokens_per_request": (SPEC.tokens_per_request, {"mode": VERIFY}),
+        "SpecStepRunner.admit": (
+            steps.admit,
+            {"req_pool_index": 1, "prompt_ids": [1], "sampling": None, "max_new_tokens": 1},
+        ),
+        "SpecStepRunner.capture": (
+            lambda **options: gk.SpecStepRunner(**whole_step()).capture(**options),
+            {"progress": None, "attribution": None},
+        ),
+        "SpecStepRunner.release": (steps.release, {"req_pool_indices": [1]}),
+        "SpeculativeEngine.abort": (engine.abort, {"request": engine.submit([1])}),
+        "SpeculativeEngine.capture": (engine.capture, {"progress": print}),
+        "SpeculativeEngine.generate": (engine.generate, {"prompts": [[1]], "sampling": None}),
+        "SpeculativeEngine.submit": (
+            engine.submit, {"prompt_ids": [1], "sampling": None, "matcher": None},
+        ),
         "SpeculativeEngine": (
             gk.SpeculativeEngine,
             {
@@ -230,6 +264,9 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             },
         ),
         "StepRunner": (gk.StepRunner, head),
+        "resolved results": (
+            future_map.resolve, {"name": "rows", "req_pool_indices": torch.ones(1).long()},
+        ),
         **{name: (getattr(gk, name), buffers) for name in BUFFERS},
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.errors import GraphkitError, ReplayError
+from graphkit.errors import GraphkitError, InputError, ReplayError
 from graphkit.spec import FutureMap, SpecAlgorithm
 
 
@@ -145,3 +145,39 @@ def test_rows_that_the_map_does_not_have_are_refused_in_debug(watched, row):
         watched.resolve("tokens", rows(1, row))
     with pytest.raises(GraphkitError, match=str(row)):
         watched.stash(rows(row), {"tokens": rows(8)})
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (1, 3)], ids=str)
+def test_a_result_has_a_row_per_request(relay, shape):
+    relay.stash(rows(1), {"tokens": rows(7)})
+    with pytest.raises(InputError, match=r"result 'tokens' is \(.*\) torch.int64 for 1 requests"):
+        relay.stash(rows(1), {"tokens": torch.zeros(shape, dtype=torch.int64)})
+
+
+def test_a_first_result_has_rows(relay):
+    with pytest.raises(
+        InputError, match=r"result 'tokens' is \(\) .* for 1 requests, expected \(1,\)"
+    ):
+        relay.stash(rows(1), {"tokens": torch.tensor(7)})
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [torch.tensor(1), [1], 1, None, torch.tensor([1.0]), torch.tensor([1]).int()],
+    ids=str,
+)
+def test_request_rows_are_an_int64_tensor(relay, indices):
+    relay.stash(rows(1), {"tokens": rows(7)})
+    for call in (
+        lambda: relay.stash(indices, {"tokens": rows(7)}),
+        lambda: relay.resolve("tokens", indices),
+    ):
+        with pytest.raises(InputError, match=r"expected an int64 tensor \[B\]") as caught:
+            call()
+        assert caught.value.field == "req_pool_indices"
+
+
+def test_results_have_names(relay):
+    with pytest.raises(InputError, match="got a list, expected tensors by name") as caught:
+        relay.stash(rows(1), [rows(7)])
+    assert caught.value.field == "results"

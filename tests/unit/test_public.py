@@ -53,6 +53,12 @@ def test_a_name_is_what_its_room_holds(name):
     assert getattr(graphkit, name) is getattr(import_module(DECLARED[name]), name)
 
 
+def test_a_name_is_looked_up_once(monkeypatch):
+    graphkit.SizeTable  # noqa: B018
+    monkeypatch.setattr(graphkit, "import_module", None)
+    assert graphkit.SizeTable is import_module("graphkit.graphs").SizeTable
+
+
 @pytest.mark.parametrize("name", graphkit.__all__)
 def test_a_name_stands_in_the_list_of_its_room(name):
     """Rooms that are single modules have no list of their own."""

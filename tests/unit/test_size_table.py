@@ -149,3 +149,11 @@ def test_an_empty_batch_has_size_0():
     table = SizeTable(8, [4])
     assert table.fits(0)
     assert table.fit(0) == 0
+
+
+@pytest.mark.parametrize("batch_size", [-1, 1.0, "1", None, True])
+def test_a_batch_size_must_be_a_count(batch_size):
+    for ask in (SizeTable(16).fits, SizeTable(16).fit):
+        with pytest.raises(ConfigError, match="batch_size must be an int >= 0, got ") as caught:
+            ask(batch_size)
+        assert caught.value.field == "batch_size"

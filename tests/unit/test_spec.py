@@ -251,3 +251,61 @@ def test_a_custom_algorithm_may_bring_its_own_map():
             return Relay(max_running_requests, chunked_prefill_size, context_len, device, self)
 
     assert type(Relaying("R").create_future_map(1, 1, 1, "cpu")) is Relay
+
+
+def overriding(name, method):
+    """An algorithm with one method of its own."""
+    return type("Mine", (CustomSpecAlgorithm,), {name: method})
+
+
+def failing(self, *args):
+    raise KeyError("draft")
+
+
+@pytest.mark.parametrize("name", [*PREDICATES, "supports_target_verify_for_draft"])
+def test_an_override_that_raises_is_named(name):
+    cls = overriding(name, failing)
+    message = rf"Mine\.{name}\(\) raised KeyError: 'draft'\. Correct the method"
+    with pytest.raises(ConfigError, match=message) as caught:
+        register_algorithm("mine", cls)
+    assert caught.value.field == "cls"
+    with pytest.raises(ConfigError, match=message) as caught:
+        SpecConfig(cls("MINE"), 3, 1, 4)
+    assert caught.value.field == "algorithm"
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_width_that_cannot_be_computed_is_named():
+    spec = SpecConfig(overriding("get_num_tokens_per_bs_for_target_verify", failing)("M"), 3, 1, 4)
+    with pytest.raises(ConfigError, match=r"for_target_verify\(4, False\) raised KeyError"):
+        spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
+
+
+@pytest.mark.parametrize("answer", [None, 1, "no"])
+def test_a_predicate_returns_a_bool(answer):
+    with pytest.raises(ConfigError, match=r"Mine\.is_none\(\) must be True or False, got "):
+        SpecConfig(overriding("is_none", lambda self: answer)("MINE"), 3, 1, 4)
+
+
+async def later(self):
+    return False
+
+
+def lazily(self):
+    yield False
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [(later, "an async function"), (lazily, "a generator")]
+)
+def test_a_method_is_a_plain_function(method, kind):
+    """Both are true as a condition, whatever they would return."""
+    with pytest.raises(ConfigError, match=rf"Mine\.is_none is {kind}.*Define it with def"):
+        register_algorithm("mine", overriding("is_none", method))
+
+
+def test_a_class_whose_call_fails_is_refused():
+    for cls in (SpecAlgorithm, type("Mine", (CustomSpecAlgorithm,), {"__init__": failing})):
+        with pytest.raises(ConfigError, match=rf"{cls.__name__}\('X'\) raised ") as caught:
+            register_algorithm("X", cls)
+        assert caught.value.field == "cls"

@@ -5,7 +5,7 @@ Capture, checks, audits, strategies and targets read everything else from the ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -131,3 +131,26 @@ def test_the_command_takes_its_name(mode, capsys):
 
     assert main(["capture", "--mode", "no_such_mode", "--device", "cpu"]) == 2
     assert "BLOCK_DRAFT" in capsys.readouterr().err
+
+
+class LayersRunner(BlockDraftRunner):
+    """Takes one forward per draft step, and runs the last one."""
+
+    takes_layers = True
+
+    def __init__(self, forward, **options):
+        super().__init__(tuple(forward)[-1], **options)
+
+
+@pytest.mark.parametrize("chain", [list, torch.nn.ModuleList], ids=["list", "modules"])
+def test_a_mode_may_take_layers(target, mode, monkeypatch, chain):
+    monkeypatch.setitem(RUNNERS, mode, LayersRunner)
+    layers = chain([Model().requires_grad_(False), target.forwards[mode]])
+    layered = replace(target, forwards={mode: layers})
+    assert gk.capture_target(layered, device="cpu").mismatches == ()
+
+
+def test_every_layer_of_a_new_mode_can_be_called(target, mode, monkeypatch):
+    monkeypatch.setitem(RUNNERS, mode, LayersRunner)
+    with pytest.raises(gk.TargetError, match="forward of BLOCK_DRAFT is 5"):
+        replace(target, forwards={mode: [Model(), 5]})

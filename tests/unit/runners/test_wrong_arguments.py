@@ -42,10 +42,12 @@ def test_a_padded_size_must_be_an_int(runner, make_batch, size, verb, assert_in_
     assert_in_step(runner)
 
 
-@pytest.mark.parametrize("counts", [(None,), ("2",), ([2],), (1.5,), (1, "4"), (1, [4])], ids=str)
+@pytest.mark.parametrize(
+    "counts", [(None,), ("2",), ([2],), (1.5,), (-1,), (1, "4"), (1, [4])], ids=str
+)
 def test_staged_counts_must_be_ints(runner, counts, assert_in_step):
     name = ("batch_size", "num_tokens")[len(counts) - 1]
-    with pytest.raises(InputError, match=f"{name} must be an int, got ") as caught:
+    with pytest.raises(InputError, match=f"{name} must be an int >= 0, got ") as caught:
         runner.stage(*counts)
     assert caught.value.field == name
     assert_in_step(runner)
