@@ -281,6 +281,6 @@ class DeviceLoops:
         if steps and steps + max_steps > self._ring.entries:
             raise ReplayError(
                 f"earlier launches of {steps} steps have not been read to their end, and the ring "
-                f"holds {self._ring.entries}: a launch of {max_steps} more could find it full. Read "
-                "the earlier streams first, or increase ring_entries."
+                f"holds {self._ring.entries}: a launch of {max_steps} more could find it full. "
+                "Read the earlier streams first, or increase ring_entries."
             )
