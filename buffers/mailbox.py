@@ -42,7 +42,7 @@ class Mailbox:
     Args:
         layouts: Layouts of the fields.
         device: Device that reads the ring; the memory is pinned for CUDA.
-        check_device: Called while waiting; raises if the device has failed.
+        check_device: Called while waiting; see ``Backend.check_device``.
         wait_for_device: Waits until the device has finished all launches.
 
     Attributes:
@@ -185,8 +185,10 @@ class Mailbox:
                 self._check_device()
                 if time.monotonic() - began > _GIVE_UP_S:
                     raise ReplayError(
-                        f"the device consumed no mailbox entry for {_GIVE_UP_S:.0f} s. Look for a "
-                        "kernel that does not end, or an event that is never recorded."
+                        f"the device consumed no mailbox entry for {_GIVE_UP_S:.0f} s, and "
+                        f"{ENTRIES} batches wait for earlier work of the stream. Look for a loop "
+                        "that runs on (stop its stream, or launch fewer steps), a kernel that does "
+                        "not end, or an event that is never recorded."
                     )
             time.sleep(0)
 

@@ -4,17 +4,14 @@ from graphkit.graphs.attribution import Attribution, NodeOrigin, Stage, scope
 from graphkit.graphs.backend import Backend, CapturedGraph, GraphSequence, LoopGraph
 from graphkit.graphs.backend_selection import backend_for, resolve_device
 from graphkit.graphs.capture_failure import CaptureFailure
+from graphkit.graphs.capture_state import is_capturing, is_recording
 from graphkit.graphs.cuda import CudaBackend, CudaGraph
 from graphkit.graphs.environment import environment
 from graphkit.graphs.garbage_collection import gc_paused
 from graphkit.graphs.host_memory import UNSET_MARKER
 from graphkit.graphs.pool_memory import Allocation, PoolBlock
-from graphkit.graphs.recorder import (
-    RecordedGraph,
-    RecorderBackend,
-    is_capturing,
-    is_recording,
-)
+from graphkit.graphs.recorded_graph import RecordedGraph
+from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import BatchSizes, SizeTable, default_batch_sizes
 from graphkit.graphs.snapshot import StateSnapshot
 from graphkit.graphs.source_lines import caller_line

@@ -172,7 +172,7 @@ class Backend(Protocol):
     def wait_for_replays(self) -> None:
         """Make the current stream wait for replays that this backend enqueued on another stream.
 
-        ``CapturedGraph.replay`` does so itself.
+        Where loops run on the host, they run to their end. ``CapturedGraph.replay`` does so itself.
         """
         ...
 
@@ -181,7 +181,10 @@ class Backend(Protocol):
         ...
 
     def check_device(self) -> None:
-        """Raise the device's pending error, such as an illegal memory access."""
+        """Raise the device's pending error, such as an illegal memory access.
+
+        Called by a host that waits. Where loops run on the host, the oldest one advances.
+        """
         ...
 
 

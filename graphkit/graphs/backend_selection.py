@@ -9,7 +9,7 @@ from graphkit.graphs.backend import Backend
 from graphkit.graphs.cuda import CudaBackend
 from graphkit.graphs.recorder import RecorderBackend
 
-_shared: dict[torch.device, CudaBackend] = {}
+_shared: dict[torch.device, Backend] = {}
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
@@ -46,9 +46,9 @@ def resolve_device(device: torch.device | str) -> torch.device:
 def backend_for(device: torch.device | str = "auto", backend: Backend | None = None) -> Backend:
     """Return the given backend, or the default backend of the device.
 
-    CUDA runners of a process share one backend per device, and so one memory pool: an output is
-    valid until the next replay of any of them. Pass a runner its own ``CudaBackend()`` to give it a
-    separate pool.
+    The runners of a process share one backend per device, and so one memory pool: an output is
+    valid until the next replay of any of them. Pass a runner its own ``CudaBackend()`` or
+    ``RecorderBackend()`` to give it a separate pool.
 
     Args:
         device: As for ``resolve_device``.
@@ -60,10 +60,9 @@ def backend_for(device: torch.device | str = "auto", backend: Backend | None = N
     """
     if backend is None:
         wanted = resolve_device(device)
-        if wanted.type == "cpu":
-            return RecorderBackend()
         if wanted not in _shared:
-            _shared[wanted] = CudaBackend(wanted)
+            on_host = wanted.type == "cpu"
+            _shared[wanted] = RecorderBackend() if on_host else CudaBackend(wanted)
         return _shared[wanted]
     if not all(hasattr(backend, name) for name in ("name", "device", "session", "capture")):
         raise ConfigError(

@@ -51,6 +51,11 @@ class HostTensors:
             return False
         return _storage(value) in self._tensors
 
+    @property
+    def storages(self) -> frozenset[int]:
+        """The storages of these tensors."""
+        return frozenset(self._tensors)
+
     def add(self, tree: Any) -> None:
         """Add every tensor of a nested value."""
         for leaf in tree_leaves(tree):

@@ -185,10 +185,7 @@ class DeviceLoops:
         if self._reader.steps_in_flight:
             self._reserve(max_steps)
         graph = self._loops[is_greedy].graph
-        if self._running is not graph:  # launches of one loop wait for each other
-            self.join()
-        self._is_launching = True
-        self._running = graph
+        self._is_launching, self._running = True, graph
         # Before the launch, so that no later one has the number of one that was interrupted.
         self._launched = number = self._launched + 1
         self._launcher.launch(graph, rows, watched, max_steps, number)
@@ -287,7 +284,7 @@ class DeviceLoops:
         steps = self._reader.steps_in_flight
         if steps and steps + max_steps > self._ring.entries:
             raise ReplayError(
-                f"earlier launches of {steps} steps are running and the ring holds "
-                f"{self._ring.entries}: a launch of {max_steps} more could find it full. Read the "
-                "earlier streams to their end first, or increase ring_entries."
+                f"earlier launches of {steps} steps have not been read to their end, and the ring "
+                f"holds {self._ring.entries}: a launch of {max_steps} more could find it full. "
+                "Read the earlier streams first, or increase ring_entries."
             )

@@ -291,9 +291,35 @@ class TestRunner:
 
     def test_a_launch_that_may_find_the_ring_full_is_refused(self, runner):
         stream = runner.launch(self.ROWS, max_steps=5)
-        with pytest.raises(ReplayError, match=r"launches of 5 steps are running and the ring"):
+        with pytest.raises(ReplayError, match=r"launches of 5 steps have not been read to"):
             runner.launch(self.ROWS, max_steps=5)
         assert list(stream)
+
+    def test_a_replay_runs_after_the_loops_launched_before(self, runner, task):
+        streams = [runner.launch(self.ROWS, max_steps=1) for _ in range(2)]
+        batch = SpecStepInputs(req_pool_indices=torch.tensor(self.ROWS))
+        replayed = runner.replay(batch, clone=True).report.tolist()
+        streams.append(runner.launch(self.ROWS, max_steps=1))
+        found = self.tokens(chain.from_iterable(streams[:2]))
+        for line in replayed:
+            found[line[0]] += line[4 : 4 + line[2]]
+        for row, tokens in self.tokens(streams[2]).items():
+            found[row] += tokens
+            assert found[row] == self.rest(task)[row][: len(found[row])]
+            assert len(found[row]) > 3
+
+    def test_loops_of_both_kinds_run_in_the_order_of_their_launches(self, runner, task):
+        sampled = SamplingParams(max_new_tokens=13, temperature=1e-6, seed=1)
+        runner.release([2])
+        runner.admit(2, task.prompts[2], sampled)
+        streams = [
+            runner.launch(rows, max_steps=1) for rows in ([1, 3], [2], [1, 3], [2], [1, 2, 3])
+        ]
+        streams.append(runner.launch(self.ROWS, max_steps=1))
+        found = self.tokens(chain.from_iterable(streams))
+        for row in self.ROWS:
+            assert found[row] == self.rest(task)[row][: len(found[row])]
+            assert found[row]
 
     def test_an_ended_request_runs_as_a_pad(self, runner):
         runner.release([2])
@@ -385,3 +411,23 @@ def test_launch_needs_a_capture(make_engine):
     engine = make_engine(generation="v3")
     with pytest.raises(ReplayError, match="launch needs a captured runner"):
         engine.runners[0].launch([1], max_steps=1)
+
+
+def test_launches_that_are_not_read_run_one_after_the_other(make_engine, task):
+    """Also more than the mailbox holds: a launch then waits for the oldest loop, which ends."""
+    engine = make_engine(generation="v3", batch_sizes=[2], max_batch_size=2)
+    with SpecStepRunner.from_step(engine.runners[0].device_step, is_greedy=True) as runner:
+        runner.capture()
+        context, found = runner.device_step.context, {}
+        for row in (1, 2):
+            slots = torch.arange(96, device=context.device)
+            context.req_to_token[row] = (row * 96 - 95 + slots).int()
+            runner.admit(row, task.prompts[row], SamplingParams(max_new_tokens=13))
+            found[row] = []
+        streams = [runner.launch([1, 2], max_steps=4) for _ in range(80)]
+        for stream in reversed(streams):  # in any order
+            for each in reversed([each for step in stream for each in step.requests]):
+                found[each.req_pool_index][:0] = each.tokens
+        assert found == {row: task.expected[row][1:13] for row in (1, 2)}
+        assert {stream.end for stream in streams} == {LoopEnd.STEPS, LoopEnd.IDLE}
+        assert len({stream.end for stream in streams[-70:]}) == 1

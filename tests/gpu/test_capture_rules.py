@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import graphkit as gk
-from capture_cases import CASES, CUDA_ONLY, make_inputs
+from capture_cases import CASES, CUDA_ONLY, REPLAYS, make_inputs
 from graphkit.graphs import CaptureFailure
 
 pytestmark = pytest.mark.gpu
@@ -34,6 +34,14 @@ def failure_on_cuda(case):
 def test_cuda_agrees_with_the_table(case):
     failure = failure_on_cuda(case)
     assert (failure and failure.cause) is case.cause, failure
+
+
+@pytest.mark.parametrize("case", REPLAYS, ids=lambda case: case.name)
+def test_replays_agree_with_the_table(case):
+    backend = gk.CudaBackend()
+    if case.loops and backend.loop_refusal:
+        pytest.skip(backend.loop_refusal)
+    assert case.function(backend) == case.expected
 
 
 class Reads(nn.Module):

@@ -1,6 +1,7 @@
-"""Operations, and whether a CUDA graph capture takes them, for the tests that import this file.
+"""What graphs do on CUDA, for the tests that import this file: the recorder agrees with it.
 
-``tests/gpu/test_capture_rules.py`` proves the table on CUDA; the recorder agrees with it.
+``CASES`` says whether a capture takes an operation, ``REPLAYS`` what several graphs of a backend
+compute. ``tests/gpu/test_capture_rules.py`` proves both tables on CUDA.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
 from graphkit.errors import CaptureCause
+from graphkit.graphs import Backend, GraphSequence
 
 SYNC, SHAPE = CaptureCause.HOST_SYNCHRONISATION, CaptureCause.DATA_DEPENDENT_SHAPE
 UNSUPPORTED = CaptureCause.UNSUPPORTED_OP
@@ -67,7 +70,20 @@ def make_inputs(device: torch.device | str) -> SimpleNamespace:
             else torch.default_generator
         ),
         pinned=torch.ones(4, 4, pin_memory=device.type == "cuda"),
+        layer=nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, device=device).eval(),
     )
+
+
+def encoded(t: SimpleNamespace, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Run an encoder layer on its fast path."""
+    with torch.no_grad():
+        return t.layer(t.x[None], src_key_padding_mask=mask)
+
+
+def attended(t: SimpleNamespace) -> torch.Tensor:
+    """Run attention on its fast path."""
+    with torch.no_grad():
+        return t.layer.self_attn(*[t.x[None]] * 3, need_weights=False)[0]
 
 
 def grouped(t: SimpleNamespace, dtype: torch.dtype) -> torch.Tensor:
@@ -319,6 +335,14 @@ FURTHER = [
     Case("linalg.det", lambda t: torch.linalg.det(t.x)),
     Case("linalg.lstsq", lambda t: torch.linalg.lstsq(t.x, t.x), SHAPE),
     Case("matrix_power", lambda t: torch.linalg.matrix_power(t.x, 3)),
+    Case("a read outside of captures",
+         lambda t: t.x + (0 if torch.cuda.is_current_stream_capturing() else t.x.sum().item())),
+    Case("a read in captures",
+         lambda t: t.x + (t.x.sum().item() if torch.cuda.is_current_stream_capturing() else 0),
+         SYNC),
+    Case("encoder layer", encoded),
+    Case("encoder layer with a mask of pads", lambda t: encoded(t, ~t.mask[None])),
+    Case("attention without weights", attended),
     Case("torch.cond", lambda t: torch.cond(t.one > 0, torch.sin, torch.cos, (t.x,)),
          UNSUPPORTED),
 ]  # fmt: skip
@@ -332,3 +356,104 @@ CUDA_ONLY = [
 ]  # fmt: skip
 """Cases that no CPU can show; the documentation of ``RecorderBackend`` lists them."""
 CASES = [*READS, *SHAPES, *UPLOADS, *HOST, *TAKEN, *GENERATORS, *FURTHER]
+
+
+class Replays(NamedTuple):
+    """Several graphs of one backend, and what they leave.
+
+    ``function`` captures them, replays them and returns numbers. A case that ``loops`` needs
+    ``Backend.loop``.
+    """
+
+    name: str
+    function: Callable[[Backend], list[Any]]
+    expected: list[Any]
+    loops: bool = False
+
+
+def held_output(backend: Backend) -> list[Any]:
+    """Read an output before and after a replay of another graph."""
+    x = torch.arange(4.0, device=backend.device)
+    with backend.session():
+        first, second = (backend.capture(lambda n=n: x + n) for n in (1, 2))
+    first.replay()
+    values = [first.output.tolist()]
+    second.replay()
+    values.append(second.output.tolist())
+    is_intact = first.output.tolist() == values[0]
+    first.replay()
+    return [*values, is_intact, first.output.tolist()]
+
+
+def cloned_output(backend: Backend) -> list[Any]:
+    """Clone an output before a replay of another graph."""
+    x = torch.arange(4.0, device=backend.device)
+    with backend.session():
+        first, second = (backend.capture(lambda n=n: x + n) for n in (1, 2))
+    first.replay()
+    kept = first.output.clone()
+    second.replay()
+    return [kept.tolist()]
+
+
+def chained_parts(backend: Backend) -> list[Any]:
+    """Read the results of earlier parts of a sequence, between replays of another graph."""
+    x, made, graphs, found = torch.zeros(2, device=backend.device), [], [], []
+    with backend.session():
+        graphs.append(backend.capture(lambda: made.append(x + 1)))
+        graphs.append(backend.capture(lambda: made.append(made[0] * 2)))
+        graphs.append(backend.capture(lambda: made[0] + made[1]))
+        other = backend.capture(lambda: x + 9)
+    sequence = GraphSequence(graphs)
+    for number in range(3):
+        x.fill_(number)
+        sequence.replay()
+        found.append(sequence.output.tolist())
+        other.replay()
+    return found
+
+
+def replays_and_loops(backend: Backend) -> list[Any]:
+    """Append a number per body and per replay to a list on the device."""
+    device = backend.device
+    log, place = (torch.zeros(n, dtype=torch.int64, device=device) for n in (16, 1))
+    left, again, body = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(3))
+
+    def append(number: int) -> None:
+        log.index_fill_(0, place, number)
+        place.add_(1)
+
+    def begin() -> None:
+        left.fill_(3)
+        body.fill_(1)
+
+    def step(number: int) -> None:
+        append(number)
+        left.sub_(1)
+        again.copy_(left > 0)
+        body.copy_(left % 2)
+
+    with backend.session():
+        prologue = backend.capture(begin)
+        bodies = [backend.capture(lambda n=n: step(n)) for n in (1, 2)]
+        replayed = backend.capture(lambda: append(9))
+        loops = [backend.loop(prologue, each, again, body) for each in (bodies, bodies[::-1])]
+    log.zero_()
+    place.zero_()
+    for graph in (loops[0], replayed, loops[0], loops[1], replayed):
+        graph.replay()
+    loops[0].wait()
+    found = log[: int(place)].tolist()
+    for loop in loops:
+        loop.close()
+    return found
+
+
+REPLAYS = [
+    Replays("held output", held_output,
+            [[1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0], False, [1.0, 2.0, 3.0, 4.0]]),
+    Replays("cloned output", cloned_output, [[1.0, 2.0, 3.0, 4.0]]),
+    Replays("chained parts", chained_parts, [[3.0, 3.0], [6.0, 6.0], [9.0, 9.0]]),
+    Replays("replays and loops", replays_and_loops,
+            [2, 1, 2, 9, 2, 1, 2, 1, 2, 1, 9], loops=True),
+]  # fmt: skip

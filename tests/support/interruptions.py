@@ -15,7 +15,13 @@ _PACKAGE = Path(graphkit.__file__).parent
 ROOTS = tuple(
     str(path.resolve()) for path in (_PACKAGE, _PACKAGE / "runners", _PACKAGE / "buffers")
 )
-DEVICE = ("/ops/", "/graphs/recorder.py", "/graphs/host_calls.py", "/graphs/recorded_loop.py")
+DEVICE = (
+    "/ops/",
+    "/graphs/record",
+    "/graphs/host_calls.py",
+    "/graphs/loop_queue.py",
+    "/graphs/output_pool.py",
+)
 """Files that stand for the device: an interrupt does not stop a kernel."""
 
 

@@ -16,7 +16,7 @@ import torch
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import memory_kind
 from graphkit.graphs.host_memory import HostMemory
-from graphkit.graphs.recorder import RecordedGraph
+from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.walk.arguments import Parameter
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors

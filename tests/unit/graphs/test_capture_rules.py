@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from capture_cases import CASES, make_inputs
+from capture_cases import CASES, REPLAYS, make_inputs
 from graphkit.errors import CaptureCause
 from graphkit.graphs import CaptureFailure, RecorderBackend
 from graphkit.graphs.capture_failure import failure_of
@@ -41,6 +41,11 @@ def test_the_table_has_distinct_cases():
 def test_the_recorder_agrees_with_cuda(case):
     inputs = make_inputs("cpu")
     assert cause_of(lambda: case.function(inputs)) is case.cause
+
+
+@pytest.mark.parametrize("case", REPLAYS, ids=lambda case: case.name)
+def test_replays_of_the_recorder_agree_with_cuda(case):
+    assert case.function(RecorderBackend()) == case.expected
 
 
 def test_one_hot_equals_that_of_torch_and_follows_its_indices():

@@ -6,7 +6,7 @@ import pytest
 
 from graphkit import ReplayError
 from graphkit.graphs import RecorderBackend
-from graphkit.graphs.recorder import RecordedGraph
+from graphkit.graphs.recorded_graph import RecordedGraph
 from interruptions import lines_of, raising_at
 
 

@@ -74,7 +74,7 @@ def test_layers_may_be_modules(case, layers, batch):
             return self.model(inputs)
 
     modules = torch.nn.ModuleList(map(Layer, layers))
-    expected = case.runner(MultiLayerEagleRunner, layers).replay(batch)
+    expected = case.runner(MultiLayerEagleRunner, layers).replay(batch, clone=True)
     got = case.runner(MultiLayerEagleRunner, modules).replay(batch)
     assert torch.equal(got.topk_index, expected.topk_index)
 

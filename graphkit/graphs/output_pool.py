@@ -1,0 +1,95 @@
+"""Outputs of recorded graphs, overwritten when other graphs of their pool are replayed.
+
+CUDA graphs of a backend share one memory pool: a replay writes memory that outputs of other graphs
+occupy. Recorded graphs have separate memory, so the recorder overwrites it on purpose. Code that
+reads an output too late then fails on the CPU as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+_NAN_BYTE = 0xFF
+"""All bits set are NaN in every floating-point dtype that has one."""
+_INT_BYTE = 0x80
+"""Gives large negative integers, which are no index, token or padding value."""
+
+
+class GraphOutput:
+    """The memory of one graph's output that its capture allocated.
+
+    Attributes:
+        session: Number of the capture session of the graph.
+        is_current: Whether the graph ran after the memory was overwritten last.
+        memory: The memory by storage, each with the dtype of a tensor in it.
+    """
+
+    def __init__(self, output: Any, allocated: Collection[int], session: int) -> None:
+        self.session, self.is_current = session, True
+        self.memory: dict[int, torch.Tensor] = {}
+        for leaf in tree_leaves(output):
+            if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+                continue
+            storage = leaf.untyped_storage()
+            if storage._cdata in allocated and storage._cdata not in self.memory:
+                self.memory[storage._cdata] = torch.empty(0, dtype=leaf.dtype).set_(storage)
+
+    def keep(self, storages: Collection[int]) -> None:
+        """Never overwrite these storages: another graph reads them, so they stay allocated."""
+        for storage in self.memory.keys() & storages:
+            del self.memory[storage]
+
+    def overwrite(self) -> None:
+        """Write values that no step computes. Call it under ``replay_context``."""
+        for memory in self.memory.values():
+            if memory.dtype is torch.bool:
+                memory.logical_not_()
+            else:
+                is_float = memory.dtype.is_floating_point or memory.dtype.is_complex
+                memory.view(torch.uint8).fill_(_NAN_BYTE if is_float else _INT_BYTE)
+        self.is_current = False
+
+
+class OutputPool:
+    """The outputs of all graphs of a recorder."""
+
+    def __init__(self) -> None:
+        self._outputs: WeakSet[GraphOutput] = WeakSet()
+        self._session = 0
+
+    def begin_session(self) -> None:
+        """Begin a session: its captures overwrite outputs of graphs that were captured before."""
+        self._session += 1
+
+    def add(self, output: Any, allocated: Collection[int], read: Collection[int]) -> GraphOutput:
+        """Add the output of a graph that has been captured and has run.
+
+        Args:
+            output: The output.
+            allocated: Storages that the capture allocated.
+            read: Other storages that the graph uses.
+        """
+        for each in self._outputs:
+            each.keep(read)
+            if each.is_current and each.session < self._session:
+                each.overwrite()
+        own = GraphOutput(output, allocated, self._session)
+        self._outputs.add(own)
+        return own
+
+    def overwrite_others(self, own: GraphOutput) -> None:
+        """Overwrite all outputs except that of a graph that runs now."""
+        for each in self._outputs:
+            if each.is_current and each is not own:
+                each.overwrite()
+        own.is_current = True
+
+    def remove(self, own: GraphOutput) -> None:
+        """Remove the output of a graph that is closed, and release its memory."""
+        self._outputs.discard(own)
+        own.memory.clear()
