@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.token_matcher import TokenMatcher, check_matcher, root_bitmask
-from graphkit.errors import InputError
+from graphkit.errors import ConfigError, InputError
 from graphkit.step import Prefill, SamplingParams
 from graphkit.step.prompts import validate_prompt
 
@@ -24,11 +23,14 @@ class RequestQueue:
         memory: Provides rows and slots.
         vocab_size: Upper bound of the token ids.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
-        seed: Gives a seed to requests that have none.
+        seed: Gives a different seed to each request that has none.
         context_limit: Most tokens of a request's prompt and output together.
         slots_ahead: KV slots that steps may write behind a request's tokens.
         max_running: Most requests that run at the same time.
         reserve_all: Whether a request's slots are all reserved when it is admitted.
+
+    Raises:
+        ConfigError: ``seed`` is no int, or ``bos_token_id`` is outside the vocabulary.
 
     Attributes:
         running: The running requests, in the order of admission.
@@ -47,6 +49,7 @@ class RequestQueue:
         max_running: int,
         reserve_all: bool,
     ) -> None:
+        _check_settings(vocab_size, bos_token_id, seed)
         self._prefill, self._memory, self._context_limit = prefill, memory, context_limit
         self._vocab_size, self._bos, self._seed = vocab_size, bos_token_id, seed
         self._created = 0
@@ -95,11 +98,9 @@ class RequestQueue:
         if matcher is not None:
             self._check_matcher(matcher)
         self._created += 1
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=_seed_of(self._seed, self._created))
         request = Request(
             prompt_ids=ids,
-            sampling=sampling,
+            sampling=sampling.with_seed(self._seed, self._created),
             context_limit=self._context_limit,
             matcher=matcher,
         )
@@ -190,6 +191,23 @@ class RequestQueue:
         return request.max_tokens + self._slots_ahead
 
 
-def _seed_of(engine_seed: int, number: int) -> int:
-    """Return the seed of a request by its number, 0 to 2**63 - 1."""
-    return (engine_seed * 0x9E3779B97F4A7C15 + number) % 2**63
+def _check_settings(vocab_size: int, bos_token_id: object, seed: object) -> None:
+    """Check the seed and the BOS token of an engine.
+
+    Raises:
+        ConfigError: One is invalid; ``field`` names it.
+    """
+    if not _is_int(seed):
+        raise ConfigError(f"SpeculativeEngine.seed must be an int, got {seed!r}.", field="seed")
+    if bos_token_id is not None and (
+        not _is_int(bos_token_id) or bos_token_id not in range(vocab_size)
+    ):
+        raise ConfigError(
+            "SpeculativeEngine.bos_token_id must be None or a token id from 0 to "
+            f"{vocab_size - 1}, got {bos_token_id!r}.",
+            field="bos_token_id",
+        )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
