@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -26,7 +25,7 @@ class RequestQueue:
         memory: Provides rows and slots.
         vocab_size: Upper bound of the token ids.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
-        seed: Gives a seed to requests that have none.
+        seed: Gives a different seed to each request that has none.
         context_limit: Most tokens of a request's prompt and output together.
         slots_ahead: KV slots that steps may write behind a request's tokens.
         max_running: Most requests that run at the same time.
@@ -104,11 +103,9 @@ class RequestQueue:
         if matcher is not None:
             self._check_matcher(matcher)
         self._created += 1
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=_seed_of(self._seed, self._created))
         request = Request(
             prompt_ids=ids,
-            sampling=sampling,
+            sampling=sampling.with_seed(self._seed, self._created),
             context_limit=self._context_limit,
             matcher=matcher,
         )
@@ -216,8 +213,3 @@ class RequestQueue:
     def _max_slots(self, request: Request) -> int:
         """Return the slots of the longest possible text and of what steps write ahead."""
         return request.max_tokens + self._slots_ahead
-
-
-def _seed_of(engine_seed: int, number: int) -> int:
-    """Return the seed of a request by its number, 0 to 2**63 - 1."""
-    return (engine_seed * 0x9E3779B97F4A7C15 + number) % 2**63

@@ -50,9 +50,13 @@ def accept_by_rejection(
     et al., 2024). A child of probability 0 in q is ignored, and so is one whose token an earlier
     sibling has. Where rounding leaves nothing of p, the bonus token is the target's most probable.
 
-    The samples are those of ``philox_uniform``: draw i of a request for its node i, draw W for its
-    bonus token. One launch on the current stream, none for an idle batch. Never synchronises; may
-    be captured.
+    The text depends on the drafts: with another drafter, tree or draft length, equal seeds give
+    other tokens. ``target_samples`` with ``accept_tokens`` accepts fewer drafts, but the text does
+    not depend on them.
+
+    The samples are those of ``philox_uniform`` at the position of the root: draw i of a request for
+    its node i, draw W for its bonus token. Draw 0 is not used. One launch on the current stream,
+    none for an idle batch. Never synchronises; may be captured.
 
     Args:
         candidates: Token of each node.

@@ -85,7 +85,8 @@ def target_probs(
     if has_filter.any():  # sorting takes much longer than all else
         weights = scaled.exp()
         kept = torch.where(weights >= _bounds(weights, top_k, top_p, min_p), weights, 0)
-        probs = torch.where(has_filter, kept / kept.sum(-1, keepdim=True), probs)
+        # A running sum has one order. The order of `sum` may depend on the number of rows.
+        probs = torch.where(has_filter, kept / kept.cumsum(-1)[:, -1:], probs)
     greedy = torch.zeros_like(scaled).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.where(is_greedy, greedy, probs)
 

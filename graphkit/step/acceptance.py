@@ -1,4 +1,4 @@
-"""Acceptance of drafted tokens: greedy, or from the target's distribution.
+"""Acceptance of drafted tokens: by the target's most probable tokens, or by its samples.
 
 Shape letters: B requests, W nodes of each, P columns of accept_index, V vocabulary, R request rows.
 """
@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from graphkit.ops.accepted_tokens import accept_samples, accept_tokens
+from graphkit.ops.accepted_tokens import accept_tokens
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.target_probs import target_probs
+from graphkit.ops.target_samples import target_samples
 
 Links = tuple[torch.Tensor, torch.Tensor]
 """``retrieve_next_token`` and ``retrieve_next_sibling``, [B, W] int64 each."""
@@ -45,7 +46,7 @@ class Draws(NamedTuple):
         top_ps: [R] float32.
         min_ps: [R] float32.
         seeds: [R] int64, keys of the random numbers.
-        positions: [R] int32, positions of the roots; a request draws once at each.
+        positions: [R] int32, positions of the roots.
     """
 
     req_pool_indices: torch.Tensor
@@ -79,9 +80,15 @@ def accept_sampled(
     logits: torch.Tensor,
     longest_path: int,
     draws: Draws,
+    positions: torch.Tensor,
     draft_probs: torch.Tensor | None = None,
 ) -> AcceptedPath:
     """Accept drafts so that the tokens follow the target's distribution, for any drafts.
+
+    A draft is accepted if it equals the target's own sample, which depends on the request's seed
+    and its position alone (``ops.target_samples``). The text is then the same for all drafts, or
+    none. With ``draft_probs``, rejection sampling decides (``ops.rejection``): it accepts more
+    drafts, and the text depends on them.
 
     Args:
         candidates: Token of each node, [B, W] int64.
@@ -89,22 +96,23 @@ def accept_sampled(
         logits: The target's, [B * W, V].
         longest_path: Most tokens of a path, the bonus token included (P).
         draws: What the draws depend on.
-        draft_probs: Distributions that the drafts were sampled from, [B * W, V]. ``None`` accepts
-            drafts that equal the target's sample; see ``ops.rejection`` for the other rule.
+        positions: Position of each node, [B * W] int64.
+        draft_probs: Distributions that the drafts were sampled from, [B * W, V], or ``None``.
     """
-    rows, temperatures, top_ks, top_ps, min_ps, seeds, positions = draws
+    rows, temperatures, top_ks, top_ps, min_ps, seeds, roots = draws
     probs = target_probs(logits, rows, temperatures, top_ks, top_ps, min_ps, candidates.shape[1])
     if draft_probs is None:
-        path = accept_samples(candidates, *links, probs, rows, seeds, positions, longest_path)
+        samples = target_samples(probs, rows, seeds, positions.view(candidates.shape))
+        path = accept_tokens(candidates, *links, samples, longest_path)
     else:
         path = accept_by_rejection(
-            candidates, *links, probs, draft_probs, rows, seeds, positions, longest_path
+            candidates, *links, probs, draft_probs, rows, seeds, roots, longest_path
         )
     return AcceptedPath(*path)
 
 
 def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Draw one token per row of logits, [B, V]; returns [B] int64. See ``accept_sampled``."""
-    root = torch.zeros_like(draws.req_pool_indices)[:, None]
-    leaf = torch.full_like(root, -1)
-    return accept_sampled(root, (leaf, leaf), logits, 1, draws).predict
+    """Draw the target's token at each request's root, [B] int64, from logits [B, V]."""
+    rows, *settings, seeds, positions = draws
+    probs = target_probs(logits, rows, *settings, 1)
+    return target_samples(probs, rows, seeds, positions[rows].long()[:, None])

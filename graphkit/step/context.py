@@ -261,9 +261,9 @@ class EngineContext:
     ) -> torch.Tensor:
         """Draw uniform samples in [0, 1) for a drafter that samples its drafts.
 
-        They depend on the request's seed, its position and the draw alone, so that a request's
-        tokens do not depend on its batch. They are independent of the samples that decide which
-        drafts are accepted, as ``DraftTree.draft_probs`` requires. Enqueues only.
+        They depend on the request's seed, its position and the draw alone, so that drafts do not
+        depend on the batch. They are independent of the samples that decide which drafts are
+        accepted, as ``DraftTree.draft_probs`` requires. Enqueues only.
 
         Args:
             req_pool_indices: Request rows.
@@ -277,7 +277,9 @@ class EngineContext:
             ConfigError: ``draws`` is no int of at least 1.
         """
         require_int("draft_samples", "draws", draws)
-        used = self.verify_width + 1  # the verifier draws one per node, and one for the bonus token
+        # Rejection sampling uses draws 1 to W of this position. Draw 0 of every position belongs to
+        # the target's own sample.
+        used = self.verify_width + 1
         seeds = self.state.seeds[req_pool_indices]
         return philox_uniform(seeds, seq_lens, used + draws)[:, used:]
 

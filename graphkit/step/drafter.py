@@ -26,8 +26,9 @@ class Drafter(ABC):
     of v2, but removes the overlap of host and device. v3 captures ``draft`` and ``extend``, where a
     wait is a ``CaptureError``.
 
-    The output does not depend on the proposals: the engine sets root tokens and positions itself,
-    see ``DraftTree``. An invalid result of ``draft`` raises an ``InputError`` that names it.
+    The output does not depend on the proposals, greedy or sampled, unless trees have
+    ``draft_probs``: see ``DraftTree``. The engine sets root tokens and positions itself. An invalid
+    result of ``draft`` raises an ``InputError`` that names it.
 
     State that a later step needs must stay on the device. Store it per request row with
     ``context.future_map.stash`` and read it with ``resolve``.

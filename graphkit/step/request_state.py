@@ -65,6 +65,7 @@ class RequestState:
             sampling: Its parameters; ``seed`` must be set if the temperature is not 0.
             max_new_tokens: Most tokens to generate, the context limit included.
         """
+        assert sampling.seed is not None or not sampling.temperature, "a sampled request has a seed"
         (self._sampled.add if sampling.temperature else self._sampled.discard)(row)
         stops = sorted(sampling.stop_token_ids)
         stops += [-1] * (MAX_STOP_IDS - len(stops))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 
 from graphkit.config import require_int
@@ -14,6 +14,8 @@ from graphkit.errors import ConfigError, InputError
 MAX_STOP_IDS = 16
 """Stop tokens of one request."""
 _SEED_BITS = _ID_BITS = 63
+_GOLDEN_RATIO = 0x9E37_79B9_7F4A_7C15
+"""2**64 over the golden ratio: its multiples are far apart, and far from the seeds 0, 1, 2, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,11 @@ class SamplingParams:
         stop_token_ids: Tokens that finish the request, 16 at most; stored as a frozenset. The stop
             token is part of the output. Ids of the target's vocabulary: ``submit`` and ``admit``
             refuse others.
-        seed: Key of the request's random numbers, 0 to 2**63 - 1. Equal seeds give equal tokens in
-            any batch and generation. ``None`` takes one from the engine's seed.
+        seed: Key of the request's random numbers, 0 to 2**63 - 1. The token at a position is the
+            target's own sample for the seed and that position. So a seed gives the same text in any
+            batch and generation and with any drafter, or none, unless drafts are accepted by
+            rejection sampling (``DraftTree.draft_probs``). Each request with ``None`` gets another
+            seed: see ``with_seed``.
 
     Raises:
         ConfigError: A value is out of range; ``field`` names it.
@@ -100,6 +105,20 @@ class SamplingParams:
                 field="stop_token_ids",
             )
         object.__setattr__(self, "stop_token_ids", tokens)
+
+    def with_seed(self, base: int, number: int) -> SamplingParams:
+        """Return these parameters if they have a seed, else a copy with the seed of a request.
+
+        Equal arguments give equal seeds, so that a run can be repeated and all ranks agree.
+
+        Args:
+            base: Any int, such as the seed of an engine.
+            number: Number of the request, from 1 on. Different numbers give different seeds.
+        """
+        if self.seed is not None:
+            return self
+        seed = ((base + 1) * _GOLDEN_RATIO + number) % 2**_SEED_BITS
+        return replace(self, seed=seed)
 
 
 def validate_sampling(sampling: object, *, vocab_size: int) -> SamplingParams:

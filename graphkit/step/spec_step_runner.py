@@ -138,6 +138,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         context, self.device_step = step.context, step
         backend: Backend = context.runner_options["backend"]
         self._is_greedy, self._prefill = is_greedy, Prefill(step, chunked_prefill_size)
+        self._admitted = 0
         super().__init__(
             self._whole_step,
             inputs=SpecStepInputs,
@@ -194,7 +195,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             req_pool_index: Row of the request; its KV slots, ``slots_ahead`` behind the last new
                 token included, are in ``req_to_token``.
             prompt_ids: Token ids of the prompt, at least one.
-            sampling: ``None`` takes the defaults of ``SamplingParams``.
+            sampling: ``None`` takes the defaults of ``SamplingParams``. A request without a seed
+                gets the one of its number among the admissions of this runner, as from an engine
+                with ``seed=0``: each gets another one, and a repeated run the same ones.
             max_new_tokens: Most tokens to generate; by default that of ``sampling``.
 
         Slots are checked on the device: on the CPU this call raises for a wrong one, on CUDA a
@@ -237,7 +240,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         self._slot_checks.enqueue_row(req_pool_index, len(prompt) + limit + self.slots_ahead)
         if self.device.type == "cpu":
             self._slot_checks.report()
-        return self._prefill.run(req_pool_index, prompt, sampling, limit)
+        self._admitted += 1
+        seeded = sampling.with_seed(0, self._admitted)
+        return self._prefill.run(req_pool_index, prompt, seeded, limit)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
         """Make rows pads of all later launches and replays. Enqueues only.

@@ -30,11 +30,16 @@ class DraftTree:
     root may be in any order. The verifier reads the tensors within the same step; a drafter may
     reuse their memory in its next ``draft``.
 
+    A draft is accepted if it equals the target's own token: its most probable one at temperature 0,
+    else its sample for the request's seed and the position. So drafts may be chosen in any way, and
+    the text of a request is the same with all drafters.
+
     A drafter that samples its drafts may pass ``draft_probs``, the distributions that it sampled
-    from. Drafts are then accepted by rejection sampling, which accepts more of them and is exact
-    for drafts sampled as ``ops.rejection.accept_by_rejection`` says, with the numbers of
-    ``EngineContext.draft_samples``. Without them drafts may be chosen in any way, and those are
-    accepted that equal the target's own sample. At temperature 0 they have no effect.
+    from. Drafts are then accepted by rejection sampling, which accepts more of them. Tokens still
+    follow the target's distribution if the drafts were sampled as
+    ``ops.rejection.accept_by_rejection`` says, with the numbers of ``EngineContext.draft_samples``.
+    But which tokens a seed gives depends on the drafter, the tree and the draft length then. At
+    temperature 0 they have no effect.
 
     Attributes:
         positions: For the drafter's own use, such as ``build_tree``'s result; never read by the

@@ -121,6 +121,8 @@ class Verifier:
     ) -> torch.Tensor:
         """Return the token after a prompt, [1] int64.
 
+        A sample belongs to the position of the last prompt token, as it would for a root there.
+
         Args:
             req_pool_indices: The request row, [1] int64.
             logits: The last logits of the prompt, [1, V]; changed in place.
@@ -184,7 +186,7 @@ class Verifier:
             path = (
                 accept_greedily(*given)
                 if is_greedy
-                else accept_sampled(*given, self._draws(rows), tree.draft_probs)
+                else accept_sampled(*given, self._draws(rows), positions, tree.draft_probs)
             )
             accept_index, drafts = path.accept_index, path.num_accepted_drafts
             if self.recurrent_state is not None:
@@ -216,7 +218,7 @@ class Verifier:
         return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)
 
     def _draws(self, rows: torch.Tensor) -> Draws:
-        """Return what the draws of requests depend on, at their present positions."""
+        """Return what the draws of requests depend on; the roots are at ``seq_lens``."""
         state = self._state
         return Draws(
             rows, state.temperatures, state.top_ks, state.top_ps, state.min_ps, state.seeds,

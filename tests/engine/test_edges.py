@@ -270,6 +270,13 @@ class TestPrompts:
         requests = engine.generate([[], [7]], SamplingParams(max_new_tokens=9))
         assert outputs(requests) == plain([[7], [7]], [9, 9])
 
+    @pytest.mark.parametrize("token", ["a", -1, 96, 7.0, True])
+    def test_an_invalid_bos_token_is_refused(self, make_engine, token):
+        message = r"SpeculativeEngine\.bos_token_id must be None or a token id from 0 to 95, got"
+        with pytest.raises(ConfigError, match=message) as caught:
+            make_engine(bos_token_id=token)
+        assert caught.value.field == "bos_token_id"
+
     @pytest.mark.parametrize(
         ("prompt", "message"),
         [

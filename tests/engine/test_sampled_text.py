@@ -204,6 +204,14 @@ def test_a_text_depends_on_its_seed_alone(device, topk, has_probs, generation, s
     assert some == [text[:13] for text in texts[start::stride]]
 
 
+@with_and_without
+def test_rejection_sampling_alone_depends_on_the_tree(device, has_probs):
+    chains, _ = sampled(device, 1, has_probs, "v3", NEW)
+    trees, _ = sampled(device, 2, has_probs, "v3", NEW)
+    assert (chains == trees) is not has_probs
+    assert chains[-2:] == trees[-2:], "greedy requests"
+
+
 @chain_and_tree
 def test_known_probabilities_accept_more_drafts(device, topk):
     _, without = sampled(device, topk, False, "v3", NEW)

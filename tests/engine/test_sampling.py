@@ -226,6 +226,20 @@ def test_equal_seeds_draw_equal_tokens_in_any_batch_and_generation(make_engine, 
     assert len({tuple(text) for text in texts[0]}) == 5
 
 
+@pytest.mark.parametrize("seed", ["a", None, 1.0, True])
+def test_an_invalid_seed_of_an_engine_is_refused(make_engine, seed):
+    with pytest.raises(ConfigError, match=r"SpeculativeEngine\.seed must be an int, got") as caught:
+        make_engine(seed=seed)
+    assert caught.value.field == "seed"
+
+
+@pytest.mark.parametrize("seed", [-3, 0, 2**70])
+def test_any_int_is_the_seed_of_an_engine(make_engine, task, seed):
+    warm = SamplingParams(max_new_tokens=6, temperature=1.0)
+    requests = make_engine(seed=seed).generate([task.prompts[1]] * 3, warm)
+    assert len({tuple(request.output_ids) for request in requests}) == 3
+
+
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1"])
 def test_an_invalid_seed_is_refused(seed):
     with pytest.raises(ConfigError, match="seed must be an int from 0") as caught:

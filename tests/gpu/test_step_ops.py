@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.accepted_tokens import accept_samples
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.target_probs import target_probs
+from graphkit.ops.target_samples import target_samples
 from graphkit.ops.token_bitmask import apply_token_bitmask
 from graphkit.ops.top_candidates import top_candidates
 
@@ -197,17 +197,45 @@ def test_certain_tokens_of_a_large_vocabulary_are_drawn(vocab):
     torch.manual_seed(vocab)
     tokens = torch.randint(0, vocab, (requests * width,))
     probs = torch.zeros(requests * width, vocab).scatter_(1, tokens[:, None], 1.0)
-    root = torch.randint(0, vocab, (requests, 1))
-    candidates = torch.cat([root, tokens.view(requests, width)[:, :-1]], 1)
-    candidates[::3, 2] += 1  # refused
-    child = torch.tensor([1, 2, 3, -1]).repeat(requests, 1)
-    rows, seeds = torch.arange(requests), torch.arange(requests) * 2**33
-    args = (
-        candidates, child, torch.full_like(child, -1), probs, rows, seeds, rows.int(), width,
-    )  # fmt: skip
-    got = accept_samples(*on_device(args))
-    assert_equal(got, accept_samples(*args))
-    assert got[2].tolist() == [1 if request % 3 == 0 else 3 for request in range(requests)]
+    rows, positions = torch.arange(requests), torch.arange(requests * width).view(-1, width)
+    drawn = target_samples(*on_device((probs, rows, rows * 2**33, positions)))
+    assert torch.equal(drawn.cpu(), tokens)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_samples_of_a_large_vocabulary(vocab):
+    """Distributions over twelve tokens in multiples of 1/64, so that no rounding decides."""
+    requests, width = 64, 8
+    torch.manual_seed(vocab)
+    words = torch.randint(0, vocab, (12,))
+    words[0], words[1] = 0, vocab - 1
+    probs = torch.zeros(requests * width, vocab)
+    drawn = words[torch.randint(0, 12, (requests * width, 64))]
+    probs.scatter_add_(1, drawn, torch.full(drawn.shape, 1 / 64))
+    rows, positions = torch.arange(requests), torch.randint(0, 10**6, (requests, width))
+    args = probs, rows, rows * 2**33, positions
+    assert_equal([target_samples(*on_device(args))], [target_samples(*args)])
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_samples_do_not_depend_on_the_other_rows(vocab):
+    """Bit by bit, in flat distributions, where each rounding of a sum changes many samples."""
+    torch.manual_seed(vocab)
+    logits, nodes = torch.randn(256, vocab, device="cuda") / 4, torch.arange(256, device="cuda")
+    seeds, one = torch.tensor([7], device="cuda"), torch.ones(1, device="cuda")
+    drawn = []
+    for width, count in ((1, 256), (1, 8), (4, 64), (16, 16), (16, 128), (3, 9)):
+        samples = []
+        for some in nodes.split(count):
+            rows = torch.zeros(-(-len(some) // width), dtype=torch.int64, device="cuda")
+            padded = some[torch.arange(len(rows) * width, device="cuda").clamp(max=len(some) - 1)]
+            settings = rows, one, one.int() * 0, one, one * 0, width
+            probs = target_probs(logits[padded], *settings)
+            tokens = target_samples(probs, rows, seeds, padded.view(-1, width))
+            samples.append(tokens[: len(some)])
+        drawn.append(torch.cat(samples))
+    assert all(torch.equal(drawn[0], other) for other in drawn[1:])
+    assert len(drawn[0].unique()) > 200
 
 
 @pytest.mark.parametrize("vocab", VOCABS)

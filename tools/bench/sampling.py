@@ -8,6 +8,7 @@ after the product that computes them, where they fit.
 - ``target_probs`` without filters, beside ``softmax``.
 - ``target_probs`` with filters, beside ``sort``, ``softmax`` and ``cumsum``, or ``topk`` where
   ``top_k`` is the only filter.
+- ``target_samples``, beside ``cumsum`` and ``searchsorted`` with random numbers that exist.
 
     python tools/bench/sampling.py --out tools/bench/results/sampling.json
 """
@@ -29,7 +30,9 @@ from rich.console import Console
 from graphkit.benchmarks import device_ms, synchronise
 from graphkit.graphs import environment, resolve_device
 from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.philox import philox_uniform
 from graphkit.ops.target_probs import target_probs
+from graphkit.ops.target_samples import target_samples
 from graphkit.ops.top_candidates import top_candidates
 from graphkit.records import BenchReport, Measure
 from graphkit.views import bench_view
@@ -73,15 +76,24 @@ def ops(logits: torch.Tensor) -> Acts:
         settings = (ones * 0.8, ones.int() * top_k, ones * top_p, ones * min_p)
         return lambda: target_probs(logits, rows, *settings, 1)
 
+    softmax = logits.float().softmax(-1)
     return {
         "argmax_rows": argmax,
         "top_candidates": lambda: top_candidates(logits, CANDIDATES)[1],
         **{f"target_probs, {each}": probs(*each) for each in FILTERS},
+        "target_samples": lambda: target_samples(softmax, rows, rows, rows[:, None]),
     }
 
 
 def with_torch(logits: torch.Tensor) -> Acts:
     """Return the calls of torch with the same results."""
+    rows, softmax = torch.arange(len(logits), device=logits.device), logits.float().softmax(-1)
+    samples = philox_uniform(rows, rows.int(), 1)
+
+    def drawn() -> torch.Tensor:
+        running = softmax.cumsum(-1)
+        return torch.searchsorted(running, samples * running[:, -1:], right=True)[:, 0]
+
     return {
         "argmax_rows": lambda: logits.argmax(-1),
         "top_candidates": lambda: logits.float().softmax(-1).topk(CANDIDATES).indices,
@@ -89,6 +101,7 @@ def with_torch(logits: torch.Tensor) -> Acts:
             f"target_probs, {each}": lambda each=each: probs_with_torch(logits, each)
             for each in FILTERS
         },
+        "target_samples": drawn,
     }
 
 

@@ -7,8 +7,6 @@ import triton.language as tl
 
 from graphkit.ops.accepted_tokens import Accepted, empty_accepted
 from graphkit.ops.kernels.launch import launch
-from graphkit.ops.kernels.philox import uniform
-from graphkit.ops.kernels.tree_sampling import vocabulary_blocks, walk_by_samples
 from graphkit.ops.kernels.verification import walk_greedily
 
 
@@ -48,36 +46,6 @@ def accept_tokens_kernel(
 def launch_accept_tokens(given: Any) -> Accepted:
     """Launch ``accept_tokens``."""
     return launch_per_request(accept_tokens_kernel, given, num_warps=1)
-
-
-@triton.jit
-def accept_samples_kernel(
-    predict, accept_index, num_accepted_drafts, num_accepted_tokens, candidates,
-    retrieve_next_token, retrieve_next_sibling, target_probs, req_pool_indices, seeds, positions,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_W: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """One program per request."""
-    request = tl.program_id(0).to(tl.int64)
-    first = request * WIDTH
-    row = tl.load(req_pool_indices + request)
-    samples = uniform(tl.load(seeds + row), tl.load(positions + row), tl.arange(0, BLOCK_D))
-    path, tokens, drafts = walk_by_samples(
-        candidates + first, retrieve_next_token + first, retrieve_next_sibling + first,
-        target_probs + first * VOCAB, None, samples, 1.0, 1.0,
-        WIDTH, COLUMNS, VOCAB, BLOCK_W, BLOCK_W, BLOCK_D, BLOCK_V, BLOCKS,
-    )  # fmt: skip
-    write_accepted(predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path,
-                   tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip
-
-
-def launch_accept_samples(given: Any) -> Accepted:
-    """Launch ``accept_samples``."""
-    vocab_size, width = given.target_probs.shape[1], given.candidates.shape[1]
-    return launch_per_request(
-        accept_samples_kernel, given, VOCAB=vocab_size,
-        BLOCK_D=triton.next_power_of_2(width + 1), **vocabulary_blocks(vocab_size),
-    )  # fmt: skip
 
 
 def launch_per_request(kernel: Any, given: Any, **options: Any) -> Accepted:

@@ -96,8 +96,8 @@ def accept_by_rejection_kernel(
     p = target_probs + row
     if has_left:
         p = left
-    none = tl.full([BLOCK_W], -1, tl.int64)  # p of refused tokens is below 0
-    bonus = draw_token(p, None, none, target_probs + row, coin, VOCAB, BLOCK_V, BLOCKS)
+    # p of refused tokens is below 0, which draws none of them.
+    bonus = draw_token(p, None, None, target_probs + row, coin, VOCAB, BLOCK_V, BLOCKS)
     tokens = tl.where(column == drafts, bonus, tokens)
     write_accepted(predict, accept_index, num_accepted_drafts, num_accepted_tokens, request, path,
                    tokens, drafts, WIDTH, COLUMNS, BLOCK_W)  # fmt: skip

@@ -17,10 +17,11 @@ _NO_TOKEN = tl.constexpr(2**62)
 def _weights(source, draft, token, begin, end, refused, VOCAB: tl.constexpr):
     """Return the weights of the tokens from ``begin`` to ``end`` in the draw after a node."""
     p = tl.load(source + token, mask=token < VOCAB, other=0)
-    next_refused = tl.min(tl.where(refused >= begin, refused, _NO_TOKEN), 0)
-    while next_refused < end:  # ascending, so each block visits its own refused tokens only
-        p = tl.where(token == next_refused, 0, p)
-        next_refused = tl.min(tl.where(refused > next_refused, refused, _NO_TOKEN), 0)
+    if refused is not None:
+        next_refused = tl.min(tl.where(refused >= begin, refused, _NO_TOKEN), 0)
+        while next_refused < end:  # ascending, so each block visits its own refused tokens only
+            p = tl.where(token == next_refused, 0, p)
+            next_refused = tl.min(tl.where(refused > next_refused, refused, _NO_TOKEN), 0)
     if draft is not None:
         p -= tl.load(draft + token, mask=token < VOCAB, other=0)
     return tl.where(p <= 0, 0, p)  # NaN stays, so that the total is NaN
@@ -44,7 +45,7 @@ def draw_token(
 ):  # fmt: skip
     """Draw a token by inverse transform: first its block, then the token within it.
 
-    The weights are those of ``source`` without the refused tokens, less ``draft`` unless it is
+    The weights are those of ``source`` without the refused tokens, less ``draft``; either may be
     None. Without a finite sum, return the token of the target's largest probability.
     """
     lane = tl.arange(0, BLOCK)

@@ -12,7 +12,7 @@ from random import Random
 import torch
 
 from graphkit.ops.accepted_moves import accepted_moves
-from graphkit.ops.accepted_tokens import accept_samples, accept_tokens
+from graphkit.ops.accepted_tokens import accept_tokens
 from graphkit.ops.argmax import argmax_rows
 from graphkit.ops.begin_step import begin_step
 from graphkit.ops.draft_rows import chain_candidates, draft_step_rows, first_draft_rows
@@ -21,6 +21,7 @@ from graphkit.ops.philox import philox_uniform
 from graphkit.ops.rejection import accept_by_rejection
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_rows import extend_rows, verify_rows
+from graphkit.ops.target_samples import target_samples
 from graphkit.ops.token_bitmask import apply_token_bitmask, bitmask_words
 from graphkit.ops.top_candidates import top_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree, plant_tree
@@ -233,10 +234,13 @@ def accepted(candidates, child, sibling, target, longest):
 
 
 def samples_args(requests, seed):
-    candidates, child, sibling, _, longest = accept_args(requests, 3 * seed)
-    random = Random(seed)
-    probs = distributions_of(random, candidates.numel())
-    return candidates, child, sibling, probs, *draws_of(random, requests), longest
+    random, width = Random(seed), 1 + 5 * seed % 9
+    probs = distributions_of(random, requests * width)
+    positions = int64(numbers(random, requests * width, 0, 9999)).view(requests, width)
+    rows, seeds, _ = draws_of(random, requests)
+    if seed % 3 == 2:  # the rows of damaged logits, and those whose samples no sum exceeds
+        probs[::5], probs[1::5] = 0, probs[1::5] * math.inf
+    return probs, rows, seeds, positions
 
 
 def distributions_of(random, count):
@@ -255,33 +259,26 @@ def draws_of(random, requests):
     return int64(numbers(random, requests, 0, 8)), *states
 
 
-def sampled(candidates, child, sibling, probs, rows, seeds, positions, longest):
-    """Of each node, an interval of the samples per child, and the rest for the bonus token."""
-    width, paths, tokens = candidates.shape[1], [], []
-    coins = philox_uniform(seeds[rows], positions[rows], width + 1).double().tolist()
-    for request, (tree, coin) in enumerate(zip(candidates.tolist(), coins, strict=True)):
-        left = [row.double().tolist() for row in probs.view(len(rows), width, -1)[request]]
-        summed = [0.0] * width
-
-        def accepts(node, draft, tree=tree, left=left, summed=summed, coin=coin):
-            token = tree[draft]
-            summed[node] += left[node][token]
-            is_accepted = left[node][token] > 0 and coin[node] < summed[node]
-            left[node][token] = left[node][token] * is_accepted
-            return is_accepted
-
-        path = walked(tree, child[request].tolist(), sibling[request].tolist(), accepts, longest)
-        weights, limit = left[path[-1]], coin[width] * sum(left[path[-1]])
-        drawn = next(i for i in range(VOCAB) if weights[i] and sum(weights[: i + 1]) > limit)
-        paths.append(path)
-        tokens.append([tree[node] for node in path[1:]] + [drawn])
-    return results_of(paths, tokens, width, longest)
+def sampled(probs, rows, seeds, positions):
+    """The first token whose running sum exceeds the sample, or the most probable one."""
+    drawn = []
+    for node, row in enumerate(probs.double().tolist()):
+        request, column = divmod(node, positions.shape[1])
+        position = positions[request, column : column + 1].int()
+        coin = philox_uniform(seeds[rows[request : request + 1]], position, 1).item()
+        sums = [sum(row[: i + 1]) for i in range(VOCAB)]
+        is_finite = 0 < sums[-1] < math.inf
+        known = [-1 if math.isnan(x) else x for x in row]
+        best = known.index(max(known))
+        drawn.append(next(i for i in range(VOCAB) if sums[i] > coin) if is_finite else best)
+    return (drawn,)
 
 
 def rejection_args(requests, seed):
     """Half of the trees have all nodes below the root; drafts are often refused."""
-    candidates, *links, probs, rows, seeds, positions, longest = samples_args(requests, seed)
+    candidates, *links, _, longest = accept_args(requests, 3 * seed)
     random, width = Random(-seed - 1), candidates.shape[1]
+    probs, draws = distributions_of(random, candidates.numel()), draws_of(random, requests)
     if seed % 2:
         longest = width
         siblings = [-1, *range(2, width), -1][:width]
@@ -294,7 +291,7 @@ def rejection_args(requests, seed):
         probs[:, :4] /= 3
         draft_probs[:, 4:] /= 3
         probs, draft_probs = (each / each.sum(1, keepdim=True) for each in (probs, draft_probs))
-    return candidates, *links, probs, draft_probs, rows, seeds, positions, longest
+    return candidates, *links, probs, draft_probs, *draws, longest
 
 
 def kept_by_rejection(
@@ -594,7 +591,7 @@ CASES = {
     "apply_token_bitmask": (apply_token_bitmask, bitmask_args(torch.float32), masked),
     "apply_token_bitmask of bfloat16": (apply_token_bitmask, bitmask_args(torch.bfloat16), masked),
     "accept_tokens": (accept_tokens, accept_args, accepted),
-    "accept_samples": (accept_samples, samples_args, sampled),
+    "target_samples": (target_samples, samples_args, sampled),
     "accept_by_rejection": (accept_by_rejection, rejection_args, kept_by_rejection),
     "target_probs": (target_probs, probs_args, distributions),
     "accepted_moves": (accepted_moves, moves_args, moves),

@@ -24,7 +24,7 @@ MODULES = (
     "accepted_moves", "accepted_tokens", "argmax", "begin_step", "device_loop", "draft_rows",
     "finish_step", "index_scores", "move_kv", "ngram", "paged_attention", "paged_metadata",
     "refresh", "rejection", "rms_norm", "rotary", "store_kv", "swiglu", "target_probs",
-    "target_rows", "top_candidates", "tree_growth",
+    "target_rows", "target_samples", "top_candidates", "tree_growth",
 )  # fmt: skip
 PUBLIC = [getattr(graphkit.ops, name) for name in graphkit.ops.__all__]
 INTERNAL = [

@@ -15,6 +15,7 @@ from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
 from graphkit.ops.ngram import ngram_drafts
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_rows import verify_rows
+from graphkit.ops.target_samples import target_samples
 from graphkit.ops.token_bitmask import apply_token_bitmask
 from graphkit.ops.top_candidates import top_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree
@@ -78,6 +79,10 @@ REFUSED = [
     ),
     (lambda: grow_tree(*CASES["grow_tree"][1](2, 1)[:-1], 9), "step is 9"),
     (lambda: target_probs(INT[:, None], *DRAWN, 1), "expected floats"),
+    (
+        lambda: target_samples(torch.zeros(3, 4), INT, INT, INT[:, None]),
+        r"target_probs is \[3, 4\].* = \[2, V\] float32",
+    ),
     (lambda: target_probs(torch.zeros(3, 4), *DRAWN, 1), r"logits is .* = \[2, V\]"),
     (
         lambda: apply_token_bitmask(torch.zeros(2, 33), INT[:, None].int()),
@@ -99,6 +104,40 @@ REFUSED = [
 def test_wrong_arguments_are_refused(call, text):
     with pytest.raises((InputError, ConfigError), match=text):
         call()
+
+
+@pytest.mark.parametrize("filters", [(0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.01)])
+def test_samples_do_not_depend_on_the_other_rows(filters):
+    """Bit by bit, with several threads, which may share the work of a single row."""
+    threads, vocab = torch.get_num_threads(), 70_000
+    logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0))
+    seeds, positions = INT[:1] + 5, torch.arange(8).view(2, 4)
+    temperature, top_k, top_p, min_p = (torch.tensor([each]) for each in (1.5, *filters))
+    settings = temperature, top_k.int(), top_p, min_p
+
+    def drawn(some, width):
+        rows = torch.zeros(some.numel() // width, dtype=torch.int64)
+        probs = target_probs(logits[some], rows, *settings, width)
+        return probs, target_samples(probs, rows, seeds, some.view(-1, width))
+
+    torch.set_num_threads(2)
+    try:
+        together = drawn(positions.flatten(), 4)
+        alone = [drawn(each, 1) for each in positions.flatten()[:, None]]
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.equal(one, torch.cat(other))
+
+
+def test_a_sample_is_never_a_token_of_probability_0():
+    """Even where the running sum reaches the largest sample only with the last token."""
+    probs = torch.zeros(50_000, 9)
+    probs[:, 3], probs[:, 5] = 1e-30, 3e-30
+    rows = torch.arange(50_000)
+    drawn = target_samples(probs, rows, rows, rows[:, None])
+    assert set(drawn.tolist()) == {3, 5}
+    assert drawn.float().mean().sub(4.5).abs() < 0.02
 
 
 def test_a_bitmask_applies_to_a_view_of_the_logits():
