@@ -93,3 +93,19 @@ def raising_at(line: Line, occurrence: int, error: BaseException) -> Iterator[Ca
 
     with _traced(line.code.__eq__, count):
         yield lambda: left <= 0
+
+
+@contextmanager
+def raising_after(lines: int, error: BaseException) -> Iterator[None]:
+    """Raise an error before the line of graphkit's host code that follows so many others, once."""
+    left = lines
+
+    def count(_: Line) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            sys.settrace(None)
+            raise error
+
+    with _traced(is_host, count):
+        yield

@@ -59,10 +59,17 @@ class WindowModel:
 
 
 def window_attention(
-    device, *, page_size=1, has_window_pool=True, table=None, window_slots=None, window_page=None
+    device,
+    *,
+    page_size=1,
+    has_window_pool=True,
+    table=None,
+    window_slots=None,
+    window_page=None,
+    requests=None,
 ):
     """A backend, its layers with a window in a pool of their own."""
-    requests = ReqToTokenPool(REQUESTS, CONTEXT, device)
+    requests = requests or ReqToTokenPool(REQUESTS, CONTEXT, device)
     kind = TritonAttention if device == "cuda" else SdpaAttention
 
     def pool(layers, slots=REQUESTS * CONTEXT, page=page_size):

@@ -1,0 +1,448 @@
+"""Random engines under random faults, against plain decoding that is written here.
+
+Each run draws a target (dense, with windows, recurrent), a drafter, a tree in any node order, page
+size, generation and batch sizes. Its requests have random prompts, lengths, filters, seeds and stop
+tokens, and join and are aborted at random. A KeyboardInterrupt is raised at a random line, or the
+forward raises an error. Every text is compared with that of the target's own logits, computed
+without a cache, filtered and sampled in float64 by code that shares nothing with graphkit.
+
+    python tests/support/random_engines.py --runs 3000 --out tools/bench/results/random_engines.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import math
+import random
+import runpy
+import sys
+import time
+from collections import Counter
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from rich.console import Console
+
+import window_models
+from decaying_target import DecayingForward
+from graphkit.attention import SdpaAttention
+from graphkit.config import BufferSizes
+from graphkit.engine import (
+    Drafter,
+    DraftTree,
+    EagleDrafter,
+    EngineModel,
+    FinishReason,
+    MultiLayerDrafter,
+    NgramDrafter,
+    SamplingParams,
+    SpeculativeEngine,
+)
+from graphkit.graphs import environment
+from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.records import BenchReport, Measure
+from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
+from graphkit.spec import SpecConfig
+from graphkit.views import bench_view
+from interruptions import raising_after
+
+_IMPERFECT = Path(__file__).parents[1] / "engine" / "imperfect_models.py"
+IMPERFECT = SimpleNamespace(**runpy.run_path(str(_IMPERFECT)))
+CONTEXT, REQUESTS = 64, 3
+CLOSE_LOGITS, CLOSE_SUMS = 1e-4, 2e-5
+"""Distances below which rounding may decide between two tokens: such a text is cut off there."""
+HANG_S = 120.0
+
+
+class FaultError(RuntimeError):
+    """Raised on purpose."""
+
+
+# Plain decoding.
+
+
+def philox_word(seed: int, position: int) -> int:
+    """Return the first word of Philox4x32-10 for a key and a counter (Salmon et al., SC'11)."""
+    c, k = [position % 2**32, 0, 0, 0], [seed % 2**32, seed >> 32]
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [b >> 32 ^ c[1] ^ k[0], b % 2**32, a >> 32 ^ c[3] ^ k[1], a % 2**32]
+        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
+    return c[0]
+
+
+def chosen_token(logits: np.ndarray, params: SamplingParams, position: int) -> tuple[int, bool]:
+    """Return the token after a position, and whether rounding could have decided otherwise."""
+    if not params.temperature:
+        second, first = np.sort(logits)[-2:]
+        return int(logits.argmax()), first - second < CLOSE_LOGITS
+    weights = np.exp((logits - logits.max()) / params.temperature)
+    ordered = np.sort(weights)[::-1]
+    bounds = [params.min_p]
+    if params.top_k > 0:
+        bounds.append(ordered[min(params.top_k, len(ordered)) - 1])
+    if params.top_p < 1:
+        kept = ordered[ordered >= max(bounds[1:], default=0)]
+        reached = kept.cumsum() / kept.sum()
+        bounds.append(kept[int((reached < params.top_p).sum())])
+        is_close = bool((abs(reached - params.top_p) < CLOSE_SUMS).any())
+    else:
+        is_close = False
+    bound = max(bounds)
+    distance = abs(weights - bound)
+    is_close |= bool(((distance < 1e-4 * bound) & (distance > 0)).any())
+    kept = np.where(weights >= bound, weights, 0)
+    sums = kept.cumsum() / kept.sum()
+    u = (philox_word(params.seed, position) >> 8) * 2.0**-24
+    return int((sums > u).argmax()), is_close or bool((abs(sums - u) < CLOSE_SUMS).any())
+
+
+def plain_text(logits_after, prompt, params, limit):
+    """Return the text of a request, and how many of its tokens do not hang on rounding."""
+    ids, text, certain = list(prompt), [], None
+    while len(text) < limit:
+        token, is_close = chosen_token(logits_after(ids), params, len(ids) - 1)
+        if is_close and certain is None:
+            certain = len(text)
+        ids.append(token)
+        text.append(token)
+        if token in params.stop_token_ids:
+            break
+    return text, len(text) if certain is None else certain
+
+
+# Targets.
+
+
+class DenseTarget:
+    """A Llama of one layer."""
+
+    vocab_size, hidden_size = 96, 32
+    kinds = "TREE", "NGRAM", "EAGLE", "STANDALONE", "LAYERS", "NONE"
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        config = LlamaConfig(
+            vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=96,
+        )  # fmt: skip
+        self.model = LlamaModel(config).eval().requires_grad_(False)
+        for name, parameter in self.model.named_parameters():
+            parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.3)
+
+    def logits_after(self, ids):
+        return full_logits(self.model, torch.tensor([ids]))[0, -1].double().numpy()
+
+    def attention(self, requests, page_size, layers=1):
+        pool = MHATokenToKVPool(
+            REQUESTS * CONTEXT, page_size, torch.float32, 1, 16, layers, torch.device("cpu")
+        )
+        return SdpaAttention(requests, pool)
+
+    def engine_model(self, requests, page_size, width, draw):
+        attention = self.attention(requests, page_size)
+        return EngineModel(IMPERFECT.LabellingForward(self.model, attention), attention)
+
+    def drafter(self, kind, requests, page_size, topk, steps):
+        if kind == "LAYERS":
+            attention = self.attention(requests, page_size, steps)
+            erring = partial(IMPERFECT.ErringForward, self.model, attention, topk)
+            return MultiLayerDrafter(EngineModel([erring(i) for i in range(steps)], attention))
+        attention = self.attention(requests, page_size)
+        if kind == "STANDALONE":
+            return EagleDrafter(EngineModel(StandaloneForward(self.model, attention), attention))
+        erring = IMPERFECT.ErringForward(self.model, attention, topk)
+        return EagleDrafter(EngineModel(erring, attention))
+
+
+class WindowTarget:
+    """Layers with and without a window, in one pool or in two."""
+
+    vocab_size, hidden_size, kinds = window_models.VOCAB, window_models.HIDDEN, ("TREE", "NGRAM")
+
+    def __init__(self) -> None:
+        self.model = window_models.WindowModel("cpu")
+
+    def logits_after(self, ids):
+        rows = torch.arange(len(ids))
+        behind = rows[:, None] - rows
+
+        def attend(layer, query, key, value):
+            seen = (behind >= 0) & (behind < (window_models.WINDOWS[layer] or CONTEXT))
+            scores = torch.einsum("tnd,snd->nts", query, key) * window_models.HEAD_DIM**-0.5
+            weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+            return torch.einsum("nts,snd->tnd", weights, value)
+
+        return self.model.logits(torch.tensor(ids), rows, attend)[-1].double().numpy()
+
+    def engine_model(self, requests, page_size, width, draw):
+        attention = window_models.window_attention(
+            "cpu", page_size=page_size, has_window_pool=draw.random() < 0.7, requests=requests
+        )
+        return window_models.window_target(self.model, attention)
+
+
+class RecurrentTarget:
+    """A decaying sum per request."""
+
+    vocab_size, hidden_size, kinds = 128, 16, ("TREE", "NGRAM")
+
+    def logits_after(self, ids):
+        forward = _decaying(1)
+        total = torch.zeros(self.hidden_size)
+        for token in ids:
+            total = 0.7 * total + forward.embedding[token]
+        return (total @ forward.head).double().numpy()
+
+    def engine_model(self, requests, page_size, width, draw):
+        forward = DecayingForward("cpu", width)
+        pool = MHATokenToKVPool(REQUESTS * CONTEXT, page_size, torch.float32, 1, 1, 0, "cpu")
+        return EngineModel(forward, SdpaAttention(requests, pool), forward.states)
+
+
+@cache
+def _decaying(width):
+    return DecayingForward("cpu", width)
+
+
+TARGETS = cache(lambda: (DenseTarget(), DenseTarget(), WindowTarget(), RecurrentTarget()))
+
+
+class RandomTrees(Drafter):
+    """Drafts the expected text with errors, in one random tree whose nodes are in random order."""
+
+    def __init__(self, draw, texts, vocab_size):
+        self._draw, self._texts, self._vocab_size = draw, texts, vocab_size
+
+    def prepare(self, context):
+        width, draw = context.verify_width, self._draw
+        is_chain = context.spec.topk == 1
+        parents = [node - 1 if is_chain else draw.randrange(node) for node in range(1, width)]
+        order = list(range(1, width)) if is_chain else draw.sample(range(1, width), width - 1)
+        place = [0, *order]  # of each node
+        child, sibling, depth = [-1] * width, [-1] * width, [0] * width
+        mask = torch.eye(width, dtype=torch.bool)
+        for node, parent in enumerate(parents, 1):
+            here, above = place[node], place[parent]
+            mask[here] |= mask[above]
+            depth[here] = depth[above] + 1
+            sibling[here], child[above] = child[above], here
+        self._child, self._sibling = torch.tensor(child), torch.tensor(sibling)
+        self._mask, self._depth = mask, torch.tensor(depth)
+        self._node = torch.arange(width)
+        self._table = torch.zeros_like(context.req_to_token, dtype=torch.int64)
+        self._known = {}
+
+    @property
+    def max_path(self):
+        return int(self._depth.max()) + 1
+
+    def prefill(self, chunk):
+        row = int(chunk.req_pool_indices)
+        known = [*(self._known.get(row, []) if chunk.start else []), *chunk.input_ids.tolist()]
+        self._known[row] = known
+        if chunk.is_last and row:
+            text = next((t for t in self._texts if t[: len(known)] == known), known)
+            self._table[row, : len(text)] = torch.tensor(text)
+
+    def draft(self, req_pool_indices, seq_lens, bonus_tokens):
+        requests = len(seq_lens)
+        place = (seq_lens[:, None] + self._depth).clamp(max=CONTEXT - 1)
+        expected = self._table[req_pool_indices].gather(1, place)
+        error = (7 * place + 5 * req_pool_indices[:, None] + 3 * self._node) % 11
+        drafts = torch.where(error < 6, expected, (expected + error) % self._vocab_size)
+        index = torch.arange(drafts.numel())
+        return DraftTree(
+            draft_tokens=drafts.flatten(),
+            tree_mask=self._mask.expand(requests, -1, -1).contiguous(),
+            retrieve_index=index.view(requests, -1),
+            retrieve_next_token=self._child.repeat(requests, 1),
+            retrieve_next_sibling=self._sibling.repeat(requests, 1),
+        )
+
+    def extend(self, verified):
+        """Do nothing."""
+
+    def extend_accepted(self, verified, num_accepted_tokens):
+        """Do nothing."""
+
+
+class Faulty:
+    """A forward that raises at a chosen call."""
+
+    def __init__(self, forward):
+        self.forward, self.countdown = forward, -1
+
+    def __call__(self, inputs):
+        self.countdown -= 1
+        if self.countdown == 0:
+            raise FaultError("the forward failed")
+        return self.forward(inputs)
+
+
+# Runs.
+
+
+def random_params(draw, vocab_size):
+    params = {"max_new_tokens": draw.randint(1, 14)}
+    if draw.random() < 0.6:
+        params |= {"temperature": draw.choice([0.4, 0.9, 1.6]), "seed": draw.randrange(2**63)}
+        params |= draw.choice(
+            [{}, {"top_k": draw.randint(1, 20)}, {"top_p": draw.uniform(0.3, 0.99)},
+             {"min_p": draw.uniform(0.01, 0.5)}, {"top_k": 12, "top_p": 0.9, "min_p": 0.02}]
+        )  # fmt: skip
+    if draw.random() < 0.2:
+        params["stop_token_ids"] = draw.sample(range(vocab_size), 5)
+    return SamplingParams(**params)
+
+
+def one_run(seed: int, counts: Counter[str]) -> None:
+    """Run a random engine; raises an AssertionError for a wrong text, a leak or a hang."""
+    draw = random.Random(seed)
+    target = draw.choice(TARGETS())
+    kind = draw.choice(target.kinds)
+    page_size, generation = draw.choice([1, 1, 4]), draw.choice(["v1", "v2", "v3"])
+    steps, topk, width = draw.randint(1, 4), draw.choice([1, 2]), draw.randint(2, 8)
+    if kind == "NONE":
+        steps, topk, width = 0, 1, 1
+    elif kind in ("EAGLE", "STANDALONE", "LAYERS"):
+        width = steps + 1 if topk == 1 else draw.randint(2, 1 + topk + (steps - 1) * topk**2)
+        if kind == "LAYERS" and topk > 1:
+            width = draw.randint(2, 1 + topk * steps)
+    algorithm = {"TREE": "NGRAM", "LAYERS": "EAGLE"}.get(kind, kind)
+    requests = ReqToTokenPool(REQUESTS, CONTEXT, "cpu")
+    model = target.engine_model(requests, page_size, width, draw)
+    forward = Faulty(model.forward)
+    model = EngineModel(forward, model.attention, model.recurrent_state)
+    texts: list[list[int]] = []
+    if kind == "TREE":
+        drafter = RandomTrees(draw, texts, target.vocab_size)
+    elif kind in ("NGRAM", "NONE"):
+        drafter = NgramDrafter() if kind == "NGRAM" else None
+    else:
+        drafter = target.drafter(kind, requests, page_size, topk, steps)
+    engine = SpeculativeEngine(
+        model,
+        drafter,
+        spec=SpecConfig(
+            algorithm, steps, topk, width, page_size=page_size,
+            linear_attention=model.recurrent_state is not None,
+        ),
+        sizes=BufferSizes(
+            REQUESTS, CONTEXT, target.hidden_size, target.vocab_size, torch.float32,
+            page_size=page_size,
+        ),
+        batch_sizes=draw.choice([[3], [1, 3], [1, 2, 3]]),
+        device="cpu",
+        generation=generation,
+        steps_per_launch=draw.randint(1, 6),
+        chunked_prefill_size=draw.choice([3, 64]),
+    )  # fmt: skip
+    counts[f"{kind}, {generation}"] += 1
+    counts["with windows"] += isinstance(target, WindowTarget)
+    counts["recurrent"] += isinstance(target, RecurrentTarget)
+    with engine:
+        if draw.random() < 0.6:
+            engine.capture()
+        _serve(engine, target, forward, texts, draw, counts)
+        assert not engine.has_work
+        memory = engine.memory
+        assert memory.held_slots == 0, "KV slots leak"
+        assert memory.available_rows == memory.pool.size, "rows leak"
+
+
+def _serve(engine, target, forward, texts, draw, counts):
+    """Submit, step, abort and fail at random, and compare the texts."""
+    waiting = []
+    for _ in range(draw.randint(2, 6)):
+        prompt = [draw.randrange(target.vocab_size) for _ in range(draw.randint(1, 9))]
+        params = random_params(draw, target.vocab_size)
+        text, certain = plain_text(target.logits_after, prompt, params, params.max_new_tokens)
+        texts.append([*prompt, *text])
+        waiting.append((prompt, params, text, certain))
+    expected, faults = {}, draw.choice([0, 0, 1, 1, 2, 3])
+    for _ in range(300):
+        for _ in range(min(len(waiting), draw.randint(0, 2))):
+            prompt, params, *known = waiting.pop()
+            expected[engine.submit(prompt, params)] = known
+        if expected and draw.random() < 0.03:
+            engine.abort(draw.choice(list(expected)))
+        if not engine.has_work and not waiting:
+            break
+        if faults and draw.random() < 0.4:
+            faults -= 1
+            _step_with_fault(engine, forward, draw, counts)
+        else:
+            engine.step()
+    else:
+        raise AssertionError("the engine has work after 300 steps")
+    for request, (text, certain) in expected.items():
+        counts[f"ended: {request.finish_reason.name}"] += 1
+        counts["tokens"] += len(request.output_ids)
+        if request.finish_reason in (FinishReason.ABORTED, FinishReason.FAILED):
+            text = text[: len(request.output_ids)]
+        counts["cut off at a near tie"] += certain < len(text)
+        if certain < len(text):
+            assert request.output_ids[:certain] == text[:certain], (request, text)
+        else:
+            assert request.output_ids == text, (request, text)
+
+
+def _step_with_fault(engine, forward, draw, counts):
+    """Step with an interrupt at a random line, or with a forward that fails."""
+    if draw.random() < 0.7:
+        counts["interrupts"] += 1
+        try:
+            with raising_after(int(10 ** draw.uniform(0, 3.6)), KeyboardInterrupt()):
+                engine.step()
+        except KeyboardInterrupt:
+            counts["interrupted steps"] += 1
+    else:
+        forward.countdown = draw.randint(1, 3)
+        try:
+            engine.step()
+        except FaultError:
+            counts["failed steps"] += 1
+        forward.countdown = -1
+
+
+def main(argv=None):
+    """Run the command. The exit code is 1 if a text differed, memory leaked or a run hung."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3000, help="random engines (3,000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first run (0)")
+    parser.add_argument("--out", type=Path, help="write the report to this JSON file")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    counts, differences, began = Counter(), [], time.perf_counter()
+    for seed in range(options.seed, options.seed + options.runs):
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        try:
+            one_run(seed, counts)
+        except Exception as error:
+            differences.append(f"run {seed}: {type(error).__name__}: {str(error)[:500]}")
+            sys.stderr.write(f"{differences[-1]}\n")
+    faulthandler.cancel_dump_traceback_later()
+    seconds = time.perf_counter() - began
+    report = BenchReport(
+        name="random engines under faults: text against plain decoding",
+        environment=environment(torch.device("cpu")),
+        settings={"runs": options.runs, "seed": options.seed},
+        measures=(
+            Measure(name="differences, leaks and hangs", value=len(differences), unit="", bar=0),
+            *(Measure(name=name, value=value, unit="") for name, value in sorted(counts.items())),
+            Measure(name="time", value=seconds, unit="s"),
+        ),
+    )
+    if options.out:
+        options.out.write_text(report.to_json())
+    Console(width=120).print(bench_view(report))
+    return int(bool(differences))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
