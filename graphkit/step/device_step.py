@@ -71,7 +71,7 @@ class DeviceStep:
 
     @property
     def host_reason(self) -> str:
-        """Why the step needs the host, as a phrase; empty if it only enqueues work."""
+        """Reason why a graph of the step is not possible, as a phrase, or an empty string."""
         if self.drafter.host_reason:
             return self.drafter.host_reason
         if self.context.structured_output:
@@ -81,6 +81,8 @@ class DeviceStep:
         for runner in self.runners:
             if runner.step.plans_on_host:
                 return f"the attention backend of {runner.mode.name} plans each batch on the host"
+            if runner.eager_reason:  # the mode falls back, which a graph of the step cannot
+                return runner.eager_reason
         return ""
 
     def report_checks(self) -> None:

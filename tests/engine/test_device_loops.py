@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention
+from graphkit.attention import PagedAttention, SdpaAttention
 from graphkit.engine import EagleDrafter, FinishReason, SamplingParams
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
+from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepStream
 
 
@@ -94,6 +95,25 @@ def test_a_backend_that_plans_on_the_host_runs_in_v2(make_engine, monkeypatch):
     engine = make_engine()
     assert engine.generation == "v2"
     assert "attention backend of TARGET_VERIFY plans each batch on the host" in engine.plan.reason
+
+
+def test_a_backend_without_graphs_of_a_mode_runs_in_v2(make_engine, task, monkeypatch):
+    """v3 would capture the mode that the backend excludes."""
+    supports = PagedAttention.supports
+    monkeypatch.setattr(
+        PagedAttention,
+        "supports",
+        lambda self, mode: mode is not ForwardMode.DRAFT_EXTEND_V2 and supports(self, mode),
+    )
+    engine = make_engine(batch_sizes=[8])
+    assert engine.generation == "v2"
+    assert "does not support DRAFT_EXTEND_V2 graphs" in engine.plan.reason
+    engine.capture()
+    (request,) = engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=6))
+    assert request.output_ids == task.expected[0][:6]
+    with pytest.raises(ConfigError, match="'v3' cannot run: .* DRAFT_EXTEND_V2 graphs") as caught:
+        make_engine(generation="v3")
+    assert caught.value.field == "generation"
 
 
 def test_closing_during_a_loop_keeps_the_tokens(make_engine, task):
