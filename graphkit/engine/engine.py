@@ -37,8 +37,9 @@ from graphkit.step import (
 class SpeculativeEngine:
     """Generates text by drafting, verifying, accepting and catching up with captured graphs.
 
-    Greedy output equals the target's own greedy decoding token for token. Every step runs eagerly
-    until ``capture`` has been called, and is counted as a fallback then.
+    Output equals the target's own decoding token for token, greedy or sampled, unless drafts are
+    accepted by rejection sampling (``DraftTree.draft_probs``). Every step runs eagerly until
+    ``capture`` has been called, and is counted as a fallback then.
 
     The engine allocates rows and KV slots from the target's pools and frees them when a request
     finishes or the engine closes. Nothing else may allocate from these pools until then. It is a
@@ -67,7 +68,7 @@ class SpeculativeEngine:
         steps_per_launch: Most steps of one launch of v3.
         chunked_prefill_size: Most prompt tokens per forward.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
-        seed: Seed of the random numbers for requests with a temperature.
+        seed: Any int. Gives a different seed to each request that has none.
         structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,
             which costs a row of V / 8 bytes per token. Matchers run on the host, so v3 cannot run.
         group: Ranks that run the same requests together, such as the ranks of a model that is split

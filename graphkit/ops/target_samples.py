@@ -55,6 +55,6 @@ def target_samples(
     Raises:
         InputError: A tensor has the wrong shape, dtype or device.
     """
-    of_node = seeds[req_pool_indices].repeat_interleave(positions.shape[1])
-    coins = philox_uniform(of_node, positions.flatten().int(), 1)[:, 0]
+    node_seeds = seeds[req_pool_indices].repeat_interleave(positions.shape[1])
+    coins = philox_uniform(node_seeds, positions.flatten().int(), 1)[:, 0]
     return sample_rows(target_probs, target_probs, coins)

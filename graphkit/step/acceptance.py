@@ -113,6 +113,6 @@ def accept_sampled(
 
 def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Draw the target's token at each request's root, [B] int64, from logits [B, V]."""
-    rows, *settings, seeds, positions = draws
-    probs = target_probs(logits, rows, *settings, 1)
+    rows, temperatures, top_ks, top_ps, min_ps, seeds, positions = draws
+    probs = target_probs(logits, rows, temperatures, top_ks, top_ps, min_ps, 1)
     return target_samples(probs, rows, seeds, positions[rows].long()[:, None])

@@ -116,7 +116,7 @@ def sometimes(drafter, drawn, rows, seq_lens):
     return torch.stack([wrong] * (drafter.topk - 1) + [last], 2)
 
 
-def model_of(device, batch_size, page_size):
+def table_model(device, batch_size, page_size):
     """The target, over a pool with room for a batch."""
     requests = ReqToTokenPool(batch_size, CONTEXT, device)
     pool = MHATokenToKVPool(batch_size * CONTEXT, page_size, torch.float32, 1, 16, 1, device)
@@ -129,17 +129,17 @@ def model_of(device, batch_size, page_size):
     return EngineModel(forward, kind(requests, pool))
 
 
-def sizes_of(batch_size, page_size):
+def limits(batch_size, page_size):
     return BufferSizes(batch_size, CONTEXT, 8, VOCAB, torch.float32, page_size=page_size)
 
 
 def generated(device, generation, batch_size=1, guess=None, spec=PLAIN):
     """Texts of all requests, of which one joins per step, and the mean of tokens per step."""
     with SpeculativeEngine(
-        model_of(device, batch_size, spec.page_size),
+        table_model(device, batch_size, spec.page_size),
         None if guess is None else Guesser(guess),
         spec=spec,
-        sizes=sizes_of(batch_size, spec.page_size),
+        sizes=limits(batch_size, spec.page_size),
         batch_sizes=sorted({1, batch_size}),
         device=device,
         generation=generation,
@@ -261,10 +261,10 @@ WARM = SamplingParams(max_new_tokens=8, temperature=1.0)
 
 def test_requests_without_a_seed_get_different_ones(device):
     with SpeculativeEngine(
-        model_of(device, 3, 1), spec=PLAIN, sizes=sizes_of(3, 1), device=device, generation="v2"
+        table_model(device, 3, 1), spec=PLAIN, sizes=limits(3, 1), device=device, generation="v2"
     ) as engine:
         seeded = SamplingParams(max_new_tokens=8, temperature=1.0, seed=1)
-        requests = [engine.submit([3], each) for each in (WARM, WARM, seeded)]
+        requests = [engine.submit([3], sampling) for sampling in (WARM, WARM, seeded)]
         while engine.has_work:
             engine.step()
     assert len({tuple(request.output_ids) for request in requests}) == 3
@@ -272,13 +272,13 @@ def test_requests_without_a_seed_get_different_ones(device):
 
 def admitted(device, params):
     """Texts of a ``SpecStepRunner``, one request after the other."""
-    model = model_of(device, 1, 1)
+    model = table_model(device, 1, 1)
     pool, texts = model.attention.req_to_token_pool, []
-    with SpecStepRunner(model, spec=PLAIN, sizes=sizes_of(1, 1), device=device) as runner:
+    with SpecStepRunner(model, spec=PLAIN, sizes=limits(1, 1), device=device) as runner:
         pool.req_to_token[1] = torch.arange(1, CONTEXT + 1, device=device)
         rows = torch.ones(1, dtype=torch.int64, device=device)
-        for each in params:
-            reports = [runner.admit(1, [3], each)]
+        for sampling in params:
+            reports = [runner.admit(1, [3], sampling)]
             reports += [
                 runner.run(SpecStepInputs(req_pool_indices=rows)).report.clone() for _ in range(7)
             ]

@@ -36,7 +36,7 @@ def target_samples_kernel(
 
 def launch_target_samples(given: Any) -> torch.Tensor:
     """Launch ``target_samples``."""
-    tokens = given.positions.new_empty(given.positions.numel())
+    tokens: torch.Tensor = given.positions.new_empty(given.positions.numel())
     vocab_size = given.target_probs.shape[1]
     launch(
         target_samples_kernel, (len(tokens),), given, tokens=tokens,

@@ -112,7 +112,7 @@ def test_samples_do_not_depend_on_the_other_rows(filters):
     threads, vocab = torch.get_num_threads(), 70_000
     logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0))
     seeds, positions = INT[:1] + 5, torch.arange(8).view(2, 4)
-    temperature, top_k, top_p, min_p = (torch.tensor([each]) for each in (1.5, *filters))
+    temperature, top_k, top_p, min_p = (torch.tensor([number]) for number in (1.5, *filters))
     settings = temperature, top_k.int(), top_p, min_p
 
     def drawn(some, width):
