@@ -34,14 +34,18 @@ class RecorderBackend:
 
     A recorded graph freezes what a CUDA graph freezes: Python does not run again, host scalars
     keep their values, and every tensor keeps its address. A capture refuses operations that read
-    device values on the host or whose shape depends on them. Compiled functions are recorded
-    eagerly.
+    device values on the host or whose shape depends on them. During a capture
+    ``torch.cuda.is_current_stream_capturing()`` is true. Compiled functions are recorded eagerly.
 
     The device is the CPU, so the recorder derives which tensors CUDA code would hold on the host:
     those made during the capture of Python or NumPy data without ``device=``, those made on the
     literal device ``"cpu"``, and those computed from these alone. It refuses to copy them to the
     device, and device tensors to the literal ``"cpu"``: CUDA cannot capture copies of memory that
     is not pinned. Values of host tensors may be read.
+
+    Graphs of a backend share a memory pool: a replay overwrites the outputs of the other graphs
+    once it has read its inputs, floating-point numbers with NaN. Replays and loops run in the order
+    of their launches. A loop advances when the host waits for it; a replay runs it to its end.
 
     A CPU cannot show:
 
@@ -58,7 +62,13 @@ class RecorderBackend:
     - work that is no torch operation, such as writes through NumPy: it runs at capture and is
       missing at replay;
     - the order of work on several streams: operations run one after the other;
-    - reuse of pool memory by other graphs: every graph keeps its own storages;
+    - operations of the caller while a loop runs: they run at once;
+    - copies to the host: ``.cpu()`` and ``.numpy()`` of an output return the memory itself, which a
+      later replay overwrites;
+    - reuse of other memory of the pool: intermediate results, outputs that another graph reads, and
+      outputs of closed graphs keep their values;
+    - ``torch.cuda.is_current_stream_capturing()`` outside of a capture, where torch is built
+      without CUDA: it raises an error;
     - the times and the memory of CUDA kernels.
 
     Attributes:

@@ -334,7 +334,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         max_steps: int,
         until: Collection[int] = (),
     ) -> StepStream:
-        """Run up to ``max_steps`` steps in one launch. Does not wait.
+        """Run up to ``max_steps`` steps in one launch, behind earlier launches and replays.
+
+        Does not wait, unless four launches have not begun: then it waits for the first of them.
 
         The loop ends when ``max_steps`` are done, a request of ``until`` ends, all requests have
         ended, the stream is stopped, or the ring is full of unread steps.
