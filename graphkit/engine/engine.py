@@ -502,8 +502,8 @@ def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
     is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size  # type: ignore[operator]
     if bos_token_id is not None and not is_token:
         raise ConfigError(
-            f"SpeculativeEngine.bos_token_id must be a token id from 0 to {vocab_size - 1}, got "
-            f"{bos_token_id!r}.",
+            "SpeculativeEngine.bos_token_id must be None or a token id from 0 to "
+            f"{vocab_size - 1}, got {bos_token_id!r}.",
             field="bos_token_id",
         )
 

@@ -111,7 +111,7 @@ def test_a_backend_without_graphs_of_a_mode_runs_in_v2(make_engine, task, monkey
     engine.capture()
     (request,) = engine.generate(task.prompts[:1], SamplingParams(max_new_tokens=6))
     assert request.output_ids == task.expected[0][:6]
-    with pytest.raises(ConfigError, match="'v3' cannot run: .* DRAFT_EXTEND_V2 graphs") as caught:
+    with pytest.raises(ConfigError, match=r"'v3' cannot run: .* DRAFT_EXTEND_V2 graphs") as caught:
         make_engine(generation="v3")
     assert caught.value.field == "generation"
 
