@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.overrides
-from torch.overrides import _len_torch_function_stack, _pop_mode_temporarily
 
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
 
@@ -42,18 +41,19 @@ def recording() -> Iterator[None]:
 
     Other threads receive torch's own answers. The caller holds ``DISPATCH_MODES``.
     """
-    graphs, overrides = torch.cuda.graphs, torch.overrides
-    stream_captures: Any = graphs._cuda_isCurrentStreamCapturing
+    graphs: Any = torch.cuda.graphs
+    overrides: Any = torch.overrides
+    stream_captures = graphs._cuda_isCurrentStreamCapturing
     has_override = overrides.has_torch_function
 
     def is_current_stream_capturing() -> bool:
         return is_recording() or bool(stream_captures())
 
     def has_torch_function(relevant_args: Any) -> bool:
-        if not is_recording() or not _len_torch_function_stack():
-            return has_override(relevant_args)
-        with _pop_mode_temporarily():
-            return has_override(relevant_args)
+        if not is_recording() or not overrides._len_torch_function_stack():
+            return bool(has_override(relevant_args))
+        with overrides._pop_mode_temporarily():
+            return bool(has_override(relevant_args))
 
     token = _is_recording.set(True)
     graphs._cuda_isCurrentStreamCapturing = is_current_stream_capturing
