@@ -14,6 +14,7 @@ import torch
 import torch.overrides
 
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
+_answers_as_captured: ContextVar[bool] = ContextVar("answers_as_captured", default=False)
 
 
 def is_recording() -> bool:
@@ -29,15 +30,13 @@ def is_capturing() -> bool:
 
 
 @contextmanager
-def recording() -> Iterator[None]:
-    """Mark a block as the capture of a recorder. Blocks may be nested.
-
-    In the block, torch answers as during a capture on CUDA:
+def answering_as_captured() -> Iterator[None]:
+    """Let torch answer in a block as during a capture on CUDA. Blocks may be nested.
 
     - ``torch.cuda.is_current_stream_capturing()`` is true. Models skip checks that read values
       then.
-    - ``torch.overrides.has_torch_function`` ignores the recorder's own function mode, for which
-      modules such as ``nn.TransformerEncoderLayer`` would leave their fast path.
+    - ``torch.overrides.has_torch_function`` ignores graphkit's own function mode, for which modules
+      such as ``nn.TransformerEncoderLayer`` would leave their fast path.
 
     Other threads receive torch's own answers. The caller holds ``DISPATCH_MODES``.
     """
@@ -47,7 +46,7 @@ def recording() -> Iterator[None]:
     has_override = overrides.has_torch_function
 
     def is_current_stream_capturing() -> bool:
-        return is_recording() or bool(stream_captures())
+        return _answers_as_captured.get() or bool(stream_captures())
 
     def has_torch_function(relevant_args: Any) -> bool:
         if not is_recording() or not overrides._len_torch_function_stack():
@@ -55,7 +54,7 @@ def recording() -> Iterator[None]:
         with overrides._pop_mode_temporarily():
             return bool(has_override(relevant_args))
 
-    token = _is_recording.set(True)
+    token = _answers_as_captured.set(True)
     graphs._cuda_isCurrentStreamCapturing = is_current_stream_capturing
     overrides.has_torch_function = has_torch_function
     try:
@@ -63,4 +62,15 @@ def recording() -> Iterator[None]:
     finally:
         graphs._cuda_isCurrentStreamCapturing = stream_captures
         overrides.has_torch_function = has_override
+        _answers_as_captured.reset(token)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Mark a block as the capture of a recorder. See ``answering_as_captured``."""
+    token = _is_recording.set(True)
+    try:
+        with answering_as_captured():
+            yield
+    finally:
         _is_recording.reset(token)

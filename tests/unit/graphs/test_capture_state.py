@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import graphkit as gk
 from graphkit.graphs import CaptureFailure, RecorderBackend
+from graphkit.graphs.capture_state import answering_as_captured
 from graphkit.testing import assert_replay_equivalent
 
 ASKED = {
@@ -59,6 +60,17 @@ def test_a_capture_in_a_capture_ends_alone():
 
     capture(outer)
     assert all(found)
+    assert not any(answers())
+
+
+def test_a_diagnosis_on_cuda_takes_the_path_of_the_capture():
+    """Its tensors on the CPU are in host memory, so that it is no recording."""
+    with answering_as_captured():
+        assert torch.cuda.is_current_stream_capturing()
+        assert not gk.graphs.is_recording()
+        with answering_as_captured():
+            pass
+        assert torch.cuda.is_current_stream_capturing()
     assert not any(answers())
 
 
