@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.overrides
-from torch.overrides import _len_torch_function_stack, _pop_mode_temporarily
 
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
+_answers_as_captured: ContextVar[bool] = ContextVar("answers_as_captured", default=False)
 
 
 def is_recording() -> bool:
@@ -30,32 +30,31 @@ def is_capturing() -> bool:
 
 
 @contextmanager
-def recording() -> Iterator[None]:
-    """Mark a block as the capture of a recorder. Blocks may be nested.
-
-    In the block, torch answers as during a capture on CUDA:
+def answering_as_captured() -> Iterator[None]:
+    """Let torch answer in a block as during a capture on CUDA. Blocks may be nested.
 
     - ``torch.cuda.is_current_stream_capturing()`` is true. Models skip checks that read values
       then.
-    - ``torch.overrides.has_torch_function`` ignores the recorder's own function mode, for which
-      modules such as ``nn.TransformerEncoderLayer`` would leave their fast path.
+    - ``torch.overrides.has_torch_function`` ignores graphkit's own function mode, for which modules
+      such as ``nn.TransformerEncoderLayer`` would leave their fast path.
 
     Other threads receive torch's own answers. The caller holds ``DISPATCH_MODES``.
     """
-    graphs, overrides = torch.cuda.graphs, torch.overrides
-    stream_captures: Any = graphs._cuda_isCurrentStreamCapturing
+    graphs: Any = torch.cuda.graphs
+    overrides: Any = torch.overrides
+    stream_captures = graphs._cuda_isCurrentStreamCapturing
     has_override = overrides.has_torch_function
 
     def is_current_stream_capturing() -> bool:
-        return is_recording() or bool(stream_captures())
+        return _answers_as_captured.get() or bool(stream_captures())
 
     def has_torch_function(relevant_args: Any) -> bool:
-        if not is_recording() or not _len_torch_function_stack():
-            return has_override(relevant_args)
-        with _pop_mode_temporarily():
-            return has_override(relevant_args)
+        if not is_recording() or not overrides._len_torch_function_stack():
+            return bool(has_override(relevant_args))
+        with overrides._pop_mode_temporarily():
+            return bool(has_override(relevant_args))
 
-    token = _is_recording.set(True)
+    token = _answers_as_captured.set(True)
     graphs._cuda_isCurrentStreamCapturing = is_current_stream_capturing
     overrides.has_torch_function = has_torch_function
     try:
@@ -63,4 +62,15 @@ def recording() -> Iterator[None]:
     finally:
         graphs._cuda_isCurrentStreamCapturing = stream_captures
         overrides.has_torch_function = has_override
+        _answers_as_captured.reset(token)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Mark a block as the capture of a recorder. See ``answering_as_captured``."""
+    token = _is_recording.set(True)
+    try:
+        with answering_as_captured():
+            yield
+    finally:
         _is_recording.reset(token)

@@ -37,7 +37,7 @@ class GraphOutput:
                 continue
             storage = leaf.untyped_storage()
             if storage._cdata in allocated and storage._cdata not in self.memory:
-                self.memory[storage._cdata] = torch.empty(0, dtype=leaf.dtype).set_(storage)
+                self.memory[storage._cdata] = _flat(storage, leaf.dtype)
 
     def keep(self, storages: Collection[int]) -> None:
         """Never overwrite these storages: another graph reads them, so they stay allocated."""
@@ -45,7 +45,7 @@ class GraphOutput:
             del self.memory[storage]
 
     def overwrite(self) -> None:
-        """Write values that no step computes. Call it under ``replay_context``."""
+        """Write values that no step computes."""
         for memory in self.memory.values():
             if memory.dtype is torch.bool:
                 memory.logical_not_()
@@ -55,8 +55,12 @@ class GraphOutput:
         self.is_current = False
 
 
+def _flat(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
+
+
 class OutputPool:
-    """The outputs of all graphs of a recorder."""
+    """The outputs of all graphs of a recorder. Call its methods under ``replay_context``."""
 
     def __init__(self) -> None:
         self._outputs: WeakSet[GraphOutput] = WeakSet()

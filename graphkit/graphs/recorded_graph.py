@@ -154,10 +154,10 @@ class RecordedGraph:
         allocated = {storage_id(tensor) for op in ops for tensor in op.results}
         used = {storage_id(t) for op in ops for t in tensors_in((op.args, op.kwargs))}
         used |= {storage_id(t) for t in tree_leaves(output) if isinstance(t, torch.Tensor)}
-        self._own = pool.add(output, allocated.difference(host), used - allocated)
-        # Those of the batch may be outputs of another graph. Later operations read copies.
-        is_refresh = bool(ops) and ops[0].op.name() == "graphkit::refresh"
-        self._reads, self._rest = self.ops[:is_refresh], self.ops[is_refresh:]
+        with replay_context():
+            self._own = pool.add(output, allocated.difference(host), used - allocated)
+        # The batch may have outputs of another graph. The refresh, which is first, copies them.
+        self._num_reads = int(bool(ops) and ops[0].op.name() == "graphkit::refresh")
 
     def replay(self) -> None:
         """Run every operation again, in order, into the same storages. Blocks until done.
@@ -173,9 +173,9 @@ class RecordedGraph:
         Overwrites the outputs of other graphs once the inputs have been read.
         """
         with replay_context():
-            self._run(self._reads)
+            self._run(self.ops[: self._num_reads])
             self._pool.overwrite_others(self._own)
-            self._run(self._rest)
+            self._run(self.ops[self._num_reads :])
             if self.timestamps is not None:
                 self.timestamps.append(time.perf_counter_ns())
 
@@ -199,7 +199,7 @@ class RecordedGraph:
 
     def close(self) -> None:
         """Free the operations and their storages."""
-        self.ops, self._reads, self._rest, self.output = (), (), (), None
+        self.ops, self.output = (), None
         self._pool.remove(self._own)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 import graphkit as gk
@@ -56,3 +57,20 @@ def test_a_failure_and_its_diagnosis_name_the_module():
             backend.capture(lambda: model(inputs.x))
         diagnosis = backend.diagnose(lambda: model(inputs.x))
     assert diagnosis.where.endswith("` in module Sequential.0")
+
+
+def test_a_diagnosis_takes_the_path_of_the_capture():
+    """A read that the model leaves out during captures is not to blame."""
+    backend, inputs = gk.CudaBackend(), make_inputs("cuda")
+
+    def function():
+        if not torch.cuda.is_current_stream_capturing():
+            inputs.x.sum().item()
+        return inputs.x.nonzero()
+
+    with backend.session():
+        with pytest.raises(CaptureFailure):
+            backend.capture(function)
+        diagnosis = backend.diagnose(function)
+    assert diagnosis.where.startswith("aten::nonzero at ")
+    assert not torch.cuda.is_current_stream_capturing()

@@ -110,6 +110,19 @@ def test_a_capture_session_overwrites_older_outputs_alone(backend):
         assert torch.equal(first.output, X + 2)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_outputs_of_captures_without_gradients_are_overwritten(backend, mode):
+    with mode(), backend.session():
+        held = backend.capture(lambda: X + 1)
+    with backend.session():
+        graph = backend.capture(lambda: X + 2)
+    assert held.output.isnan().all()
+    held.replay()
+    assert torch.equal(held.output, X + 1)
+    graph.replay()
+    assert held.output.isnan().all()
+
+
 def test_a_session_without_captures_overwrites_nothing(backend):
     graph = backend.capture(lambda: X + 1)
     with backend.session():
