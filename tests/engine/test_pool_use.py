@@ -84,11 +84,11 @@ def test_an_engine_that_is_refused_does_not_hold_its_pools(model):
 @pytest.mark.parametrize("generation", ["v1", "v2", "v3"])
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 def test_an_engine_that_is_dropped_frees_its_rows(model, generation, captured):
-    engine = open_engine(model, generation=generation, batch_sizes=[ROWS])
+    engine = open_engine(model, generation=generation, batch_sizes=[ROWS], steps_per_launch=1)
     if captured:
         engine.capture()
-    for _ in range(ROWS):
-        engine.submit([1, 2], PARAMS)
+    for _ in range(ROWS):  # more tokens than a step can deliver
+        engine.submit([1, 2], gk.SamplingParams(max_new_tokens=40))
     engine.step()
     assert not model.attention.req_to_token_pool.available
     del engine

@@ -11,7 +11,7 @@ from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.runners import ForwardOutput
 from graphkit.spec import SpecConfig
 
-VOCAB, HIDDEN, REQUESTS, CONTEXT, STEPS, WINDOW = 64, 32, 3, 64, 3, 5
+VOCAB, HIDDEN, REQUESTS, CONTEXT, STEPS, WINDOW = 64, 32, 3, 64, 3, 8
 HEADS, HEAD_DIM = 2, 16
 WINDOWS = (WINDOW, 0, WINDOW)
 """Window of each layer; 0 is none."""
