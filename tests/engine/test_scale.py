@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_target import ROWS, SPEC, VOCAB, TableForward
 
 import graphkit as gk
+from engine_target import ROWS, SPEC, VOCAB, TableForward
 from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
 
 SMALL, LARGE, CONTEXT, NEW = 16_384, 1_000_000, 96, 8
