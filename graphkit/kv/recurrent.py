@@ -212,9 +212,8 @@ class RecurrentStatePool(UsedPool):
         before, after, order = slots.before, slots.after, slots.order
         by_node = [each.unflatten(0, after.shape) for each in rows]
         if order is not None:
-            request = torch.arange(len(order), device=order.device)[:, None]
             before, after = before.gather(1, order), after.gather(1, order)
-            by_node = [each[request, order] for each in by_node]
+            by_node = [_in_order(each, order) for each in by_node]
         outputs = []
         states: States = {}
         for node in range(nodes):
@@ -226,7 +225,7 @@ class RecurrentStatePool(UsedPool):
             outputs.append(output)
         stacked = torch.stack(outputs, 1)
         if order is not None:
-            stacked = torch.empty_like(stacked).index_put_((request, order), stacked)
+            stacked = _in_order(stacked, order.argsort(1))
         return stacked.flatten(0, 1)
 
     def reset(self, req_pool_indices: torch.Tensor) -> None:
@@ -253,6 +252,11 @@ class RecurrentStatePool(UsedPool):
 
     def _copy(self, req_pool_indices: torch.Tensor, source: torch.Tensor) -> None:
         move_kv(self._buffers, self._table, req_pool_indices * (self.width + 1), source)
+
+
+def _in_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return rows, [B, N, ...], each request's in the order of indices [B, N]."""
+    return rows[torch.arange(len(order), device=order.device)[:, None], order]
 
 
 def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:

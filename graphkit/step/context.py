@@ -63,7 +63,9 @@ class EngineModel:
             ConfigError: A pool of layers with a window has a table of its own, another page size
                 or fewer slots than ``kv_pool``, or a pool cannot move slots.
         """
-        attention, (pool, *windows) = self.attention, self.kv_pools
+        attention: Any = self.attention
+        pool: Any = getattr(attention, "kv_pool", None)
+        windows = [each for each in self.kv_pools if each is not pool]
         for each in (pool, *windows):
             if not callable(getattr(each, "move_kv_cache", None)):
                 raise ConfigError(

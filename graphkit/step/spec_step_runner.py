@@ -104,7 +104,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         check_unused("SpecStepRunner", target.pools, allocates=False)
         step = DeviceStep(target, drafter, context)
         self._set_up(step, is_greedy, chunked_prefill_size, ring_entries, group)
-        self._use = PoolUse("SpecStepRunner", step.pools, allocates=False)
+        self._use: PoolUse | None = PoolUse("SpecStepRunner", step.pools, allocates=False)
 
     @classmethod
     def from_step(
@@ -151,7 +151,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             group=group,
             check=context.is_checking,
         )
-        self._use: PoolUse | None = None
+        self._use = None
         self._slot_checks = SlotChecks(
             step.state, context.req_to_token, step.slots_ahead, context.sizes.page_size,
             context.kv_slots + context.sizes.page_size,
