@@ -56,7 +56,7 @@ def require_count(field: str, value: object) -> None:
     Raises:
         InputError: It is not; ``field`` names it.
     """
-    if not is_int(value) or value < 0:  # type: ignore[operator]  # an int
+    if not is_int(value) or value < 0:
         raise InputError(f"{field} must be an int >= 0, got {value!r}.", field=field)
 
 

@@ -20,6 +20,7 @@ from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.engine.transfers import NewTokens
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
+from graphkit.kv.contracts import check_request_pool
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
     DeviceStep,
@@ -129,6 +130,8 @@ class SpeculativeEngine:
         _check_tokens(seed, bos_token_id, sizes.vocab_size)
         self.spec, self.sizes, self.device = spec, sizes, context.device
         self.structured_output = structured_output
+        attention = target.attention
+        rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         device_step = DeviceStep(target, drafter, context)
         loop_refusal = "" if group is not None else backend.loop_refusal
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
@@ -137,10 +140,8 @@ class SpeculativeEngine:
         # v2 launches one more step after the one that finishes a request.
         slots_ahead = device_step.max_path + device_step.slots_ahead
         self.context_limit = _context_limit(sizes, slots_ahead)
-        attention = target.attention
-        self.memory = RequestMemory(
-            attention.req_to_token_pool, attention.kv_pool.size, attention.kv_pool.page_size
-        )
+        kv_pool = attention.kv_pool
+        self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._prefill = prefill = Prefill(device_step, chunked_prefill_size)
         self._steps: Generation
         if self.generation == "v1":
@@ -425,7 +426,7 @@ def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
     """
     if not is_int(seed):
         raise ConfigError(f"SpeculativeEngine.seed must be an int, got {seed!r}.", field="seed")
-    is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size  # type: ignore[operator]
+    is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size
     if bos_token_id is not None and not is_token:
         raise ConfigError(
             f"SpeculativeEngine.bos_token_id must be a token id from 0 to {vocab_size - 1}, got "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
+from graphkit.kv import RequestPool, TokenSlotAllocator
 from graphkit.step.transfers import to_device
 
 
@@ -24,7 +24,7 @@ class RequestMemory:
         page_size: Slots per page.
     """
 
-    def __init__(self, req_to_token_pool: ReqToTokenPool, size: int, page_size: int) -> None:
+    def __init__(self, req_to_token_pool: RequestPool, size: int, page_size: int) -> None:
         self.pool = req_to_token_pool
         self.page_size = page_size
         self._allocator = TokenSlotAllocator(size, page_size)
@@ -85,7 +85,8 @@ class RequestMemory:
                 slots += held[new.start : new.stop]
         if slots:
             index = to_device([rows, columns, slots], self.pool.device)
-            self.pool.req_to_token[index[0], index[1]] = index[2].int()
+            table = self.pool.req_to_token
+            table[index[0], index[1]] = index[2].to(table.dtype)
 
     def shrink(self, row: int, length: int) -> None:
         """Free the pages behind the first ``length`` tokens of a row."""

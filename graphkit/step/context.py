@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
 
-from graphkit.attention import PagedAttention
+from graphkit.attention import PooledAttention
+from graphkit.attention.backend import check_pooled_attention
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, BatchSizes, SizeTable
-from graphkit.kv import RecurrentStatePool, ReqToTokenPool
+from graphkit.kv import RecurrentStatePool, RequestTable
 from graphkit.ops import philox_uniform
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
 from graphkit.spec.signatures import call_override
@@ -28,19 +30,29 @@ class EngineModel:
             receives ``TargetVerifyInputs``; a draft model's receives ``DraftInputs`` and
             ``DraftExtendInputs``. For ``MultiLayerDrafter``, a sequence of one per layer.
         attention: The backend that the forward attends with, over a KV pool that belongs to this
-            model. All models of an engine share one ``ReqToTokenPool``.
+            model. All models of an engine share one table of KV slots, its ``req_to_token_pool``.
         recurrent_state: States of the target's linear-attention or Mamba layers, which its forward
             reads and writes. The engine resets a row when a request joins and commits the state of
             the last accepted node after each step. ``None`` for a model without such layers.
         draft_token_map: Target token of each id of a draft model's reduced vocabulary, as
             ``Runner`` takes it. ``None`` for a target, and for a draft model whose logits are over
             the target's vocabulary.
+
+    Raises:
+        ConfigError: ``attention`` or one of its pools lacks a member of ``PooledAttention``, or
+            ``recurrent_state`` has another type; ``field`` names it.
     """
 
     forward: Any
-    attention: PagedAttention
+    attention: PooledAttention
     recurrent_state: RecurrentStatePool | None = None
     draft_token_map: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_pooled_attention("EngineModel.attention", self.attention)
+        kinds = (RecurrentStatePool, NoneType)
+        expected = "a graphkit.RecurrentStatePool or None"
+        require_type("EngineModel", "recurrent_state", self.recurrent_state, kinds, expected)
 
     def check_recurrent_state(self, spec: SpecConfig) -> None:
         """Check that a target's recurrent state can follow the steps of ``spec``.
@@ -224,7 +236,7 @@ class EngineContext:
         return philox_uniform(seeds, seq_lens, used + draws)[:, used:]
 
 
-def _check_pools(pool: ReqToTokenPool, spec: SpecConfig, sizes: BufferSizes) -> None:
+def _check_pools(pool: RequestTable, spec: SpecConfig, sizes: BufferSizes) -> None:
     """Check that the request pool, the spec and the sizes agree.
 
     Raises:
