@@ -234,7 +234,16 @@ class DeviceLoops:
         self._rows.zero_()  # captures run on pads
         mode = ForwardMode.STEP
         bodies, _ = SizeCapture(
-            _LoopBody(body, mode, mode, self._spec, SpecStepOutput, self._buffers, None),
+            _LoopBody(
+                body,
+                mode,
+                mode,
+                self._spec,
+                self._launch_sizes,
+                SpecStepOutput,
+                self._buffers,
+                None,
+            ),
             self._table,
             self._backend,
             {},
