@@ -81,6 +81,7 @@ class SpeculativeEngine:
         device: The device of all tensors.
         runners: The runner of each mode, the target's first; in v3, one ``SpecStepRunner``.
         context_limit: Most tokens of a request's prompt and output together.
+        max_path: Most tokens that one verify step accepts for a request, the bonus token included.
         memory: Rows and KV slots of the running requests.
         group: As passed.
 
@@ -137,6 +138,7 @@ class SpeculativeEngine:
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.runners = device_step.runners
+        self.max_path = device_step.max_path
         # v2 launches one more step after the one that finishes a request.
         slots_ahead = device_step.max_path + device_step.slots_ahead
         self.context_limit = _context_limit(sizes, slots_ahead)

@@ -120,6 +120,11 @@ class DeviceLoops:
         """Steps that have been read, by captured size."""
         return self._reader.steps_by_size
 
+    @property
+    def live_sizes(self) -> Mapping[int, int]:
+        """Steps that have been read, by the number of requests that took part."""
+        return self._reader.live_sizes
+
     def capture(self, steps: Mapping[bool, Callable[[SpecStepInputs], SpecStepOutput]]) -> None:
         """Capture the loop of each step, by whether it is greedy. The device must be idle.
 

@@ -120,7 +120,7 @@ def test_a_forward_must_return_its_modes_output(make_runner, make_batch, model, 
         (
             "next_token_logits",
             lambda rows: rows.repeat(1, 2),
-            r"as \[(8|16), 64\] torch.float32, expected \[(8|16), 32\] floating-point: BufferSizes.vo",
+            r"as \[(8|16), 64\] torch.float32, expected \[(8|16), 32\] floating-point: Buf",
         ),
         ("next_token_logits", lambda rows: rows[:, :, None], r"as \[(8|16), 32, 1\]"),
         ("next_token_logits", lambda rows: rows[:, 0], r"as \[(8|16)\] .* expected \[(8|16), 32\]"),
