@@ -31,8 +31,8 @@ class AcceptedCounts:
         both: [B] int32, tensors or numpy arrays.
 
     Raises:
-        InputError: The counts have different shapes or contradict each other. Values on a device
-            are not checked, because reading them would wait for the device.
+        InputError: The counts are no integers, have different shapes or contradict each other.
+            Values on a device are not checked, because reading them would wait for the device.
     """
 
     num_accepted_drafts: Rows
@@ -83,23 +83,30 @@ def host_rows(value: Any) -> NDArray[np.int64] | None:
     if isinstance(value, torch.Tensor):
         if not value.is_cpu or value.layout is not torch.strided or is_recording():
             return None
-        value = value.detach()
-        value = (value.double() if value.is_floating_point() else value).numpy()
+        if value.is_floating_point():
+            return None
+        value = value.detach().numpy()
     try:
         rows = np.asarray(value)
     except ValueError:
         return None
-    is_whole = rows.dtype.kind in "iu" or (rows.dtype.kind == "f" and not (rows % 1).any())
-    return rows.astype(np.int64) if is_whole else None
+    return rows.astype(np.int64) if rows.dtype.kind in "iu" else None
 
 
 def _array(name: str, value: Any) -> Any:
-    is_dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    if is_dense or isinstance(value, np.ndarray):
-        return value
+    if isinstance(value, torch.Tensor):
+        is_wrong = value.is_floating_point() or value.is_complex() or value.dtype is torch.bool
+        if value.layout is torch.strided and not is_wrong:
+            return value
+        fact = str(value.dtype) if is_wrong else "a sparse tensor"
+    elif isinstance(value, np.ndarray):
+        if value.dtype.kind in "iu":
+            return value
+        fact = f"numpy {value.dtype}"
+    else:
+        fact = f"a {type(value).__name__}"
     raise InputError(
-        f"{name} is a {type(value).__name__}. Pass a dense tensor or a numpy array of int32.",
-        field=name,
+        f"{name} is {fact}. Pass a dense tensor or a numpy array of int32.", field=name
     )
 
 

@@ -16,11 +16,14 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 def admit(layout: FieldLayout, value: Any, rows: int, device: torch.device) -> torch.Tensor:
     """Return the value as a contiguous tensor of the field's dtype, on ``device`` or the CPU.
 
-    Host values are cast if no value changes. Device tensors must match exactly, because a cast
-    would launch a kernel and allocate memory.
+    Arrays and tensors on the host are cast by the kind of their dtype, whatever their values are:
+    integers and bools of any width to an integer or a bool that holds each value, floats to a float
+    field, rounded. Python numbers also stand for floats. Device tensors must match exactly, because
+    a cast would launch a kernel and allocate memory.
 
     Raises:
-        InputError: The value is missing or has the wrong type, shape, dtype, device or strides.
+        InputError: The value is missing or has the wrong type, shape, dtype, device or strides, or
+            a number is outside the range of the field's dtype.
     """
     if value is None:
         raise _refusal(layout, "is missing", f"Pass {layout.shape(rows)} {layout.dtype}.")
@@ -47,6 +50,9 @@ def _as_tensor(layout: FieldLayout, value: Any) -> torch.Tensor:
         return value.detach()
     try:
         array = np.array(value)  # a copy: torch warns of read-only memory
+        is_number = not isinstance(value, (np.ndarray, np.generic)) and array.dtype.kind in "biu"
+        if is_number and layout.dtype.is_floating_point:
+            array = array.astype(np.float64)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError) as error:
         is_array = isinstance(value, np.ndarray)
@@ -57,16 +63,17 @@ def _as_tensor(layout: FieldLayout, value: Any) -> torch.Tensor:
 def _cast(layout: FieldLayout, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu":
         raise _refusal(layout, f"is {tensor.dtype}", f"Device tensors must be {layout.dtype}.")
-    if tensor.is_complex():
+    if tensor.is_complex() or tensor.is_floating_point() != layout.dtype.is_floating_point:
         raise _refusal(layout, f"is {tensor.dtype}", f"Pass {layout.dtype}.")
     # Unsigned values are compared as int64: their bits may represent a negative number.
     exact = tensor.long() if tensor.dtype in _UNSIGNED else tensor
     cast = exact.to(layout.dtype)
-    kept = cast.to(exact.dtype) == exact
-    if layout.dtype.is_floating_point:
-        kept |= exact != exact  # NaN stays NaN
-    if tensor.dtype in _UNSIGNED:
-        kept &= exact >= 0
+    if tensor.is_floating_point():
+        kept = cast.isfinite() | ~exact.isfinite()
+    else:
+        kept = cast.to(exact.dtype) == exact
+        if tensor.dtype in _UNSIGNED:
+            kept &= exact >= 0
     if not bool(kept.all()):
         raise _refusal(
             layout,

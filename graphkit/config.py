@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from graphkit.errors import ConfigError
 
@@ -15,7 +15,7 @@ _MAX_INT = 2**31 - 1
 """Kernels index with int32."""
 
 
-def is_int(value: object) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
     """Return whether a value is an integer of Python or numpy, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 

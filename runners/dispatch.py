@@ -51,13 +51,13 @@ class Decision:
 
 
 def require_count(field: str, value: object) -> None:
-    """Refuse a number of requests or rows that is no int of at least 0.
+    """Refuse a number of requests or rows that is no int.
 
     Raises:
         InputError: It is not; ``field`` names it.
     """
-    if not is_int(value) or value < 0:  # type: ignore[operator]  # an int
-        raise InputError(f"{field} must be an int >= 0, got {value!r}.", field=field)
+    if not is_int(value):
+        raise InputError(f"{field} must be an int, got {value!r}.", field=field)
 
 
 class Dispatch:
@@ -73,6 +73,9 @@ class Dispatch:
         self._table, self._buffers, self._eager_reason = table, buffers, eager_reason
         self._width = buffers.capacity.tokens_per_request
         self._ragged = buffers.capacity.ragged
+        base = type(buffers).inputs_type
+        self.inputs_type = buffers.inputs if base is StepInputs else base
+        """Class of the batches; those of a mode without the fields that a subclass adds."""
         self.fallbacks: Counter[str] = Counter()
         """Number of eager runs by reason."""
 
@@ -80,9 +83,9 @@ class Dispatch:
         """Refuse a value that is not a batch of the runner's inputs.
 
         Raises:
-            InputError: ``batch`` is not an instance of ``StepInputs``.
+            InputError: ``batch`` is not an instance of ``inputs_type``.
         """
-        if not isinstance(batch, StepInputs):
+        if not isinstance(batch, self.inputs_type):
             raise InputError(
                 f"a batch must be a graphkit.{self._buffers.inputs.__name__}, got a "
                 f"{type(batch).__name__}.",

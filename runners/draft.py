@@ -16,7 +16,7 @@ from graphkit.ops.top_candidates import top_candidates
 from graphkit.runners.outputs import DraftOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows
-from graphkit.runners.step import Step, rows_of
+from graphkit.runners.step import Step
 from graphkit.runners.tree_growth import TreeGrowth
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -80,7 +80,7 @@ class DraftStep(Step[DraftOutput]):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one step's forward, and return its logits and hidden states."""
         self.attend(view, replace(view, seq_lens=lengths))
-        return rows_of(self.forward(view), {"token": view.num_tokens})
+        return self.draft_rows(self.forward(view), {"token": view.num_tokens})
 
 
 class DraftRunner(Runner[DraftInputs, DraftOutput]):

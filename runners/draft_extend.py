@@ -10,7 +10,7 @@ from graphkit.buffers import DraftExtendInputBuffers, DraftExtendInputs
 from graphkit.ops.top_candidates import top_candidates
 from graphkit.runners.outputs import DraftExtendOutput, LastRowOutput
 from graphkit.runners.runner import Runner
-from graphkit.runners.step import Step, rows_of
+from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode
 
 
@@ -21,7 +21,7 @@ class DraftExtendStep(Step[LastRowOutput]):
         """Run the forward and select the last rows."""
         self.attend(inputs)
         requests, tokens = inputs.batch_size, inputs.num_tokens
-        logits, hidden_states = rows_of(
+        logits, hidden_states = self.draft_rows(
             self.forward(inputs), {"token": tokens, "request": requests}
         )
         last = inputs.last_rows()
@@ -44,7 +44,7 @@ class DraftExtendV2Step(Step[DraftExtendOutput]):
     def whole(self, inputs: DraftExtendInputs) -> DraftExtendOutput:
         """Run the forward."""
         self.attend(inputs)
-        logits, hidden_states = rows_of(self.forward(inputs), {"token": inputs.num_tokens})
+        logits, hidden_states = self.draft_rows(self.forward(inputs), {"token": inputs.num_tokens})
         return DraftExtendOutput(next_token_logits=logits, hidden_states=hidden_states)
 
 

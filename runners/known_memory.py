@@ -46,6 +46,11 @@ def memory_names(
         weights: The model, or its weights by name.
     """
     held = {f"attention.{name}": tensor for name, tensor in _held(attention, 3)}
+    known = {tensor.data_ptr() for tensor in held.values()}
+    buffers_of_pool = getattr(getattr(attention, "kv_pool", None), "tensors", None)
+    if callable(buffers_of_pool):  # a ``KVPool`` may keep them anywhere
+        named = {f"attention.kv_pool.{name}": each for name, each in buffers_of_pool().items()}
+        held |= {name: each for name, each in named.items() if each.data_ptr() not in known}
     declared = {tensor.data_ptr() for tensor in state.values()}
     own = {name: tensor for name, tensor in held.items() if tensor.data_ptr() not in declared}
     return {

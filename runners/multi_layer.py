@@ -26,7 +26,7 @@ from graphkit.runners.options import RunnerOptions, show_options
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.settings import check_types
-from graphkit.runners.step import Step, rows_of
+from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 
 
@@ -64,7 +64,7 @@ class _Chain:
             self._begin()
         window, is_last = self._window, index == len(self._step.forward) - 1
         allowed = {"token": window.num_tokens, "request": window.batch_size}
-        logits, hidden_states = rows_of(self._step.forward[index](window), allowed)
+        logits, hidden_states = self._step.draft_rows(self._step.forward[index](window), allowed)
         made = self._selected(logits, hidden_states)
         self._made.append(made)
         if is_last:

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 
 from graphkit.buffers import MODEL_DTYPE, Axis
+from graphkit.config import BufferSizes
+from graphkit.errors import ConfigError
+from graphkit.spec import SpecConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,83 @@ def declare_output(
 
     Args:
         axis: ``Axis.REQUEST`` or ``Axis.TOKEN``: what the field has one row of.
-        dtype: Dtype of the field in the output of an idle batch; ``MODEL_DTYPE`` is
-            ``BufferSizes.dtype``.
-        row: Shape of one row, as letters (see the module) or numbers. ``None`` leaves the field out
-            of the output of an idle batch.
+        dtype: Dtype of the field. With ``MODEL_DTYPE`` a forward may return any floating-point
+            dtype, and the output of an idle batch has ``BufferSizes.dtype``.
+        row: Shape of one row, as letters (see the module) or numbers. ``None`` allows any, and
+            leaves the field out of the output of an idle batch.
         optional: Whether a forward may leave the field ``None``.
     """
     facts = OutputField(axis, dtype, row, optional)
     default = {"default": None} if optional else {}
     return dataclasses.field(metadata={"output": facts}, **default)  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRow:
+    """Rows of an output field with the sizes of a runner.
+
+    Attributes:
+        shape: Shape of one row.
+        dtype: Dtype of the field; ``None`` stands for any floating-point one.
+        source: Where the numbers of ``shape`` come from, as a phrase.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    source: str
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor has such rows."""
+        is_dtype = tensor.is_floating_point() if self.dtype is None else tensor.dtype is self.dtype
+        return tuple(tensor.shape[1:]) == self.shape and is_dtype
+
+
+def output_rows(
+    fields: Mapping[str, OutputField], spec: SpecConfig, sizes: BufferSizes, *, is_draft: bool
+) -> dict[str, OutputRow]:
+    """Return the rows of the fields that declare them, by name.
+
+    Args:
+        fields: Declarations, from ``output_fields_of``.
+        spec: Gives S, K, N and P.
+        sizes: Gives V, H and D.
+        is_draft: Whether V is the draft model's vocabulary.
+
+    Raises:
+        ConfigError: A declaration names an unknown letter.
+    """
+    steps, topk, width = spec.num_steps, spec.topk, spec.num_draft_tokens
+    letters = {
+        "V": (sizes.vocab_size, "BufferSizes.vocab_size"),
+        "H": (sizes.hidden_size, "BufferSizes.hidden_size"),
+        "D": (sizes.hidden_size, "BufferSizes.hidden_size"),
+        "S": (steps, "SpecConfig.num_steps"),
+        "K": (topk, "SpecConfig.topk"),
+        "N": (width - 1, "SpecConfig.num_draft_tokens - 1"),
+        "P": (topk * (steps - 1) + 1, "topk * (num_steps - 1) + 1"),
+    }
+    if is_draft and sizes.draft_vocab_size is not None:
+        letters["V"] = sizes.draft_vocab_size, "BufferSizes.draft_vocab_size"
+    if sizes.spec_hidden_size is not None:
+        letters["D"] = sizes.spec_hidden_size, "BufferSizes.spec_hidden_size"
+    rows = {}
+    for name, declared in fields.items():
+        if declared.row is None:
+            continue
+        unknown = [n for n in declared.row if isinstance(n, str) and n not in letters]
+        if unknown:
+            raise ConfigError(
+                f"output field {name!r} declares a row of {unknown[0]!r}. Use a number or one of "
+                f"{', '.join(letters)}.",
+                field=name,
+            )
+        named = [letters[n] for n in declared.row if isinstance(n, str)]
+        rows[name] = OutputRow(
+            tuple(letters[n][0] if isinstance(n, str) else n for n in declared.row),
+            None if isinstance(declared.dtype, str) else declared.dtype,
+            ", ".join(f"{source} is {size}" for size, source in named) or "as declared",
+        )
+    return rows
 
 
 def output_fields_of(output: type) -> Mapping[str, OutputField]:

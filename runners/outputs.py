@@ -6,7 +6,7 @@ From a replay, every tensor aliases graph memory.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -15,7 +15,13 @@ import torch
 from graphkit.buffers import Axis
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
-from graphkit.runners.output_fields import declare_output, output_fields_of
+from graphkit.runners.output_check import OutputCheck
+from graphkit.runners.output_fields import (
+    OutputRow,
+    declare_output,
+    output_fields_of,
+    output_rows,
+)
 from graphkit.spec import SpecConfig
 
 
@@ -32,24 +38,21 @@ class Output:
     @classmethod
     def empty(cls, spec: SpecConfig, sizes: BufferSizes, device: torch.device) -> Self:
         """Return an output without rows, for an idle batch of a runner that is not captured."""
-        draft_vocab = sizes.draft_vocab_size if cls.from_draft_model else None
-        letters = {
-            "V": draft_vocab or sizes.vocab_size,
-            "H": sizes.hidden_size,
-            "D": sizes.spec_hidden_size or sizes.hidden_size,
-            "S": spec.num_steps,
-            "K": spec.topk,
-            "N": spec.num_draft_tokens - 1,
-            "P": spec.topk * (spec.num_steps - 1) + 1,
+        rows = {
+            name: torch.empty(0, *row.shape, dtype=row.dtype or sizes.dtype, device=device)
+            for name, row in cls.rows(spec, sizes).items()
         }
-        rows = {}
-        for name, declared in output_fields_of(cls).items():
-            if declared.row is None:
-                continue
-            row = (letters[n] if isinstance(n, str) else n for n in declared.row)
-            dtype = sizes.dtype if isinstance(declared.dtype, str) else declared.dtype
-            rows[name] = torch.empty(0, *row, dtype=dtype, device=device)
         return cls(**rows)
+
+    @classmethod
+    def rows(cls, spec: SpecConfig, sizes: BufferSizes) -> dict[str, OutputRow]:
+        """Return the rows of each field that declares them, by name.
+
+        Raises:
+            ConfigError: A declaration names an unknown letter.
+        """
+        fields = output_fields_of(cls)
+        return output_rows(fields, spec, sizes, is_draft=cls.from_draft_model)
 
     def live(self, requests: int, tokens: int) -> Self:
         """Return the first rows of every field, as views.
@@ -71,23 +74,31 @@ class Output:
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
-    def checked(cls, output: Any, requests: int, tokens: int) -> Self:
+    def checked(
+        cls, output: Any, requests: int, tokens: int, check: OutputCheck | None = None
+    ) -> Self:
         """Return the output of a forward after checking it.
+
+        Args:
+            output: What the forward returned.
+            requests: Rows of fields per request.
+            tokens: Rows of fields per token.
+            check: Checks each field; ``None`` checks the number of rows alone.
 
         Raises:
             OutputError: The output has the wrong type, a field that this class lacks, or a field
-                with the wrong number of rows.
+                with the wrong number of rows, shape of a row or dtype.
         """
-        declared = output_fields_of(cls)
+        declared, check = output_fields_of(cls), check or OutputCheck()
         if not isinstance(output, cls) or len(dataclasses.fields(output)) != len(declared):
             raise OutputError(
-                f"the forward returned a {type(output).__name__}. Return {cls._public_name()}."
+                f"{check.forward} returned a {type(output).__name__}. Return {cls._public_name()}."
             )
         count = {Axis.REQUEST: requests, Axis.TOKEN: tokens}
         for name, facts in declared.items():
             tensor = getattr(output, name)
             if tensor is not None or not facts.optional:
-                check_rows(name, tensor, {facts.axis.value: count[facts.axis]})
+                check.check_field(name, tensor, {facts.axis.value: count[facts.axis]})
         return output
 
     @classmethod
@@ -186,30 +197,3 @@ class LayersOutput(LastRowOutput):
     topk_index: torch.Tensor | None = declare_output(
         Axis.REQUEST, torch.int64, row=("S", "K"), optional=True
     )
-
-
-def check_rows(name: str, tensor: Any, allowed: Mapping[str, int]) -> None:
-    """Refuse an output field that is not a tensor with one of the allowed numbers of rows.
-
-    Args:
-        name: The output field.
-        tensor: Its value, as the forward returned it.
-        allowed: Numbers of rows, by what has one row each.
-
-    Raises:
-        OutputError: The field is not such a tensor.
-    """
-    if not isinstance(tensor, torch.Tensor) or tensor.ndim < 1:
-        raise OutputError(f"the forward returned {name} as {_kind(tensor)}. Return a tensor.")
-    if tensor.shape[0] not in allowed.values():
-        wanted = " or ".join(f"{count} {what}s" for what, count in allowed.items())
-        raise OutputError(
-            f"the forward returned {tensor.shape[0]} rows of {name} for {wanted}. "
-            "Return one row for each."
-        )
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"

@@ -53,6 +53,7 @@ class Replayer(Generic[OutputT]):
         self.graphs = dict(graphs)
         self._step, self._table, self._dispatch, self._backend = step, table, dispatch, backend
         self._buffers, self._mailbox = step.buffers, step.buffers.mailbox
+        self._inputs_type = dispatch.inputs_type
         self._absent, self._bound_fields = self._buffers.absent, self._buffers.bound_fields
         self._plan_on_host = step.plan_on_host if step.plans_on_host else None
         self._ragged, self._checks = self._buffers.capacity.ragged, self._buffers.has_checks
@@ -69,12 +70,13 @@ class Replayer(Generic[OutputT]):
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
         """Replay a batch; see ``Runner.replay``."""
+        if not isinstance(batch, self._inputs_type):
+            self._dispatch.require_inputs(batch)  # raises
         if self._value_checks is not None:
             self._value_checks.report()
             self._value_checks.check(batch)
         fit = self._fits.get((batch.batch_size, padded_batch_size))
         if fit is None:
-            self._dispatch.require_inputs(batch)
             if batch.batch_size == 0:
                 self._dispatch.check_idle(batch)
                 return self.idle() if padded_batch_size is None else self.pads(padded_batch_size)
@@ -232,7 +234,7 @@ class Replayer(Generic[OutputT]):
 
     def _make_fit(self, requests: int, size: int | None) -> Fit:
         require_count("batch_size", requests)
-        padded = self._table.fit(requests) if size is None else size
+        padded = self._table.fit(max(requests, 0)) if size is None else size
         least = 1 if size is None else 0  # an idle batch replays pads at the size that it names
         if padded not in self.graphs or not least <= requests <= padded:
             raise SizeError(

@@ -171,6 +171,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self.mode,
             self.attention_mode or self.mode,
             spec,
+            sizes,
             self.output_type,
             self.buffers,
             attention,

@@ -10,7 +10,7 @@ import torch
 
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import Limits, StepInputs
-from graphkit.config import BufferSizes, require_type
+from graphkit.config import BufferSizes, is_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.errors import ConfigError
 from graphkit.ops.argument_rules import describe
@@ -118,13 +118,15 @@ def is_checking(check: bool | None = None) -> bool:
 
 def value_limits(sizes: BufferSizes, attention: AttentionBackend | None) -> Limits:
     """Return the bounds of values, as far as the settings and the attention backend show them."""
-    requests = getattr(attention, "req_to_token_pool", None)
-    pool = getattr(attention, "kv_pool", None)
+    pool: object = getattr(attention, "kv_pool", None)
+    requests: object = getattr(getattr(attention, "req_to_token_pool", None), "size", None)
+    tokens: object = getattr(pool, "size", None)
+    page_size: object = getattr(pool, "page_size", None)
     return Limits(
         sizes.max_context_len,
         sizes.vocab_size,
-        None if requests is None else requests.size + 1,
-        None if pool is None else pool.size + pool.page_size,
+        requests + 1 if is_int(requests) else None,
+        tokens + page_size if is_int(tokens) and is_int(page_size) else None,
     )
 
 

@@ -12,9 +12,11 @@ import torch
 
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers, admit, fields_of, resolve
+from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 from graphkit.graphs import Stage, is_capturing, scope
-from graphkit.runners.outputs import Output, check_rows
+from graphkit.runners.output_check import OutputCheck
+from graphkit.runners.outputs import DraftExtendOutput, Output
 from graphkit.spec import ForwardMode, SpecConfig
 
 OutputT = TypeVar("OutputT", bound=Output)
@@ -28,6 +30,7 @@ class Step(Generic[OutputT]):
         mode: The forward mode.
         attention_mode: The mode under which the attention backend knows this step.
         spec: How the algorithm drafts and verifies.
+        sizes: Sizes of the buffers.
         output_type: Class of the output.
         buffers: The runner's buffers.
         attention: Backend that makes the metadata, if any.
@@ -43,6 +46,7 @@ class Step(Generic[OutputT]):
         mode: ForwardMode,
         attention_mode: ForwardMode,
         spec: SpecConfig,
+        sizes: BufferSizes,
         output_type: type[OutputT],
         buffers: InputBuffers,
         attention: AttentionBackend | None,
@@ -53,6 +57,9 @@ class Step(Generic[OutputT]):
         self.mode, self.spec, self.output_type, self.buffers = mode, spec, output_type, buffers
         self._attention_mode, self._attention = attention_mode, attention
         self.draft_token_map = draft_token_map
+        named = f"the forward {self.name}"
+        self._output_check = OutputCheck(named, output_type.rows(spec, sizes))
+        self._draft_check = OutputCheck(named, DraftExtendOutput.rows(spec, sizes))
 
     def stages(self, inputs: Any) -> tuple[Callable[[], OutputT], ...]:
         """Return the functions that compute a batch, one per captured graph.
@@ -65,7 +72,34 @@ class Step(Generic[OutputT]):
         """Compute metadata and forward, and return the checked output."""
         self.attend(inputs)
         output = self.forward(inputs)
-        return self.output_type.checked(output, inputs.batch_size, inputs.num_tokens)
+        return self.output_type.checked(
+            output, inputs.batch_size, inputs.num_tokens, self._output_check
+        )
+
+    def draft_rows(
+        self, output: Any, allowed: dict[str, int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits and hidden states of a draft model's forward.
+
+        Args:
+            output: A ``ForwardOutput`` or a ``DraftExtendOutput``.
+            allowed: See ``OutputCheck.check_field``.
+
+        Raises:
+            OutputError: The output has another type, other rows, or rows of another shape or dtype.
+        """
+        check = self._draft_check
+        logits = getattr(output, "next_token_logits", None)
+        if not isinstance(output, Output) or logits is None:
+            raise OutputError(
+                f"{check.forward} returned a {type(output).__name__}. Return "
+                "graphkit.ForwardOutput or graphkit.DraftExtendOutput."
+            )
+        check.check_field("next_token_logits", logits, allowed)
+        hidden_states: torch.Tensor | None = getattr(output, "hidden_states", None)
+        if hidden_states is not None:
+            check.check_field("hidden_states", hidden_states, allowed)
+        return logits, hidden_states
 
     def padded(self, size: int) -> tuple[Callable[[], OutputT], ...]:
         """Return the stages over the buffers at a captured size. They do not refresh the inputs."""
@@ -189,29 +223,6 @@ def name_of(forward: Any) -> str:
     if isinstance(forward, tuple):
         return ", ".join(dict.fromkeys(name_of(each) for each in forward))
     return str(getattr(forward, "__qualname__", type(forward).__name__))
-
-
-def rows_of(output: Any, allowed: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the logits and hidden states of a draft model's forward.
-
-    Args:
-        output: A ``ForwardOutput`` or a ``DraftExtendOutput``.
-        allowed: See ``check_rows``.
-
-    Raises:
-        OutputError: The output has another type, or another number of rows.
-    """
-    logits = getattr(output, "next_token_logits", None)
-    if not isinstance(output, Output) or logits is None:
-        raise OutputError(
-            f"the forward returned a {type(output).__name__}. Return graphkit.ForwardOutput or "
-            "graphkit.DraftExtendOutput."
-        )
-    check_rows("next_token_logits", logits, allowed)
-    hidden_states: torch.Tensor | None = getattr(output, "hidden_states", None)
-    if hidden_states is not None:
-        check_rows("hidden_states", hidden_states, allowed)
-    return logits, hidden_states
 
 
 def _scoped(forward: Any) -> Any:

@@ -1,7 +1,7 @@
 """Attention backends: metadata per mode, and attention over a paged KV pool."""
 
 from graphkit.attention.absorbed import AbsorbedProjections
-from graphkit.attention.backend import AttentionBackend, AttentionInputs
+from graphkit.attention.backend import AttentionBackend, AttentionInputs, PooledAttention
 from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.paged import PagedAttention
 from graphkit.attention.sdpa import SdpaAttention
@@ -15,6 +15,7 @@ __all__ = [
     "AttentionMetadata",
     "IndexRows",
     "PagedAttention",
+    "PooledAttention",
     "SdpaAttention",
     "SparseAttention",
     "TritonAttention",

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from graphkit.attention.backend import AttentionBackend, AttentionInputs
+from graphkit.attention.backend import AttentionInputs, PooledAttention
 from graphkit.attention.cache import PagedCache, Pool
 from graphkit.attention.metadata import AttentionMetadata
 from graphkit.attention.query_rows import APPENDING, EXTENDING, query_rows
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graphkit.spec.modes import ForwardMode
 
 
-class PagedAttention(AttentionBackend):
+class PagedAttention(PooledAttention):
     """Stores this step's keys and values in the pool, then attends over the pool.
 
     Args:
@@ -53,6 +53,8 @@ class PagedAttention(AttentionBackend):
         ConfigError: An argument has a wrong type or is missing, or pools are on different devices.
     """
 
+    req_to_token_pool: ReqToTokenPool
+    kv_pool: Pool
     pool_types: ClassVar[tuple[type[TokenToKVPool], ...]] = (MHATokenToKVPool, MLATokenToKVPool)
 
     def __init__(

@@ -11,6 +11,7 @@ from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.finding_text import requests_text
+from graphkit.config import is_int
 from graphkit.errors import TargetError
 from graphkit.graphs import SizeTable
 from graphkit.records import count_of
@@ -87,8 +88,9 @@ def _severity(target: CaptureTarget, mode: ForwardMode) -> str:
 
 def _max_running(runner: Runner[Any, Any]) -> int:
     """Return the most requests of a batch, which the rows of the request pool limit."""
-    pool = getattr(runner.attention, "req_to_token_pool", None)
-    return min(runner.table.max_batch_size, getattr(pool, "size", runner.table.max_batch_size))
+    most = runner.table.max_batch_size
+    rows: object = getattr(getattr(runner.attention, "req_to_token_pool", None), "size", None)
+    return min(most, rows) if is_int(rows) else most
 
 
 def _report_misses(decisions: dict[int, Decision], check: Check, severity: str) -> None:

@@ -21,6 +21,7 @@ from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.graphs import Backend, BatchSizes, backend_for
+from graphkit.kv.contracts import check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
@@ -88,6 +89,7 @@ class SpeculativeEngine:
         device: The device of all tensors.
         runners: The runner of each mode, the target's first; in v3, one ``SpecStepRunner``.
         context_limit: Most tokens of a request's prompt and output together.
+        max_path: Most tokens that one verify step accepts for a request, the bonus token included.
         memory: Rows and KV slots of the running requests.
         group: As passed.
 
@@ -137,19 +139,20 @@ class SpeculativeEngine:
         _check_tokens(seed, bos_token_id, sizes.vocab_size)
         self.spec, self.sizes, self.device = spec, sizes, context.device
         self.structured_output = structured_output
+        attention = target.attention
+        rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
         device_step = DeviceStep(target, drafter, context)
         loop_refusal = "" if group is not None else backend.loop_refusal
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.runners = device_step.runners
+        self.max_path = device_step.max_path
         # v2 launches one more step after the one that finishes a request.
         slots_ahead = device_step.max_path + device_step.slots_ahead
         self.context_limit = _context_limit(sizes, slots_ahead)
-        attention = target.attention
-        self.memory = RequestMemory(
-            attention.req_to_token_pool, attention.kv_pool.size, attention.kv_pool.page_size
-        )
+        kv_pool = attention.kv_pool
+        self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._prefill = prefill = Prefill(device_step, chunked_prefill_size)
         self._steps: Generation
         if self.generation == "v1":
@@ -190,6 +193,7 @@ class SpeculativeEngine:
         self._is_interrupted = self._closed = self._is_released = False
         # Last, so that an engine that could not be created does not hold its pools.
         self._use = PoolUse("SpeculativeEngine", device_step.pools, allocates=True)
+        self.memory.open()
         weakref.finalize(self, _free, self._steps, self.memory).atexit = False
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
@@ -414,6 +418,7 @@ class SpeculativeEngine:
             self._queue.requeue()
             for request in self._queue.clear():
                 self._tally.add(request)
+            self.memory.close()
             self._use.end()
         self._is_released = True
 
@@ -481,7 +486,7 @@ class SpeculativeEngine:
 def _free(schedule: Generation, memory: RequestMemory) -> None:
     """Free what an engine holds that was dropped without ``close``."""
     schedule.interrupt()
-    memory.free_all()
+    memory.close()
 
 
 def _check_generation(generation: object) -> None:
@@ -499,7 +504,7 @@ def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
     """
     if not is_int(seed):
         raise ConfigError(f"SpeculativeEngine.seed must be an int, got {seed!r}.", field="seed")
-    is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size  # type: ignore[operator]
+    is_token = is_int(bos_token_id) and 0 <= bos_token_id < vocab_size
     if bos_token_id is not None and not is_token:
         raise ConfigError(
             "SpeculativeEngine.bos_token_id must be None or a token id from 0 to "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from graphkit.kv import ReqToTokenPool, TokenSlotAllocator
+from graphkit.kv import RequestPool, TokenSlotAllocator
 from graphkit.step.transfers import to_device
 
 
@@ -18,16 +18,20 @@ class RequestMemory:
     ``allocate_row`` promises a request all the slots that it can ever use, so that ``reserve``
     cannot run out of slots in the middle of a request.
 
+    Life: ``open`` takes all free rows of the pool -> requests -> ``close`` returns them.
+
     Args:
         req_to_token_pool: The table that attention backends read.
         size: KV slots of the smallest pool.
         page_size: Slots per page.
     """
 
-    def __init__(self, req_to_token_pool: ReqToTokenPool, size: int, page_size: int) -> None:
+    def __init__(self, req_to_token_pool: RequestPool, size: int, page_size: int) -> None:
         self.pool = req_to_token_pool
         self.page_size = page_size
-        self._size, self._rows_of_others = size, req_to_token_pool.allocated()
+        self._size = size
+        self._rows: list[int] = []
+        self._free_rows: list[int] = []
         self._allocator = TokenSlotAllocator(size, page_size)
         self._slots: dict[int, list[int]] = {}
         self._promised: dict[int, int] = {}
@@ -35,10 +39,21 @@ class RequestMemory:
         self.total_slots = self._allocator.available
         """Slots available to all requests together."""
 
+    def open(self) -> None:
+        """Take all free rows of the pool."""
+        self._rows = self.pool.alloc(self.pool.available)
+        self.free_all()
+
+    def close(self) -> None:
+        """Free all rows and slots, and return the rows to the pool. May be called repeatedly."""
+        self.free_all()
+        rows, self._rows = self._rows, []
+        self.pool.free(rows)
+
     @property
     def available_rows(self) -> int:
         """Rows that no request holds."""
-        return self.pool.available
+        return len(self._free_rows)
 
     @property
     def held_slots(self) -> int:
@@ -56,7 +71,7 @@ class RequestMemory:
 
     def allocate_row(self, max_tokens: int) -> int:
         """Allocate a row to a request of at most ``max_tokens``; requires ``has_room``."""
-        (row,) = self.pool.alloc(1)
+        row = self._free_rows.pop()
         self._slots[row], self._promised[row] = [], self.whole_pages(max_tokens)
         self._total_promised += self._promised[row]
         return row
@@ -83,7 +98,8 @@ class RequestMemory:
                 slots += held[new.start : new.stop]
         if slots:
             index = to_device([rows, columns, slots], self.pool.device)
-            self.pool.req_to_token[index[0], index[1]] = index[2].int()
+            table = self.pool.req_to_token
+            table[index[0], index[1]] = index[2].to(table.dtype)
 
     def shrink(self, row: int, length: int) -> None:
         """Free the pages behind the first ``length`` tokens of a row."""
@@ -97,10 +113,10 @@ class RequestMemory:
         self.shrink(row, 0)
         self._total_promised -= self._promised.pop(row)
         del self._slots[row]
-        self.pool.free([row])
+        self._free_rows.append(row)
 
     def free_all(self) -> None:
         """Free all rows and slots. Repairs what an exception in another method left behind."""
         self._slots, self._promised, self._total_promised = {}, {}, 0
         self._allocator = TokenSlotAllocator(self._size, self.page_size)
-        self.pool.reset(self._rows_of_others)
+        self._free_rows = self._rows[::-1]  # the lowest one is allocated first

@@ -1,5 +1,6 @@
 """Paged KV pools, recurrent states, and the allocation of KV slots to requests."""
 
+from graphkit.kv.contracts import KVPool, RequestPool, RequestTable
 from graphkit.kv.dsa import DSATokenToKVPool
 from graphkit.kv.mha import MHATokenToKVPool
 from graphkit.kv.mla import MLATokenToKVPool
@@ -10,11 +11,14 @@ from graphkit.kv.slots import TokenSlotAllocator
 
 __all__ = [
     "DSATokenToKVPool",
+    "KVPool",
     "MHATokenToKVPool",
     "MLATokenToKVPool",
     "RecurrentInputs",
     "RecurrentStatePool",
     "ReqToTokenPool",
+    "RequestPool",
+    "RequestTable",
     "StateSlots",
     "TokenSlotAllocator",
     "TokenToKVPool",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 
 class FreeList:
@@ -13,20 +13,17 @@ class FreeList:
 
     Args:
         count: Largest number.
-        allocated: Numbers that are allocated from the start.
 
     Attributes:
         count: As passed.
     """
 
-    def __init__(self, count: int, allocated: Collection[int] = ()) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
-        self._next = max(allocated, default=0) + 1
+        self._freed: list[int] = []
+        self._next = 1
         """Smallest number that was never allocated."""
-        self._freed = [i for i in range(self._next - 1, 0, -1) if i not in allocated]
         self._is_allocated = bytearray(count + 1)
-        for number in allocated:
-            self._is_allocated[number] = 1
 
     def __len__(self) -> int:
         """Return how many numbers are free."""
@@ -35,10 +32,6 @@ class FreeList:
     def is_allocated(self, number: int) -> bool:
         """Return whether a number is allocated; False for a number out of range."""
         return 1 <= number <= self.count and bool(self._is_allocated[number])
-
-    def allocated(self) -> list[int]:
-        """Return the numbers that are allocated. Takes time in proportion to ``count``."""
-        return [number for number, flag in enumerate(self._is_allocated) if flag]
 
     def alloc(self, n: int) -> list[int]:
         """Allocate ``n`` numbers, at most as many as are free; smallest first in a new list."""

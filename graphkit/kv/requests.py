@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import torch
 
@@ -60,14 +60,6 @@ class ReqToTokenPool(UsedPool):
                 "free. Free the rows of finished requests or use a larger pool."
             )
         return self._rows.alloc(n)
-
-    def allocated(self) -> list[int]:
-        """Return the rows that are allocated."""
-        return self._rows.allocated()
-
-    def reset(self, allocated: Collection[int] = ()) -> None:
-        """Allocate exactly these rows, and free all others."""
-        self._rows = FreeList(self.size, allocated)
 
     def free(self, rows: Iterable[int]) -> None:
         """Free rows.

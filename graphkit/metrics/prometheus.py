@@ -14,6 +14,7 @@ from graphkit.config import require_type
 from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.runners import Runner
+from graphkit.spec import ForwardMode
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -126,7 +127,8 @@ class PrometheusCollector:
         )
 
     def _of_engine(self, engine: SpeculativeEngine) -> Iterator[Metric]:
-        stats, drafts = engine.stats, engine.spec.num_draft_tokens - 1
+        width = engine.spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
+        stats, drafts = engine.stats, width - 1
         accepted = sum(length * count for length, count in stats.accepted_lengths.items())
         gauges = {
             "num_requests_running": ("Requests that run.", stats.running),
@@ -149,7 +151,7 @@ class PrometheusCollector:
         }
         for name, (text, value) in counters.items():
             yield self._counter(name, text, (), [((), value)])
-        longest = range(1, engine.spec.num_steps + 2)
+        longest = range(1, engine.max_path + 1)
         yield self._histogram(
             "spec_accept_length",
             "Tokens per verify step and request, the bonus token included.",

@@ -85,7 +85,7 @@ class FutureMap:
                 resolved.
         """
         self._check_indices(req_pool_indices)
-        if not isinstance(name, str) or name not in self._buffers:
+        if type(name) is not str or name not in self._buffers:
             known = ", ".join(self._buffers) or "nothing"
             raise ReplayError(
                 f"FutureMap has no {name!r}: {known} was stashed. Call stash before resolve."

@@ -21,7 +21,7 @@ from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
 from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
-from graphkit.step.tree_path import MovableKVPool, finalize_accepted_tree_path
+from graphkit.step.tree_path import finalize_accepted_tree_path
 
 __all__ = [
     "DeviceStep",
@@ -32,7 +32,6 @@ __all__ = [
     "EngineModel",
     "LoopEnd",
     "LoopReader",
-    "MovableKVPool",
     "MultiLayerDrafter",
     "NgramDrafter",
     "NullDrafter",

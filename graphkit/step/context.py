@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from graphkit.attention import PagedAttention
+from graphkit.attention import PooledAttention
+from graphkit.attention.backend import check_pooled_attention
 from graphkit.attention.cache import kv_pools
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.errors import ConfigError
 from graphkit.graphs import Backend, BatchSizes, SizeTable
-from graphkit.kv import RecurrentStatePool, ReqToTokenPool
+from graphkit.kv import KVPool, RecurrentStatePool, RequestTable
+from graphkit.kv.contracts import check_kv_pool
 from graphkit.ops import philox_uniform
 from graphkit.runners.settings import is_checking
 from graphkit.spec import ForwardMode, FutureMap, SpecConfig
@@ -31,22 +33,32 @@ class EngineModel:
             receives ``TargetVerifyInputs``; a draft model's receives ``DraftInputs`` and
             ``DraftExtendInputs``. For ``MultiLayerDrafter``, a sequence of one per layer.
         attention: The backend that the forward attends with, over a KV pool that belongs to this
-            model. All models of an engine share one ``ReqToTokenPool``.
+            model. All models of an engine share one table of KV slots, its ``req_to_token_pool``.
         recurrent_state: States of the target's linear-attention or Mamba layers, which its forward
             reads and writes. The engine resets a row when a request joins and commits the state of
             the last accepted node after each step. ``None`` for a model without such layers.
         draft_token_map: Target token of each id of a draft model's reduced vocabulary, as
             ``Runner`` takes it. ``None`` for a target, and for a draft model whose logits are over
             the target's vocabulary.
+
+    Raises:
+        ConfigError: ``attention`` or one of its pools lacks a member of ``PooledAttention``, or
+            ``recurrent_state`` has another type; ``field`` names it.
     """
 
     forward: Any
-    attention: PagedAttention
+    attention: PooledAttention
     recurrent_state: RecurrentStatePool | None = None
     draft_token_map: torch.Tensor | None = None
 
+    def __post_init__(self) -> None:
+        check_pooled_attention("EngineModel.attention", self.attention)
+        kinds = (RecurrentStatePool, NoneType)
+        expected = "a graphkit.RecurrentStatePool or None"
+        require_type("EngineModel", "recurrent_state", self.recurrent_state, kinds, expected)
+
     @property
-    def kv_pools(self) -> tuple[Any, ...]:
+    def kv_pools(self) -> tuple[KVPool, ...]:
         """The KV pools of all layers, each once: steps store and move tokens in all of them."""
         return kv_pools(self.attention)
 
@@ -60,19 +72,11 @@ class EngineModel:
         """Check that one table of slots addresses all KV pools.
 
         Raises:
-            ConfigError: A pool of layers with a window has a table of its own, another page size
-                or fewer slots than ``kv_pool``, or a pool cannot move slots.
+            ConfigError: A pool of layers with a window is no ``KVPool``, or has a table of its own,
+                another page size or fewer slots than ``kv_pool``.
         """
         attention: Any = self.attention
-        pool: Any = getattr(attention, "kv_pool", None)
-        windows = [each for each in self.kv_pools if each is not pool]
-        for each in (pool, *windows):
-            if not callable(getattr(each, "move_kv_cache", None)):
-                raise ConfigError(
-                    f"the attention backend has a KV pool of type {type(each).__name__}, expected "
-                    "a pool with move_kv_cache, such as an MHATokenToKVPool.",
-                    field="kv_pool",
-                )
+        pool = self.attention.kv_pool
         table = getattr(attention, "window_req_to_token_pool", None)
         if table is not None and table is not attention.req_to_token_pool:
             raise ConfigError(
@@ -81,7 +85,10 @@ class EngineModel:
                 "of the size of kv_pool.",
                 field="window_req_to_token_pool",
             )
-        for each in windows:
+        for each in self.kv_pools:
+            if each is pool:
+                continue
+            check_kv_pool("EngineModel.attention.window_kv_pool", each)
             if each.size < pool.size or each.page_size != pool.page_size:
                 raise ConfigError(
                     f"window_kv_pool has {each.size} slots in pages of {each.page_size}, but a "
@@ -286,7 +293,7 @@ class EngineContext:
         return philox_uniform(seeds, seq_lens, used + draws)[:, used:]
 
 
-def _check_pools(pool: ReqToTokenPool, spec: SpecConfig, sizes: BufferSizes) -> None:
+def _check_pools(pool: RequestTable, spec: SpecConfig, sizes: BufferSizes) -> None:
     """Check that the request pool, the spec and the sizes agree.
 
     Raises:

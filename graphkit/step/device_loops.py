@@ -121,6 +121,11 @@ class DeviceLoops:
         """Steps that have been read, by captured size."""
         return self._reader.steps_by_size
 
+    @property
+    def live_sizes(self) -> Mapping[int, int]:
+        """Steps that have been read, by the number of requests that took part."""
+        return self._reader.live_sizes
+
     def capture(self, steps: Mapping[bool, Callable[[SpecStepInputs], SpecStepOutput]]) -> None:
         """Capture the loop of each step, by whether it is greedy. The device must be idle.
 
@@ -236,7 +241,16 @@ class DeviceLoops:
         self._rows.zero_()  # captures run on pads
         mode = ForwardMode.STEP
         bodies, _ = SizeCapture(
-            _LoopBody(body, mode, mode, self._spec, SpecStepOutput, self._buffers, None),
+            _LoopBody(
+                body,
+                mode,
+                mode,
+                self._spec,
+                self._launch_sizes,
+                SpecStepOutput,
+                self._buffers,
+                None,
+            ),
             self._table,
             self._backend,
             {},

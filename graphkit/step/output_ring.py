@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,6 +80,31 @@ class StepBlock:
         """Captured size of each step."""
         sizes: list[int] = self.words[_BATCH_SIZE :: self.places.step].tolist()
         return sizes
+
+    def count_live_sizes(self, counts: Counter[int]) -> None:
+        """Count the steps by the number of requests that took part.
+
+        Requests only leave a launch, so that steps between two of equal size need not be read.
+        """
+        spans = [(0, len(self.places) - 1)]
+        while spans:
+            first, last = spans.pop()
+            most, least = self._live_size(first), self._live_size(last)
+            if most == least:
+                counts[most] += last - first + 1
+            elif last - first == 1:
+                counts[most] += 1
+                counts[least] += 1
+            else:
+                middle = (first + last) // 2
+                spans += [(first, middle), (middle + 1, last)]
+
+    def _live_size(self, step: int) -> int:
+        """Return the number of requests that took part in a step."""
+        place = self.places[step]
+        begin, size = place + ENTRY_WORDS + _ROW, self.words[place + _BATCH_SIZE]
+        rows = self.words[begin : begin + size * self.columns : self.columns].tolist()
+        return int(size) - rows.count(0)
 
 
 class StepReport:

@@ -380,10 +380,19 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     @property
     def stats(self) -> ReplayStats:
         """Steps that were replayed or read from launches, and fallbacks."""
-        stats, by_size = super().stats, Counter(self._loops.steps_by_size)
+        stats, loops = super().stats, self._loops
+        by_size, live_sizes = Counter(loops.steps_by_size), Counter(loops.live_sizes)
+        rows = sum(size * count for size, count in by_size.items())
+        pads = rows - sum(size * count for size, count in live_sizes.items())
         by_size.update(stats.replays_by_size)
+        live_sizes.update(stats.live_sizes)
+        del live_sizes[0]  # steps of pads alone
         return replace(
-            stats, replays=by_size.total(), replays_by_size=dict(sorted(by_size.items()))
+            stats,
+            replays=by_size.total(),
+            padded_rows=stats.padded_rows + pads,
+            replays_by_size=dict(sorted(by_size.items())),
+            live_sizes=dict(sorted(live_sizes.items())),
         )
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ class LoopReader:
 
     Attributes:
         steps_by_size: Steps that have been read from the ring, by captured size.
+        live_sizes: The same by the number of requests that took part.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class LoopReader:
         self._in_flight: dict[int, tuple[int, ref[deque[StepBlock]]]] = {}
         """Most steps of each launch whose last step has not been read, and where they go."""
         self.steps_by_size: Counter[int] = Counter()
+        self.live_sizes: Counter[int] = Counter()
         self._first_pause_s = 0.0
 
     @property
@@ -64,6 +66,7 @@ class LoopReader:
             self.ring.release(block)  # last, so that an interrupted call is repeated
             for size in {*sizes}:
                 self.steps_by_size[size] += sizes.count(size)
+            block.count_live_sizes(self.live_sizes)
 
     def end_all(self) -> None:
         """Collect all steps of launches that have all ended."""

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
+from graphkit.kv import KVPool
 from graphkit.ops import compact_accepted_to_front
 from graphkit.ops.accepted_moves import accepted_moves
 
 
-class MovableKVPool(Protocol):
-    """A KV pool that can move slots, such as those of ``graphkit.kv``."""
-
-    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-        """Copy ``src_loc`` to ``tgt_loc``; read every source before writing any target."""
-
-
 def move_accepted_kv(
-    kv_pools: Sequence[MovableKVPool],
+    kv_pools: Sequence[KVPool],
     accept_index: torch.Tensor,
     out_cache_loc: torch.Tensor,
     width: int,
@@ -35,7 +28,7 @@ def move_accepted_kv(
 
 
 def finalize_accepted_tree_path(
-    kv_pool: MovableKVPool,
+    kv_pool: KVPool,
     accept_index: torch.Tensor,
     out_cache_loc: torch.Tensor,
     predict: torch.Tensor,

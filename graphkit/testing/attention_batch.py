@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from graphkit.attention import AttentionBackend
+from graphkit.config import BufferSizes
 from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from graphkit.spec import ForwardMode
 
@@ -79,15 +82,35 @@ class AttentionBatch:
         """Return a backend over the pools."""
         return kind(self.requests, self.pool, scale=self.scale)
 
+    def prepare(self, backend: AttentionBackend) -> None:
+        """Prepare a backend for the batch, and the pads of the batch for the backend."""
+        sizes = BufferSizes(
+            max_batch_size=self.inputs.batch_size,
+            max_context_len=self.requests.max_context_len,
+            hidden_size=1,
+            vocab_size=1,
+            dtype=self.query.dtype,
+            page_size=self.pool.page_size,
+        )
+        backend.init_state(sizes, self.inputs.num_tokens)
+        self.inputs.seq_lens[len(self.own_rows) :] = backend.seq_len_fill_value
+
     def attend(self, kind: Callable[..., Any]) -> Tensor:
         """Return the result of a new backend."""
         return self.attend_by(self.backend(kind))
 
-    def attend_by(self, backend: Any) -> Tensor:
-        """Return the result of a backend over the pools."""
+    def attend_by(self, backend: Any, attend: Callable[..., Any] | None = None) -> Tensor:
+        """Return the result of a backend over the pools.
+
+        Args:
+            backend: The backend.
+            attend: Called with the backend and the arguments of ``PagedAttention.attend``; ``None``
+                calls the backend's own.
+        """
         metadata = backend.metadata(self.mode, self.inputs)
         rows = (self.query, *self.stored, self.out_cache_loc)
-        out: Tensor = backend.attend(self.layer, *rows, metadata, **self.options)
+        function = backend.attend if attend is None else partial(attend, backend)
+        out: Tensor = function(self.layer, *rows, metadata, **self.options)
         return out
 
     def reorder(self, order: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from graphkit.attention import AttentionBackend
 from graphkit.errors import ConfigError, GraphkitError
 from graphkit.graphs import backend_for, resolve_device
 from graphkit.kv import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
@@ -40,6 +41,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 def attention_conformance(
     backend: Callable[..., Any],
     *,
+    attend: Callable[..., torch.Tensor] | None = None,
     device: torch.device | str = "auto",
     dtype: torch.dtype = torch.float32,
     pools: Collection[type] | None = None,
@@ -57,11 +59,18 @@ def attention_conformance(
     batches must equal those of plain loops in float64. The batches have pads, requests without
     history, and NaN in every slot that no row may read. In TARGET_VERIFY the backend is captured,
     and replays must follow their inputs; a backend that plans on the host is asked to plan before
-    each. Pools that it cannot read must be refused by name.
+    each. A class must refuse pools that it cannot read, by name.
 
     Args:
-        backend: Makes a backend: called as ``backend(req_to_token_pool, kv_pool, scale=...)``, such
-            as the class ``TritonAttention``. It has ``attend`` as ``PagedAttention``.
+        backend: Makes an ``AttentionBackend``: a class such as ``TritonAttention``, or a function.
+            Called as ``backend(req_to_token_pool, kv_pool, scale=...)``. The pools contain the
+            histories of a batch. A function may copy them into pools of the backend's own:
+            ``kv_pool.get_key_buffer(layer)`` and ``get_value_buffer(layer)``, for layers 0 and 1,
+            and ``req_to_token_pool.req_to_token``. The page size, the context and the number of
+            rows differ from test to test.
+        attend: Stores the rows of a layer and attends from them: called as ``attend(backend, layer,
+            query, key, value, out_cache_loc, metadata, **options)``, with arguments as for
+            ``PagedAttention.attend``. ``None`` calls the method ``attend`` of the backend.
         device: As for a runner; on the CPU the recorder captures.
         dtype: Data type of queries, keys and values.
         pools: Pool types that it reads, of ``MHATokenToKVPool`` and ``MLATokenToKVPool``; by
@@ -79,7 +88,8 @@ def attention_conformance(
 
     Raises:
         AssertionError: Some test failed; the text has a line for each.
-        ConfigError: An option, pool or dtype is unknown.
+        ConfigError: An option, pool or dtype is unknown, or ``backend`` makes no
+            ``AttentionBackend`` or one that needs ``attend``.
     """
     own: Collection[type] = getattr(backend, "pool_types", (MHATokenToKVPool,))
     readable = tuple(own if pools is None else pools)
@@ -99,11 +109,12 @@ def attention_conformance(
         for page_size in page_sizes:
             sizes = common | dims[pool] | {"page_size": page_size}
             where = f"{pool.__name__}, page size {page_size}"
-            for name, test in _tests(backend, sizes, options, limit):
+            for name, test in _tests(backend, attend, sizes, options, limit):
                 tests[f"{where}, {name}"] = test
-    for other in known - set(readable):
-        tests[f"refuses {other.__name__}"] = partial(_refuses, backend, common | dims[other])
-    tests["refuses ReqToTokenPool"] = partial(_refuses, backend, common)
+    if isinstance(backend, type):
+        for other in known - set(readable):
+            tests[f"refuses {other.__name__}"] = partial(_refuses, backend, common | dims[other])
+        tests["refuses ReqToTokenPool"] = partial(_refuses, backend, common)
     failures = [f"{name}: {text}" for name, test in tests.items() if (text := _failure(test))]
     if failures:
         raise AssertionError(
@@ -113,32 +124,58 @@ def attention_conformance(
 
 
 def _tests(
-    backend: Callable[..., Any], sizes: dict[str, Any], options: Collection[str], limit: float
+    backend: Callable[..., Any],
+    attend: Callable[..., torch.Tensor] | None,
+    sizes: dict[str, Any],
+    options: Collection[str],
+    limit: float,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the tests of a pool and page size by name."""
     probe = attention_batch([1], **sizes).backend(backend)
+    is_backend = isinstance(probe, AttentionBackend)
+    _require("backend", is_backend, "a callable that returns a graphkit.AttentionBackend", probe)
+    if attend is None and not callable(getattr(probe, "attend", None)):
+        raise ConfigError(
+            f"attention_conformance: {type(probe).__name__} has no method attend. Pass attend=, a "
+            "function that stores the rows of a layer and attends from them.",
+            field="attend",
+        )
     for name, shape in MODES.items():
         mode = shape.get("mode", ForwardMode.TARGET_VERIFY)
         if not probe.supports(mode):
             continue
-        yield name, partial(_computes, backend, shape | sizes, limit)
+        yield name, partial(_computes, backend, attend, shape | sizes, limit)
         if mode is not ForwardMode.TARGET_VERIFY:
             continue
         for option in options:
             with_option = shape | sizes | {option: OPTIONS[option]}
-            yield f"{name}, {option}", partial(_computes, backend, with_option, limit)
-        yield f"{name}, captured", partial(_follows_inputs, backend, shape | sizes, limit)
+            yield f"{name}, {option}", partial(_computes, backend, attend, with_option, limit)
+        test = partial(_follows_inputs, backend, attend, shape | sizes, limit)
+        yield f"{name}, captured", test
 
 
-def _computes(backend: Callable[..., Any], shape: dict[str, Any], limit: float) -> None:
+def _computes(
+    backend: Callable[..., Any],
+    attend: Callable[..., torch.Tensor] | None,
+    shape: dict[str, Any],
+    limit: float,
+) -> None:
     batch = attention_batch(**shape)
-    _compare(batch, batch.attend(backend), limit)
+    made = batch.backend(backend)
+    batch.prepare(made)
+    _compare(batch, batch.attend_by(made, attend), limit)
 
 
-def _follows_inputs(backend: Callable[..., Any], shape: dict[str, Any], limit: float) -> None:
+def _follows_inputs(
+    backend: Callable[..., Any],
+    attend: Callable[..., torch.Tensor] | None,
+    shape: dict[str, Any],
+    limit: float,
+) -> None:
     """Capture a batch, and replay it twice, each time with its requests in another order."""
     batch = attention_batch(**shape | {"pads": 0, "lengths": [6, 11, 40]})
     made, graphs = batch.backend(backend), backend_for(batch.query.device)
+    batch.prepare(made)
     plan = getattr(made, "before_replay", None)
 
     def prepare() -> None:
@@ -147,8 +184,8 @@ def _follows_inputs(backend: Callable[..., Any], shape: dict[str, Any], limit: f
 
     with graphs.session():
         prepare()
-        graphs.warm_up(partial(batch.attend_by, made))
-        graph = graphs.capture(partial(batch.attend_by, made), before_replay=prepare)
+        graphs.warm_up(partial(batch.attend_by, made, attend))
+        graph = graphs.capture(partial(batch.attend_by, made, attend), before_replay=prepare)
     try:
         for _ in range(2):
             batch.reorder([2, 0, 1])

@@ -154,6 +154,7 @@ class Assembly:
         target: Callable[..., Any] = LabellingForward,
         token_map: torch.Tensor | None = None,
         layers: int | None = None,
+        own_attention: Any = None,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine whose draft model errs in a third of the rows.
@@ -167,9 +168,12 @@ class Assembly:
             token_map: Tokens that the draft model of EAGLE3 can draft; ``None`` takes most of them,
                 in random order.
             layers: Draft layers of an algorithm that is no name.
+            own_attention: The module ``own_attention``, whose pools and backend are used.
         """
         room = -(-max_context_len // page_size) * page_size
-        self._requests = ReqToTokenPool(max_batch_size + 2, max_context_len, self.device)
+        self._own = own_attention
+        table = own_attention.BlockTable if own_attention else ReqToTokenPool
+        self._requests = table(max_batch_size + 2, max_context_len, self.device)
         self._tokens, self._page_size = kv_tokens or max_batch_size * room, page_size
         if algorithm == "NONE":
             num_steps, topk = 0, 1
@@ -207,6 +211,11 @@ class Assembly:
 
     def _attention(self, layers: int) -> PagedAttention:
         """Create a backend over a KV pool with the layers of so many models."""
+        if self._own:
+            pool = self._own.StackedPool(
+                self._tokens, self._page_size, LAYERS * layers, 1, 16, self.device
+            )
+            return self._own.GatherAttention(self._requests, pool)
         kind = TritonAttention if self.device == "cuda" else SdpaAttention
         pool = MHATokenToKVPool(
             self._tokens, self._page_size, torch.float32, 1, 16, LAYERS * layers, self.device

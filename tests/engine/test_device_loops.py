@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from itertools import chain
 
 import numpy as np
@@ -12,6 +14,7 @@ from graphkit.attention import PagedAttention, SdpaAttention
 from graphkit.engine import EagleDrafter, FinishReason, SamplingParams
 from graphkit.errors import ConfigError, InputError, ReplayError
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
+from graphkit.plan.traffic import read_traffic
 from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepStream
 
@@ -451,3 +454,22 @@ def test_launches_that_are_not_read_run_one_after_the_other(make_engine, task):
         assert found == {row: task.expected[row][1:13] for row in (1, 2)}
         assert {stream.end for stream in streams} == {LoopEnd.STEPS, LoopEnd.IDLE}
         assert len({stream.end for stream in streams[-70:]}) == 1
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_live_sizes_of_loops_are_a_traffic_log(make_engine, task, tmp_path, captured):
+    engine = make_engine(generation="v3", batch_sizes=[4], max_batch_size=4)
+    if captured:
+        engine.capture()
+    requests = engine.generate(task.prompts[:4], SamplingParams(max_new_tokens=9))
+    stats = engine.runners[0].stats
+    if not captured:
+        assert stats.live_sizes == {}, "nothing was replayed"
+        return
+    assert sum(stats.live_sizes.values()) == stats.replays
+    took_part = sum(size * count for size, count in stats.live_sizes.items())
+    assert took_part == sum(request.num_verifies for request in requests)
+    assert stats.padded_rows == 4 * stats.replays - took_part
+    log = tmp_path / "stats.json"
+    log.write_text(json.dumps(dataclasses.asdict(stats)))
+    assert read_traffic(log) == stats.live_sizes

@@ -111,11 +111,11 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     return {
         "AcceptedCounts": (
             gk.AcceptedCounts,
-            {"num_accepted_drafts": np.zeros(2), "num_accepted_tokens": np.ones(2)},
+            {"num_accepted_drafts": np.zeros(2, int), "num_accepted_tokens": np.ones(2, int)},
         ),
         "AcceptedCounts.from_tokens": (
             gk.AcceptedCounts.from_tokens,
-            {"num_accepted_tokens": np.ones(2)},
+            {"num_accepted_tokens": np.ones(2, int)},
         ),
         "Attribution": (gk.Attribution, {"modules": None, "stack_fill": 0}),
         "BufferSizes": (

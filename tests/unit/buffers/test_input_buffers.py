@@ -26,7 +26,7 @@ def test_views_alias_one_arena_at_fixed_addresses(make_buffers, pass_on, make_ba
     for name in (*NAMES, *OPTIONAL):
         assert getattr(small, name).data_ptr() == getattr(large, name).data_ptr(), name
         assert getattr(buffers.view(2), name).data_ptr() == getattr(small, name).data_ptr(), name
-    more = {"input_embeds": np.ones((8, 8)), "custom_mask": np.zeros((2, 4, 4))}
+    more = {"input_embeds": np.ones((8, 8)), "custom_mask": np.zeros((2, 4, 4), bool)}
     pass_on(buffers, make_batch(2, **more, mrope_positions=np.full((3, 8), 6)), 2)
     assert small.input_ids.tolist() == large.input_ids[:8].tolist() == list(range(1, 9))
     assert large.mrope_positions[:, :8].eq(6).all()
@@ -118,9 +118,9 @@ def test_every_field_may_be_bound(make_buffers):
 
 def test_an_idle_post_brings_pads_alone(make_buffers, pass_on, make_batch):
     buffers = make_buffers(optional_fields=OPTIONAL)
-    more = {"input_embeds": np.ones((12, 8)), "custom_mask": np.zeros((3, 4, 4))}
+    more = {"input_embeds": np.ones((12, 8)), "custom_mask": np.zeros((3, 4, 4), bool)}
     for _ in range(5):  # every entry has held something else
-        pass_on(buffers, make_batch(3, **more, mrope_positions=np.ones((3, 12))), 4)
+        pass_on(buffers, make_batch(3, **more, mrope_positions=np.ones((3, 12), int)), 4)
     with buffers.posted():
         buffers.refresh(4)
     for name in (*NAMES, *OPTIONAL):

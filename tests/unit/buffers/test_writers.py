@@ -27,7 +27,13 @@ def test_host_rows_too_large_for_the_entry_travel_by_address(make_buffers, pass_
 
 
 @pytest.mark.parametrize(
-    "rows", [np.arange(5, 9), torch.arange(5, 9), np.arange(5.0, 9.0), torch.arange(5.0, 9.0)]
+    "rows",
+    [
+        np.arange(5, 9),
+        torch.arange(5, 9),
+        np.arange(5, 9, dtype=np.uint8),
+        torch.arange(5, 9).int(),
+    ],
 )
 def test_host_rows_take_the_place_of_an_address(make_buffers, make_batch, rows):
     """A staged field may be assigned twice, the first time from the device."""

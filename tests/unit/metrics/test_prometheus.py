@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 import graphkit as gk
-from engine_target import engine_target
+from engine_target import VOCAB, TableForward, engine_target
 from graphkit.errors import ConfigError
 from graphkit.metrics import PrometheusCollector
 
@@ -49,7 +49,9 @@ def engine():
 def runner():
     """Return a captured runner of sizes 1 and 4."""
     runner = gk.DecodeRunner(
-        lambda inputs: gk.ForwardOutput(next_token_logits=inputs.input_ids[:, None].float()),
+        lambda inputs: gk.ForwardOutput(
+            next_token_logits=inputs.input_ids[:, None].float().expand(-1, 8)
+        ),
         spec=gk.SpecConfig("NONE", 0, 1, 1),
         sizes=gk.BufferSizes(4, 16, 1, 8, torch.float32),
         batch_sizes=[1],
@@ -111,6 +113,47 @@ def test_a_runner_has_its_replays_pads_and_fallbacks(runner):
     after = samples(runner)
     assert ("graphkit:graph_pool_bytes", mode) not in after
     assert after["graphkit:batch_size_count", mode] == 4
+
+
+@pytest.mark.parametrize("generation", ["v2", "v3"])
+def test_buckets_hold_paths_longer_than_the_draft_steps(generation):
+    """The width of verify limits a path of n-gram drafts, not ``num_steps``."""
+    with wide_engine(generation) as engine:
+        engine.capture()
+        engine.generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=64))
+        found, stats = samples(engine), engine.stats
+    assert max(stats.accepted_lengths) == engine.max_path == 8
+    buckets = {
+        dict(labels)["le"]: value
+        for name, *labels in found
+        for value in [found[name, *labels]]
+        if name == "graphkit:spec_accept_length_bucket"
+    }
+    assert list(buckets) == [*(f"{bound}.0" for bound in range(1, 9)), "+Inf"]
+    assert buckets["8.0"] == buckets["+Inf"] > buckets["7.0"]
+    assert found["graphkit:spec_decode_num_draft_tokens_total",] == 7 * stats.num_verifies
+    mode = ("mode", "STEP" if generation == "v3" else "TARGET_VERIFY")
+    assert found["graphkit:batch_size_count", mode] == stats.replays[mode[1]] > 0
+
+
+class Eight(gk.CustomSpecAlgorithm):
+    """Verifies eight rows, whatever the draft steps are."""
+
+    def get_num_tokens_per_bs_for_target_verify(self, num_draft_tokens, is_draft_worker):
+        return 8
+
+
+def wide_engine(generation):
+    requests = gk.ReqToTokenPool(1, 160, "cpu")
+    pool = gk.MHATokenToKVPool(160, 1, torch.float32, 1, 1, 1, "cpu")
+    return gk.SpeculativeEngine(
+        gk.EngineModel(TableForward(pool, "cpu"), gk.SdpaAttention(requests, pool)),
+        gk.NgramDrafter(),
+        spec=gk.SpecConfig(Eight("EIGHT"), 3, 1, 4),
+        sizes=gk.BufferSizes(1, 160, 1, VOCAB, torch.float32),
+        generation=generation,
+        device="cpu",
+    )
 
 
 def test_refusals(monkeypatch, runner):

@@ -126,7 +126,7 @@ def test_a_decision_is_as_true_as_it_is_ok(runner, make_batch):
 
 def test_what_can_replay_grants_replay_takes(runner, make_batch, expect, assert_same):
     for requests in (4, 1, 3, 2):
-        batch = make_batch(requests, kind="mixed", seq_lens=np.full(requests, 9.0))
+        batch = make_batch(requests, kind="mixed", seq_lens=np.full(requests, 9))
         assert runner.can_replay(batch)
         assert_same(runner.replay(batch), expect(batch))
 

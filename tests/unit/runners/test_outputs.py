@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from graphkit import CaptureError, ForwardOutput, OutputError
+from graphkit.runners.output_check import OutputCheck
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -53,12 +54,17 @@ def test_hidden_states_may_be_absent(make_runner, make_batch, model):
 
 def test_an_output_that_is_an_input_is_read_anew(make_runner, make_batch):
     """A view of the arena has no operation of its own to record."""
-    runner = make_runner(lambda i: ForwardOutput(next_token_logits=i.positions.view(-1, 1)))
+    runner = make_runner(
+        lambda i: ForwardOutput(
+            next_token_logits=torch.zeros(i.num_tokens, 32), hidden_states=i.input_embeds
+        ),
+        optional_fields=["input_embeds"],
+    )
     runner.capture()
     for seed in range(3):
-        batch = make_batch(2, seed=seed)
-        got = runner.replay(batch).next_token_logits
-        assert got.view(-1).tolist() == batch.positions.tolist()
+        embeds = torch.rand(8, 8, generator=torch.Generator().manual_seed(seed))
+        got = runner.replay(make_batch(2, seed=seed, input_embeds=embeds)).hidden_states
+        assert torch.equal(got, embeds)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +112,54 @@ def test_a_forward_must_return_its_modes_output(make_runner, make_batch, model, 
     with pytest.raises(CaptureError, match=f"OutputError: .*{text}"):
         runner.capture()
     assert runner.status == "planned"
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "text"),
+    [
+        (
+            "next_token_logits",
+            lambda rows: rows.repeat(1, 2),
+            r"as \[(8|16), 64\] torch.float32, expected \[(8|16), 32\] floating-point: Buf",
+        ),
+        ("next_token_logits", lambda rows: rows[:, :, None], r"as \[(8|16), 32, 1\]"),
+        ("next_token_logits", lambda rows: rows[:, 0], r"as \[(8|16)\] .* expected \[(8|16), 32\]"),
+        ("next_token_logits", lambda rows: rows.long(), r"torch.int64, expected .* floating-point"),
+        ("hidden_states", lambda rows: rows[:, :7], r"hidden_size is 8"),
+        ("hidden_states", lambda rows: rows > 0, r"torch.bool, expected .* floating-point"),
+    ],
+)
+def test_rows_of_an_output_are_those_of_the_sizes(
+    make_runner, make_batch, model, field, change, text
+):
+    def wrong(inputs):
+        output = model(inputs)
+        setattr(output, field, change(getattr(output, field)))
+        return output
+
+    runner = make_runner(wrong)
+    with pytest.raises(OutputError, match=rf"forward \S*wrong returned {field} as "):
+        runner.fall_back(make_batch(2))
+    with pytest.raises(OutputError, match=text):
+        runner.run(make_batch(2))
+    with pytest.raises(CaptureError, match=f"OutputError: .*{text}"):
+        runner.capture()
+
+
+def test_logits_may_be_of_another_floating_point_dtype(make_runner, make_batch, model):
+    """Many models compute their logits in float32, whatever their dtype is."""
+
+    def double(inputs):
+        output = model(inputs)
+        output.next_token_logits = output.next_token_logits.double()
+        return output
+
+    runner = make_runner(double)
+    runner.capture()
+    assert runner.replay(make_batch(2)).next_token_logits.dtype is torch.float64
+
+
+def test_replays_do_not_check_the_output(runner, make_batch, monkeypatch):
+    monkeypatch.setattr(OutputCheck, "check_field", None)
+    runner.replay(make_batch(2))
+    runner.stage(2).replay()

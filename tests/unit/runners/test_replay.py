@@ -54,7 +54,8 @@ def test_what_a_graph_sees_behind_the_live_rows(runner, make_batch):
     [
         {"seq_lens": np.array([7, 8])},
         {"seq_lens": torch.tensor([7, 8])},
-        {"seq_lens": np.array([7.0, 8.0])},
+        {"seq_lens": np.array([7, 8], np.uint64)},
+        {"seq_lens": [7, 8]},
         {"input_ids": np.arange(8, dtype=np.int32)},
         {"positions": torch.arange(16)[::2]},
         {"out_cache_loc": np.arange(8)[::-1]},

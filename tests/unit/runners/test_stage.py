@@ -75,7 +75,7 @@ def test_assigning_copies_and_casts(runner, make_batch, expect, assert_same, kin
     staged = runner.stage(2)
     for name in NAMES:
         setattr(staged, name, getattr(batch, name))
-    staged.seq_lens = np.array([8.0, 9.0])
+    staged.seq_lens = np.array([8, 9])
     expected = expect(make_batch(2, kind=kind, seq_lens=np.array([8, 9])))
     with pytest.raises(InputError, match="'positions' has shape"):
         staged.positions = np.zeros(3)

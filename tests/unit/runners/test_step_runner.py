@@ -189,7 +189,7 @@ class RowOutput(gk.Output):
 def test_fields_per_token_have_the_declared_width():
     def forward(inputs):
         lens = inputs.seq_lens.repeat_interleave(inputs.tokens_per_request)
-        return RowOutput(ids=(inputs.input_ids + lens)[:, None])
+        return RowOutput(ids=inputs.input_ids + lens)
 
     runner = gk.StepRunner(
         forward, inputs=RowInputs, output=RowOutput, sizes=SIZES, tokens_per_request=3,
@@ -234,3 +234,28 @@ def test_another_output_is_refused_by_name(heads):
     )  # fmt: skip
     with pytest.raises(gk.OutputError, match=r"returned a Tensor\. Return HeadOutput"):
         runner.fall_back(batch_of(2))
+
+
+@pytest.mark.parametrize("letter", ["X", "v", "M"])
+def test_an_unknown_letter_of_an_output_is_refused(letter):
+    @dataclass(kw_only=True, eq=False)
+    class Lettered(gk.Output):
+        rows: torch.Tensor = gk.declare_output(gk.Axis.REQUEST, row=(letter,))
+
+    with pytest.raises(gk.ConfigError, match=f"'rows' declares a row of '{letter}'") as caught:
+        gk.StepRunner(print, inputs=RowInputs, output=Lettered, sizes=SIZES, device="cpu")
+    assert caught.value.field == "rows"
+
+
+def test_declared_rows_and_dtypes_are_checked():
+    def forward(inputs):
+        return RowOutput(ids=inputs.input_ids.int())
+
+    runner = gk.StepRunner(
+        forward, inputs=RowInputs, output=RowOutput, sizes=SIZES, tokens_per_request=3,
+        batch_sizes=[4], device="cpu",
+    )  # fmt: skip
+    with pytest.raises(
+        gk.CaptureError, match=r"ids as \[12\] torch.int32, expected \[12\] torch.i"
+    ):
+        runner.capture()

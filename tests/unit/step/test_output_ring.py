@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from random import Random
 
 import pytest
@@ -187,3 +188,20 @@ class TestStream:
         assert writer.ring.words[RingWord.READ] == 3
         assert reader.steps_by_size == {1: 3}
         assert reader.steps_in_flight == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_are_counted_by_the_requests_that_took_part(writer, seed):
+    """A request that has ended stays in the batch as a pad until a smaller size fits."""
+    random, expected = Random(seed), Counter()
+    reader = LoopReader(writer.ring, lambda: None, lambda: None)
+    for launch in range(1, 6):
+        live = random.randint(0, REQUESTS)
+        for _ in range(random.randint(1, writer.room)):
+            live = random.randint(0, live) if random.random() < 0.4 else live
+            lines = [[row < live, 1, 1, 0, 7, 0] for row in range(REQUESTS)]
+            random.shuffle(lines)
+            writer.write(launch, lines=lines)
+            expected[live] += 1
+        reader.collect()
+    assert reader.live_sizes == expected

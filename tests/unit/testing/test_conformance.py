@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.errors import ConfigError
+from graphkit.graphs import is_capturing
 from graphkit.kv import MHATokenToKVPool
 from graphkit.spec import ForwardMode
 from graphkit.testing import attention_conformance
@@ -125,6 +131,81 @@ def test_a_backend_that_accepts_any_pool_fails():
         "refuses MLATokenToKVPool",
         "refuses ReqToTokenPool",
     ]
+
+
+OWN = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[2] / "engine" / "own_attention.py"))
+)
+
+
+def over_own_pools(kind=OWN.GatherAttention):
+    """Return a function that makes a backend over a copy of the histories."""
+
+    def make(req_to_token_pool, kv_pool, scale):
+        layers = range(kv_pool.layer_num)
+        pool = OWN.StackedPool(
+            kv_pool.size, kv_pool.page_size, len(layers), kv_pool.head_num, kv_pool.head_dim, "cpu"
+        )
+        for layer in layers:
+            pool.kv[:, layer, 0] = kv_pool.get_key_buffer(layer)
+            pool.kv[:, layer, 1] = kv_pool.get_value_buffer(layer)
+        return kind(req_to_token_pool, pool, scale)
+
+    return make
+
+
+def test_a_backend_over_own_pools_passes_in_every_mode():
+    passed = run(over_own_pools(), page_sizes=(1, 4))
+    assert len(passed) == 2 * 8
+    assert "MHATokenToKVPool, page size 4, DRAFT_EXTEND" in passed
+
+
+def test_a_function_may_attend():
+    class Separate(OWN.GatherAttention):
+        """Its kernel is a function of the model."""
+
+        attend = None
+
+    def attend(backend, *args):
+        return OWN.GatherAttention.attend(backend, *args)
+
+    assert run(over_own_pools(Separate), attend=attend)
+    with pytest.raises(
+        ConfigError, match=r"Separate has no method attend\. Pass attend="
+    ) as caught:
+        run(over_own_pools(Separate))
+    assert caught.value.field == "attend"
+
+
+def test_a_wrong_backend_over_own_pools_fails():
+    class Causal(OWN.GatherAttention):
+        """Ignores the mask of trees."""
+
+        def metadata(self, mode, inputs):
+            return super().metadata(mode, replace(inputs, custom_mask=None))
+
+    _, *lines = failures(over_own_pools(Causal))
+    assert len(lines) == 3
+    assert all("tree" in line for line in lines)
+
+
+def test_a_backend_is_prepared_and_pads_have_its_fill_value():
+    class Prepared(OWN.GatherAttention):
+        seq_len_fill_value = 3
+
+        def metadata(self, mode, inputs):
+            if not is_capturing():
+                assert (inputs.seq_lens[inputs.req_pool_indices == 0] == 3).all()
+            assert self.context_len == self.req_to_token_pool.max_context_len
+            return super().metadata(mode, inputs)
+
+    run(over_own_pools(Prepared))
+
+
+@pytest.mark.parametrize("made", [None, object()])
+def test_what_is_no_backend_is_refused(made):
+    with pytest.raises(ConfigError, match=r"backend must be a callable that returns a graphkit\.A"):
+        run(lambda *pools, scale: made)
 
 
 @pytest.mark.parametrize(

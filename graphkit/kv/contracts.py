@@ -1,0 +1,180 @@
+"""What a whole step reads of a KV pool and of the table of its slots: interfaces and their checks.
+
+``MHATokenToKVPool`` and ``ReqToTokenPool`` implement them, as the pools of another engine may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import torch
+
+from graphkit.config import is_int
+from graphkit.errors import ConfigError
+from graphkit.spec.signatures import signature_mismatch
+
+
+class KVPool(Protocol):
+    """Keys and values of all layers of a model by slot.
+
+    Slots ``page_size`` to ``page_size + size - 1`` are for tokens. The first page is the dummy that
+    pad rows write to and read from. Tensors keep their addresses for the life of the pool.
+
+    Attributes:
+        size: Tokens that the pool holds.
+        page_size: Slots per page.
+    """
+
+    size: int
+    page_size: int
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return every buffer by name, ``[slots, ...]`` with at least ``size + page_size`` slots.
+
+        Checks and audits save, compare and restore them.
+        """
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        """Copy slots ``src_loc`` to slots ``tgt_loc`` in every buffer of every layer.
+
+        A step moves the accepted path of each draft tree to the front of its slots. Read every
+        source before any target is written. Must only enqueue work, since it is captured.
+
+        Shapes:
+            tgt_loc, src_loc: one shape, int64. Slot 0 is its own source where nothing moves.
+        """
+
+
+class RequestTable(Protocol):
+    """KV slot of each token of each request. A step reads the row of each of its requests.
+
+    Row 0 belongs to pad rows and holds slot 0. The tensor keeps its address for the life of the
+    table.
+
+    Attributes:
+        size: Requests that may run at once; their rows are 1 to ``size``.
+        max_context_len: Most tokens of one request, drafts included.
+        req_to_token: [size + 1, max_context_len] int32 or int64.
+    """
+
+    size: int
+    max_context_len: int
+    req_to_token: torch.Tensor
+
+
+class RequestPool(RequestTable, Protocol):
+    """A ``RequestTable`` whose rows ``SpeculativeEngine`` allocates, as ``ReqToTokenPool``.
+
+    A scheduler around ``SpecStepRunner`` owns its rows, and needs no such methods.
+
+    Attributes:
+        device: Device of the table.
+    """
+
+    device: torch.device
+
+    @property
+    def available(self) -> int:
+        """Number of free rows."""
+
+    def alloc(self, n: int) -> list[int]:
+        """Allocate ``n`` rows."""
+
+    def free(self, rows: Iterable[int]) -> None:
+        """Free rows."""
+
+
+_POOL = "RequestPool"
+_KV_COUNTS = {"size": "the number of tokens that it holds", "page_size": "its slots per page"}
+_TABLE_COUNTS = {
+    "size": "the number of requests that may run at once",
+    "max_context_len": "the most tokens of one request",
+}
+
+
+def check_kv_pool(owner: str, pool: object) -> None:
+    """Check that an object is a ``KVPool``.
+
+    Args:
+        owner: Name of the argument or attribute, for messages.
+        pool: The object.
+
+    Raises:
+        ConfigError: A member is missing or has the wrong type, or a buffer has too few slots.
+    """
+    _require_counts(owner, pool, _KV_COUNTS, "KVPool")
+    _require_methods(owner, pool, ("tensors", "move_kv_cache"), KVPool)
+    slots, buffers = pool.size + pool.page_size, pool.tensors()  # type: ignore[attr-defined]
+    if not isinstance(buffers, Mapping):
+        raise _refusal(owner, pool, "tensors()", "tensors by name", buffers, "KVPool")
+    for name, buffer in buffers.items():
+        if not isinstance(buffer, torch.Tensor):
+            raise _refusal(owner, pool, f"tensors()[{name!r}]", "a tensor", buffer, "KVPool")
+        if not buffer.ndim or buffer.shape[0] < slots:
+            raise ConfigError(
+                f"{owner}.tensors()[{name!r}] has shape {tuple(buffer.shape)}, expected at least "
+                f"size + page_size = {slots} slots as the first dimension. Put slots first, and "
+                "add a page for pad rows. See graphkit.KVPool.",
+                field=owner.rpartition(".")[2],
+            )
+
+
+def check_request_table(owner: str, table: object) -> None:
+    """Check that an object is a ``RequestTable``; arguments and errors as for ``check_kv_pool``."""
+    _require_counts(owner, table, _TABLE_COUNTS, "RequestTable")
+    rows, columns = table.size + 1, table.max_context_len  # type: ignore[attr-defined]
+    slots = getattr(table, "req_to_token", None)
+    fits = (
+        isinstance(slots, torch.Tensor)
+        and slots.dtype in (torch.int32, torch.int64)
+        and slots.ndim == 2
+        and slots.shape[0] >= rows
+        and slots.shape[1] >= columns
+    )
+    if not fits:
+        expected = f"a tensor [size + 1, max_context_len] = [{rows}, {columns}] int32 or int64"
+        raise _refusal(owner, table, "req_to_token", expected, slots, "RequestTable")
+
+
+def check_request_pool(owner: str, pool: object) -> RequestPool:
+    """Return an object that is a ``RequestPool``; arguments and errors as for ``check_kv_pool``."""
+    check_request_table(owner, pool)
+    available, device = getattr(pool, "available", None), getattr(pool, "device", None)
+    if not is_int(available):
+        raise _refusal(owner, pool, "available", "the number of free rows", available, _POOL)
+    if not isinstance(device, torch.device):
+        raise _refusal(owner, pool, "device", "the torch.device of the table", device, _POOL)
+    _require_methods(owner, pool, ("alloc", "free"), RequestPool)
+    return pool  # type: ignore[return-value]  # checked
+
+
+def _require_counts(owner: str, thing: object, counts: Mapping[str, str], contract: str) -> None:
+    for name, meaning in counts.items():
+        value = getattr(thing, name, None)
+        if not is_int(value) or value < 1:
+            raise _refusal(owner, thing, name, f"an int >= 1, {meaning}", value, contract)
+
+
+def _require_methods(owner: str, thing: object, names: tuple[str, ...], contract: type) -> None:
+    for name in names:
+        if not callable(getattr(thing, name, None)):
+            value = getattr(thing, name, None)
+            raise _refusal(owner, thing, name, "a method", value, contract.__name__)
+        if mismatch := signature_mismatch(thing, name, contract):
+            raise ConfigError(f"{owner}: {mismatch}", field=owner.rpartition(".")[2])
+
+
+def _refusal(
+    owner: str, thing: object, member: str, expected: str, value: object, contract: str
+) -> ConfigError:
+    found = f"a {type(value).__name__}"
+    if isinstance(value, torch.Tensor):
+        found = f"{tuple(value.shape)} {value.dtype}"
+    elif value is None or isinstance(value, int):
+        found = "missing" if value is None else repr(value)
+    return ConfigError(
+        f"{owner} is a {type(thing).__name__}, whose {member} is {found}: expected {expected}. "
+        f"Pass a pool of graphkit, or implement graphkit.{contract}.",
+        field=owner.rpartition(".")[2],
+    )
