@@ -126,15 +126,3 @@ def test_pools_that_steps_cannot_fill_are_refused(model, texts, make, pools, fie
     with pytest.raises(ConfigError, match=text) as caught:
         make(model, texts, **pools)
     assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("pool", "name"), [(torch.zeros(8, 2), "Tensor"), (None, "NoneType"), (object(), "object")]
-)
-def test_a_pool_that_cannot_move_slots_is_refused(model, pool, name):
-    attention = window_attention(model.device, has_window_pool=False)
-    attention.kv_pool = pool
-    text = f"KV pool of type {name}, expected a pool with move_kv_cache, such as an MHATokenToKV"
-    with pytest.raises(ConfigError, match=text) as caught:
-        SpeculativeEngine(window_target(model, attention), **settings(1), device=model.device)
-    assert caught.value.field == "kv_pool"
