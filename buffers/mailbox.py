@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class Mailbox:
         self.claims = 0
         """Changes with every claim and commit, and when the runner closes. A claimed entry belongs
         to its claimant until then."""
-        self._check_device = check_device
+        self._check_device, self._device = check_device, device
         self._words = memoryview(self.ring.numpy())  # type: ignore[arg-type]
         self._entries = tuple(self._entry_words(index) for index in range(ENTRIES))
         bodies = self.ring[RING_WORDS:].view(ENTRIES, self.entry_words)[:, Header.SOURCES :]
@@ -81,10 +81,7 @@ class Mailbox:
         if sequence - self._words[_CONSUMED] >= ENTRIES:
             self._wait(sequence)
         if self._words[_FAULT]:
-            raise ReplayError(
-                f"replay {self._words[_FAULT] - 1} read the mailbox entry of another replay. Two "
-                "threads or processes use one runner: create one for each."
-            )
+            self._report_fault()
         self.claims += 1
         index = sequence % ENTRIES
         if self._pointed[index]:
@@ -158,6 +155,22 @@ class Mailbox:
     def _entry_words(self, index: int) -> memoryview:
         begin = RING_WORDS + index * self.entry_words
         return self._words[begin : begin + self.entry_words]
+
+    def _report_fault(self) -> NoReturn:
+        """Raise for a replay that read another entry than its own. Waits for the device.
+
+        Later replays read their own entries.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        number = self._words[_FAULT] - 1
+        self._words[_FAULT] = 0
+        self.resume()
+        raise ReplayError(
+            f"replay {number} read the mailbox entry of another replay, and its output is wrong. "
+            "Two threads or processes use one runner, or a graph was replayed without it: create a "
+            "runner for each, and replay graphs through it."
+        )
 
     def _wait(self, sequence: int) -> None:
         began, turns = time.monotonic(), 0

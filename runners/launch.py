@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from graphkit.buffers import InputBuffers, StepInputs
+from graphkit.errors import ReplayError
 from graphkit.graphs import Backend
 from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
@@ -29,6 +30,7 @@ class Launch(Generic[OutputT]):
     _entry: int
     _tokens: int
     _in_flight: list[Any]
+    _claim: int
 
     @property
     def batch_size(self) -> int:
@@ -56,5 +58,15 @@ class Launch(Generic[OutputT]):
         )
 
     def __call__(self) -> OutputT:
-        """Launch the graph and return the live rows of its output."""
+        """Launch the graph and return the live rows of its output.
+
+        Raises:
+            ReplayError: The graph was launched before, or another batch of the runner has claimed
+                the mailbox entry of this one.
+        """
+        if self._claim != self._buffers.mailbox.claims:
+            raise ReplayError(
+                "this launch is no longer valid: it was made before, or another batch of the "
+                "runner claimed its entry. Call launch() once, before anything else is replayed."
+            )
         return self._launch(self._fit, self._entry, self._tokens, self._in_flight)

@@ -120,7 +120,16 @@ class Replayer(Generic[OutputT]):
 
         def observe(fit: Fit, entry: int, tokens: int, in_flight: list[Any]) -> OutputT:
             return observer(
-                Launch(inner, self._buffers, self._backend, fit, entry, tokens, in_flight)
+                Launch(
+                    inner,
+                    self._buffers,
+                    self._backend,
+                    fit,
+                    entry,
+                    tokens,
+                    in_flight,
+                    self._mailbox.claims,
+                )
             )
 
         self._launcher = observe
