@@ -93,6 +93,19 @@ def host_rows(value: Any) -> NDArray[np.int64] | None:
     return rows.astype(np.int64) if rows.dtype.kind in "iu" else None
 
 
+def host_floats(value: Any) -> NDArray[np.float64] | None:
+    """Return the floats that the host can read without waiting; ``None`` if there are none."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_cpu or value.layout is not torch.strided or is_recording():
+            return None
+        return value.detach().double().numpy() if value.is_floating_point() else None
+    try:
+        rows = np.asarray(value)
+    except ValueError:
+        return None
+    return rows.astype(np.float64) if rows.dtype.kind == "f" else None
+
+
 def _array(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         is_wrong = value.is_floating_point() or value.is_complex() or value.dtype is torch.bool

@@ -127,7 +127,7 @@ class DraftExtendInputs(Inputs):
         lengths = _host_field(batch, "extend_seq_lens")
         check_counts(getattr(batch, "num_accepted_drafts", None), accepted)
         _check_range("num_accepted_tokens", accepted, 1, width)
-        _check_range("extend_seq_lens", lengths, 0, width)
+        _check_range("extend_seq_lens", lengths, 1, width)
         if not ragged or accepted is None:
             return
         if int(accepted.sum()) != tokens:
@@ -185,13 +185,38 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         """Check that each request selects one of its own rows; see ``StepInputs.check``."""
         super().check(batch, tokens, width, ragged)
         select = _host_field(batch, "select_index")
-        if select is None:
-            return
+        if select is None or select.ndim != 1:
+            return  # the writer of the field refuses its shape
         owner = np.arange(len(select))
-        if select.ndim == 1 and not np.array_equal(select // width, owner):
+        if not np.array_equal(select // width, owner):
             raise InputError(
                 f"select_index is {select.tolist()}, but request i has rows i * {width} to "
                 f"i * {width} + {width - 1}. Pass i * width + num_accepted_tokens - 1.",
+                field="select_index",
+            )
+
+    @classmethod
+    def check_selection(cls, batch: Any, width: int, front_tokens: int) -> None:
+        """Check that each request selects the row of its last accepted token.
+
+        Args:
+            batch: Live rows, checked.
+            width: Rows of each request.
+            front_tokens: Those of them before the accepted ones.
+
+        Raises:
+            InputError: ``select_index`` contradicts ``num_accepted_tokens``.
+        """
+        select, accepted = (
+            _host_field(batch, name) for name in ("select_index", "num_accepted_tokens")
+        )
+        if select is None or accepted is None or select.shape != accepted.shape:
+            return
+        last = np.arange(len(select)) * width + front_tokens + accepted - 1
+        if not np.array_equal(select, last):
+            raise InputError(
+                f"select_index is {select.tolist()}, but num_accepted_tokens {accepted.tolist()} "
+                f"end in rows {last.tolist()}. Pass these.",
                 field="select_index",
             )
 
@@ -209,13 +234,14 @@ def _plainly_agree(batch: Any, tokens: int, width: int, ragged: bool) -> bool:
         type(drafts) is type(accepted) is type(lengths) is np.ndarray
         and drafts.dtype == accepted.dtype == lengths.dtype == np.int32
         and drafts.size > 0
+        and drafts.shape == lengths.shape
         and accepted.tobytes() == (drafts + 1).tobytes()
         # As unsigned numbers, so that none is negative.
         and np.maximum.reduce(drafts.view(np.uint32), axis=None) < width
         and (
             accepted.tobytes() == lengths.tobytes() and np.add.reduce(accepted, axis=None) == tokens
             if ragged
-            else np.maximum.reduce(lengths.view(np.uint32), axis=None) <= width
+            else np.maximum.reduce((lengths - 1).view(np.uint32), axis=None) < width
         )
     )
 

@@ -34,6 +34,7 @@ class Capacity:
         seq_len_fill: Value of ``Pad.SEQ_LEN``.
         ragged: Whether a request may have fewer rows than ``tokens_per_request``. The rows of a
             ragged batch are packed, and a pad request has one row.
+        front_tokens: Rows of each request before its accepted ones, which run again.
     """
 
     requests: int
@@ -42,6 +43,7 @@ class Capacity:
     model_dtype: torch.dtype
     seq_len_fill: int
     ragged: bool = False
+    front_tokens: int = 0
 
     def rows(self, axis: Axis, requests: int, tokens: int | None = None) -> int:
         """Return the rows of an axis in a batch.
@@ -66,6 +68,7 @@ def capacity_of(
     tokens_per_request: int,
     seq_len_fill: int = 1,
     ragged: bool = False,
+    front_tokens: int = 0,
 ) -> Capacity:
     """Return the capacity of a runner with these settings."""
     letters = {
@@ -76,7 +79,9 @@ def capacity_of(
         "D": sizes.spec_hidden_size or sizes.hidden_size,
         "M": bitmask_words(sizes.vocab_size),
     }
-    return Capacity(requests, tokens_per_request, letters, sizes.dtype, seq_len_fill, ragged)
+    return Capacity(
+        requests, tokens_per_request, letters, sizes.dtype, seq_len_fill, ragged, front_tokens
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -99,12 +99,8 @@ class Mailbox:
         sequence = self.sequence
         if sequence - self._words[_CONSUMED] >= ENTRIES:
             self._wait(sequence)
-        if fault := self._words[_FAULT]:
-            self._words[_FAULT] = 0
-            raise ReplayError(
-                f"replay {fault - 1} read the mailbox entry of another replay. Two "
-                "threads or processes use one runner: create one for each."
-            )
+        if self._words[_FAULT]:
+            self._report_fault()
         self.claims += 1
         index = sequence % ENTRIES
         if self._pointed[index]:
@@ -176,6 +172,20 @@ class Mailbox:
     def _entry_words(self, index: int) -> memoryview:
         begin = RING_WORDS + index * self.entry_words
         return self._words[begin : begin + self.entry_words]
+
+    def _report_fault(self) -> NoReturn:
+        """Raise for a replay that read another entry than its own. Waits for the device.
+
+        Later replays read their own entries.
+        """
+        number = self._words[_FAULT] - 1
+        self._wait_for_device()
+        self.rewind()
+        raise ReplayError(
+            f"replay {number} read the mailbox entry of another replay, and its output is wrong. "
+            "Two threads or processes use one runner, or a graph was replayed without it: create a "
+            "runner for each, and replay graphs through it."
+        )
 
     def _wait(self, sequence: int) -> None:
         began, turns = time.monotonic(), 0

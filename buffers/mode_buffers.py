@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from graphkit.buffers.draft_inputs import (
     DraftExtendInputs,
     DraftInputs,
@@ -33,3 +35,11 @@ class MultiLayerDraftExtendInputBuffers(InputBuffers):
     """Buffers of ``MultiLayerDraftExtendInputs``. All layers share them."""
 
     inputs_type = MultiLayerDraftExtendInputs
+
+    def check(self, batch: Any, tokens: int, width: int | None = None) -> None:
+        """See ``InputBuffers.check``. The rows of a prefill have none that run again."""
+        super().check(batch, tokens, width)
+        front = self.capacity.front_tokens
+        if width is None or not front:
+            rows = self.capacity.tokens_per_request if width is None else width
+            MultiLayerDraftExtendInputs.check_selection(batch, rows, front)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphkit.buffers.accepted import host_rows
+from graphkit.buffers.accepted import host_floats, host_rows
 from graphkit.buffers.layout import FieldLayout
 from graphkit.errors import InputError
 
@@ -113,10 +113,7 @@ class ValueChecks:
         """
         for rule in self._rules:
             value = getattr(batch, rule.field, None)
-            if isinstance(value, torch.Tensor) and value.is_cpu and value.is_floating_point():
-                self._raise_first(rule, value, "this batch")
-                continue
-            rows = host_rows(value)
+            rows = host_floats(value) if rule.find is _not_finite else host_rows(value)
             if rows is not None:
                 self._raise_first(rule, torch.as_tensor(rows), "this batch")
 
@@ -147,6 +144,15 @@ def _rules(layout: FieldLayout, limits: Limits) -> Iterator[_Rule]:
         "input_ids": ("a token id", limits.vocab_size),
         "topk_index": ("a token id", limits.vocab_size),
     }
+    counts: dict[str, tuple[str, int]] = {
+        "extend_seq_lens": ("rows of a request", 1),
+        "num_accepted_tokens": ("accepted tokens of a request", 1),
+        "num_accepted_drafts": ("accepted drafts of a request", 0),
+    }
+    if name in counts:
+        meaning, least = counts[name]
+        last = limits.context_len  # a prefill has more rows than a step
+        yield _Rule(name, f"{meaning}, {least} to {last}", _outside(least, last))
     if name in bounds:
         meaning, end = bounds[name]
         last = 2**62 if end is None else end - 1

@@ -154,6 +154,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 tokens_per_request=self.tokens_per_request,
                 seq_len_fill=1 if attention is None else attention.seq_len_fill_value,
                 ragged=self.ragged,
+                front_tokens=self.num_front_tokens,
             ),
             self.device,
             inputs_type=inputs_type,

@@ -129,9 +129,9 @@ def check_tree(
         context: The engine's.
 
     Raises:
-        InputError: It is no ``DraftTree``; a tensor has the wrong type, shape, dtype or device; or
-            a token on the CPU is outside the vocabulary. In the checking mode: any token is outside
-            the vocabulary, the links form no tree or contradict the mask, or ``draft_probs`` are no
+        InputError: It is no ``DraftTree``; or a tensor has the wrong type, shape, dtype or device.
+            On the CPU and in the checking mode: a token is outside the vocabulary, or the links
+            form no tree or contradict the mask. In the checking mode: ``draft_probs`` are no
             distributions. ``field`` names the tensor. Values are not checked while the step is
             captured.
     """
@@ -163,10 +163,9 @@ def check_tree(
     if device.type == "cpu" or context.is_checking:
         drafts = tree.draft_tokens.view(batch_size, width)[:, 1:]
         _check_vocabulary(method, drafts.cpu(), context)
-    if context.is_checking:
         check_links(method, tree, is_chain=context.spec.topk == 1)
-        if tree.draft_probs is not None:
-            check_probs(method, tree, tree.draft_probs)
+    if context.is_checking and tree.draft_probs is not None:
+        check_probs(method, tree, tree.draft_probs)
 
 
 def _check_vocabulary(method: str, drafts: torch.Tensor, context: EngineContext) -> None:

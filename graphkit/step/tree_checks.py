@@ -1,4 +1,4 @@
-"""Check of the links, the mask and the probabilities of draft trees, in the checking mode.
+"""Check of the links, the mask and the probabilities of draft trees.
 
 The mask says what each node attends to, and the links which nodes may be accepted after which. If
 they contradict each other, the target verifies other drafts than those that it accepts.

@@ -71,6 +71,12 @@ def test_counts_that_agree_or_cannot_be_seen(batch, ragged):
         (extend([2, 3], extend_seq_lens=np.array([3, 2])), True, "extend_seq_lens"),
         (extend([2, 3], rows=4, extend_seq_lens=np.array([5, 3])), False, "extend_seq_lens"),
         (extend([2, 3], rows=4, extend_seq_lens=np.array([4, -1])), False, "extend_seq_lens"),
+        (extend([2, 3], rows=4, extend_seq_lens=np.array([4, 0])), False, "extend_seq_lens"),
+        (
+            extend([2, 3], rows=4, extend_seq_lens=np.array([0, 4], np.int32)),
+            False,
+            "extend_seq_lens",
+        ),
         (extend([2, 3], num_accepted_tokens=[1, 9]), True, "num_accepted_tokens"),
         (extend([9, 3], num_accepted_drafts=None), True, "num_accepted_tokens"),
     ],
@@ -96,3 +102,19 @@ def test_a_select_index_outside_its_request_is_refused(select_index):
 def test_a_pair_made_by_accepted_counts_passes():
     counts = AcceptedCounts.from_drafts(np.array([0, 3, 1], np.int32)).fields()
     DraftExtendInputs.check(extend([1, 4, 2], **counts), 7, 4, True)
+
+
+@pytest.mark.parametrize("cls", [DraftExtendInputs, MultiLayerDraftExtendInputs])
+@pytest.mark.parametrize(
+    "lengths", [np.zeros(0, np.int32), np.int32(4), np.full((2, 1), 4, np.int32)]
+)
+def test_lengths_of_another_shape_are_left_to_the_writer(cls, lengths):
+    """It refuses them by name and shape."""
+    batch = extend([2, 3], rows=4, cls=cls, extend_seq_lens=lengths)
+    cls.check(batch, batch.num_tokens, 4, False)
+
+
+@pytest.mark.parametrize("select_index", [np.int64(3), 3, np.zeros((2, 1), np.int64)])
+def test_a_select_index_of_another_shape_is_left_to_the_writer(select_index):
+    batch = extend([2, 3], rows=4, cls=MultiLayerDraftExtendInputs, select_index=select_index)
+    MultiLayerDraftExtendInputs.check(batch, batch.num_tokens, 4, False)

@@ -165,3 +165,28 @@ def test_one_row_does_not_repeat_itself(make_runner, make_batch):
 @pytest.mark.parametrize("mode", RUNNERS, ids=lambda mode: mode.value)
 def test_every_mode_has_it(mode):
     assert inspect.signature(RUNNERS[mode]).parameters["check"].default is None
+
+
+def embedding_runner(make_runner):
+    runner = make_runner(check=True, optional_fields=["input_embeds"])
+    runner.capture()
+    return runner
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy, np.ndarray.tolist])
+@pytest.mark.parametrize("verb", ["replay", "run_padded"])
+def test_floats_on_the_host_are_checked_before_the_replay(make_runner, distinct, make, verb):
+    runner = embedding_runner(make_runner)
+    rows = np.zeros((8, 8), np.float32)
+    rows[5, 2] = np.nan
+    replays = runner.stats.replays
+    with pytest.raises(InputError, match="'input_embeds' of this batch contains nan") as caught:
+        getattr(runner, verb)(distinct(2, input_embeds=make(rows)))
+    assert caught.value.field == "input_embeds"
+    assert runner.stats.replays == replays
+
+
+def test_sparse_floats_are_refused_by_name(make_runner, distinct):
+    runner = embedding_runner(make_runner)
+    with pytest.raises(InputError, match="field 'input_embeds' is sparse"):
+        runner.replay(distinct(2, input_embeds=torch.ones(8, 8).to_sparse()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from graphkit import ReplayError
 from graphkit.graphs import RecorderBackend
 from graphkit.graphs.recorded_graph import RecordedGraph
 from interruptions import lines_of, raising_at
@@ -97,37 +96,3 @@ def test_in_a_launch_that_the_device_has_yet_to_run(
         output = runner.replay(batch)
         backend.wait_for_device()
         assert_same(output, expect(batch))
-
-
-def test_a_launch_ends_with_its_observer(runner, make_batch, expect, assert_same):
-    kept = []
-
-    def keeping(launch):
-        kept.append(launch)
-        return launch()
-
-    def replaying(launch):
-        runner.replay(make_batch(1, seed=9))
-        return launch()
-
-    with runner.observe(keeping):
-        runner.replay(make_batch(2))
-    for use in (kept[0], kept[0].read_batch):
-        with pytest.raises(ReplayError, match="this launch is no longer valid"):
-            use()
-    with runner.observe(lambda launch: (launch(), launch())), pytest.raises(ReplayError):
-        runner.replay(make_batch(2))
-    with observing_once(runner, replaying), pytest.raises(ReplayError, match="replayed another"):
-        runner.replay(make_batch(2))
-    assert_same(runner.replay(make_batch(3)), expect(make_batch(3)))
-
-
-def observing_once(runner, observer):
-    """Observe the first launch alone, so that a replay inside of it is not observed."""
-    launches = []
-
-    def once(launch):
-        launches.append(launch)
-        return observer(launch) if len(launches) == 1 else launch()
-
-    return runner.observe(once)

@@ -103,3 +103,50 @@ def test_a_wrapped_forward_runs_eagerly_and_padded_but_not_in_graphs(runner, mak
         runner.fall_back(make_batch(3))
     runner.fall_back(make_batch(3))
     assert calls == [4, 3]
+
+
+def test_a_launch_is_made_once_and_inside_its_observer(
+    runner, make_batch, expect, assert_same, assert_in_step
+):
+    kept = []
+
+    def observer(launch):
+        kept.append(launch)
+        return launch()
+
+    with runner.observe(observer):
+        runner.replay(make_batch(2))
+    for _ in range(2):
+        with pytest.raises(ReplayError, match="this launch is no longer valid"):
+            kept[0]()
+    assert_same(runner.replay(make_batch(3)), expect(make_batch(3)))
+    assert_in_step(runner)
+
+
+def test_a_replay_inside_an_observer_takes_the_entry_of_the_launch(
+    runner, make_batch, expect, assert_same, assert_in_step
+):
+    def observer(launch):
+        inner = make_batch(3, seed=1)
+        if launch.batch_size == 2:
+            assert_same(runner.replay(inner), expect(inner))
+        return launch()
+
+    with (
+        pytest.raises(ReplayError, match="replayed another batch"),
+        runner.observe(observer),
+    ):
+        runner.replay(make_batch(2))
+    assert_same(runner.replay(make_batch(4)), expect(make_batch(4)))
+    assert_in_step(runner)
+
+
+def test_a_graph_that_was_replayed_without_its_runner_is_reported_once(
+    runner, make_batch, expect, assert_same, assert_in_step
+):
+    runner.graphs[4].replay()
+    with pytest.raises(ReplayError, match=r"replay \d+ read the mailbox entry of another replay"):
+        runner.replay(make_batch(3))
+    for seed in range(6):
+        assert_same(runner.replay(make_batch(3, seed=seed)), expect(make_batch(3, seed=seed)))
+    assert_in_step(runner)

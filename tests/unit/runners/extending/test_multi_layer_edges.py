@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -264,3 +265,35 @@ def test_idle_batches_have_a_layer_dimension(case, layers, life):
 def test_the_record_names_the_layers(case, layers):
     record = case.runner(MultiLayerEagleRunner, layers, capture=False).capture()
     assert "ExtendModel" in record.target
+
+
+@pytest.mark.parametrize("front", [0, 2])
+@pytest.mark.parametrize("check", [False, True])
+def test_a_select_index_that_contradicts_the_counts_is_refused(case, layers, front, check):
+    runner = case.runner(MultiLayerEagleRunner, layers, num_front_tokens=front, check=check)
+    width = runner.tokens_per_request
+    slots = 1 + np.arange(2 * width)
+    batch = case.batch([3, 1], width=width, cls=MultiLayerDraftExtendInputs, out_cache_loc=slots)
+    right = np.arange(2) * width + front + np.array([2, 0])
+    runner.replay(replace(batch, select_index=right))
+    for wrong in (right + np.arange(2), right - [1, 0], torch.from_numpy(right + 1)):
+        for run in (runner.replay, runner.run_padded):
+            with pytest.raises(InputError, match=r"select_index is .* end in rows") as caught:
+                run(replace(batch, select_index=wrong))
+            assert caught.value.field == "select_index"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("select_index", np.int64(3)),
+        ("extend_seq_lens", np.zeros(0, np.int32)),
+        ("extend_seq_lens", np.array([6, 0], np.int32)),
+    ],
+)
+def test_fields_of_wrong_shapes_and_lengths_are_refused_by_name(case, layers, batch, field, value):
+    runner = case.runner(MultiLayerEagleRunner, layers)
+    for run in (runner.replay, runner.run_padded, runner.fall_back):
+        with pytest.raises(InputError, match=field) as caught:
+            run(replace(batch, **{field: value}))
+        assert caught.value.field == field
