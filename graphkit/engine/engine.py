@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Literal, Self
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from graphkit.config import BufferSizes, require_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine.device_generation import OnDevice
-from graphkit.engine.followers import Followers
+from graphkit.engine.followers import Followers, on_all_ranks
 from graphkit.engine.generations import Generation, HostInLoop, Overlapped, RunningBatch
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, Request
@@ -280,6 +281,7 @@ class SpeculativeEngine:
         return self._tally.stats(self._queue, self.memory, self.runners)
 
     @torch.no_grad()
+    @on_all_ranks
     def step(self) -> NewTokens:
         """Admit waiting requests, run one step for all running ones, and remove finished ones.
 
@@ -329,7 +331,7 @@ class SpeculativeEngine:
             raise ReplayError(
                 "follow() is for ranks other than 0 of an engine with group=. Call submit and step."
             )
-        self._followers.follow(self.submit, self.abort, self.step)
+        self._followers.worker_loop(self.submit, self.abort, self.step)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -351,16 +353,28 @@ class SpeculativeEngine:
         """Close all runners and free what unfinished requests hold. May be called repeatedly.
 
         Unfinished requests keep the tokens generated so far, with ``finish_reason`` ``None``.
+
+        Raises:
+            RankError: A rank of ``group`` fails meanwhile, or generated other tokens. Everything is
+                closed and freed all the same, and at once after a rank has failed.
         """
-        if not self._closed:
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as last_first:
+            for runner in reversed(self.runners):
+                last_first.callback(runner.close)
+            last_first.callback(self._queue.clear)
+            last_first.callback(lambda: self._remove(self._queue.running))
             if self._followers is not None:
                 self._followers.close()
-            self._steps.drain()
-            self._remove(self._queue.running)
-            self._queue.clear()
-            self._closed = True
-            for runner in self.runners:
-                runner.close()
+            if self.group is None or not self.group.is_lost:
+                self._drain()
+
+    @on_all_ranks
+    def _drain(self) -> None:
+        """Deliver what is on its way. After a rank has failed, it would never arrive."""
+        self._steps.drain()
 
     def __enter__(self) -> Self:
         return self

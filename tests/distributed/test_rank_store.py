@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from graphkit.distributed.notes import Notes
+from graphkit.distributed.rank_store import RankStore
 
 
 class SlowStore:
@@ -24,5 +24,5 @@ class SlowStore:
 
 def test_a_note_that_is_there_is_found_after_a_rank_that_takes_all_the_time():
     store = SlowStore()
-    Notes(store, 2).write("topic", "here")
-    assert Notes(store, 0).gather("topic", [1, 2], 0.05) == {2: "here"}
+    RankStore(store, 2).write("topic", "here")
+    assert RankStore(store, 0).gather("topic", [1, 2], 0.05) == {2: "here"}
