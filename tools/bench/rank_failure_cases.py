@@ -28,6 +28,10 @@ _CONTEXT, _VOCAB = 64, 64
 SPEC = gk.SpecConfig("EAGLE", num_steps=1, topk=1, num_draft_tokens=2)
 SIZES = gk.BufferSizes(4, _CONTEXT, 1, _VOCAB, torch.float32)
 Point = Callable[[], None]
+_PRELOADED = [
+    "torch._dynamo", "torch.distributed", "rich.console", "graphkit.engine", "graphkit.runners",
+    "graphkit.distributed",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,8 @@ def _bad_batch(point: Point, requests: int = 1) -> gk.TargetVerifyInputs:
 def idle(point: Point) -> None:
     """Be idle without the runner that the others run."""
     runner: gk.TargetVerifyRunner | None = _runner()
-    assert runner is not None and runner.group is not None
+    assert runner is not None
+    assert runner.group is not None
     runner.capture()
     group = runner.group
     runner.run(_batch())
@@ -463,7 +468,7 @@ def run_case(case: Case, size: int, limit_s: float = 60.0) -> list[Ending]:
         limit_s: Time after which processes are killed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "torch.distributed", __name__])
+    context.set_forkserver_preload(_PRELOADED)
     store, port = None, _free_port()
     if case.victim:
         store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
