@@ -51,7 +51,8 @@ def uses_nccl(process_group: dist.ProcessGroup) -> bool:
 
 def num_collectives(process_group: dist.ProcessGroup) -> int:
     """Return the number of collectives that this process has started."""
-    return process_group._get_sequence_number_for_group()
+    count: int = process_group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    return count
 
 
 def limit_gloo(process_group: dist.ProcessGroup, seconds: float) -> None:

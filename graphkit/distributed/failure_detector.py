@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,15 +131,21 @@ class FailureDetector:
         if self._watched is not None:  # part of such a call
             return call(*arguments)
         self.require_open()
-        self._has_agreed = False
-        self._watched = f"refusal {self._refusals + 1}"
+        self._has_agreed, self._refused = False, None
         try:
+            return self._guarded(call, *arguments)
+        finally:
+            self._watched = None  # again: an interrupt may have come before the other one
+
+    def _guarded(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        try:
+            self._watched = f"refusal {self._refusals + 1}"
             return call(*arguments)
         except BaseException as error:
             self._after(error)
             raise
         finally:
-            self._watched = self._refused = None
+            self._watched = None
 
     @contextmanager
     def watched_captures(self) -> Iterator[None]:
@@ -359,7 +365,7 @@ class FailureDetector:
             break_gloo(self.process_group)
         if self.is_open and self.uses_nccl:
             time.sleep(_DRAIN_S)
-            if self.is_open:
+            with suppress(RuntimeError):  # it may have been destroyed meanwhile
                 self.process_group.abort()
         return False
 

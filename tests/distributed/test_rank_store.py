@@ -1,28 +1,54 @@
-"""Notes that ranks leave for each other."""
+"""Texts and failures that ranks write for each other."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import torch.distributed as dist
 
-from graphkit.distributed.rank_store import RankStore
+from graphkit.distributed.rank_store import Failure, RankStore
 
 
-class SlowStore:
-    """A store on a busy machine: no answer takes less than 10 ms."""
+class GoneStore:
+    """A store whose host has ended."""
 
-    def __init__(self):
-        self._store = dist.HashStore()
-        self.set, self.get, self.check = self._store.set, self._store.get, self._store.check
+    def __getattr__(self, name):
+        def call(*_arguments):
+            raise dist.DistNetworkError("Broken pipe")
 
-    def wait(self, keys, timeout):
-        if timeout < timedelta(milliseconds=10):
-            raise dist.DistStoreError("wait timeout")
-        self._store.wait(keys, timeout)
+        return call
 
 
-def test_a_note_that_is_there_is_found_after_a_rank_that_takes_all_the_time():
-    store = SlowStore()
-    RankStore(store, 2).write("topic", "here")
-    assert RankStore(store, 0).gather("topic", [1, 2], 0.05) == {2: "here"}
+def stores(count):
+    store = dist.HashStore()
+    return [RankStore(store, rank) for rank in range(count)]
+
+
+def test_texts_that_are_there_are_found_after_a_rank_that_takes_all_the_time():
+    first, _, third = stores(3)
+    third.write("topic", "here")
+    assert first.gather("topic", [1, 2], 0.05) == {2: "here"}
+
+
+def test_all_ranks_read_the_first_failure():
+    ranks = stores(3)
+    assert ranks[0].failure("failure") is None
+    earliest = Failure((2,), "rank 2 left the group after ValueError: x")
+    assert ranks[2].report("failure", earliest) == earliest
+    assert ranks[1].report("failure", Failure((1,), "rank 1 left, too")) == earliest
+    assert ranks[0].failure("failure") == earliest
+    assert ranks[0].failure("another topic") is None
+
+
+def test_a_late_rank_reads_that_it_is_late():
+    failure = Failure((1,), "rank 1 did not come within 3 s", is_late=True, at=0.0)
+    assert "this rank came" in str(failure.error(1))
+    assert str(failure.error(0)) == "rank 1 did not come within 3 s."
+    assert failure.error(0).ranks == (1,)
+
+
+def test_a_store_whose_host_has_ended_answers_nothing_and_says_so():
+    store, own = RankStore(GoneStore(), 1), Failure((1,), "rank 1 left")
+    store.write("topic", "text")
+    assert store.is_gone
+    assert store.failure("failure") is None
+    assert store.report("failure", own) == own
+    assert store.gather("topic", [0], 60.0) == {}, "without waiting"

@@ -228,6 +228,16 @@ def bad_same_batch(point: Point) -> None:
         runner.replay(_bad_batch(point))
 
 
+def ignored(point: Point) -> None:
+    """Replay a batch that one rank refuses, and that rank does not care."""
+    runner = _runner(same_batch=True)
+    runner.capture()
+    try:
+        runner.replay(_bad_batch(point))
+    except gk.InputError:
+        time.sleep(LATE_S)
+
+
 def _bad_batch(point: Point, requests: int = 1) -> gk.TargetVerifyInputs:
     try:
         point()
@@ -387,6 +397,7 @@ PHASES: dict[str, Callable[[Point], None]] = {
     "eager run of a bad batch": bad_eager,
     "run of a bad batch that is too large": bad_large,
     "replay of a bad batch, same_batch": bad_same_batch,
+    "replay of a bad batch, same_batch, ignored": ignored,
     "idle": idle,
     "engine, 10 tokens": weights,
 }
@@ -433,6 +444,10 @@ CASES = (
     Case(
         "replay of a bad batch, same_batch", "other input",
         "rank 1 left the group after InputError: field 'positions'",
+    ),
+    Case(
+        "replay of a bad batch, same_batch, ignored", "other input",
+        "rank 1 refused its batch: InputError: field 'positions'",
     ),
     Case(
         "replay of a bad staged batch", "other input",

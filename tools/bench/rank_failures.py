@@ -41,9 +41,7 @@ def main() -> int:
             named = all(case.words in each.text for each in others.values())
             ended = not any("did not end" in each.text for each in endings)
             failed += not (named and ended and last <= _BAR_S)
-            lines = [
-                f"{rank}: {each.text}".replace(_ROOT, "") for rank, each in enumerate(endings)
-            ]
+            lines = [f"{rank}: {each.text}".replace(_ROOT, "") for rank, each in enumerate(endings)]
             own = f"{endings[case.victim].seconds:.2f}"
             table.add_row(case.phase, case.fault, str(size), f"{last:.2f}", own, "\n".join(lines))
             settings[f"{case.name}, {size} ranks"] = " | ".join(lines)
