@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         declare,
     )
     from graphkit.config import BufferSizes
-    from graphkit.distributed import Agreement, RankGroup
+    from graphkit.distributed import AgreedSize, RankGroup
     from graphkit.engine import (
         EngineStats,
         FinishReason,
@@ -240,7 +240,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "StepRunner",
     "TargetVerifyRunner",
     # Several GPUs: ranks that agree on what they replay.
-    "Agreement",
+    "AgreedSize",
     "RankGroup",
     # Backends that capture, and backends of attention.
     "AttentionBackend",

@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from graphkit.buffers import Axis, BatchWriter
-from graphkit.errors import InputError, ReplayError, SizeError
+from graphkit.errors import GraphkitError, InputError, ReplayError, SizeError
 from graphkit.graphs import Backend, CapturedGraph, SizeTable
 from graphkit.runners.dispatch import Dispatch, require_count
 from graphkit.runners.fit import Fit
 from graphkit.runners.launch import Launch
 from graphkit.runners.outputs import Output
+from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.staged import StagedBatch
 from graphkit.runners.step import Step
 
@@ -57,9 +59,8 @@ class Replayer(Generic[OutputT]):
         self._absent, self._bound_fields = self._buffers.absent, self._buffers.bound_fields
         self._plan_on_host = step.plan_on_host if step.plans_on_host else None
         self._ragged, self._checks = self._buffers.capacity.ragged, self._buffers.has_checks
-        self.agree_on_size: Callable[[int, int], int] | None = None
-        """Returns the size that all ranks replay, from live requests and the size that holds them;
-        for staged batches; others have agreed before."""
+        self.consensus: ReplayConsensus | None = None
+        """Agrees with other ranks on staged batches. They have agreed on other batches before."""
         self._launcher: Callable[[Fit, int, int, list[Any]], OutputT] = self._launch
         self._value_checks = self._buffers.value_checks
         self._final_count: ReplayCount | None = None
@@ -182,27 +183,38 @@ class Replayer(Generic[OutputT]):
         """Return the attributes that all staged batches of a size and an entry have."""
         writer = self._writer(fit, entry, tokens)
 
-        def launch(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
+        def check(rows: Mapping[str, Any]) -> None:
             if self._checks:
                 self._buffers.check(SimpleNamespace(**rows), tokens)
             if self._value_checks is not None:
                 self._value_checks.check(SimpleNamespace(**rows))
-            agreed = fit if self.agree_on_size is None else self._agreed(fit)
+
+        def start(chosen: Fit, in_flight: list[Any]) -> OutputT:
             self._mailbox.claims += 1  # the batch is launched once, also if the launch fails
-            return self._launcher(agreed, entry, tokens, in_flight)
+            return self._launcher(chosen, entry, tokens, in_flight)
+
+        def launch(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
+            check(rows)
+            return start(fit, in_flight)
 
         attributes = {
             **writer.views, "_writer": writer, "_launch": launch, "_unassigned": writer.by_address,
+            "_refuse": _raise,
         }  # fmt: skip
+        if (consensus := self.consensus) is not None:
+
+            def launch_on_ranks(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
+                size = consensus.agree_on_staged(
+                    fit.requests, fit.padded_batch_size, partial(check, rows)
+                )
+                agreed = self._fits.get((fit.requests, size)) or self._make_fit(fit.requests, size)
+                return start(agreed, in_flight)
+
+            attributes["_launch"] = partial(consensus.run, launch_on_ranks)
+            attributes["_refuse"] = partial(consensus.run, consensus.refuse)
         if tokens == fit.tokens:
             fit.staged[entry] = attributes
         return attributes
-
-    def _agreed(self, fit: Fit) -> Fit:
-        """Return the fit of the same requests at the size that all ranks replay."""
-        assert self.agree_on_size is not None, "the ranks agree"
-        size = self.agree_on_size(fit.requests, fit.padded_batch_size)
-        return self._fits.get((fit.requests, size)) or self._make_fit(fit.requests, size)
 
     def _writer(self, fit: Fit, entry: int, tokens: int) -> BatchWriter:
         """Return the writer of a batch. Those of ragged batches are too many to keep."""
@@ -248,3 +260,7 @@ class Replayer(Generic[OutputT]):
         fit = Fit(self._buffers, requests, padded, graph, output)
         self._fits[requests, size] = fit
         return fit
+
+
+def _raise(error: GraphkitError) -> NoReturn:
+    raise error

@@ -14,7 +14,7 @@ from torch import nn
 from graphkit.attention import AttentionBackend
 from graphkit.buffers import StepInputs, capacity_of
 from graphkit.config import BufferSizes
-from graphkit.distributed import Agreement, LockstepBackend, RankGroup
+from graphkit.distributed import AgreedSize, LockstepBackend, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
 from graphkit.graphs import (
     Attribution,
@@ -29,13 +29,13 @@ from graphkit.graphs import (
 )
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
-from graphkit.runners.ballot import Ballot
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count
 from graphkit.runners.known_memory import memory_names
 from graphkit.runners.launch import Launch
 from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.outputs import Output
+from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.replayer import ReplayCount, Replayer
 from graphkit.runners.settings import (
     check_draft_token_map,
@@ -183,8 +183,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """Decides which batches have a graph."""
         self.group: RankGroup | None = None
         """Ranks that capture and replay together, if any."""
-        self._ballot: Ballot | None = None
-        self._agrees = False
+        self._consensus: ReplayConsensus | None = None
         if group is not None:
             self.join(group)
         self._replayer: Replayer[OutputT] | None = None
@@ -204,10 +203,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             state = self.status if self.group is None else "in a group"
             raise ReplayError(f"join() needs a planned runner without group; this one is {state}.")
         self.group = group
-        self._ballot = Ballot(
-            group, group.add(self), self.mode, self.dispatch, self.table, self.buffers
+        self._consensus = ReplayConsensus(
+            group, group.add(self), self.step, self.dispatch, self.table
         )
-        self._agrees = not group.same_batch or self.buffers.value_checks is not None
 
     def capture(
         self,
@@ -247,8 +245,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             )
             graphs, sizes = capture.capture(progress or (lambda _size: None))
             self._replayer = self.replayer_of(graphs)
-            if self._ballot is not None and self._agrees:
-                self._replayer.agree_on_size = self._ballot.agree_on_size
+            self._replayer.consensus = self._consensus
             self.status = "captured"
         return CaptureRecord(
             target=self.step.name,
@@ -305,7 +302,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     def close(self) -> None:
         """Close all graphs. May be called again. Outputs must not be used afterwards.
 
-        With ``group`` every rank closes the runner, before its process group is destroyed.
+        With ``group`` every rank closes the runner, before its process group is destroyed. Nothing
+        is compared after a rank has failed.
 
         Raises:
             RankError: Another rank does not close, or replayed more or fewer steps. The graphs are
@@ -314,9 +312,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         is_captured, self.status = self.status == "captured", "closed"
         try:
-            if is_captured and self.group is not None and not self.group.is_lost:
-                assert self._ballot is not None, "a member of a group has a ballot"
-                self._ballot.close(self.stats.replays)
+            if is_captured and self.group is not None and not self.group.is_known_lost:
+                assert self._consensus is not None, "a member of a group has a consensus"
+                self._consensus.close(self.stats.replays)
         finally:
             if self._replayer is not None:
                 self._replayer.close()
@@ -358,14 +356,12 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         if self._replayer is None or self.status != "captured":
             self._require_captured("replay")
-        if self._agrees:
-            padded_batch_size = self._agreed_size(batch, padded_batch_size)
+        if self._consensus is not None:
+            return self._consensus.run(self._replay_on_ranks, batch, padded_batch_size, clone)
         try:
             output: OutputT = self._replayer.replay(batch, padded_batch_size)  # type: ignore[union-attr]
         except (AttributeError, TypeError):
-            self.dispatch.require_inputs(batch)
-            if padded_batch_size is not None:
-                require_count("padded_batch_size", padded_batch_size)
+            self._check_arguments(batch, padded_batch_size)
             raise
         return output.clone() if clone else output
 
@@ -408,8 +404,11 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             InputError: A field is missing or wrong, so the batch cannot run eagerly either.
             ReplayError: The runner is closed.
         """
-        if self._agrees:
-            return self._run_agreed(batch, padded_batch_size, clone=clone)
+        if self._consensus is not None and self.status != "closed":
+            return self._consensus.run(self._run_on_ranks, batch, padded_batch_size, clone)
+        return self._run_alone(batch, padded_batch_size, clone)
+
+    def _run_alone(self, batch: InputsT, padded_batch_size: int | None, clone: bool) -> OutputT:
         miss = self.dispatch.miss(batch, self.status)
         if miss is None:
             return self.replay(batch, padded_batch_size=padded_batch_size, clone=clone)
@@ -433,6 +432,11 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             InputError: A field is missing or wrong; its name is in the text.
             OutputError: The forward returned something other than its mode's output.
         """
+        if self._consensus is not None:
+            return self._consensus.run(self._fall_back, batch, without)
+        return self._fall_back(batch, without)
+
+    def _fall_back(self, batch: InputsT, without: Collection[str]) -> OutputT:
         self.dispatch.require_inputs(batch)
         if not isinstance(without, Collection):
             raise InputError(f"without must be names of fields, got {without!r}.", field="without")
@@ -464,6 +468,11 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         if self.status == "closed":
             raise ReplayError("the runner is closed. Create a new runner.")
+        if self._consensus is not None:
+            return self._consensus.run(self._run_padded, batch, padded_batch_size)
+        return self._run_padded(batch, padded_batch_size)
+
+    def _run_padded(self, batch: InputsT, padded_batch_size: int | None) -> OutputT:
         self.dispatch.require_inputs(batch)
         requests, tokens = batch.batch_size, self.buffers.tokens_of(batch)
         if not requests:
@@ -491,14 +500,14 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         output: OutputT = self.output_type(**made)
         return output.live(requests, tokens)
 
-    def run_pads(self, agreement: Agreement) -> None:
+    def run_pads(self, agreed: AgreedSize) -> None:
         """Run pads as agreed with the other ranks; see ``RankGroup.idle``."""
-        assert self._ballot is not None, "a member of a group has a ballot"
-        self._ballot.counted(agreement)
-        if agreement.can_replay:
-            self._require_captured("idle").pads(agreement.padded_batch_size)
+        assert self._consensus is not None, "a member of a group has a consensus"
+        self._consensus.counted(agreed)
+        if agreed.can_replay:
+            self._require_captured("idle").pads(agreed.padded_batch_size)
         else:
-            self._pads_without_graph()
+            self._consensus.run(self._pads_without_graph)
 
     def can_replay(self, batch: InputsT) -> Decision:
         """Return whether ``replay`` accepts the batch, and if not, why. Launches nothing."""
@@ -593,8 +602,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             fallbacks=dict(self.dispatch.fallbacks),
             replays_by_size=dict(sorted(count.by_size.items())),
             live_sizes=dict(sorted(count.live_sizes.items())),
-            agreements=self._ballot.agreements if self._ballot else 0,
-            idle=self._ballot.idle if self._ballot else 0,
+            agreements=self._consensus.agreements if self._consensus else 0,
+            idle=self._consensus.idle if self._consensus else 0,
         )
 
     @property
@@ -616,27 +625,44 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             table = SizeTable(max(graphs), list(graphs))
         return Replayer(self.step, table, graphs, self.dispatch, self.backend)
 
-    def _agreed_size(self, batch: InputsT, padded_batch_size: int | None) -> int | None:
-        """Agree on the size that all ranks replay; ``None`` if all are idle."""
-        assert self._ballot is not None, "ranks agree by ballot"
-        agreement = self._ballot.agree(batch, self.status, padded_batch_size)
-        self._ballot.require_replay(agreement)
-        return agreement.padded_batch_size or None
+    def _replay_on_ranks(
+        self, batch: InputsT, padded_batch_size: int | None, clone: bool
+    ) -> OutputT:
+        """Replay as all ranks do."""
+        assert self._consensus is not None, "a member of a group has a consensus"
+        if self._consensus.agrees:
+            agreed = self._consensus.agree(batch, self.status, padded_batch_size)
+            self._consensus.require_replay(agreed)
+            padded_batch_size = agreed.padded_batch_size or None
+        try:
+            output: OutputT = self._require_captured("replay").replay(batch, padded_batch_size)
+        except (AttributeError, TypeError):
+            self._check_arguments(batch, padded_batch_size)
+            raise
+        return output.clone() if clone else output
 
-    def _run_agreed(self, batch: InputsT, padded_batch_size: int | None, *, clone: bool) -> OutputT:
+    def _run_on_ranks(self, batch: InputsT, padded_batch_size: int | None, clone: bool) -> OutputT:
         """Replay or fall back, as all ranks do."""
-        assert self._ballot is not None, "ranks agree by ballot"
-        agreement = self._ballot.agree(batch, self.status, padded_batch_size)
-        if agreement.mode is ForwardMode.IDLE:
+        assert self._consensus is not None, "a member of a group has a consensus"
+        if not self._consensus.agrees:
+            return self._run_alone(batch, padded_batch_size, clone)
+        agreed = self._consensus.agree(batch, self.status, padded_batch_size)
+        if agreed.mode is ForwardMode.IDLE:
             return self.fall_back(batch)
-        if agreement.can_replay:
+        if agreed.can_replay:
             replayer = self._require_captured("run")
-            output: OutputT = replayer.replay(batch, agreement.padded_batch_size)
+            output: OutputT = replayer.replay(batch, agreed.padded_batch_size)
             return output.clone() if clone else output
         if not batch.batch_size:
-            return self._pads_without_graph()
-        self.dispatch.fallbacks[self._ballot.explain(agreement)] += 1
+            return self._consensus.run(self._pads_without_graph)
+        self.dispatch.fallbacks[self._consensus.explain(agreed)] += 1
         return self.fall_back(batch)
+
+    def _check_arguments(self, batch: InputsT, padded_batch_size: int | None) -> None:
+        """Refuse arguments of a wrong type."""
+        self.dispatch.require_inputs(batch)
+        if padded_batch_size is not None:
+            require_count("padded_batch_size", padded_batch_size)
 
     def _pads_without_graph(self) -> OutputT:
         """Run a padded step on pads alone, for collectives that others run eagerly."""

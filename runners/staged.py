@@ -77,11 +77,13 @@ class StagedBatch(Generic[OutputT]):
             ReplayError: The batch was replayed before, or another batch claimed the entry.
         """
         if self._claim != self._writer.mailbox.claims:
-            raise _invalid()
+            self._refuse(_invalid())
         if self._unassigned:
             missing = min(self._unassigned)
-            raise InputError(
-                f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
+            self._refuse(
+                InputError(
+                    f"field {missing!r} was not assigned. Assign a device tensor.", field=missing
+                )
             )
         launch: Callable[..., OutputT] = self._launch
         output = launch(vars(self), self._in_flight)

@@ -182,6 +182,14 @@ class Step(Generic[OutputT]):
             return tokens - requests + 1
         return max(int(counts.max()), 1)
 
+    def check_unpadded(self, batch: Any) -> None:
+        """Refuse a batch that ``unpadded`` cannot run, in the checking mode also for its values.
+
+        Raises:
+            InputError: A field is missing or wrong; its name is in the text.
+        """
+        self._on_device(batch, ())
+
     def _on_device(self, batch: Any, without: Collection[str]) -> Any:
         """Return the live rows as inputs on the device, every field checked."""
         buffers, capacity = self.buffers, self.buffers.capacity

@@ -50,9 +50,9 @@ def report_of_ranks(report: AuditReport, group: RankGroup) -> AuditReport:
     from graphkit.audit import merged_reports
 
     if group.rank:
-        group.notes.write("audit report", report.to_json())
+        group.store.write("audit report", report.to_json())
         return report
-    texts = group.notes.gather("audit report", group.others, group.time_limit)
+    texts = group.store.gather("audit report", group.others, group.time_limit)
     missing = tuple(rank for rank in group.others if rank not in texts)
     if missing:
         raise RankError(f"rank {missing[0]} sent no report of its audits.", ranks=missing)

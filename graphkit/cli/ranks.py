@@ -99,8 +99,8 @@ def _agreed(group: RankGroup, code: int, text: str) -> int:
     """Exchange exit codes; rank 0 prints its own error, or else the first of another rank."""
     import torch.distributed as dist
 
-    group.notes.write("exit", f"{code} {text}")
-    others = group.notes.gather("exit", group.others, _EXIT_CODES_S)
+    group.store.write("exit", f"{code} {text}")
+    others = group.store.gather("exit", group.others, _EXIT_CODES_S)
     codes = [code]
     for rank in sorted(others):
         other, _, reason = others[rank].partition(" ")

@@ -1,28 +1,28 @@
 """Several ranks: they capture together, and agree before each replay on what all replay.
 
 Built on ``torch.distributed``. ``RankGroup`` is the argument ``group=`` of runners. Before a
-replay, each rank casts a ``Vote``, and all reach the same ``Agreement`` (``votes``). Captures
-proceed in ``lockstep``. What ranks say about failures goes through ``notes``. ``collectives`` are
-those of the forwards.
+replay, each rank sends a ``RankReady``, and all reach the same ``AgreedSize``. Captures wait at
+``CaptureBarrier``. ``failure_detector`` finds out which rank failed first, through ``rank_store``,
+``heartbeat`` and ``connections``. ``collectives`` are those of the forwards.
 """
 
+from graphkit.distributed.agreed_size import ANY_RUNNER, AgreedSize, Choice, RankReady
+from graphkit.distributed.capture_barrier import CaptureBarrier, LockstepBackend, RankFailure
 from graphkit.distributed.channel import Channel
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
-from graphkit.distributed.lockstep import Lockstep, LockstepBackend, RankFailure
 from graphkit.distributed.rank_group import Member, RankGroup
-from graphkit.distributed.votes import ANY_RUNNER, Agreement, Choice, Vote
 
 __all__ = [
     "ANY_RUNNER",
-    "Agreement",
+    "AgreedSize",
+    "CaptureBarrier",
     "Channel",
     "Choice",
     "Collectives",
-    "Lockstep",
     "LockstepBackend",
     "Member",
     "OneShotCollectives",
     "RankFailure",
     "RankGroup",
-    "Vote",
+    "RankReady",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -10,8 +11,8 @@ import torch.distributed as dist
 
 from graphkit.distributed.rank_group import RankGroup
 
-_FOREVER = timedelta(days=365)
-"""Rank 0 may have no work for long. The connection of a rank that ends is closed at once."""
+_FOREVER_S = timedelta(days=365).total_seconds()
+"""Rank 0 may have no work for long. A rank that fails or ends breaks the connection."""
 
 
 class Channel:
@@ -23,13 +24,7 @@ class Channel:
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._ranks = dist.new_group(
-            dist.get_process_group_ranks(group.process_group),
-            timeout=_FOREVER,
-            backend="gloo",
-            use_local_synchronization=True,
-            group_desc="graphkit channel",
-        )
+        self._ranks = group.new_channel(_FOREVER_S)
         self._size = torch.zeros(1, dtype=torch.int64)
 
     def broadcast(self, data: bytes = b"") -> bytes:
@@ -39,9 +34,20 @@ class Channel:
         collective of 8 bytes.
 
         Raises:
-            RankError: A rank has ended or left.
+            RankError: A rank has failed.
         """
-        self._group.require_open()
+        return self._group.guard(self._broadcast, data)
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of all ranks, in their order; every rank has as many.
+
+        Raises:
+            RankError: A rank has failed, or did not come within the time limit.
+        """
+        return self._group.guard(self._gather, numbers)
+
+    def _broadcast(self, data: bytes) -> bytes:
+        self._group.advance()
         self._size[0] = len(data)
         self._send(self._size)
         if not self._size:
@@ -52,13 +58,8 @@ class Channel:
         self._send(content)
         return content.numpy().tobytes()
 
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of all ranks, in their order; every rank has as many.
-
-        Raises:
-            RankError: A rank has ended or left.
-        """
-        self._group.require_open()
+    def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        self._group.advance()
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in range(self._group.size)]
         self._group.wait(dist.all_gather(found, mine, group=self._ranks, async_op=True))
@@ -66,4 +67,4 @@ class Channel:
 
     def _send(self, tensor: torch.Tensor) -> None:
         work = dist.broadcast(tensor, group=self._ranks, group_src=0, async_op=True)
-        self._group.wait(work)
+        self._group.wait(work, math.inf)

@@ -5,31 +5,41 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from graphkit.distributed.agreed_size import (
+    ANY_RUNNER,
+    WORDS,
+    AgreedSize,
+    Choice,
+    RankReady,
+    agreed_size,
+)
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
-from graphkit.distributed.notes import Notes
-from graphkit.distributed.presence import ROLL_CALL_S, Presence, described
-from graphkit.distributed.votes import ANY_RUNNER, WORDS, Agreement, Choice, Vote, outcome
+from graphkit.distributed.connections import limit_gloo
+from graphkit.distributed.failure_detector import FailureDetector, first_line
+from graphkit.distributed.rank_store import Failure
 from graphkit.errors import ConfigError, RankError, ReplayError
 from graphkit.spec import ForwardMode
 
 _MOST_S = 1e8
 """Limit of time limits: gloo counts milliseconds in 64 bits."""
+_LONGER_S = 60.0
+"""The control group has a longer limit than its ranks, which find out who is missing."""
 
 
 class Member(Protocol):
     """A runner of a group."""
 
-    def run_pads(self, agreement: Agreement) -> None:
+    def run_pads(self, agreed: AgreedSize) -> None:
         """Run the agreed step on pads."""
         ...
 
 
-class RankGroup(Presence):
+class RankGroup(FailureDetector):
     """Ranks whose runners capture the same graphs and replay them together.
 
     A forward with collectives runs on all ranks or on none. Runners of a group therefore capture
@@ -58,17 +68,18 @@ class RankGroup(Presence):
         one_shot: The collectives of split models go through memory that the GPUs of one host share
             instead of through NCCL; see ``OneShotCollectives``. Device loops need that.
         time_limit: Seconds that a rank waits for another one. Allow for compilations and prefills
-            that other ranks do not have. Collectives of a gloo ``process_group`` inside a forward
-            have their own limit: that of ``init_process_group``.
+            that other ranks do not have. If ``process_group`` uses gloo, its collectives get this
+            limit, too, unless theirs is shorter. Those of NCCL have the limit of
+            ``init_process_group`` until a rank fails, which ends them.
 
     Attributes:
-        process_group: As given.
+        process_group: As passed.
         rank: Rank of this process in it.
         size: Number of its ranks.
-        same_batch, time_limit: As given.
+        same_batch, time_limit: As passed.
         collectives: What the forwards of split models use.
-        agreement: The last agreement, such as for a forward that needs the ``batch_sizes`` of all
-            ranks; ``None`` before the first one.
+        agreed_size: What the ranks agreed on last, such as for a forward that needs the
+            ``batch_sizes`` of all ranks; ``None`` before the first step.
 
     Raises:
         ConfigError: ``torch.distributed`` is not initialised, this process is no member, or the
@@ -85,22 +96,16 @@ class RankGroup(Presence):
     ) -> None:
         member_of, rank = _member_of(process_group)
         seconds = _seconds(time_limit)
-        self._control = dist.new_group(
-            dist.get_process_group_ranks(member_of),
-            timeout=timedelta(seconds=seconds),
-            backend="gloo",
-            use_local_synchronization=True,
-            group_desc="graphkit",
-        )
-        notes = Notes(self._control.get_group_store(), rank)
-        super().__init__(member_of, rank, notes, seconds)
+        super().__init__(member_of, new_cpu_group(member_of, seconds + _LONGER_S), rank, seconds)
+        limit_gloo(member_of, seconds)
         self.same_batch = bool(same_batch)
         self.collectives = self._collectives(one_shot)
-        self.meetings = 0
-        """Meetings of ``Lockstep`` so far."""
-        self.agreement: Agreement | None = None
-        self._votes = torch.zeros(self.size, WORDS, dtype=torch.int64)
-        self._rows = self._votes.numpy()
+        self.barriers = 0
+        """Barriers of ``CaptureBarrier`` so far."""
+        self.agreed_size: AgreedSize | None = None
+        self._steps = 0
+        self._ready = torch.zeros(self.size, WORDS, dtype=torch.int64)
+        self._rows = self._ready.numpy()
         self._members: list[weakref.ref[Member]] = []
 
     def __repr__(self) -> str:
@@ -122,17 +127,14 @@ class RankGroup(Presence):
 
     # Agreement.
 
-    def agree(self, vote: Vote) -> Agreement:
-        """Vote, wait for the votes of all ranks, and return what all do.
+    def agree(self, ready: RankReady) -> AgreedSize:
+        """Tell what this rank can run, wait for all ranks, and return what all run.
 
         Raises:
             RankError: A rank refused its batch, closed, left, or runs another mode.
             ReplayError: The process group was destroyed.
         """
-        votes = self._collect(vote)
-        self._check_taking_part(votes)
-        self.agreement = outcome(votes, same_batch=self.same_batch)
-        return self.agreement
+        return self.guard(self._agree, ready)
 
     def idle(self) -> ForwardMode:
         """Take part in a step of the other ranks without a request: run pads of what they run.
@@ -141,51 +143,69 @@ class RankGroup(Presence):
             The mode that ran; IDLE if no rank has a request, so that nothing ran.
 
         Raises:
-            RankError: As for ``agree``.
-            ReplayError: The process group was destroyed, or ranks do not vote (``same_batch``).
+            RankError: As for ``agree``, or this rank has dropped the runner that the others run.
+            ReplayError: The process group was destroyed, or ranks do not agree (``same_batch``).
         """
         if self.same_batch:
             raise ReplayError(
                 "idle() needs ranks that agree, but same_batch=True says that all ranks have the "
                 "same batch. Create the RankGroup without it."
             )
-        agreement = self.agree(Vote(Choice.IDLE))
-        if agreement.runner != ANY_RUNNER:
-            runner = self._members[agreement.runner]()
-            assert runner is not None, "a runner that ranks agree on is open"
-            runner.run_pads(agreement)
-        return agreement.mode
+        return self.run(self._idle)
 
-    def refuse(self, vote: Vote, error: BaseException) -> None:
+    def refuse(self, ready: RankReady, error: BaseException) -> None:
         """Make this step an error on all ranks. The caller raises ``error`` after it."""
-        self.notes.write(f"refused {self._round}", described(error))
-        self._collect(vote)
+        failure = self.refusal(error)
+        self.store.report(f"refused step {self._steps + 1}", failure)
+        self._collect(ready)
+        self._refused = error
 
-    def close(self, vote: Vote) -> None:
+    def close(self, ready: RankReady) -> None:
         """Agree that all ranks close a runner after the same number of replays.
 
         Raises:
             RankError: Another rank does not close, or replayed more or fewer steps.
         """
-        votes = self._collect(vote)
-        self._check_taking_part(votes)
-        try:
-            outcome(votes, same_batch=False)
-        except RankError:
-            self.release_device()  # a replay that other ranks do not have would never end
-            raise
+        self.guard(self._close, ready)
 
-    def leave(self, error: BaseException) -> None:
-        """Tell the other ranks that this one takes no further part. Does not wait."""
-        if self.is_lost or not self.is_open:
-            return
-        super().leave(error)
-        if self.same_batch:  # others may never vote, and the end of the group would wait for it
-            return
+    def new_channel(self, seconds: float) -> dist.ProcessGroup:
+        """Return a process group of the same ranks for the CPU, which ends when a rank fails.
+
+        Args:
+            seconds: Its time limit.
+        """
+        made = new_cpu_group(self.process_group, seconds)
+        self._own_groups.append(made)
+        return made
+
+    def _agree(self, ready: RankReady) -> AgreedSize:
+        of_all = self._collect(ready)
+        self._check_taking_part(of_all)
+        self.agreed_size = agreed_size(of_all, same_batch=self.same_batch)
+        return self.agreed_size
+
+    def _idle(self) -> ForwardMode:
+        agreed = self._agree(RankReady(Choice.IDLE))
+        if agreed.runner != ANY_RUNNER:
+            runner = self._members[agreed.runner]()
+            if runner is None:
+                text = (
+                    f"rank {self.rank} has dropped its runner {agreed.runner} of "
+                    f"{agreed.mode.name}, which other ranks run. Keep every runner until all ranks "
+                    "close it"
+                )
+                raise self.lose(Failure((self.rank,), text))
+            runner.run_pads(agreed)
+        return agreed.mode
+
+    def _close(self, ready: RankReady) -> None:
+        of_all = self._collect(ready)
+        self._check_taking_part(of_all)
         try:
-            self._vote(Vote(Choice.REFUSED))  # wakes ranks that wait for this one's vote
-        except RuntimeError:
-            return
+            agreed_size(of_all, same_batch=False)
+        except RankError as error:  # a replay that other ranks do not have would never end
+            self.release_device()
+            raise self.lose(Failure(error.ranks, str(error).removesuffix("."))) from error
 
     def _collectives(self, one_shot: bool) -> Collectives:
         if not one_shot:
@@ -196,38 +216,57 @@ class RankGroup(Presence):
             )
         return OneShotCollectives(self.process_group)
 
-    def _check_taking_part(self, votes: Sequence[Vote]) -> None:
-        """Refuse a round in which a rank refused its batch, or in which only some ranks close."""
-        for rank, vote in enumerate(votes):
-            if vote.choice is Choice.REFUSED and rank != self.rank:
-                raise self._refusal_of(rank)
-        closed = [rank for rank, vote in enumerate(votes) if vote.choice is Choice.CLOSE]
+    def _check_taking_part(self, of_all: Sequence[RankReady]) -> None:
+        """Refuse a step in which a rank refused its batch, or in which only some ranks close."""
+        refused = [rank for rank, each in enumerate(of_all) if each.choice is Choice.REFUSED]
+        if refused and self.rank not in refused:
+            first = self.store.failure(f"refused step {self._steps}")
+            raise (
+                first.error(self.rank)
+                if first
+                else RankError(f"rank {refused[0]} refused its batch.", ranks=(refused[0],))
+            )
+        closed = [rank for rank, each in enumerate(of_all) if each.choice is Choice.CLOSE]
         if closed and len(closed) < self.size:
             going = next(rank for rank in range(self.size) if rank not in closed)
-            shut = votes[closed[0]]
-            raise self.lose(
+            shut = of_all[closed[0]]
+            text = (
                 f"rank {closed[0]} closed {shut.mode.name} after {shut.replays} replays, but rank "
-                f"{going} runs another step. All ranks must run the same steps and close together.",
-                (closed[0], going),
+                f"{going} runs another step. All ranks must run the same steps and close together"
             )
+            raise self.lose(Failure((closed[0], going), text))
 
-    def _refusal_of(self, rank: int) -> RankError:
-        self.check_left(rank)
-        found = self.notes.gather(f"refused {self._round - 1}", [rank], ROLL_CALL_S)
-        cause = found.get(rank, "an error that it could not report")
-        return RankError(f"rank {rank} refused its batch: {cause}", ranks=(rank,))
-
-    def _collect(self, vote: Vote) -> list[Vote]:
-        """Return the votes of all ranks, in order."""
-        self.require_open()
-        self.wait(self._vote(vote))
-        self._round += 1
-        return [Vote.of(row) for row in self._rows.tolist()]
-
-    def _vote(self, vote: Vote) -> Any:
+    def _collect(self, ready: RankReady) -> list[RankReady]:
+        """Return what all ranks can run, in order. From now on the others count on this one."""
+        self.advance()
         self._rows[:] = 0
-        self._rows[self.rank] = vote.words()
-        return dist.all_reduce(self._votes, group=self._control, async_op=True)
+        self._rows[self.rank] = ready.words()
+        self._steps += 1
+        self.wait(dist.all_reduce(self._ready, group=self._own_groups[0], async_op=True))
+        return [RankReady.of(row) for row in self._rows.tolist()]
+
+
+def new_cpu_group(process_group: dist.ProcessGroup, seconds: float) -> dist.ProcessGroup:
+    """Return a process group of the same ranks that uses gloo. Collective.
+
+    Raises:
+        RankError: A rank did not create it.
+    """
+    try:
+        made = dist.new_group(
+            dist.get_process_group_ranks(process_group),
+            timeout=timedelta(seconds=seconds),
+            backend="gloo",
+            use_local_synchronization=True,
+            group_desc="graphkit",
+        )
+    except RuntimeError as error:
+        raise RankError(
+            f"the ranks could not connect: {first_line(error)}. All ranks must create the same "
+            "groups and engines in the same order.",
+        ) from error
+    assert isinstance(made, dist.ProcessGroup), "this process is a member"
+    return made
 
 
 def _member_of(process_group: object) -> tuple[dist.ProcessGroup, int]:

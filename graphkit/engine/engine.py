@@ -12,7 +12,7 @@ import torch
 from graphkit.config import BufferSizes, is_int, require_int, require_type
 from graphkit.distributed import RankGroup
 from graphkit.engine.device_generation import OnDevice
-from graphkit.engine.followers import Followers
+from graphkit.engine.followers import Followers, on_all_ranks
 from graphkit.engine.generations import Generation, HostInLoop, Overlapped, RunningBatch
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
@@ -309,6 +309,7 @@ class SpeculativeEngine:
         return self._tally.stats(self._queue, self.memory, self.runners)
 
     @torch.no_grad()
+    @on_all_ranks
     def step(self) -> NewTokens:
         """Admit waiting requests, run one step for all running ones, and remove finished ones.
 
@@ -369,7 +370,7 @@ class SpeculativeEngine:
             raise ReplayError(
                 "follow() is for ranks other than 0 of an engine with group=. Call submit and step."
             )
-        self._followers.follow(self.submit, self.abort, self.step)
+        self._followers.worker_loop(self.submit, self.abort, self.step)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -402,25 +403,39 @@ class SpeculativeEngine:
         """Close all runners and free what unfinished requests hold. May be called repeatedly.
 
         Unfinished requests keep the tokens generated so far, with ``finish_reason`` ``None``.
+
+        Raises:
+            RankError: A rank of ``group`` fails meanwhile, or generated other tokens. Everything is
+                closed and freed all the same, and at once after a rank has failed.
         """
         if self._is_released:
             return
         self._closed = True
-        with ExitStack() as stack:
+        with ExitStack() as last_first:  # closes and frees everything, also if a rank has failed
             for runner in reversed(self.runners):
-                stack.callback(runner.close)
+                last_first.callback(runner.close)
+            last_first.callback(self._release)
             if self._followers is not None:
                 self._followers.close()
-            if not self._is_interrupted:
+            if not self._is_interrupted and (self.group is None or not self.group.is_lost):
                 self._is_interrupted = True
-                self._steps.drain()
-            self._steps.reset()
-            self._queue.requeue()
-            for request in self._queue.clear():
-                self._tally.add(request)
-            self.memory.close()
-            self._use.end()
+                self._drain()
         self._is_released = True
+
+    @on_all_ranks
+    def _drain(self) -> None:
+        """Deliver what is on its way. After a rank has failed, it would never arrive."""
+        self._steps.drain()
+
+    def _release(self) -> None:
+        """Free what unfinished requests hold, and let others use the pools."""
+        if self.group is None:
+            self._steps.reset()
+        self._queue.requeue()
+        for request in self._queue.clear():
+            self._tally.add(request)
+        self.memory.close()
+        self._use.end()
 
     def __enter__(self) -> Self:
         return self

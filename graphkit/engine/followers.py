@@ -6,7 +6,8 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from graphkit.distributed import Channel, RankGroup
 from graphkit.engine.request import NewTokens, Request
@@ -14,15 +15,39 @@ from graphkit.errors import ConfigError, RankError
 from graphkit.step import SamplingParams
 
 _CHECK_EVERY = 32
-_STEP, _CLOSE = "step", "close"
+_STEP, _CLOSE, _COMPARE = "step", "close", "compare"
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+class _HasGroup(Protocol):
+    group: RankGroup | None
+
+
+OwnerT = TypeVar("OwnerT", bound=_HasGroup)
+
+
+def on_all_ranks(
+    method: Callable[Concatenate[OwnerT, P], ResultT],
+) -> Callable[Concatenate[OwnerT, P], ResultT]:
+    """Guard a method that all ranks of its object's group call; see ``RankGroup.guard``."""
+
+    @wraps(method)
+    def call(self: OwnerT, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        if self.group is None:
+            return method(self, *args, **kwargs)
+        return self.group.guard(lambda: method(self, *args, **kwargs))
+
+    return call
 
 
 class Followers:
-    """Repeats the calls of rank 0 on all ranks, and compares the tokens of their steps.
+    """Repeats the calls of rank 0 on all ranks, and compares their tokens.
 
     Equal requests, seeds and weights give equal steps, so that calls are all that ranks need to
-    share. Another rank than 0 either follows, or makes the same calls itself. Every few steps the
-    ranks compare a checksum of each step's tokens.
+    share. Another rank than 0 either follows, or makes the same calls itself. When requests finish,
+    when the engine closes and at least every 32 steps, the ranks compare checksums of the whole
+    output of each finished request and of the tokens of each step.
 
     Args:
         group: The ranks; all have the same batch.
@@ -42,7 +67,8 @@ class Followers:
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
         self._submitted = self._steps = 0
-        self._sums: list[int] = []
+        self._sums: list[tuple[str, int]] = []
+        """What ranks compare next, with its checksum."""
         self._follows = self._is_closed = False
 
     def submitted(self, request: Request) -> None:
@@ -61,17 +87,25 @@ class Followers:
         """Let all ranks run a step, after the calls since the last one.
 
         Raises:
-            RankError: This rank made other calls than rank 0, or a rank has ended.
+            RankError: This rank made other calls than rank 0, or a rank has failed.
         """
         self._share(_STEP)
 
     def close(self) -> None:
-        """Let the other ranks return from ``follow``, unless a rank has left."""
-        if not self._is_closed and not self._group.is_lost:
+        """Compare the last tokens, and let the other ranks return from ``follow``.
+
+        Does nothing after a rank has failed.
+
+        Raises:
+            RankError: A rank fails meanwhile, or generated other tokens than rank 0.
+        """
+        if not self._is_closed and not self._group.is_known_lost:
             self._is_closed = True
+            if self._sums:
+                self._compare()
             self._share(_CLOSE)
 
-    def follow(
+    def worker_loop(
         self,
         submit: Callable[[list[int], SamplingParams], Request],
         abort: Callable[[Request], None],
@@ -81,7 +115,7 @@ class Followers:
         self._follows = True
         try:
             while not self._is_closed:
-                calls, then = _parsed(self._channel.broadcast())
+                calls, then = _parsed(self._receive())
                 for name, *arguments in calls:
                     if name == "submit":
                         prompt, sampling = arguments
@@ -91,50 +125,82 @@ class Followers:
                 self._is_closed = then == _CLOSE
                 if not self._is_closed:
                     step()
+        except BaseException as error:
+            self._group.leave(error)
+            raise
         finally:
             self._follows = False
 
     def check(self, new_tokens: NewTokens) -> None:
-        """Compare the tokens of steps between ranks, every few steps.
+        """Compare tokens between ranks if requests have finished, and every few steps.
+
+        Args:
+            new_tokens: Tokens of the step that has been run.
 
         Raises:
-            RankError: A step of another rank generated something else.
+            RankError: A rank has failed, or generated something else.
         """
+        self._group.require_open()
         numbered = [(self._numbers[request], tokens) for request, tokens in new_tokens]
-        self._sums.append(zlib.crc32(repr(numbered).encode()))
+        self._sums.append((f"step {self._steps}", zlib.crc32(repr(numbered).encode())))
         self._steps += 1
-        for request in [request for request in self._numbers if request.is_finished]:
-            del self._requests[self._numbers.pop(request)]
-        if len(self._sums) < _CHECK_EVERY:
-            return
+        finished = [request for request in self._numbers if request.is_finished]
+        for request in finished:
+            number = self._numbers.pop(request)
+            del self._requests[number]
+            output = repr((request.output_ids, request.finish_reason))
+            self._sums.append((f"request {number}", zlib.crc32(output.encode())))
+        if finished or len(self._sums) >= _CHECK_EVERY:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Compare checksums with those of rank 0, on all ranks."""
+        message = json.dumps([self._sums, _COMPARE])
+        sent = self._channel.broadcast(message.encode())
+        if _parsed(sent)[1] != _COMPARE:
+            raise self._diverged("ended a request in another step than rank 0")
+        self._compare_with(sent)
+
+    def _compare_with(self, sent: bytes) -> None:
+        """Compare checksums with a message of rank 0, and the results of all ranks."""
+        first = [(name, checksum) for name, checksum in _parsed(sent)[0]]
         mine, self._sums = self._sums, []
-        by_rank = self._channel.gather(mine)
-        for index, sums in enumerate(zip(*by_rank, strict=True)):
-            for rank, each in enumerate(sums):
-                if each != sums[0]:
-                    step = self._steps - len(mine) + index
-                    raise self._group.lose(
-                        f"rank {rank} generated other tokens than rank 0 in step {step}. All ranks "
-                        "need the same weights, settings and kernels.",
-                        (rank,),
-                    )
+        pairs = zip(first, [*mine, *[None] * len(first)], strict=False)
+        equal = next((place for place, (a, b) in enumerate(pairs) if a != b), len(first))
+        places = [place for (place,) in self._channel.gather([equal])]
+        wrong = tuple(rank for rank, place in enumerate(places) if place < len(first))
+        if wrong:
+            where = first[places[wrong[0]]][0]
+            raise self._diverged(f"generated other tokens than rank 0 in {where}", wrong)
+
+    def _diverged(self, what: str, ranks: tuple[int, ...] | None = None) -> RankError:
+        ranks = (self._group.rank,) if ranks is None else ranks
+        return self._group.fail(
+            ranks, f"{what}. All ranks need the same weights, settings and kernels"
+        )
+
+    def _receive(self) -> bytes:
+        """Return the next calls of rank 0, after what it compares before."""
+        while _parsed(sent := self._channel.broadcast())[1] == _COMPARE:
+            self._compare_with(sent)
+        return sent
 
     def _share(self, then: str) -> None:
         """Send the calls since the last step, or compare them with those that rank 0 sends."""
-        calls, self._calls = self._calls, []
+        calls = self._calls
         if self._follows:
+            self._calls = []
             return
-        message = json.dumps([calls, then]) if calls or then != _STEP else ""
-        sent = self._channel.broadcast(message.encode()).decode()
+        message = (json.dumps([calls, then]) if calls or then != _STEP else "").encode()
+        sent = self._channel.broadcast(message) if not self._group.rank else self._receive()
+        self._calls = []
         if sent != message:
-            error = RankError(
-                f"rank {self._group.rank} made other calls than rank 0: {message or _STEP!r} "
-                f"instead of {sent or _STEP!r}. Make the same calls on all ranks, or call follow() "
-                "on all but rank 0.",
-                ranks=(self._group.rank,),
+            raise self._group.fail(
+                (self._group.rank,),
+                f"made other calls than rank 0: {message.decode() or _STEP!r} instead of "
+                f"{sent.decode() or _STEP!r}. Make the same calls on all ranks, or call follow() "
+                "on all but rank 0",
             )
-            self._group.leave(error)
-            raise error
 
 
 def _parsed(message: bytes) -> tuple[list[list[Any]], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -214,14 +215,15 @@ class DeviceLoops:
     def close(self) -> None:
         """Stop the launches, wait for them, and close all graphs. Streams remain readable."""
         self._ring.stop(self._launched)
-        for loop in self._loops.values():
-            loop.graph.close()
-            for body in loop.bodies.values():
-                body.close()
-        self._reader.end_all()  # ranks compare how many steps they ran
-        self._loops, self._running = {}, None
-        if self._prologue is not None:
-            self._prologue.close()
+        loops, self._loops, self._running = self._loops, {}, None
+        with ExitStack() as last_first:  # closes all, also if a rank of a running loop has failed
+            if self._prologue is not None:
+                last_first.callback(self._prologue.close)
+            last_first.callback(self._reader.end_all)  # ranks compare how many steps they ran
+            for loop in loops.values():
+                for body in loop.bodies.values():
+                    last_first.callback(body.close)
+                last_first.callback(loop.graph.close)
 
     def _captured(
         self,
@@ -289,8 +291,14 @@ class DeviceLoops:
         return self._control[word:][:1].view(torch.int32)[:1]
 
     def _poll(self) -> None:
-        if self._running is not None:
+        if self._running is None:
+            return
+        if self._group is None:
             self._running.poll()
+        elif self._rows.is_cuda:  # the device goes on without the host
+            self._group.require_open()
+        else:
+            self._group.run(self._running.poll)
 
     def _reserve(self, max_steps: int) -> None:
         """Refuse a launch whose first step may find the ring full of those of earlier launches."""

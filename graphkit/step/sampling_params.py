@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from numbers import Real
 
-from graphkit.config import require_int
+from graphkit.config import is_int, require_int
 from graphkit.errors import ConfigError, InputError
 
 MAX_STOP_IDS = 16
@@ -58,6 +58,9 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "top_k", "seed"):
+            if is_int(value := getattr(self, name)):
+                object.__setattr__(self, name, operator.index(value))  # numpy's have no JSON
         require_int("SamplingParams", "max_new_tokens", self.max_new_tokens)
         require_int("SamplingParams", "top_k", self.top_k, least=-1)
         if not 0 <= _number(self.temperature) < math.inf:
@@ -105,6 +108,8 @@ class SamplingParams:
                 field="stop_token_ids",
             )
         object.__setattr__(self, "stop_token_ids", tokens)
+        for name in ("temperature", "top_p", "min_p"):
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def with_seed(self, base: int, number: int) -> SamplingParams:
         """Return these parameters if they have a seed, else a copy with the seed of a request.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ from graphkit.step.sampling_params import SamplingParams, validate_sampling
 from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
 from graphkit.step.transfers import to_device
+
+ResultT = TypeVar("ResultT")
 
 
 class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
@@ -236,13 +238,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                 "with is_greedy=True. Use temperature 0, or a runner that samples.",
                 field="temperature",
             )
-        self.join_loops()
-        self._slot_checks.enqueue_row(req_pool_index, len(prompt) + limit + self.slots_ahead)
-        if self.device.type == "cpu":
-            self._slot_checks.report()
         self._admitted += 1
         seeded = sampling.with_seed(0, self._admitted)
-        return self._prefill.run(req_pool_index, prompt, seeded, limit)
+        return self._on_ranks(self._prefill_prompt, req_pool_index, prompt, seeded, limit)
 
     def release(self, req_pool_indices: Sequence[int]) -> None:
         """Make rows pads of all later launches and replays. Enqueues only.
@@ -310,8 +308,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         clone: bool = False,
     ) -> SpecStepOutput:
         """Replay one step; see ``Runner.replay``."""
-        self._report_checks()
-        return super().replay(batch, padded_batch_size=padded_batch_size, clone=clone)
+        replay = partial(super().replay, padded_batch_size=padded_batch_size, clone=clone)
+        return self._on_ranks(self._checked_replay, replay, batch)
 
     def draft_and_verify(self, req_pool_indices: torch.Tensor, *, is_greedy: bool) -> StepResult:
         """Begin a step without a graph, counted as a fallback; the drafter has yet to catch up.
@@ -359,12 +357,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """
         if not self.can_launch:
             self._refuse_launch()
-        self._report_checks()
-        require_int("launch", "max_steps", max_steps)
-        rows = self._validated(req_pool_indices, until)
-        return self._loops.launch(
-            rows, frozenset(until), max_steps, is_greedy=self.state.is_greedy(rows)
-        )
+        return self._on_ranks(self._launch_loop, req_pool_indices, max_steps, until)
 
     def memory_names(
         self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
@@ -397,14 +390,20 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
     def close(self) -> None:
         """Stop all launches, wait for them, and close all graphs. Streams remain readable."""
-        self._loops.close()
-        try:
-            super().close()
-        finally:
+        with ExitStack() as last_first:  # closes all, also if a rank has failed
             for runner in self.device_step.runners:
-                runner.close()
+                last_first.callback(runner.close)
             if self._use is not None:
-                self._use.end()
+                last_first.callback(self._use.end)
+            last_first.callback(super().close)
+            if self.group is None:
+                self._loops.close()
+            elif not self.group.is_lost:
+                self.group.run(self._loops.close)
+            else:
+                self.group.end_waits()
+                with suppress(RuntimeError):  # of loops that were running
+                    self._loops.close()
 
     def _shared_settings(self) -> dict[str, str]:
         inner = [f"{each.mode.name} {each.sizes}" for each in self.device_step.runners]
@@ -415,6 +414,34 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             "is_greedy": str(self._is_greedy),
             "the runners of the step": ", ".join(inner),
         }
+
+    def _on_ranks(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        return call(*arguments) if self.group is None else self.group.run(call, *arguments)
+
+    def _prefill_prompt(
+        self, row: int, prompt: Sequence[int], sampling: SamplingParams, limit: int
+    ) -> torch.Tensor:
+        self.join_loops()
+        self._slot_checks.enqueue_row(row, len(prompt) + limit + self.slots_ahead)
+        if self.device.type == "cpu":
+            self._slot_checks.report()
+        return self._prefill.run(row, prompt, sampling, limit)
+
+    def _checked_replay(
+        self, replay: Callable[[SpecStepInputs], SpecStepOutput], batch: SpecStepInputs
+    ) -> SpecStepOutput:
+        self._report_checks()
+        return replay(batch)
+
+    def _launch_loop(
+        self, req_pool_indices: Sequence[int], max_steps: int, until: Collection[int]
+    ) -> StepStream:
+        self._report_checks()
+        require_int("launch", "max_steps", max_steps)
+        rows = self._validated(req_pool_indices, until)
+        return self._loops.launch(
+            rows, frozenset(until), max_steps, is_greedy=self.state.is_greedy(rows)
+        )
 
     def _whole_step(self, inputs: SpecStepInputs) -> SpecStepOutput:
         return self._run(inputs, is_greedy=self._is_greedy)

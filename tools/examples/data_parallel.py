@@ -46,8 +46,8 @@ class Experts(nn.Module):
             return self.weighed(x)
         # A graph has as many rows on every rank. Afterwards this code runs only if the ranks agree
         # on a step without a graph, in which each rank has its live rows alone.
-        agreement = self.group.agreement
-        rows = len(x) if agreement is None else max(agreement.batch_sizes)
+        agreed = self.group.agreed_size
+        rows = len(x) if agreed is None else max(agreed.batch_sizes)
         mine = pad(x, (0, 0, 0, rows - len(x)))
         of_all, total = mine.new_empty(self.group.size, rows, HIDDEN), torch.empty_like(mine)
         dist.all_gather(list(of_all), mine, group=self.group.process_group)

@@ -1,4 +1,4 @@
-"""What each rank says before a replay, and what follows from it for all ranks."""
+"""What each rank says before a replay, and the size that all ranks agree on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphkit.errors import RankError
 from graphkit.spec import ForwardMode
 
 ANY_RUNNER = -1
-"""Number of the runner in the vote of an idle rank, which runs what the others run."""
+"""Number of the runner in the message of an idle rank, which runs what the others run."""
 _MODES = tuple(ForwardMode)
 
 
@@ -25,7 +25,7 @@ class Choice(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Vote:
+class RankReady:
     """What one rank says before a replay.
 
     Attributes:
@@ -47,24 +47,24 @@ class Vote:
     replays: int = 0
 
     def words(self) -> list[int]:
-        """Return the vote as numbers, for a collective."""
+        """Return the message as numbers, for a collective."""
         return [
             self.choice, self.runner, _MODES.index(self.mode), self.batch_size,
             self.padded_batch_size, self.reason, self.replays,
         ]  # fmt: skip
 
     @classmethod
-    def of(cls, words: Sequence[int]) -> Vote:
-        """Return the vote of numbers."""
+    def of(cls, words: Sequence[int]) -> RankReady:
+        """Return the message of numbers."""
         choice, runner, mode, *others = words
         return cls(Choice(choice), runner, _MODES[mode], *others)
 
 
-WORDS = len(Vote(Choice.IDLE).words())
+WORDS = len(RankReady(Choice.IDLE).words())
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class AgreedSize:
     """What all ranks do with their batches of one step.
 
     Attributes:
@@ -90,46 +90,49 @@ class Agreement:
         return not self.eager_ranks
 
 
-def outcome(votes: Sequence[Vote], *, same_batch: bool) -> Agreement:
-    """Return what the ranks do, from the votes of all, in the order of ranks.
+def agreed_size(ready: Sequence[RankReady], *, same_batch: bool) -> AgreedSize:
+    """Return what the ranks do, from the messages of all, in the order of ranks.
 
     Args:
-        votes: One per rank; none is REFUSED or CLOSE.
+        ready: One per rank; none is REFUSED or CLOSE.
         same_batch: Whether the ranks must have the same batch.
 
     Raises:
         RankError: Ranks run different modes, or took a different number of steps, or the batches
             differ although they must not.
     """
-    running = [vote for vote in votes if vote.runner != ANY_RUNNER]
-    named = [f"{vote.mode.name} (runner {vote.runner})" for vote in running]
-    ranks = [rank for rank, vote in enumerate(votes) if vote.runner != ANY_RUNNER]
+    running = [each for each in ready if each.runner != ANY_RUNNER]
+    named = [f"{each.mode.name} (runner {each.runner})" for each in running]
+    ranks = [rank for rank, each in enumerate(ready) if each.runner != ANY_RUNNER]
     _check_equal(running, "the mode of this step", named, ranks)
-    _check_equal(running, "replays so far", [vote.replays for vote in running], ranks)
+    _check_equal(running, "replays so far", [each.replays for each in running], ranks)
     if same_batch:
-        sizes = [f"{vote.batch_size} requests at {vote.padded_batch_size}" for vote in votes]
-        _check_equal(votes, "the batch, which same_batch says is the same", sizes)
-    eager = tuple(rank for rank, vote in enumerate(votes) if vote.choice is Choice.EAGER)
-    live = any(vote.choice is not Choice.IDLE for vote in votes)
-    return Agreement(
+        sizes = [f"{each.batch_size} requests at {each.padded_batch_size}" for each in ready]
+        _check_equal(ready, "the batch, which same_batch says is the same", sizes)
+    eager = tuple(rank for rank, each in enumerate(ready) if each.choice is Choice.EAGER)
+    live = any(each.choice is not Choice.IDLE for each in ready)
+    return AgreedSize(
         mode=running[0].mode if live else ForwardMode.IDLE,
         runner=running[0].runner if live else ANY_RUNNER,
-        padded_batch_size=0 if eager else max(vote.padded_batch_size for vote in votes),
-        batch_sizes=tuple(vote.batch_size for vote in votes),
+        padded_batch_size=0 if eager else max(each.padded_batch_size for each in ready),
+        batch_sizes=tuple(each.batch_size for each in ready),
         eager_ranks=eager,
-        reasons=tuple(votes[rank].reason for rank in eager),
+        reasons=tuple(ready[rank].reason for rank in eager),
     )
 
 
 def _check_equal(
-    votes: Sequence[Vote], what: str, values: Sequence[object], ranks: Sequence[int] | None = None
+    ready: Sequence[RankReady],
+    what: str,
+    values: Sequence[object],
+    ranks: Sequence[int] | None = None,
 ) -> None:
     """Refuse values that differ between ranks.
 
     Raises:
         RankError: They differ; the text has the first two that do.
     """
-    ranks = range(len(votes)) if ranks is None else ranks
+    ranks = range(len(ready)) if ranks is None else ranks
     for rank, value in zip(ranks, values, strict=True):
         if value != values[0]:
             raise RankError(

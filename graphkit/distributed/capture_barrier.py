@@ -1,4 +1,4 @@
-"""Capture on several ranks at once, in lockstep."""
+"""Capture on several ranks at once: all wait for each other at barriers."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from graphkit.distributed.connections import is_connection_error
+from graphkit.distributed.failure_detector import described
 from graphkit.distributed.rank_group import RankGroup
-from graphkit.errors import CaptureCause, ConfigError
+from graphkit.distributed.rank_store import Failure
+from graphkit.errors import CaptureCause, ConfigError, RankError
 from graphkit.graphs import Attribution, Backend, CapturedGraph, CaptureFailure, LoopGraph
 from graphkit.graphs.capture_failure import failure_of
 
 ResultT = TypeVar("ResultT")
-_SLICE_S = 1.0
-"""How long a rank waits for another one before it looks whether that one has left."""
+_SLICE_S = 0.25
+"""How long a rank waits for another one before it looks whether a rank has failed."""
 
 
 class RankFailure(CaptureFailure):
-    """A failed capture of one rank, raised on all ranks; ``rank`` is that rank."""
+    """A failed capture of one rank, raised on all ranks; ``rank`` is that rank, if it is known."""
 
-    def __init__(self, cause: CaptureCause, where: str, rank: int) -> None:
+    def __init__(self, cause: CaptureCause, where: str, rank: int | None) -> None:
         super().__init__(cause, where)
         self.rank = rank
 
 
-class Lockstep:
-    """Meetings of ranks that capture together: each goes on when all others have come.
+class CaptureBarrier:
+    """Barriers of ranks that capture together: each goes on when all others have come.
 
-    A meeting goes through the store of the process group and runs no tensor operation, so that it
-    may be held during a capture.
+    A barrier goes through the store of the process group and runs no tensor operation, so that
+    ranks may wait during a capture.
 
     Args:
         group: The ranks.
@@ -50,7 +53,7 @@ class Lockstep:
             ConfigError: A setting differs; ``field`` names it.
             RankFailure: A rank did not come.
         """
-        texts = self._meet(json.dumps(dict(settings)))
+        texts = self._exchange(json.dumps(dict(settings)))
         ours = dict(settings)
         for rank in sorted(texts):
             theirs: dict[str, str] = json.loads(texts[rank])
@@ -64,77 +67,104 @@ class Lockstep:
                         field=name,
                     )
 
-    def arrive(self) -> None:
+    def wait(self) -> None:
         """Say that all went well here, and wait until all others say so.
 
         Raises:
             RankFailure: A rank failed, or did not come within the time limit.
         """
-        failures = [
-            (report["at"], rank, report)
-            for rank, text in self._meet("").items()
-            if text and (report := json.loads(text))
-        ]
-        if failures:
-            raise self._failure(*min(failures, key=lambda each: each[0])[1:])
+        self._exchange("")
 
     def on_any(self, is_needed: bool) -> bool:
         """Wait for all ranks, and return whether any of them passes true.
 
         Raises:
-            RankFailure: A rank has left, or did not come within the time limit.
+            RankFailure: A rank has failed, or did not come within the time limit.
         """
-        texts = self._meet(json.dumps(is_needed)).values()
+        texts = self._exchange(json.dumps(is_needed)).values()
         return any([is_needed, *(json.loads(text) for text in texts)])
 
-    def fail(self, failure: CaptureFailure) -> RankFailure:
-        """Report a failure of this rank at the next meeting, without waiting for the others.
+    def run(self, function: Callable[[], ResultT]) -> ResultT:
+        """Start a function when all ranks do, and go on when all have enqueued its work.
+
+        Raises:
+            RankFailure: The function raised an exception on a rank; the first one, on all ranks.
+        """
+        self.wait()
+        try:
+            result = function()
+        except Exception as error:
+            raise self.fail(error) from error
+        self.wait()
+        return result
+
+    def fail(self, error: BaseException) -> RankFailure:
+        """Report a failure of this rank at the next barrier, without waiting for the others.
 
         Returns:
             The failure; that of another rank if it failed first, and this one only followed.
         """
-        report = {"at": time.time(), "cause": failure.cause.name, "where": failure.where}
-        topic = self._next()
-        self._group.notes.write(topic, json.dumps(report))
-        for rank in self._group.others:
-            text = self._group.notes.read(topic, rank)
-            if text and json.loads(text)["at"] < report["at"]:
-                return self._failure(rank, json.loads(text))
-        return RankFailure(failure.cause, failure.where, self._group.rank)
+        group, number = self._group, self._next()
+        found = group.store.failure(_failure_at(number))
+        if found is None and isinstance(error, RankError):
+            return _missing(error)
+        if found is None and isinstance(error, Exception) and is_connection_error(error):
+            lost = group.failure_behind(error)
+            found = group.store.failure(_failure_at(number))
+            if found is None:
+                return _missing(lost)
+        if found is None:
+            own = failure_of(error)
+            text = f"rank {group.rank} failed in a capture: {described(own)}".removesuffix(".")
+            where = json.dumps([own.cause.name, own.where])
+            found = group.store.report(
+                _failure_at(number), Failure((group.rank,), text, details=where)
+            )
+        return _rank_failure(found)
 
-    def _failure(self, rank: int, report: Mapping[str, Any]) -> RankFailure:
-        return RankFailure(CaptureCause[report["cause"]], report["where"], rank)
+    def _next(self) -> int:
+        self._group.barriers = number = self._group.barriers + 1
+        self._group.advance(_failure_at(number + 1))
+        return number
 
-    def _next(self) -> str:
-        self._group.meetings += 1
-        return f"meeting {self._group.meetings}"
-
-    def _meet(self, text: str) -> dict[int, str]:
-        """Leave a text, wait for those of the other ranks, and return them."""
+    def _exchange(self, text: str) -> dict[int, str]:
+        """Write a text, wait for those of the other ranks, and return them."""
         group = self._group
         group.require_open()
-        topic = self._next()
-        group.notes.write(topic, text)
+        number = self._next()
+        topic = f"barrier {number}"
+        group.store.write(topic, text)
         deadline, found = time.monotonic() + group.time_limit, dict[int, str]()
         while missing := [rank for rank in group.others if rank not in found]:
-            self._check_left()
-            seconds = min(deadline - time.monotonic(), _SLICE_S)
-            if seconds <= 0:
-                text = f"rank {missing[0]} did not come within {group.time_limit:g} s"
-                group.notes.write("left", text)  # for that rank, if it comes after all
-                raise self._lost(text, missing[0])
-            found |= group.notes.gather(topic, missing, seconds)
+            found |= group.store.gather(topic, missing, _SLICE_S)
+            if len(found) == len(group.others):
+                break
+            failure = group.store.failure(_failure_at(number))
+            if failure is not None:
+                raise _rank_failure(failure)
+            try:
+                group.check()
+            except RankError as error:
+                raise _missing(error) from error
+            if time.monotonic() > deadline:
+                raise _missing(group.give_up([rank for rank in missing if rank not in found]))
         return found
 
-    def _check_left(self) -> None:
-        """Refuse to wait for a rank that has left, or that has given up waiting."""
-        for rank in self._group.others:
-            if left := self._group.notes.read("left", rank):
-                raise self._lost(f"rank {rank} left the group after {left}", rank)
 
-    def _lost(self, where: str, rank: int) -> RankFailure:
-        self._group.lose(where, (rank,))
-        return RankFailure(CaptureCause.MISSING_RANK, where, rank)
+def _failure_at(number: int) -> str:
+    """Return the topic of failures that ranks report instead of coming to a barrier."""
+    return f"barrier {number} failure"
+
+
+def _rank_failure(failure: Failure) -> RankFailure:
+    name, where = json.loads(failure.details)
+    return RankFailure(CaptureCause[name], where, failure.ranks[0])
+
+
+def _missing(error: RankError) -> RankFailure:
+    """Return the failure of a capture whose group has lost a rank."""
+    rank = error.ranks[0] if error.ranks else None
+    return RankFailure(CaptureCause.MISSING_RANK, str(error).removesuffix("."), rank)
 
 
 class LockstepBackend:
@@ -152,7 +182,7 @@ class LockstepBackend:
 
     def __init__(self, backend: Backend, group: RankGroup, settings: Mapping[str, str]) -> None:
         self._backend, self._group, self._settings = backend, group, settings
-        self._lockstep = Lockstep(group)
+        self._barrier = CaptureBarrier(group)
         self.name, self.device, self.warm_ups = backend.name, backend.device, backend.warm_ups
 
     @property
@@ -168,16 +198,16 @@ class LockstepBackend:
             ConfigError: The ranks' settings differ.
             CaptureFailure: Another rank left the block with an error.
         """
-        self._lockstep.compare(self._settings)
-        self._connect()
-        with self._backend.session():
+        self._barrier.compare(self._settings)
+        with self._group.watched_captures(), self._backend.session():
             try:
+                self._connect()
                 yield
-                self._lockstep.arrive()
+                self._barrier.wait()
             except RankFailure:
                 raise
             except BaseException as error:
-                self._lockstep.fail(failure_of(error))
+                self._barrier.fail(error)
                 raise
 
     def warm_up(self, function: Callable[[], Any]) -> None:
@@ -185,7 +215,7 @@ class LockstepBackend:
 
         def together() -> None:
             try:
-                self._run(function)
+                self._barrier.run(function)
             except RankFailure:  # collectives that others do not run would never end
                 self._group.release_device()
                 raise
@@ -203,10 +233,12 @@ class LockstepBackend:
         def all_ready() -> None:
             if before_replay is not None:
                 before_replay()
-            self._lockstep.arrive()
+            self._barrier.wait()
 
         return self._reporting(
-            lambda: self._backend.capture(lambda: self._run(function), attribution, all_ready)
+            lambda: self._backend.capture(
+                lambda: self._barrier.run(function), attribution, all_ready
+            )
         )
 
     def loop(
@@ -218,7 +250,7 @@ class LockstepBackend:
     ) -> LoopGraph:
         """Build the loop on all ranks; see ``Backend.loop``."""
         build = partial(self._backend.loop, prologue, bodies, again, body)
-        loop: LoopGraph = self._reporting(lambda: self._run(build))
+        loop: LoopGraph = self._reporting(lambda: self._barrier.run(build))
         return loop
 
     def diagnose(self, function: Callable[[], Any]) -> None:
@@ -236,16 +268,6 @@ class LockstepBackend:
         """See ``Backend.check_device``."""
         self._backend.check_device()
 
-    def _run(self, function: Callable[[], Any]) -> Any:
-        """Start a function when all ranks do, and go on when all have enqueued its work."""
-        self._lockstep.arrive()
-        try:
-            result = function()
-        except Exception as error:
-            raise self._lockstep.fail(failure_of(error)) from error
-        self._lockstep.arrive()
-        return result
-
     def _reporting(self, call: Callable[[], ResultT]) -> ResultT:
         """Call, and report a failure that the other ranks do not know."""
         try:
@@ -253,7 +275,7 @@ class LockstepBackend:
         except RankFailure:
             raise
         except Exception as error:
-            raise self._lockstep.fail(failure_of(error)) from error
+            raise self._barrier.fail(error) from error
 
     def _connect(self) -> None:
         """Run a first collective, because a capture cannot set up a communicator."""

@@ -1,0 +1,133 @@
+"""What ranks write for each other into the store of their process group."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from graphkit.errors import RankError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # torch.distributed.Store, without its stub
+
+ValueT = TypeVar("ValueT")
+_PAUSES_S = 2e-4, 2e-2
+"""First and longest pause between two looks. ``Store.wait`` logs a warning for each time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure of ranks, as all ranks report it.
+
+    Attributes:
+        ranks: Ranks that failed; empty if they are not known.
+        text: What happened, with the ranks, as a sentence without its full stop.
+        is_late: Whether the other ranks waited for these ranks and gave up.
+        details: Further data of the topic.
+        at: Time of the failure, in seconds since the epoch.
+    """
+
+    ranks: tuple[int, ...]
+    text: str
+    is_late: bool = False
+    details: str = ""
+    at: float = field(default_factory=time.time)
+
+    def error(self, rank: int) -> RankError:
+        """Return the error that a rank raises."""
+        if self.is_late and rank in self.ranks:
+            late = max(time.time() - self.at, 0.0)
+            text = f"this rank came {late:.1f} s late: {self.text}, and the other ranks gave up"
+            return RankError(f"{text}.", ranks=self.ranks)
+        return RankError(f"{self.text.removesuffix('.')}.", ranks=self.ranks)
+
+
+def names_of_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words: ``rank 1 and rank 2``."""
+    return " and ".join(f"rank {rank}" for rank in ranks)
+
+
+class RankStore:
+    """Texts and failures of ranks, by topic. A text is written once and may be read by all.
+
+    Reading needs no call of the writer, so a rank that waits for another one finds out why that
+    one does not come. If the process that hosts the store has ended, nothing is read or written,
+    and ``is_gone`` is true from then on.
+
+    Args:
+        store: Store of the ranks' process group. One thread at a time may use it; see ``clone``.
+        rank: Rank of this process.
+
+    Attributes:
+        is_gone: Whether the store did not answer.
+    """
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store, self._rank = store, rank
+        self.is_gone = False
+
+    def clone(self) -> RankStore:
+        """Return the same store with a connection of its own, for another thread."""
+        store: Store = self._store.clone()  # type: ignore[attr-defined]  # not in torch's stub
+        return RankStore(store, self._rank)
+
+    def write(self, topic: str, text: str) -> None:
+        """Write this rank's text."""
+        self._try(lambda: self._store.set(_key(topic, self._rank), text), None)
+
+    def read(self, topic: str, rank: int) -> str | None:
+        """Return the text of a rank; ``None`` if there is none yet."""
+        return self._read(_key(topic, rank))
+
+    def gather(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, str]:
+        """Wait for the texts of several ranks, and return those that came in time."""
+        deadline, pause = time.monotonic() + seconds, _PAUSES_S[0]
+        missing, found = list(ranks), dict[int, str]()
+        while True:
+            for rank in list(missing):
+                text = self.read(topic, rank)
+                if text is not None:
+                    found[rank] = text
+                    missing.remove(rank)
+            left = deadline - time.monotonic()
+            if not missing or left <= 0 or self.is_gone:
+                return found
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _PAUSES_S[1])
+
+    def report(self, topic: str, failure: Failure) -> Failure:
+        """Report a failure, and return the first one that a rank reported under this topic."""
+        text = json.dumps(asdict(failure))
+        first = self._try(lambda: self._store.compare_set(_key(topic), "", text), text.encode())
+        return _failure(first)
+
+    def failure(self, topic: str) -> Failure | None:
+        """Return the first failure that a rank reported under a topic, if any."""
+        text = self._read(_key(topic))
+        return None if text is None else _failure(text)
+
+    def _read(self, key: str) -> str | None:
+        def text() -> str | None:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+
+        return self._try(text, None)
+
+    def _try(self, call: Callable[[], ValueT], default: ValueT) -> ValueT:
+        if not self.is_gone:
+            try:
+                return call()
+            except RuntimeError:  # torch.distributed.DistNetworkError, or that of another store
+                self.is_gone = True
+        return default
+
+
+def _key(topic: str, rank: int | None = None) -> str:
+    return f"graphkit/{topic}" if rank is None else f"graphkit/{topic}/{rank}"
+
+
+def _failure(text: str | bytes) -> Failure:
+    values = json.loads(text)
+    return Failure(tuple(values.pop("ranks")), **values)

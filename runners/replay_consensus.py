@@ -1,0 +1,174 @@
+"""Consensus of ranks on how all run their batches of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from graphkit.distributed import AgreedSize, Choice, RankGroup, RankReady
+from graphkit.errors import GraphkitError, RankError, ReplayError, SizeError
+from graphkit.graphs import SizeTable
+from graphkit.runners.dispatch import Dispatch, Reason, require_count
+from graphkit.runners.step import Step
+from graphkit.spec import ForwardMode
+
+_REASONS = tuple(Reason)
+
+
+class ReplayConsensus:
+    """Tells the other ranks what a runner can do with its batches, and counts what all agreed on.
+
+    A batch is checked before its rank says that it is ready, whether it has a graph or not, so that
+    a rank with an invalid batch keeps no other rank waiting in a collective.
+
+    Args:
+        group: The ranks.
+        number: Number of the runner in the group.
+        step: The runner's step.
+        dispatch: Says which batches have a graph.
+        table: Captured sizes.
+
+    Attributes:
+        agrees: Whether the ranks agree before each step; not if all have the same batch, except in
+            the checking mode.
+        agreements: Steps that the ranks agreed to run.
+        idle: Those in which this rank had no request and ran pads.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        number: int,
+        step: Step[Any],
+        dispatch: Dispatch,
+        table: SizeTable,
+    ) -> None:
+        self._group, self._number, self._mode = group, number, step.mode
+        self._dispatch, self._table, self._step = dispatch, table, step
+        self.run = group.run
+        self.agrees = not group.same_batch or step.buffers.value_checks is not None
+        self.agreements = self.idle = 0
+
+    def agree(self, batch: Any, status: str, padded_batch_size: int | None) -> AgreedSize:
+        """Check a batch, and agree with the other ranks on what all run.
+
+        Raises:
+            InputError: A field of the batch is missing or wrong. The other ranks raise RankError.
+            ReplayError: The runner is closed, or a rank left or refused its batch.
+            SizeError: ``padded_batch_size`` was not captured, or does not hold the batch.
+        """
+        return self._agree(lambda: self._ready(batch, status, padded_batch_size))
+
+    def agree_on_staged(
+        self, requests: int, padded_batch_size: int, check: Callable[[], None]
+    ) -> int:
+        """Agree on the size of a batch that is written already.
+
+        Args:
+            requests: Live requests.
+            padded_batch_size: Captured size that holds them.
+            check: Refuses values of the batch.
+
+        Raises:
+            InputError: From ``check``. The other ranks raise RankError.
+            RankError: Another rank cannot replay; or see ``RankGroup.agree``.
+        """
+        if not self.agrees:
+            check()
+            return padded_batch_size
+
+        def ready() -> RankReady:
+            check()
+            return self._of(Choice.REPLAY, requests, padded_batch_size)
+
+        agreed = self._agree(ready)
+        self.require_replay(agreed)
+        return agreed.padded_batch_size
+
+    def counted(self, agreed: AgreedSize) -> AgreedSize:
+        """Count an agreement, and return it."""
+        if agreed.mode is not ForwardMode.IDLE:
+            self.agreements += 1
+            self.idle += not agreed.batch_sizes[self._group.rank]
+        return agreed
+
+    def require_replay(self, agreed: AgreedSize) -> None:
+        """Refuse an agreement on an eager run.
+
+        Raises:
+            RankError: A rank cannot replay.
+        """
+        if not agreed.can_replay:
+            raise RankError(
+                f"the ranks cannot replay this step: {self.explain(agreed)}. Call run(batch) on "
+                "all ranks, which falls back on all.",
+                ranks=agreed.eager_ranks,
+            )
+
+    def explain(self, agreed: AgreedSize) -> str:
+        """Return the first rank that cannot replay and why: a reason to count."""
+        rank, reason = agreed.eager_ranks[0], _REASONS[agreed.reasons[0]]
+        own = self._group.rank in agreed.eager_ranks
+        if own:
+            reason = _REASONS[agreed.reasons[agreed.eager_ranks.index(self._group.rank)]]
+        return reason.value if own else f"rank {rank}: {reason.value}"
+
+    def close(self, replays: int) -> None:
+        """Agree that all ranks close this runner after the same number of replays.
+
+        Raises:
+            RankError: Another rank does something else, or replayed more or fewer steps.
+            ReplayError: The process group was destroyed before.
+        """
+        self._group.close(
+            RankReady(Choice.CLOSE, runner=self._number, mode=self._mode, replays=replays)
+        )
+
+    def refuse(self, error: GraphkitError) -> NoReturn:
+        """Make this step an error on all ranks, which is ``error`` on this one."""
+        if self.agrees:
+            self._group.refuse(self._of(Choice.REFUSED), error)
+        raise error
+
+    def _agree(self, ready: Callable[[], RankReady]) -> AgreedSize:
+        try:
+            message = ready()
+        except GraphkitError as error:
+            self.refuse(error)
+        return self.counted(self._group.agree(message))
+
+    def _ready(self, batch: Any, status: str, padded_batch_size: int | None) -> RankReady:
+        miss = self._dispatch.miss(batch, status)
+        requests = batch.batch_size
+        if miss is not None and not miss.has_eager_way:
+            raise ReplayError(f"{self._dispatch.explain(miss, batch, status)}.")
+        if not requests:
+            self._dispatch.check_idle(batch)
+            return self._of(Choice.IDLE)
+        if miss is not None:
+            self._step.check_unpadded(batch)
+            return self._of(Choice.EAGER, requests, reason=_REASONS.index(miss))
+        self._dispatch.admit_all(batch)
+        checks = self._step.buffers.value_checks
+        if checks is not None:
+            checks.report()
+            checks.check(batch)
+        size = self._table.fit(requests)
+        if padded_batch_size is not None:
+            require_count("padded_batch_size", padded_batch_size)
+            if padded_batch_size not in self._table.sizes or padded_batch_size < requests:
+                raise SizeError(
+                    f"{requests} requests cannot run at batch size {padded_batch_size}: captured "
+                    f"are {list(self._table)}.",
+                    batch_size=requests,
+                    largest=self._table.largest,
+                )
+            size = padded_batch_size
+        return self._of(Choice.REPLAY, requests, size)
+
+    def _of(
+        self, choice: Choice, batch_size: int = 0, padded_batch_size: int = 0, reason: int = 0
+    ) -> RankReady:
+        return RankReady(
+            choice, self._number, self._mode, batch_size, padded_batch_size, reason, self.agreements
+        )

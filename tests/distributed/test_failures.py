@@ -1,0 +1,54 @@
+"""One rank fails in each phase: the others end, and name the rank that failed first and why."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+sys.path.append(str(Path(__file__).parents[2] / "tools" / "bench"))  # processes import it, too
+cases = importlib.import_module("rank_failure_cases")
+
+
+@pytest.fixture(scope="module")
+def endings():
+    """How the ranks of each case ended: on 2 processes, or on 3 for every third case.
+
+    Cases run side by side, since most of their time is spent waiting.
+    """
+    sizes = [3 if number % 3 == 0 else 2 for number in range(len(cases.CASES))]
+    with ThreadPoolExecutor(3) as pool:
+        return dict(zip(cases.CASES, pool.map(cases.run_case, cases.CASES, sizes), strict=True))
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda each: each.name)
+def test_all_ranks_end_and_name_the_first_failure(case, endings):
+    for rank, ending in enumerate(endings[case]):
+        assert "did not end" not in ending.text
+        if rank != case.victim:
+            assert ending.text.startswith(("RankError", "CaptureError")), ending.text
+            assert case.words in ending.text
+
+
+@pytest.mark.parametrize(
+    "case", [each for each in cases.CASES if each.fault == "late"], ids=lambda each: each.name
+)
+def test_a_late_rank_learns_that_it_is_late(case, endings):
+    text = endings[case][case.victim].text
+    assert "this rank came" in text
+    assert "s late: rank 1 did not come within 3 s, and the other ranks gave up" in text
+
+
+@pytest.mark.parametrize(
+    "case",
+    [each for each in cases.CASES if each.fault in ("exception", "^C", "^C while it waits")],
+    ids=lambda each: each.name,
+)
+def test_the_rank_that_failed_keeps_its_own_error(case, endings):
+    expected = "no memory left" if case.fault == "exception" else "KeyboardInterrupt"
+    assert expected in endings[case][case.victim].text
