@@ -275,7 +275,7 @@ MADE_BY_GRAPHKIT = {"DeviceStep", "RequestState", "StagedBatch", "StepReport", "
 """Classes whose instances runners make."""
 WITHOUT_ARGUMENTS = {
     "AttentionBackend", "Drafter", "NamedTensors", "NewTokens", "NgramDrafter", "NullDrafter",
-    "PagedAttention", "RecorderBackend", "Rows",
+    "PagedAttention", "PooledAttention", "RecorderBackend", "Rows",
 }  # fmt: skip
 """Interfaces, types of annotations, and classes that take no argument."""
 NEVER_VALID = {"CudaBackend", "RankGroup", "Runner", "load_record", "register_algorithm"}
