@@ -50,8 +50,11 @@ def uses_nccl(process_group: dist.ProcessGroup) -> bool:
 
 
 def num_collectives(process_group: dist.ProcessGroup) -> int:
-    """Return the number of collectives that this process has started."""
-    count: int = process_group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    """Return the number of collectives that this process has started; 0 if it is not known."""
+    try:
+        count: int = process_group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    except RuntimeError:  # of a group that chooses its backend by device
+        return 0
     return count
 
 

@@ -190,7 +190,7 @@ class FailureDetector:
         """Report a failure, and return the error of the first one, which later calls raise."""
         if self._failure is None:
             self._failure = self.store.report(_FAILURE, failure)
-            for each in self._own_groups:  # an interrupted vote must not count
+            for each in self._own_groups:  # other ranks must not agree with one that has left
                 break_gloo(each)
             self._heartbeat.wake()
         return self._error(self._failure)
@@ -363,9 +363,9 @@ class FailureDetector:
             break_gloo(each)
         if is_waiting:
             break_gloo(self.process_group)
-        if self.is_open and self.uses_nccl:
-            time.sleep(_DRAIN_S)
-            with suppress(RuntimeError):  # it may have been destroyed meanwhile
+        with suppress(RuntimeError, ValueError, AssertionError):  # it may be destroyed meanwhile
+            if self.uses_nccl:
+                time.sleep(_DRAIN_S)
                 self.process_group.abort()
         return False
 
