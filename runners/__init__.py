@@ -14,7 +14,8 @@ from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
 from graphkit.runners.launch import Launch
 from graphkit.runners.multi_layer import MultiLayerEagleRunner
 from graphkit.runners.options import RunnerOptions
-from graphkit.runners.output_fields import declare_output
+from graphkit.runners.output_check import OutputCheck
+from graphkit.runners.output_fields import OutputRow, declare_output
 from graphkit.runners.outputs import (
     DraftExtendOutput,
     DraftOutput,
@@ -47,6 +48,8 @@ __all__ = [
     "LayersOutput",
     "MultiLayerEagleRunner",
     "Output",
+    "OutputCheck",
+    "OutputRow",
     "Reason",
     "Replayer",
     "Runner",

@@ -66,8 +66,9 @@ def rows_of(
 
 def source_of(name: str) -> str:
     """Return what measures a result."""
-    script = RESULTS.parent / f"{name}.py"
-    return f"tools/bench/{name}.py" if script.exists() else "graphkit bench"
+    root = RESULTS.parents[2]
+    scripts = (f"{folder}/{name}.py" for folder in ("tools/bench", "tests/support"))
+    return next((script for script in scripts if (root / script).exists()), "graphkit bench")
 
 
 def table(header: list[str], rows: list[list[str]]) -> nodes.table:

@@ -33,8 +33,7 @@ def check_links(method: str, tree: DraftTree, *, is_chain: bool) -> None:
             node sees other nodes than itself and its ancestors; ``field`` names the tensor.
     """
     batch_size, width = tree.retrieve_index.shape
-    rows = torch.arange(batch_size * width).view(batch_size, width)
-    if not torch.equal(tree.retrieve_index.cpu(), rows):
+    if tree.retrieve_index.flatten().tolist() != list(range(batch_size * width)):
         raise InputError(
             f"{method}: retrieve_index is not b * {width} + i for node i of request b. {_REMEDY}",
             field="retrieve_index",

@@ -59,7 +59,7 @@ class Callers(RuleBasedStateMachine):
         self.runner = gk.TargetVerifyRunner(
             forward,
             spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
-            sizes=gk.BufferSizes(LARGEST, 128, 4, 8, torch.float32),
+            sizes=gk.BufferSizes(LARGEST, 128, 4, 1, torch.float32),
             batch_sizes=[1, 2, LARGEST],
             device="cpu",
         )

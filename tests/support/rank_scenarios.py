@@ -30,7 +30,7 @@ from rank_steps import (
     step,
 )
 
-SHORT = 4.0
+SHORT = 8.0
 """Time limit of groups in which a rank does not come, in seconds."""
 
 

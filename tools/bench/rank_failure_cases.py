@@ -21,7 +21,7 @@ from table_model import Table, TableForward
 
 import graphkit as gk
 
-LIMIT_S, LATE_S = 3.0, 6.0
+LIMIT_S, LATE_S = 5.0, 9.0
 """Time limit of the groups, and how long a late rank sleeps."""
 VICTIM = 1
 _CONTEXT, _VOCAB = 64, 64

@@ -71,6 +71,7 @@ def test_a_lost_step_is_found(reader, monkeypatch):
         block = read(ring)
         if block and not lost and block.loop_end is LoopEnd.RUNNING:
             lost.append(block)
+            ring.release(block)
             return read(ring)
         return block
 
