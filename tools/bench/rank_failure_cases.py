@@ -406,7 +406,7 @@ _COMMON = {
     "exception": "rank 1 left the group after ValueError: no memory left",
     "^C": "rank 1 left the group after KeyboardInterrupt",
     "killed": _ENDED,
-    "late": "rank 1 did not come within 3 s",
+    "late": f"rank 1 did not come within {LIMIT_S:g} s",
     "host of the store killed": "rank 0 ended: the process that hosts the store",
 }
 _CAPTURES = {
