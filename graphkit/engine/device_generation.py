@@ -34,6 +34,11 @@ class OnDevice(Overlapped):
         self._by_row: dict[int, Request] = {}
 
     @property
+    def runners(self) -> tuple[SpecStepRunner]:
+        """The runner of the whole step."""
+        return (self._runner,)
+
+    @property
     def can_admit(self) -> bool:
         """Whether no loop is running."""
         return not self._streams
@@ -68,7 +73,7 @@ class OnDevice(Overlapped):
         self._runner.join_loops()
 
     def reset(self) -> None:
-        """See ``Generation.reset``. Waits for the loops, which end after the steps that run."""
+        """See ``Generation.reset``. Stops the loops and waits for them."""
         super().reset()
         self._runner.stop_loops()
         self._streams.clear()
@@ -94,7 +99,7 @@ class OnDevice(Overlapped):
         self._streams.append(stream)
 
     def _read(self) -> None:
-        """Wait for a step of the oldest loop, and deliver those that are there; on ranks, all."""
+        """Wait for a step of the oldest loop and deliver all completed ones; on ranks, the loop."""
         stream = self._streams[0]
         for step in stream.available() if self._runner.group is None else stream:
             self._deliver_step(step)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ from graphkit.engine.transfers import PendingReport
 from graphkit.engine.tree_bitmask import tree_bitmask
 from graphkit.graphs import Backend
 from graphkit.ops.loop_layout import Report
+from graphkit.runners import Runner
 from graphkit.step import DeviceStep, StepResult, Verified
 from graphkit.step.acceptance import Links
 from graphkit.step.transfers import to_device
@@ -68,12 +70,17 @@ class Generation(ABC):
         self._device_step = device_step
 
     @property
+    def runners(self) -> tuple[Runner[Any, Any], ...]:
+        """The runners of the steps, the target's first."""
+        return self._device_step.runners
+
+    @property
     def can_admit(self) -> bool:
         """Whether requests can join now."""
         return True
 
     def interrupt(self) -> None:  # noqa: B027 - only loops run on without the host
-        """Let requests join as soon as possible; ``can_admit`` says when. Does not wait."""
+        """Let requests join soon; ``can_admit`` becomes true. Does not wait."""
 
     @abstractmethod
     def begin(self, request: Request, report: torch.Tensor) -> None:
@@ -93,7 +100,7 @@ class Generation(ABC):
         """Wait for all tokens on their way to the host and deliver them."""
 
     def reset(self) -> None:  # noqa: B027 - v1 keeps nothing between steps
-        """Discard all tokens on their way to the host. Call it after a step that raised."""
+        """Discard all tokens on their way to the host, after an interrupted step."""
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
@@ -124,10 +131,10 @@ class Generation(ABC):
         sizes = {1, min(2, self._device_step.context.sizes.max_batch_size)}
         steps = product(sorted(sizes), (True, False))
         with ExitStack() as stack:
-            for runner in self._device_step.runners:
+            for runner in self.runners:
                 stack.enter_context(runner.uncounted())
             runs = [partial(self._run_pads, size, is_greedy=kind) for size, kind in steps]
-            warm_up(backend, self._device_step.runners[0].mode, runs)
+            warm_up(backend, self.runners[0].mode, runs)
 
     def _run_pads(self, batch_size: int, *, is_greedy: bool) -> None:
         device = self._device_step.context.device
