@@ -11,12 +11,12 @@ import torch
 
 from graphkit.config import BufferSizes, is_int, require_int, require_type
 from graphkit.distributed import RankGroup
-from graphkit.engine.device_generation import OnDevice
+from graphkit.engine.device_schedule import OnDevice
 from graphkit.engine.followers import Followers, on_all_ranks
-from graphkit.engine.generations import Generation, HostInLoop, Overlapped, RunningBatch
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.schedules import HostInLoop, Overlapped, RunningBatch, Schedule
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ConfigError, InputError, ReplayError
@@ -154,8 +154,8 @@ class SpeculativeEngine:
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._prefill = prefill = Prefill(device_step, chunked_prefill_size)
         self.group, self._followers = group, None if group is None else Followers(group)
-        self._steps = self._create_steps(device_step, chunked_prefill_size, steps_per_launch)
-        self.runners = self._steps.runners
+        self._schedule = self._create_schedule(device_step, chunked_prefill_size, steps_per_launch)
+        self.runners = self._schedule.runners
         self._queue = RequestQueue(
             prefill,
             self.memory,
@@ -178,12 +178,12 @@ class SpeculativeEngine:
         # Last, so that an engine that could not be created does not hold its pools.
         self._use = PoolUse("SpeculativeEngine", device_step.pools, allocates=True)
         self.memory.open()
-        weakref.finalize(self, _free, self._steps, self.memory).atexit = False
+        weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
 
-    def _create_steps(
+    def _create_schedule(
         self, device_step: DeviceStep, chunked_prefill_size: int, steps_per_launch: int
-    ) -> Generation:
-        """Create what runs the steps of the generation."""
+    ) -> Schedule:
+        """Create the schedule of the generation."""
         if self.generation == "v3":
             runner = SpecStepRunner.from_step(
                 device_step,
@@ -225,7 +225,7 @@ class SpeculativeEngine:
             progress(f"capturing {runner.mode.name}")
             runner.capture()
         if warms_up and self.device.type == "cuda":
-            self._steps.warm_up(self.runners[0].capturing_backend())
+            self._schedule.warm_up(self.runners[0].capturing_backend())
 
     def submit(
         self,
@@ -290,7 +290,7 @@ class SpeculativeEngine:
         if request.is_finished:
             return
         if request in self._queue.running:
-            self._steps.interrupt()
+            self._schedule.interrupt()
         elif not self._queue.drop(request):
             raise InputError(
                 "abort got a request that neither waits nor runs in this engine. Pass a Request "
@@ -343,17 +343,17 @@ class SpeculativeEngine:
         self._is_interrupted = True
         self._remove_finished()  # requests that were aborted
         if self._queue.can_admit:
-            self._steps.interrupt()
-        if self._steps.can_admit:
-            self._queue.admit(self._steps.begin)
+            self._schedule.interrupt()
+        if self._schedule.can_admit:
+            self._queue.admit(self._schedule.begin)
             self._remove_finished()
         if self._queue.running:
-            self._steps.advance(
+            self._schedule.advance(
                 self._running_batch(), is_anyone_waiting=self._queue.is_anyone_waiting
             )
             self._remove_finished()
         if not self._queue.running:
-            self._steps.drain()
+            self._schedule.drain()
         self._is_interrupted = False
         if self._errors:
             errors, self._errors = self._errors, []
@@ -430,12 +430,12 @@ class SpeculativeEngine:
     @on_all_ranks
     def _drain(self) -> None:
         """Deliver the tokens on their way. After a failure of a rank they never arrive."""
-        self._steps.drain()
+        self._schedule.drain()
 
     def _release(self) -> None:
         """Free what unfinished requests hold, and give up the pools."""
         if self.group is None:
-            self._steps.reset()
+            self._schedule.reset()
         self._queue.requeue()
         for request in self._queue.clear():
             self._tally.add(request)
@@ -479,7 +479,7 @@ class SpeculativeEngine:
 
     def _restart(self) -> None:
         """Requeue the running requests. An interrupted step leaves their device state unknown."""
-        self._steps.reset()
+        self._schedule.reset()
         self._end(self._queue.requeue())
         self._batch = None
 
@@ -504,9 +504,9 @@ class SpeculativeEngine:
         return self._batch
 
 
-def _free(steps: Generation, memory: RequestMemory) -> None:
+def _free(schedule: Schedule, memory: RequestMemory) -> None:
     """Free the memory of an engine that was dropped without ``close``."""
-    steps.interrupt()
+    schedule.interrupt()
     memory.close()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from graphkit.engine.generations import Overlapped, RunningBatch
 from graphkit.engine.request import Request
+from graphkit.engine.schedules import Overlapped, RunningBatch
 from graphkit.engine.transfers import PendingReport, deliver
 from graphkit.ops.loop_layout import Report
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepReport, StepResult, StepStream
@@ -64,7 +64,7 @@ class OnDevice(Overlapped):
         self._read()
 
     def drain(self) -> None:
-        """See ``Generation.drain``. Stops the loops; does not wait for those of pads alone."""
+        """See ``Schedule.drain``. Stops the loops; does not wait for those of pads alone."""
         super().drain()
         self.interrupt()
         while self._streams and not all(each.is_finished for each in self._by_row.values()):
@@ -73,7 +73,7 @@ class OnDevice(Overlapped):
         self._runner.join_loops()
 
     def reset(self) -> None:
-        """See ``Generation.reset``. Stops the loops and waits for them."""
+        """See ``Schedule.reset``. Stops the loops and waits for them."""
         super().reset()
         self._runner.stop_loops()
         self._streams.clear()

@@ -1,4 +1,4 @@
-"""Generations: when the host waits for the device in a step. See ``device_generation`` for v3.
+"""Schedules: when the host waits for the device in a step. See ``device_schedule`` for v3.
 
 v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
 have finished before the draft model catches up, and KV slots are reserved one step at a time.
@@ -59,7 +59,7 @@ class RunningBatch:
         return to_device([request.row for request in self.requests], self._device)
 
 
-class Generation(ABC):
+class Schedule(ABC):
     """Runs steps and delivers their tokens to the requests.
 
     Args:
@@ -142,7 +142,7 @@ class Generation(ABC):
         self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy).verified)
 
 
-class HostInLoop(Generation):
+class HostInLoop(Schedule):
     """Generation v1: waits for each step's tokens; reserves KV slots for one step at a time.
 
     Args:
@@ -155,7 +155,7 @@ class HostInLoop(Generation):
         self._memory = memory
 
     def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Generation.begin``. Waits for the token."""
+        """See ``Schedule.begin``. Waits for the token."""
         PendingReport.send([request], report, is_verify=False).deliver()
 
     def advance(
@@ -164,7 +164,7 @@ class HostInLoop(Generation):
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
     ) -> None:
-        """See ``Generation.advance``. Waits for verify, before the draft model catches up."""
+        """See ``Schedule.advance``. Waits for verify, before the draft model catches up."""
         requests = batch.requests
         # The newest token of a request is its bonus token, which has no KV slot yet.
         ahead = self._device_step.slots_ahead - 1
@@ -190,7 +190,7 @@ class HostInLoop(Generation):
         self._device_step.drafter.extend_accepted(verified, counts)
 
 
-class Overlapped(Generation):
+class Overlapped(Schedule):
     """Generation v2: launches a step before it reads the previous one's tokens.
 
     Args:
@@ -202,7 +202,7 @@ class Overlapped(Generation):
         self._pending: deque[PendingReport] = deque()
 
     def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Generation.begin``. Does not wait; the next step delivers the token."""
+        """See ``Schedule.begin``. Does not wait; the next step delivers the token."""
         self._pending.append(PendingReport.send([request], report, is_verify=False))
 
     def advance(
@@ -211,16 +211,16 @@ class Overlapped(Generation):
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
     ) -> None:
-        """See ``Generation.advance``. Waits for earlier steps only, after launching this one."""
+        """See ``Schedule.advance``. Waits for earlier steps only, after launching this one."""
         self._launch(batch)
         self._deliver(len(self._pending) - 1)
 
     def drain(self) -> None:
-        """See ``Generation.drain``."""
+        """See ``Schedule.drain``."""
         self._deliver(len(self._pending))
 
     def reset(self) -> None:
-        """See ``Generation.reset``."""
+        """See ``Schedule.reset``."""
         self._pending.clear()
 
     def _launch(self, batch: RunningBatch) -> None:
