@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from graphkit.errors import ReplayError
 from graphkit.graphs.attribution import Attribution, NodeOrigin
+from graphkit.graphs.capture_failure import type_and_message
 from graphkit.graphs.capture_rules import tensors_in
 from graphkit.graphs.collectives import finished, is_collective, is_wrapper
 from graphkit.graphs.loop_queue import LoopQueue
@@ -150,7 +152,7 @@ class RecordedGraph:
             tuple(attribution.allocations) if attribution else ()
         )
         self.timestamps: list[int] | None = None
-        self._pool, self._queue = pool, queue
+        self._pool, self._queue, self._is_closed = pool, queue, False
         allocated = {storage_id(tensor) for op in ops for tensor in op.results}
         used = {storage_id(t) for op in ops for t in tensors_in((op.args, op.kwargs))}
         used |= {storage_id(t) for t in tree_leaves(output) if isinstance(t, torch.Tensor)}
@@ -171,22 +173,40 @@ class RecordedGraph:
         """Run every operation, as a part of a loop or alone.
 
         Overwrites the outputs of other graphs once the inputs have been read.
+
+        Raises:
+            ReplayError: The graph is closed, or an operation raised an exception, such as an
+                IndexError for a value out of range. Exceptions of collectives are raised as
+                they are.
         """
+        if self._is_closed:
+            raise ReplayError("the graph is closed. Capture again.")
         with replay_context():
-            self._run(self.ops[: self._num_reads])
+            self._run(0, self._num_reads)
             self._pool.overwrite_others(self._own)
-            self._run(self.ops[self._num_reads :])
+            self._run(self._num_reads, len(self.ops))
             if self.timestamps is not None:
                 self.timestamps.append(time.perf_counter_ns())
 
-    def _run(self, ops: Sequence[RecordedOp]) -> None:
-        if self.timestamps is None:
-            for op in ops:
+    def _run(self, begin: int, end: int) -> None:
+        for index in range(begin, end):
+            if self.timestamps is not None:
+                self.timestamps.append(time.perf_counter_ns())
+            op = self.ops[index]
+            try:
                 op.run()
-            return
-        for op in ops:
-            self.timestamps.append(time.perf_counter_ns())
-            op.run()
+            except Exception as error:
+                if op.facts.is_collective:
+                    raise
+                raise self._failure(index, error) from error
+
+    def _failure(self, index: int, error: Exception) -> ReplayError:
+        source = self.origins[index].source if index < len(self.origins) else ""
+        node = f"`{self.ops[index].op.name()}`" + (f" ({source})" if source else "")
+        return ReplayError(
+            f"node {index}, {node}, raised {type_and_message(error)}. Pass values in "
+            "range. GRAPHKIT_CHECK=1 names the first field that is not."
+        )
 
     def pool_memory(self) -> list[PoolBlock]:
         """Return the storages that the operations allocated. All are live: none is reused."""
@@ -199,7 +219,7 @@ class RecordedGraph:
 
     def close(self) -> None:
         """Free the operations and their storages."""
-        self.ops, self.output = (), None
+        self.ops, self.output, self._is_closed = (), None, True
         self._pool.remove(self._own)
 
 
