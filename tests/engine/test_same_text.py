@@ -15,7 +15,7 @@ from graphkit.engine import SamplingParams, SpeculativeEngine
 from graphkit.ops import philox_uniform
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_samples import target_samples
-from graphkit.spec import SpecConfig
+from graphkit.spec import CustomSpecAlgorithm, SpecConfig
 from graphkit.step import SpecStepInputs, SpecStepRunner
 from graphkit.step.chain_tree import ChainTree
 from table_models import StatelessDrafter, filtered, table_model
@@ -60,7 +60,13 @@ class Guesser(StatelessDrafter):
         self.context, self.topk, self.steps = context, context.spec.topk, context.spec.num_steps
         width, device = context.verify_width, context.device
         self._logits = table(device)
-        self._tree = ChainTree(self.topk, width, context.sizes.max_batch_size, device)
+        self._tree = ChainTree(
+            self.topk,
+            width,
+            context.sizes.max_batch_size,
+            device,
+            drafted=context.spec.num_draft_tokens,
+        )
 
     @property
     def max_path(self):
@@ -211,6 +217,26 @@ def test_any_drafts(device, guess, generation, settings, batch_size):
         assert accepted == 1
     else:
         assert accepted > 1
+
+
+class Wider(CustomSpecAlgorithm):
+    """Verifies three more rows than the draft tree has nodes."""
+
+    def get_num_tokens_per_bs_for_target_verify(self, num_draft_tokens, is_draft_worker):
+        return num_draft_tokens + 3
+
+
+@pytest.mark.parametrize("guess", [oracle, sometimes])
+@pytest.mark.parametrize(
+    ("generation", "topk", "page_size"), [("v1", 2, 1), ("v2", 1, 4), ("v3", 1, 1), ("v3", 2, 4)]
+)
+def test_verify_may_be_wider_than_the_tree(device, guess, generation, topk, page_size):
+    """The rows behind the tree are never accepted."""
+    spec = SpecConfig(Wider("WIDER"), 3, topk, 1 + 3 * topk, page_size)
+    texts, accepted = generated(device, generation, 4, guess, spec)
+    assert texts == plain(device)
+    assert 1 < accepted <= 4
+    assert guess is not oracle or accepted > 2.8
 
 
 @pytest.mark.parametrize(
