@@ -186,7 +186,7 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         super().check(batch, tokens, width, ragged)
         select = _host_field(batch, "select_index")
         if select is None or select.ndim != 1:
-            return  # the writer of the field refuses its shape
+            return  # the writer of the field checks its shape
         owner = np.arange(len(select))
         if not np.array_equal(select // width, owner):
             raise InputError(
@@ -216,7 +216,7 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         if not np.array_equal(select, last):
             raise InputError(
                 f"select_index is {select.tolist()}, but num_accepted_tokens {accepted.tolist()} "
-                f"end in rows {last.tolist()}. Pass these.",
+                f"end in rows {last.tolist()}. Pass these rows.",
                 field="select_index",
             )
 

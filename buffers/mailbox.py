@@ -112,7 +112,7 @@ class Mailbox:
     def point(self, index: int, word: int, address: int) -> None:
         """Set an address as the source of a segment, until the entry is claimed again."""
         if address != FROM_PAYLOAD:
-            self._pointed[index].append(word)  # first, so that no address outlasts its batch
+            self._pointed[index].append(word)  # first, in case of an interrupt
         self._entries[index][word] = address
 
     def fill(self, index: int, words: NDArray[np.int64]) -> None:

@@ -115,7 +115,7 @@ def _agreement_rules(fields: set[str], capacity: Capacity) -> Iterator[Rule]:
     if {"select_index", *others} <= fields:
         front = capacity.front_tokens
         expected = "the row of the last accepted token of each request"
-        # The rows of a prefill have none that run again.
+        # A prefill has no front tokens.
         yield Rule("select_index", expected, _other_row(front), others, is_padded=front > 0)
 
 

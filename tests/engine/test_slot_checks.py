@@ -134,7 +134,7 @@ def test_slots_may_be_used_again(runner):
     runner.release([2])
     fill(runner, 3, 110)
     admit(runner, 3)
-    fill(runner, 2, 90, 10)  # columns behind still name slots of row 3
+    fill(runner, 2, 90, 10)  # later columns still contain slots of row 3
     short = 10 - len(PROMPT) - SPEC.num_draft_tokens
     admit(runner, 2, short)
     fill(runner, 2, 60)
