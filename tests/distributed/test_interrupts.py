@@ -1,4 +1,4 @@
-"""^C at every line of an agreement: the rank leaves, or nothing has happened."""
+"""An interrupt at any line of an agreement: the rank leaves the group, or nothing has changed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_interrupted_rank_leaves_or_has_done_nothing(group, kind):
             left += 1
             failure = group.store.failure("failure")
             assert failure.text == "rank 0 left the group after KeyboardInterrupt"
-            # The other ranks are gone for good; here the rank starts anew.
+            # The other ranks have ended for good; here the rank starts again.
             group.store._store.delete_key("graphkit/failure")
             group._failure, group._has_raised = None, False
         else:  # before the others could count on this rank, or after all was done

@@ -45,7 +45,7 @@ def test_a_late_rank_reads_that_it_is_late():
     assert failure.error(0).ranks == (1,)
 
 
-def test_a_store_whose_host_has_ended_answers_nothing_and_says_so():
+def test_a_store_whose_host_has_ended_returns_nothing_and_is_marked():
     store, own = RankStore(GoneStore(), 1), Failure((1,), "rank 1 left")
     store.write("topic", "text")
     assert store.is_gone

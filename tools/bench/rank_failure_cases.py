@@ -176,7 +176,7 @@ def close(point: Point) -> None:
     runner.close()
 
 
-# Batches that one rank refuses: the others end with the cause, and the group goes on.
+# Batches that one rank refuses: the others raise the cause, and the group stays usable.
 
 
 def bad_replay(point: Point) -> None:
@@ -229,7 +229,7 @@ def bad_same_batch(point: Point) -> None:
 
 
 def ignored(point: Point) -> None:
-    """Replay a batch that one rank refuses, and that rank does not care."""
+    """Replay a batch that one rank refuses, and ignore the error there."""
     runner = _runner(same_batch=True)
     runner.capture()
     try:
@@ -555,7 +555,7 @@ def _serve(
 
 @contextmanager
 def _printed_nowhere() -> Iterator[None]:
-    """Drop warnings of torch about connections, which are what these cases are about."""
+    """Drop torch's warnings about connections, which these cases break."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
