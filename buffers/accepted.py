@@ -95,7 +95,7 @@ def _host_array(value: Any) -> NDArray[Any] | None:
         if not value.is_cpu or value.layout is not torch.strided or is_recording():
             return None
         value = value.detach()
-        return (value.double() if value.is_floating_point() else value).numpy()
+        value = (value.double() if value.is_floating_point() else value).numpy()
     try:
         return np.asarray(value)
     except ValueError:

@@ -102,9 +102,10 @@ def _agreement_rules(fields: set[str], capacity: Capacity) -> Iterator[Rule]:
     """
     drafts, tokens, lengths = "num_accepted_drafts", "num_accepted_tokens", "extend_seq_lens"
     width = capacity.tokens_per_request
-    for name in (each for each in (tokens, lengths) if each in fields):
-        expected = f"1 to {width}, the rows of a request"
-        yield Rule(name, expected, _outside(1, width), is_padded=True)
+    for name in (tokens, lengths):
+        if name in fields:
+            expected = f"1 to {width}, the rows of a request"
+            yield Rule(name, expected, _outside(1, width), is_padded=True)
     if {drafts, tokens} <= fields:
         yield Rule(tokens, "num_accepted_drafts + 1", _other_than(1), (drafts,))
     if capacity.ragged and {tokens, lengths} <= fields:
