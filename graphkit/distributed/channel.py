@@ -24,7 +24,7 @@ class Channel:
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._ranks = group.new_channel(_FOREVER_S)
+        self._ranks = group.new_cpu_group(_FOREVER_S)
         self._size = torch.zeros(1, dtype=torch.int64)
 
     def broadcast(self, data: bytes = b"") -> bytes:
@@ -47,7 +47,7 @@ class Channel:
         return self._group.guard(self._gather, numbers)
 
     def _broadcast(self, data: bytes) -> bytes:
-        self._group.advance()
+        self._group.begin_wait()
         self._size[0] = len(data)
         self._send(self._size)
         if not self._size:
@@ -59,7 +59,7 @@ class Channel:
         return content.numpy().tobytes()
 
     def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        self._group.advance()
+        self._group.begin_wait()
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in range(self._group.size)]
         self._group.wait(dist.all_gather(found, mine, group=self._ranks, async_op=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -20,15 +19,12 @@ from graphkit.distributed.agreed_size import (
 )
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
 from graphkit.distributed.connections import limit_gloo
-from graphkit.distributed.failure_detector import FailureDetector, first_line
-from graphkit.distributed.rank_store import Failure
+from graphkit.distributed.failure_detector import FailureDetector, failure_of_wait
 from graphkit.errors import ConfigError, RankError, ReplayError
 from graphkit.spec import ForwardMode
 
 _MOST_S = 1e8
 """Limit of time limits: gloo counts milliseconds in 64 bits."""
-_LONGER_S = 60.0
-"""The control group has a longer limit than its ranks, which find out who is missing."""
 
 
 class Member(Protocol):
@@ -95,15 +91,11 @@ class RankGroup(FailureDetector):
         time_limit: float = 300.0,
     ) -> None:
         member_of, rank = _member_of(process_group)
-        seconds = _seconds(time_limit)
-        super().__init__(member_of, new_cpu_group(member_of, seconds + _LONGER_S), rank, seconds)
-        limit_gloo(member_of, seconds)
+        super().__init__(member_of, rank, _seconds(time_limit))
+        limit_gloo(member_of, self.time_limit)
         self.same_batch = bool(same_batch)
         self.collectives = self._collectives(one_shot)
-        self.barriers = 0
-        """Barriers of ``CaptureBarrier`` so far."""
         self.agreed_size: AgreedSize | None = None
-        self._steps = 0
         self._ready = torch.zeros(self.size, WORDS, dtype=torch.int64)
         self._rows = self._ready.numpy()
         self._members: list[weakref.ref[Member]] = []
@@ -155,10 +147,9 @@ class RankGroup(FailureDetector):
 
     def refuse(self, ready: RankReady, error: BaseException) -> None:
         """Make this step an error on all ranks. The caller raises ``error`` after it."""
-        failure = self.refusal(error)
-        self.store.report(f"refused step {self._steps + 1}", failure)
+        self.store.report(failure_of_wait(self.waits + 1), self.refusal(error))
         self._collect(ready)
-        self._refused = error
+        self.end_refusal()
 
     def close(self, ready: RankReady) -> None:
         """Agree that all ranks close a runner after the same number of replays.
@@ -167,16 +158,6 @@ class RankGroup(FailureDetector):
             RankError: Another rank does not close, or replayed more or fewer steps.
         """
         self.guard(self._close, ready)
-
-    def new_channel(self, seconds: float) -> dist.ProcessGroup:
-        """Return a process group of the same ranks for the CPU, which ends when a rank fails.
-
-        Args:
-            seconds: Its time limit.
-        """
-        made = new_cpu_group(self.process_group, seconds)
-        self._own_groups.append(made)
-        return made
 
     def _agree(self, ready: RankReady) -> AgreedSize:
         of_all = self._collect(ready)
@@ -194,7 +175,7 @@ class RankGroup(FailureDetector):
                     f"{agreed.mode.name}, which other ranks run. Keep every runner until all ranks "
                     "close it"
                 )
-                raise self.lose(Failure((self.rank,), text))
+                raise self.fail((self.rank,), text)
             runner.run_pads(agreed)
         return agreed.mode
 
@@ -203,9 +184,8 @@ class RankGroup(FailureDetector):
         self._check_taking_part(of_all)
         try:
             agreed_size(of_all, same_batch=False)
-        except RankError as error:  # a replay that other ranks do not have would never end
-            self.release_device()
-            raise self.lose(Failure(error.ranks, str(error).removesuffix("."))) from error
+        except RankError as error:  # a replay that other ranks do not have never ends
+            raise self.fail(error.ranks, str(error)) from error
 
     def _collectives(self, one_shot: bool) -> Collectives:
         if not one_shot:
@@ -220,7 +200,7 @@ class RankGroup(FailureDetector):
         """Refuse a step in which a rank refused its batch, or in which only some ranks close."""
         refused = [rank for rank, each in enumerate(of_all) if each.choice is Choice.REFUSED]
         if refused and self.rank not in refused:
-            first = self.store.failure(f"refused step {self._steps}")
+            first = self.store.failure(failure_of_wait(self.waits))
             raise (
                 first.error(self.rank)
                 if first
@@ -234,39 +214,15 @@ class RankGroup(FailureDetector):
                 f"rank {closed[0]} closed {shut.mode.name} after {shut.replays} replays, but rank "
                 f"{going} runs another step. All ranks must run the same steps and close together"
             )
-            raise self.lose(Failure((closed[0], going), text))
+            raise self.fail((closed[0], going), text)
 
     def _collect(self, ready: RankReady) -> list[RankReady]:
         """Return what all ranks can run, in order. From now on the others count on this one."""
-        self.advance()
+        self.begin_wait()
         self._rows[:] = 0
         self._rows[self.rank] = ready.words()
-        self._steps += 1
-        self.wait(dist.all_reduce(self._ready, group=self._own_groups[0], async_op=True))
+        self.wait(dist.all_reduce(self._ready, group=self.control, async_op=True))
         return [RankReady.of(row) for row in self._rows.tolist()]
-
-
-def new_cpu_group(process_group: dist.ProcessGroup, seconds: float) -> dist.ProcessGroup:
-    """Return a process group of the same ranks that uses gloo. Collective.
-
-    Raises:
-        RankError: A rank did not create it.
-    """
-    try:
-        made = dist.new_group(
-            dist.get_process_group_ranks(process_group),
-            timeout=timedelta(seconds=seconds),
-            backend="gloo",
-            use_local_synchronization=True,
-            group_desc="graphkit",
-        )
-    except RuntimeError as error:
-        raise RankError(
-            f"the ranks could not connect: {first_line(error)}. All ranks must create the same "
-            "groups and engines in the same order.",
-        ) from error
-    assert isinstance(made, dist.ProcessGroup), "this process is a member"
-    return made
 
 
 def _member_of(process_group: object) -> tuple[dist.ProcessGroup, int]:

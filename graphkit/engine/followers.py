@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from graphkit.distributed import Channel, RankGroup
+from graphkit.distributed.rank_store import names_of_ranks
 from graphkit.engine.request import NewTokens, Request
 from graphkit.errors import ConfigError, RankError
 from graphkit.step import SamplingParams
@@ -99,7 +100,7 @@ class Followers:
         Raises:
             RankError: A rank fails meanwhile, or generated other tokens than rank 0.
         """
-        if not self._is_closed and not self._group.is_known_lost:
+        if not self._is_closed and not self._group.has_raised:
             self._is_closed = True
             if self._sums:
                 self._compare()
@@ -158,7 +159,7 @@ class Followers:
         message = json.dumps([self._sums, _COMPARE])
         sent = self._channel.broadcast(message.encode())
         if _parsed(sent)[1] != _COMPARE:
-            raise self._diverged("ended a request in another step than rank 0")
+            raise self._diverged((self._group.rank,), "ended a request in another step than rank 0")
         self._compare_with(sent)
 
     def _compare_with(self, sent: bytes) -> None:
@@ -171,13 +172,11 @@ class Followers:
         wrong = tuple(rank for rank, place in enumerate(places) if place < len(first))
         if wrong:
             where = first[places[wrong[0]]][0]
-            raise self._diverged(f"generated other tokens than rank 0 in {where}", wrong)
+            raise self._diverged(wrong, f"generated other tokens than rank 0 in {where}")
 
-    def _diverged(self, what: str, ranks: tuple[int, ...] | None = None) -> RankError:
-        ranks = (self._group.rank,) if ranks is None else ranks
-        return self._group.fail(
-            ranks, f"{what}. All ranks need the same weights, settings and kernels"
-        )
+    def _diverged(self, ranks: tuple[int, ...], what: str) -> RankError:
+        advice = "All ranks need the same weights, settings and kernels."
+        return self._group.fail(ranks, f"{names_of_ranks(ranks)} {what}. {advice}")
 
     def _receive(self) -> bytes:
         """Return the next calls of rank 0, after what it compares before."""
@@ -195,11 +194,12 @@ class Followers:
         sent = self._channel.broadcast(message) if not self._group.rank else self._receive()
         self._calls = []
         if sent != message:
+            rank = self._group.rank
             raise self._group.fail(
-                (self._group.rank,),
-                f"made other calls than rank 0: {message.decode() or _STEP!r} instead of "
-                f"{sent.decode() or _STEP!r}. Make the same calls on all ranks, or call follow() "
-                "on all but rank 0",
+                (rank,),
+                f"rank {rank} made other calls than rank 0: {message.decode() or _STEP!r} instead "
+                f"of {sent.decode() or _STEP!r}. Make the same calls on all ranks, or call "
+                "follow() on all but rank 0.",
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ PLACES = tuple(
 )
 
 
+@cache
+def is_traced(filename):
+    return str(Path(filename).resolve()).startswith(PLACES)
+
+
 @pytest.fixture
 def group():
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -31,7 +37,7 @@ def interrupted(call, line):
 
     def trace(frame, event, _argument):
         nonlocal seen
-        if not str(Path(frame.f_code.co_filename).resolve()).startswith(PLACES):
+        if not is_traced(frame.f_code.co_filename):
             return None
         if event == "line":
             seen += 1
@@ -57,7 +63,7 @@ def test_an_interrupted_rank_leaves_or_has_done_nothing(group, kind):
     calls = {"run": lambda: runner.run(batch(1)), "idle": group.idle}
     line, left = 1, 0
     while True:
-        before = runner.stats.replays, group._steps
+        before = runner.stats.replays, group.waits
         if not interrupted(calls[kind], line):
             break
         if group.is_lost:
@@ -68,9 +74,9 @@ def test_an_interrupted_rank_leaves_or_has_done_nothing(group, kind):
             group.store._store.delete_key("graphkit/failure")
             group._failure, group._has_raised = None, False
         else:  # before the others could count on this rank, or after all was done
-            done = (runner.stats.replays, group._steps)
+            done = (runner.stats.replays, group.waits)
             assert done in (before, (before[0] + (kind == "run"), before[1] + 1))
-        assert group._watched is None
+        assert group._topic is None
         line += 1
     assert left > 10, "most lines are between the agreement and its replay"
     runner.run(batch(1))

@@ -51,6 +51,8 @@ OF_TWO = (
 WAITING = (
     scenarios.capture_without_a_rank,
     scenarios.fail_before_a_collective,
+    scenarios.come_late_without_a_vote,
+    scenarios.idle_without_a_vote,
     scenarios.die_during_capture,
 )
 """Scenarios of two ranks that wait for a time limit."""

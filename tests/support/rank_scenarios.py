@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from dataclasses import replace
@@ -336,13 +337,14 @@ def close_in_the_wrong_order():
     verify.close()
 
 
+def alone(inputs):
+    """Return token ids as logits, without a collective."""
+    return gk.ForwardOutput(next_token_logits=inputs.input_ids[:, None].float().repeat(1, 8))
+
+
 def close_after_unequal_replays():
     """Replays that other ranks do not have are found at the end."""
     group = rank_group(same_batch=True)
-
-    def alone(inputs):
-        return gk.ForwardOutput(next_token_logits=inputs.input_ids[:, None].float().repeat(1, 8))
-
     verify = captured(group, alone)
     for _ in range(3 if is_rank(1) else 2):
         verify.replay(batch(1))
@@ -384,6 +386,32 @@ def leave_without_a_vote():
         patch.setattr(dist, "all_reduce", lambda *_, **__: pytest.fail("voted"))
         group.leave(LookupError("no such request"))
     assert group.is_lost
+
+
+def come_late_without_a_vote():
+    """The heartbeat reports a rank that does not begin a replay of the others."""
+    group = rank_group(time_limit=4.0, same_batch=True)
+    verify = captured(group, alone)
+    for _ in range(1 if is_rank(1) else 2):
+        verify.replay(batch(1))
+    deadline = time.monotonic() + 60.0
+    while not group.is_lost and time.monotonic() < deadline:
+        time.sleep(0.05)  # as a rank that waits for its device: outside of any call
+    late = "this rank came" if is_rank(1) else "rank 1"
+    raises(gk.RankError, lambda: verify.replay(batch(1)), late, "rank 1 did not come within 4 s")
+
+
+def idle_without_a_vote():
+    """Ranks that made the same calls, or dropped their group, may be idle beyond the time limit."""
+    groups = [rank_group(time_limit=1.0, same_batch=True) for _ in range(2)]
+    verify = captured(groups[0], alone)
+    verify.replay(batch(1))
+    if is_rank(1):
+        groups.pop()
+        gc.collect()
+    time.sleep(3.0)
+    assert not any(group.is_lost for group in groups)
+    verify.close()
 
 
 def die_between_replays():

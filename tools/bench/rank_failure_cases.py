@@ -6,11 +6,12 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -58,6 +59,14 @@ class Case:
         """Phase and fault."""
         return f"{self.phase}: {self.fault}"
 
+    def problems(self, endings: Sequence[Ending]) -> list[str]:
+        """Return the errors of ranks that do not end, or do not name the failure."""
+        return [
+            f"rank {rank}: {each.text}"
+            for rank, each in enumerate(endings)
+            if not each.has_ended or (rank != self.victim and not each.names(self.words))
+        ]
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -65,18 +74,33 @@ class Ending:
 
     Attributes:
         seconds: Time from the fault to the end of the call; of a killed rank 0.
-        exit_s: Time from the fault to the end of the process.
+        has_ended: Whether its process ended by itself.
         text: Type and text of its error; ``passed`` without one, ``killed`` or ``hung``.
     """
 
     seconds: float
-    exit_s: float
+    has_ended: bool
     text: str
+
+    def names(self, words: str) -> bool:
+        """Return whether it ended with an error of graphkit that contains words."""
+        return self.text.startswith(("RankError", "CaptureError")) and words in self.text
+
+
+def _device() -> torch.device:
+    """Return the device of this rank: its GPU with NCCL, else the CPU."""
+    is_cuda = dist.get_backend() == "nccl"
+    return torch.device("cuda", dist.get_rank()) if is_cuda else torch.device("cpu")
+
+
+def _read(output: gk.ForwardOutput) -> None:
+    """Wait for the device, as programs do that read tokens."""
+    output.next_token_logits.cpu()
 
 
 def _shared(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
     """Return token ids as logits, plus the rows of all ranks."""
-    rows = torch.full((1,), float(inputs.num_tokens))
+    rows = torch.full((1,), float(inputs.num_tokens), device=inputs.input_ids.device)
     dist.all_reduce(rows)
     return gk.ForwardOutput(next_token_logits=(inputs.input_ids[:, None] + rows).repeat(1, _VOCAB))
 
@@ -98,7 +122,7 @@ def _runner(
 ) -> gk.TargetVerifyRunner:
     group = gk.RankGroup(time_limit=LIMIT_S, same_batch=same_batch)
     return gk.TargetVerifyRunner(
-        forward, spec=SPEC, sizes=SIZES, batch_sizes=[1, 2], device="cpu", group=group
+        forward, spec=SPEC, sizes=SIZES, batch_sizes=[1, 2], device=_device(), group=group
     )
 
 
@@ -137,9 +161,9 @@ def agreement(point: Point) -> None:
 def _observed(runner: gk.TargetVerifyRunner, point: Point) -> None:
     with runner:
         runner.capture()
-        runner.replay(_batch())
+        _read(runner.replay(_batch()))
         with runner.observe(lambda launch: (point(), launch())[1]):
-            runner.replay(_batch())
+            _read(runner.replay(_batch()))
 
 
 def replay(point: Point) -> None:
@@ -164,7 +188,7 @@ def eager(point: Point) -> None:
 
     runner = _runner(forward)
     for _ in range(3):
-        runner.run(_batch())
+        _read(runner.run(_batch()))
 
 
 def close(point: Point) -> None:
@@ -268,11 +292,12 @@ def idle(point: Point) -> None:
 
 
 def _engine(forward: Callable[..., object], generation: str | None) -> gk.SpeculativeEngine:
-    requests = gk.ReqToTokenPool(4, _CONTEXT, torch.device("cpu"))
-    pool = gk.MHATokenToKVPool(4 * _CONTEXT, 1, torch.float32, 1, 1, 1, torch.device("cpu"))
+    requests = gk.ReqToTokenPool(1, _CONTEXT, _device())
+    pool = gk.MHATokenToKVPool(_CONTEXT, 1, torch.float32, 1, 1, 1, _device())
     model = gk.EngineModel(forward, gk.SdpaAttention(requests, pool))
     return gk.SpeculativeEngine(
-        model, spec=gk.SpecConfig("NONE", 0, 1, 1), sizes=SIZES, device="cpu",
+        model, spec=gk.SpecConfig("NONE", 0, 1, 1), sizes=replace(SIZES, max_batch_size=1),
+        device=_device(),
         generation=generation,  # type: ignore[arg-type]
         group=gk.RankGroup(time_limit=LIMIT_S, same_batch=True),
     )  # fmt: skip
@@ -282,7 +307,7 @@ def _generate(
     at: int, point: Point, *, generation: str | None = None, captures: bool = False, tokens: int = 8
 ) -> None:
     """Generate on rank 0, follow on the others, and fail in a call of the forward."""
-    table, calls = TableForward(Table(torch.device("cpu"))), [-1000]
+    table, calls = TableForward(Table(_device())), [-1000]
 
     def forward(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         calls[0] += 1
@@ -324,7 +349,7 @@ def weights(point: Point) -> None:
         point()
     except _Skip:
         shift = 1
-    table = TableForward(Table(torch.device("cpu")))
+    table = TableForward(Table(_device()))
 
     def forward(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         return gk.ForwardOutput(next_token_logits=table(inputs).next_token_logits.roll(shift, 1))
@@ -338,7 +363,7 @@ def weights(point: Point) -> None:
 
 
 def _between_requests(point: Point, *, closes: bool) -> None:
-    table = TableForward(Table(torch.device("cpu")))
+    table = TableForward(Table(_device()))
     engine = _engine(table, "v3")
     engine.capture()
     if dist.get_rank() and not closes:
@@ -474,15 +499,24 @@ def _act(fault: str) -> None:
         raise _Skip
 
 
-def run_case(case: Case, size: int, limit_s: float = 60.0) -> list[Ending]:
+def run_case(
+    case: Case,
+    size: int,
+    limit_s: float = 60.0,
+    busy: AbstractContextManager[object] | None = None,
+    backend: str = "gloo",
+) -> list[Ending]:
     """Run a case on processes, and return how each rank ended.
 
     Args:
         case: What goes wrong.
         size: Number of ranks.
         limit_s: Time after which processes are killed.
+        busy: Entered until the fault, after which the processes mostly wait.
+        backend: ``gloo``, or ``nccl`` with a GPU per rank.
     """
-    context = multiprocessing.get_context("forkserver")
+    # A forked process cannot use CUDA if its server has.
+    context = multiprocessing.get_context("spawn" if backend == "nccl" else "forkserver")
     context.set_forkserver_preload(_PRELOADED)
     store, port = None, _free_port()
     if case.victim:
@@ -490,12 +524,17 @@ def run_case(case: Case, size: int, limit_s: float = 60.0) -> list[Ending]:
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     faulted = context.Value("d", 0.0)
     processes = [
-        context.Process(target=_serve, args=(case, rank, size, port, pipes[rank][1], faulted))
+        context.Process(
+            target=_serve, args=(case, rank, size, port, pipes[rank][1], faulted, backend)
+        )
         for rank in range(size)
     ]
-    for process, (_, sender) in zip(processes, pipes, strict=True):
-        process.start()
-        sender.close()
+    with busy or nullcontext():
+        for process, (_, sender) in zip(processes, pipes, strict=True):
+            process.start()
+            sender.close()
+        while not faulted.value and any(each.is_alive() for each in processes):
+            time.sleep(0.02)
     endings = list(_endings(processes, [receiver for receiver, _ in pipes], faulted, limit_s))
     del store
     return endings
@@ -508,34 +547,39 @@ def _endings(
     limit_s: float,
 ) -> Iterator[Ending]:
     deadline = time.monotonic() + limit_s
-    exits: dict[int, float] = {}
-    while len(exits) < len(processes) and time.monotonic() < deadline:
-        for rank, process in enumerate(processes):
-            if rank not in exits and not process.is_alive():
-                exits[rank] = time.time()
+    while any(each.is_alive() for each in processes) and time.monotonic() < deadline:
         time.sleep(0.02)
     start: float = faulted.value  # type: ignore[attr-defined]
-    for rank, (process, receiver) in enumerate(zip(processes, receivers, strict=True)):
-        ended, text = start, "killed" if rank in exits else "hung"
+    for process, receiver in zip(processes, receivers, strict=True):
+        has_ended = not process.is_alive()
+        ended, text = start, "killed" if has_ended else "hung"
         with suppress(EOFError):
             if receiver.poll():
                 ended, text = json.loads(receiver.recv())
-        if rank not in exits:
-            text += ", and its process did not end"
-            process.kill()
+        process.kill()
         process.join()
-        yield Ending(round(ended - start, 2), round(exits.get(rank, time.time()) - start, 2), text)
+        yield Ending(round(ended - start, 2), has_ended, text)
 
 
 def _serve(
-    case: Case, rank: int, size: int, port: int, sender: Connection, faulted: object
+    case: Case,
+    rank: int,
+    size: int,
+    port: int,
+    sender: Connection,
+    faulted: object,
+    backend: str,
 ) -> None:
     torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if backend == "nccl" else None
+    if device is not None:
+        torch.cuda.set_device(device)
     is_host = rank == 0 and case.victim == 0
     store = dist.TCPStore("127.0.0.1", port, is_master=is_host, wait_for_workers=False)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100)
-    )
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100),
+        device_id=device,
+    )  # fmt: skip
 
     def point() -> None:
         if rank == case.victim:
@@ -565,8 +609,6 @@ def _printed_nowhere() -> Iterator[None]:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
