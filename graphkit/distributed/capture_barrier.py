@@ -1,4 +1,4 @@
-"""Capture on several ranks at once: all wait for each other at barriers."""
+"""Captures on several ranks at once, which wait for each other at barriers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RankFailure(CaptureFailure):
 
 
 class CaptureBarrier:
-    """Barriers of ranks that capture together: each goes on when all others have come.
+    """Barriers of ranks that capture together: each rank continues when all have arrived.
 
     A barrier goes through the store of the process group and runs no tensor operation, so that
     ranks may wait during a capture.
@@ -49,7 +49,7 @@ class CaptureBarrier:
 
         Raises:
             ConfigError: A setting differs; ``field`` names it.
-            RankFailure: A rank did not come.
+            RankFailure: A rank did not arrive.
         """
         texts = self._exchange(json.dumps(dict(settings)))
         ours = dict(settings)
@@ -66,10 +66,10 @@ class CaptureBarrier:
                     )
 
     def wait(self) -> None:
-        """Say that all went well here, and wait until all others say so.
+        """Report success, and wait until all other ranks have done so.
 
         Raises:
-            RankFailure: A rank failed, or did not come within the time limit.
+            RankFailure: A rank failed, or did not arrive within the time limit.
         """
         self._exchange("")
 
@@ -77,13 +77,13 @@ class CaptureBarrier:
         """Wait for all ranks, and return whether any of them passes true.
 
         Raises:
-            RankFailure: A rank has failed, or did not come within the time limit.
+            RankFailure: A rank has failed, or did not arrive within the time limit.
         """
         texts = self._exchange(json.dumps(is_needed)).values()
         return any([is_needed, *(json.loads(text) for text in texts)])
 
     def run(self, function: Callable[[], ResultT]) -> ResultT:
-        """Start a function when all ranks do, and go on when all have enqueued its work.
+        """Run a function on all ranks at once, and return when all have enqueued its work.
 
         Raises:
             RankFailure: The function raised an exception on a rank; the first one, on all ranks.
@@ -100,17 +100,16 @@ class CaptureBarrier:
         """Report a failure of this rank at the next barrier, without waiting for the others.
 
         Returns:
-            The failure; that of another rank if it failed first, and this one only followed.
+            The failure; that of another rank if it failed first.
         """
         group = self._group
         group.begin_barrier()
         topic = failure_of_wait(group.waits)
-        lost = error if isinstance(error, RankError) else None
-        if isinstance(error, Exception) and is_connection_error(error):
-            lost = group.failure_behind(error)
         found = group.store.failure(topic)
-        if found is None and lost is not None:
-            return _missing(lost)
+        if found is None and (lost := self._lost(error)) is not None:
+            found = group.store.failure(topic)  # why another rank did not run the collective
+            if found is None:
+                return _missing(lost)
         if found is None:
             own = failure_of(error)
             details = json.dumps([own.cause.name, own.where])
@@ -118,6 +117,14 @@ class CaptureBarrier:
                 topic, Failure((group.rank,), _text(group.rank, own), details=details)
             )
         return _rank_failure(found)
+
+    def _lost(self, error: BaseException) -> RankError | None:
+        """Return the failure that ended the group, if an error follows from one."""
+        if isinstance(error, RankError):
+            return error
+        if isinstance(error, Exception) and is_connection_error(error):
+            return self._group.failure_behind(error)
+        return None
 
     def _exchange(self, text: str) -> dict[int, str]:
         """Write a text, wait for those of the other ranks, and return them."""
@@ -130,7 +137,7 @@ class CaptureBarrier:
         def missing() -> list[int]:
             return [rank for rank in group.others if rank not in found]
 
-        def have_come(seconds: float) -> bool:
+        def have_arrived(seconds: float) -> bool:
             found.update(group.store.gather(f"barrier {number}", missing(), seconds))
             failure = group.store.failure(failure_of_wait(number)) if missing() else None
             if failure is not None:
@@ -138,7 +145,7 @@ class CaptureBarrier:
             return not missing()
 
         try:
-            group.wait_until(have_come, missing=missing)
+            group.wait_until(have_arrived, missing=missing)
         except RankError as error:
             raise _missing(error) from error
         return found
@@ -154,7 +161,7 @@ def _rank_failure(failure: Failure) -> RankFailure:
 
 
 def _missing(error: RankError) -> RankFailure:
-    """Return the failure of a capture whose group has lost a rank."""
+    """Return the failure of a capture after a failure that ended the group."""
     rank = next(iter(error.ranks), None)
     return RankFailure(CaptureCause.MISSING_RANK, str(error).removesuffix("."), rank)
 
@@ -187,7 +194,7 @@ class LockstepBackend:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Compare the settings of all ranks, and end the block on all ranks alike.
+        """Compare the settings of all ranks, and leave the block on all with the same result.
 
         Raises:
             ConfigError: The ranks' settings differ.

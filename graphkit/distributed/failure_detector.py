@@ -1,4 +1,4 @@
-"""The first failure of a group: how ranks report it, notice it, and end because of it."""
+"""The first failure of a group: ranks report it, notice it, and end because of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FailureDetector:
 
     A rank that fails writes a ``Failure`` into the store before anything else, and the first one
     counts. A rank that is killed writes nothing, but its heartbeat stops and its connections close.
-    A rank that does not come within the time limit is reported by those that wait. All ranks then
+    A rank that does not arrive within the time limit is reported by those that wait. All ranks then
     raise the same ``RankError``, and so does every later call.
 
     The thread of the heartbeat reads the failure while its rank waits in a collective, and ends the
@@ -71,7 +71,7 @@ class FailureDetector:
         waits: Number of calls so far in which each rank waits for all others. It is the same on all
             ranks.
         control: A process group of the same ranks for the CPU.
-        store: What ranks write for each other.
+        store: Texts and failures that ranks write for each other.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, rank: int, time_limit: float) -> None:
@@ -149,7 +149,7 @@ class FailureDetector:
     def begin_wait(self) -> None:
         """Count a call in which each rank waits for all others.
 
-        They count on this rank until the end of the guarded call: any exception ends the group.
+        They rely on this rank until the end of the guarded call: any exception ends the group.
         """
         self.waits, self._runs, self._topic = self.waits + 1, 0, _FAILURE
 
@@ -178,7 +178,7 @@ class FailureDetector:
     # Failures.
 
     def leave(self, error: BaseException) -> None:
-        """Report that this rank takes no further part, because of an error. Does not wait."""
+        """Report that this rank leaves the group because of an error. Does not wait."""
         self._has_raised = True
         if self._failure is None and is_open(self.process_group):
             self.fail((self.rank,), f"rank {self.rank} left the group after {described(error)}")
@@ -208,7 +208,7 @@ class FailureDetector:
             )
 
     def failure_behind(self, error: BaseException) -> RankError:
-        """Return the failure because of which a collective of this rank failed.
+        """Return the failure that made a collective of this rank fail.
 
         Args:
             error: What the collective raised.
@@ -221,7 +221,7 @@ class FailureDetector:
         behind = self._behind(liveness)
         if silent or self.store.is_gone or (behind and is_late):
             return self._report(self._missing(silent, behind))
-        # Perhaps a rank that gave up closed the connection, and has yet to report why.
+        # The rank that closed the connection may be about to report why.
         deadline = time.monotonic() + SILENT_S
         while not (is_late or self._is_reported() or time.monotonic() > deadline):
             time.sleep(_SLICE_S / 10)
@@ -269,13 +269,13 @@ class FailureDetector:
         """Wait for other ranks, or until one has failed.
 
         Args:
-            has_ended: Waits for at most so many seconds, and returns whether all ranks have come.
+            has_ended: Waits for at most so many seconds, and returns whether all ranks arrived.
             seconds: Time limit; ``None`` for ``time_limit``.
-            missing: Returns the ranks that have not come; by default those that have made fewer
+            missing: Returns the ranks that have not arrived; by default those that have made fewer
                 calls than this one.
 
         Raises:
-            RankError: A rank has failed, or did not come in time.
+            RankError: A rank has failed, or did not arrive in time.
         """
         deadline = time.monotonic() + (self.time_limit if seconds is None else seconds)
         liveness: LivenessCheck | None = None
@@ -293,7 +293,7 @@ class FailureDetector:
     def _report(self, failure: Failure) -> RankError:
         if self._failure is None:
             self._failure = self.store.report(_FAILURE, failure)
-            for each in self._cpu_groups:  # other ranks must not agree with one that has left
+            for each in self._cpu_groups:  # other ranks must not complete an agreement
                 break_gloo(each)
             self._heartbeat.wake()
         return self._error(self._failure)
@@ -309,7 +309,7 @@ class FailureDetector:
         if isinstance(error, Exception) and is_connection_error(error):
             raise self.failure_behind(error) from error
         if isinstance(error, GraphkitError) and self._topic != _FAILURE:
-            # Ranks that refuse the call, too, go on. One that waits in it ends.
+            # Other ranks that refuse the call go on. One that waits in it ends.
             self._refusals += 1
             self.store.report(f"refusal {self._refusals}", self.refusal(error))
         else:

@@ -185,12 +185,12 @@ def missing_ranks(silent: Sequence[int], late: Sequence[int], time_limit: float)
     if silent:
         text = f"{names_of_ranks(silent)} ended: no heartbeat for {SILENT_S:g} s"
         return Failure(tuple(silent), text)
-    text = f"{names_of_ranks(late)} did not come within {time_limit:g} s"
+    text = f"{names_of_ranks(late)} did not arrive within {time_limit:g} s"
     return Failure(tuple(late), text, is_late=True)
 
 
 def write_heartbeat(store: RankStore, number: int, progress: Progress) -> None:
-    """Write a heartbeat of this rank, which has a number."""
+    """Write a numbered heartbeat of this rank."""
     store.write(_TOPIC, " ".join(map(str, (number, *progress))))
 
 

@@ -24,7 +24,7 @@ from graphkit.errors import ConfigError, RankError, ReplayError
 from graphkit.spec import ForwardMode
 
 _MOST_S = 1e8
-"""Limit of time limits: gloo counts milliseconds in 64 bits."""
+"""Largest time limit: gloo counts milliseconds in 64 bits."""
 
 
 class Member(Protocol):
@@ -48,16 +48,16 @@ class RankGroup(FailureDetector):
     A rank without requests takes part with pads: ``idle``, or ``Runner.run`` of an empty batch.
 
     The agreement is one collective of 56 bytes per rank over a CPU process group (gloo), which
-    this class creates. It needs none with ``same_batch``.
+    this class creates. With ``same_batch`` replays need no agreement.
 
-    Life: after ``torch.distributed.init_process_group`` -> runners with ``group=`` -> close all
-    runners -> ``destroy_process_group``. NCCL waits forever if it is destroyed before the graphs
-    that contain its collectives. Creating a group is collective: every rank of ``process_group``
-    creates it, in the same order. One thread at a time may use it.
+    Life cycle: after ``torch.distributed.init_process_group`` -> runners with ``group=`` -> close
+    all runners -> ``destroy_process_group``. NCCL waits forever if it is destroyed before the
+    graphs that contain its collectives. Creating a group is collective: every rank of
+    ``process_group`` creates it, in the same order. One thread at a time may use it.
 
     Args:
-        process_group: The process group whose collectives are in the forwards; ``None`` takes the
-            default group.
+        process_group: The process group whose collectives are in the forwards; ``None`` selects
+            the default group.
         same_batch: All ranks run every batch, as in tensor parallelism with the same requests on
             all ranks. Replays then need no agreement. In the checking mode ranks still agree, and
             a rank whose batch has another size is an error.
@@ -65,17 +65,17 @@ class RankGroup(FailureDetector):
             instead of through NCCL; see ``OneShotCollectives``. Device loops need that.
         time_limit: Seconds that a rank waits for another one. Allow for compilations and prefills
             that other ranks do not have. If ``process_group`` uses gloo, its collectives get this
-            limit, too, unless theirs is shorter. Those of NCCL have the limit of
-            ``init_process_group`` until a rank fails, which ends them.
+            limit, too, unless theirs is shorter. If it uses NCCL, it is aborted two seconds after
+            a rank has failed or exceeded the limit.
 
     Attributes:
         process_group: As passed.
         rank: Rank of this process in it.
         size: Number of its ranks.
         same_batch, time_limit: As passed.
-        collectives: What the forwards of split models use.
-        agreed_size: What the ranks agreed on last, such as for a forward that needs the
-            ``batch_sizes`` of all ranks; ``None`` before the first step.
+        collectives: Collectives of the forwards of split models.
+        agreed_size: Result of the last agreement, for forwards that need the ``batch_sizes`` of all
+            ranks; ``None`` before the first step.
 
     Raises:
         ConfigError: ``torch.distributed`` is not initialised, this process is no member, or the
@@ -120,7 +120,7 @@ class RankGroup(FailureDetector):
     # Agreement.
 
     def agree(self, ready: RankReady) -> AgreedSize:
-        """Tell what this rank can run, wait for all ranks, and return what all run.
+        """Send what this rank can run, wait for all ranks, and return the step that all run.
 
         Raises:
             RankError: A rank refused its batch, closed, left, or runs another mode.
@@ -129,7 +129,7 @@ class RankGroup(FailureDetector):
         return self.guard(self._agree, ready)
 
     def idle(self) -> ForwardMode:
-        """Take part in a step of the other ranks without a request: run pads of what they run.
+        """Take part in a step without a request: run pads through the runner of the other ranks.
 
         Returns:
             The mode that ran; IDLE if no rank has a request, so that nothing ran.
@@ -217,7 +217,7 @@ class RankGroup(FailureDetector):
             raise self.fail((closed[0], going), text)
 
     def _collect(self, ready: RankReady) -> list[RankReady]:
-        """Return what all ranks can run, in order. From now on the others count on this one."""
+        """Exchange what each rank can run. From here on the other ranks rely on this one."""
         self.begin_wait()
         self._rows[:] = 0
         self._rows[self.rank] = ready.words()

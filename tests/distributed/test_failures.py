@@ -1,4 +1,4 @@
-"""One rank fails in each phase: the others end, and name the rank that failed first and why."""
+"""One rank fails in each phase: the others end with errors that name this rank and the cause."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_all_ranks_end_and_name_the_first_failure(case, endings):
     "case", [each for each in cases.CASES if each.fault == "late"], ids=lambda each: each.name
 )
 def test_a_late_rank_learns_that_it_is_late(case, endings):
-    text = endings[case][case.victim].text
-    assert "this rank came" in text
+    text = endings[case][case.failing_rank].text
+    assert "this rank arrived" in text
     assert (
-        f"s late: rank 1 did not come within {cases.LIMIT_S:g} s, and the other ranks gave up"
+        f"s late: rank 1 did not arrive within {cases.LIMIT_S:g} s, and the other ranks gave up"
         in text
     )
 
@@ -54,4 +54,4 @@ def test_a_late_rank_learns_that_it_is_late(case, endings):
 )
 def test_the_rank_that_failed_keeps_its_own_error(case, endings):
     expected = "no memory left" if case.fault == "exception" else "KeyboardInterrupt"
-    assert expected in endings[case][case.victim].text
+    assert expected in endings[case][case.failing_rank].text

@@ -49,7 +49,7 @@ def ranks(monkeypatch):
 def test_a_rank_that_does_not_begin_a_call_is_late(ranks):
     failure = ranks.failure_of(OWN, OWN._replace(runs=1))
     assert (failure.ranks, failure.is_late) == ((2,), True)
-    assert failure.text == "rank 2 did not come within 60 s"
+    assert failure.text == "rank 2 did not arrive within 60 s"
 
 
 def test_ranks_that_have_made_the_same_calls_may_be_idle(ranks):

@@ -1,4 +1,4 @@
-"""^C at every line of an agreement: the rank leaves, or nothing has happened."""
+"""^C at every line of an agreement: the rank leaves the group, or its state is consistent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def group():
 
 
 def interrupted(call, line):
-    """Call, and raise KeyboardInterrupt at a line of graphkit; return whether it has so many."""
+    """Raise KeyboardInterrupt at a line of a call; return whether the call has that line."""
     seen = 0
 
     def trace(frame, event, _argument):
@@ -58,7 +58,7 @@ def interrupted(call, line):
 
 
 @pytest.mark.parametrize("kind", ["run", "idle"])
-def test_an_interrupted_rank_leaves_or_has_done_nothing(group, kind):
+def test_an_interrupted_rank_leaves_or_is_consistent(group, kind):
     runner = captured(group)
     calls = {"run": lambda: runner.run(batch(1)), "idle": group.idle}
     line, left = 1, 0
@@ -70,10 +70,10 @@ def test_an_interrupted_rank_leaves_or_has_done_nothing(group, kind):
             left += 1
             failure = group.store.failure("failure")
             assert failure.text == "rank 0 left the group after KeyboardInterrupt"
-            # The other ranks are gone for good; here the rank starts anew.
+            # A group cannot be used after a failure; this test resets it.
             group.store._store.delete_key("graphkit/failure")
             group._failure, group._has_raised = None, False
-        else:  # before the others could count on this rank, or after all was done
+        else:  # before or after the part in which other ranks rely on this one
             done = (runner.stats.replays, group.waits)
             assert done in (before, (before[0] + (kind == "run"), before[1] + 1))
         assert group._topic is None

@@ -1,4 +1,4 @@
-"""What one rank does wrong in each phase, and how processes run it; see ``rank_failures``."""
+"""Failures of one rank in each phase, and the processes that run them; see ``rank_failures``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import graphkit as gk
 
 LIMIT_S, LATE_S = 5.0, 9.0
 """Time limit of the groups, and how long a late rank sleeps."""
-VICTIM = 1
+_FAILING_RANK = 1
 _CONTEXT, _VOCAB = 64, 64
 SPEC = gk.SpecConfig("EAGLE", num_steps=1, topk=1, num_draft_tokens=2)
 SIZES = gk.BufferSizes(4, _CONTEXT, 1, _VOCAB, torch.float32)
@@ -50,9 +50,9 @@ class Case:
     words: str
 
     @property
-    def victim(self) -> int:
+    def failing_rank(self) -> int:
         """The rank that fails."""
-        return 0 if self.fault == "host of the store killed" else VICTIM
+        return 0 if self.fault == "host of the store killed" else _FAILING_RANK
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class Case:
         return [
             f"rank {rank}: {each.text}"
             for rank, each in enumerate(endings)
-            if not each.has_ended or (rank != self.victim and not each.names(self.words))
+            if not each.has_ended or (rank != self.failing_rank and not each.names(self.words))
         ]
 
 
@@ -200,7 +200,7 @@ def close(point: Point) -> None:
     runner.close()
 
 
-# Batches that one rank refuses: the others end with the cause, and the group goes on.
+# Batches that one rank refuses.
 
 
 def bad_replay(point: Point) -> None:
@@ -253,7 +253,7 @@ def bad_same_batch(point: Point) -> None:
 
 
 def ignored(point: Point) -> None:
-    """Replay a batch that one rank refuses, and that rank does not care."""
+    """Replay a batch that one rank refuses, and ignore the error on that rank."""
     runner = _runner(same_batch=True)
     runner.capture()
     try:
@@ -271,7 +271,7 @@ def _bad_batch(point: Point, requests: int = 1) -> gk.TargetVerifyInputs:
 
 
 def idle(point: Point) -> None:
-    """Be idle without the runner that the others run."""
+    """Call ``idle`` on a rank that has dropped the runner of the others."""
     runner: gk.TargetVerifyRunner | None = _runner()
     assert runner is not None
     assert runner.group is not None
@@ -396,7 +396,7 @@ def engine_close(point: Point) -> None:
 
 
 class _Skip(Exception):  # noqa: N818 - it only marks the rank
-    """The rank does something else than the others."""
+    """Raised on the rank that fails, which then passes another input than the others."""
 
 
 def _late_interrupt() -> None:
@@ -431,7 +431,7 @@ _COMMON = {
     "exception": "rank 1 left the group after ValueError: no memory left",
     "^C": "rank 1 left the group after KeyboardInterrupt",
     "killed": _ENDED,
-    "late": f"rank 1 did not come within {LIMIT_S:g} s",
+    "late": f"rank 1 did not arrive within {LIMIT_S:g} s",
     "host of the store killed": "rank 0 ended: the process that hosts the store",
 }
 _CAPTURES = {
@@ -484,7 +484,7 @@ CASES = (
 
 
 def _act(fault: str) -> None:
-    """Do what the rank that fails does."""
+    """Fail."""
     if fault == "exception":
         raise ValueError("no memory left")
     if fault == "^C":
@@ -519,7 +519,7 @@ def run_case(
     context = multiprocessing.get_context("spawn" if backend == "nccl" else "forkserver")
     context.set_forkserver_preload(_PRELOADED)
     store, port = None, _free_port()
-    if case.victim:
+    if case.failing_rank:
         store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     faulted = context.Value("d", 0.0)
@@ -574,7 +574,7 @@ def _serve(
     device = torch.device("cuda", rank) if backend == "nccl" else None
     if device is not None:
         torch.cuda.set_device(device)
-    is_host = rank == 0 and case.victim == 0
+    is_host = rank == 0 and case.failing_rank == 0
     store = dist.TCPStore("127.0.0.1", port, is_master=is_host, wait_for_workers=False)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100),
@@ -582,14 +582,14 @@ def _serve(
     )  # fmt: skip
 
     def point() -> None:
-        if rank == case.victim:
+        if rank == case.failing_rank:
             faulted.value = time.time()  # type: ignore[attr-defined]
             _act(case.fault)
         elif case.fault == "^C while it waits" and case.phase == "agreement":
             time.sleep(2.0)
 
     text = "passed"
-    with _printed_nowhere():
+    with _without_stderr():
         try:
             PHASES[case.phase](point)
         except BaseException as error:
@@ -598,7 +598,7 @@ def _serve(
 
 
 @contextmanager
-def _printed_nowhere() -> Iterator[None]:
+def _without_stderr() -> Iterator[None]:
     """Drop warnings of torch about connections, which are what these cases are about."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

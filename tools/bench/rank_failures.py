@@ -36,11 +36,11 @@ def main() -> int:
     for case in (each for each in CASES if arguments.only in each.name):
         for size in map(int, arguments.processes.split(",")):
             endings = run_case(case, size)
-            others = [each for rank, each in enumerate(endings) if rank != case.victim]
+            others = [each for rank, each in enumerate(endings) if rank != case.failing_rank]
             last = max(each.seconds for each in others)
             failed += last > _BAR_S or bool(case.problems(endings))
             lines = [f"{rank}: {each.text}".replace(_ROOT, "") for rank, each in enumerate(endings)]
-            own = f"{endings[case.victim].seconds:.2f}"
+            own = f"{endings[case.failing_rank].seconds:.2f}"
             table.add_row(case.phase, case.fault, str(size), f"{last:.2f}", own, "\n".join(lines))
             settings[f"{case.name}, {size} ranks"] = " | ".join(lines)
             measures.append(
