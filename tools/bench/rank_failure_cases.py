@@ -227,7 +227,7 @@ def bad_staged(point: Point) -> None:
         staged = runner.stage(1)
         staged.num_accepted_tokens[:] = staged.extend_seq_lens[:] = 2
         staged.num_accepted_drafts[:] = 1
-        with suppress(_Skip):
+        with suppress(_OtherInput):
             point()
             staged.hidden_states = torch.zeros(2, 1)
         staged.replay()
@@ -265,7 +265,7 @@ def ignored(point: Point) -> None:
 def _bad_batch(point: Point, requests: int = 1) -> gk.TargetVerifyInputs:
     try:
         point()
-    except _Skip:
+    except _OtherInput:
         return _batch(requests, positions=np.zeros(9, dtype=np.int64))
     return _batch(requests)
 
@@ -280,7 +280,7 @@ def idle(point: Point) -> None:
     runner.run(_batch())
     try:
         point()
-    except _Skip:
+    except _OtherInput:
         runner = None
     if runner is None:
         group.idle()
@@ -347,7 +347,7 @@ def weights(point: Point) -> None:
     shift = 0
     try:
         point()
-    except _Skip:
+    except _OtherInput:
         shift = 1
     table = TableForward(Table(_device()))
 
@@ -395,7 +395,7 @@ def engine_close(point: Point) -> None:
     _between_requests(point, closes=True)
 
 
-class _Skip(Exception):  # noqa: N818 - it only marks the rank
+class _OtherInput(Exception):  # noqa: N818 - no error
     """Raised on the rank that fails, which then passes another input than the others."""
 
 
@@ -484,7 +484,7 @@ CASES = (
 
 
 def _act(fault: str) -> None:
-    """Fail."""
+    """Fail in one of the ways of ``Case.fault``."""
     if fault == "exception":
         raise ValueError("no memory left")
     if fault == "^C":
@@ -496,7 +496,7 @@ def _act(fault: str) -> None:
     elif fault == "late":
         time.sleep(LATE_S)
     else:
-        raise _Skip
+        raise _OtherInput
 
 
 def run_case(
@@ -529,36 +529,41 @@ def run_case(
         )
         for rank in range(size)
     ]
+    deadline = time.monotonic() + limit_s
     with busy or nullcontext():
         for process, (_, sender) in zip(processes, pipes, strict=True):
             process.start()
             sender.close()
-        while not faulted.value and any(each.is_alive() for each in processes):
-            time.sleep(0.02)
-    endings = list(_endings(processes, [receiver for receiver, _ in pipes], faulted, limit_s))
+        _wait_until(lambda: bool(faulted.value) or not _are_alive(processes), deadline)
+    _wait_until(lambda: not _are_alive(processes), deadline)
+    endings = [
+        _ending(process, receiver, faulted.value)
+        for process, (receiver, _) in zip(processes, pipes, strict=True)
+    ]
     del store
     return endings
 
 
-def _endings(
-    processes: list[multiprocessing.process.BaseProcess],
-    receivers: list[Connection],
-    faulted: object,
-    limit_s: float,
-) -> Iterator[Ending]:
-    deadline = time.monotonic() + limit_s
-    while any(each.is_alive() for each in processes) and time.monotonic() < deadline:
+def _are_alive(processes: Sequence[multiprocessing.process.BaseProcess]) -> bool:
+    return any(process.is_alive() for process in processes)
+
+
+def _wait_until(condition: Callable[[], bool], deadline: float) -> None:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
-    start: float = faulted.value  # type: ignore[attr-defined]
-    for process, receiver in zip(processes, receivers, strict=True):
-        has_ended = not process.is_alive()
-        ended, text = start, "killed" if has_ended else "hung"
-        with suppress(EOFError):
-            if receiver.poll():
-                ended, text = json.loads(receiver.recv())
-        process.kill()
-        process.join()
-        yield Ending(round(ended - start, 2), has_ended, text)
+
+
+def _ending(
+    process: multiprocessing.process.BaseProcess, receiver: Connection, start: float
+) -> Ending:
+    has_ended = not process.is_alive()
+    ended, text = start, "killed" if has_ended else "hung"
+    with suppress(EOFError):
+        if receiver.poll():
+            ended, text = json.loads(receiver.recv())
+    process.kill()
+    process.join()
+    return Ending(round(ended - start, 2), has_ended, text)
 
 
 def _serve(
