@@ -38,7 +38,7 @@ ResultT = TypeVar("ResultT")
 _SLICE_S = 0.25
 """How long a rank waits for others before it looks at interrupts and failures."""
 _LONGER_S = 60.0
-"""How much the limit of gloo exceeds ``time_limit``, within which ranks find out who is missing."""
+"""Excess of the limit of gloo over ``time_limit``, after which ranks find out who is missing."""
 _FAILURE = "failure"
 """Topic of the failure that ends the group."""
 _KNOWN = "known"
@@ -113,9 +113,15 @@ class FailureDetector:
     # Calls that all ranks make.
 
     def run(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """Count a call that all ranks make, with collectives inside, and ``guard`` it."""
+        """Count a call that all ranks make, with collectives inside, and ``guard`` it.
+
+        The end counts, too: the device of a rank whose call has ended may wait for another rank
+        whose call has not.
+        """
         self._runs += 1
-        return self.guard(call, *arguments)
+        result = self.guard(call, *arguments)
+        self._runs += 1
+        return result
 
     def guard(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """Call a function that all ranks call in the same order.
@@ -340,7 +346,10 @@ class FailureDetector:
         return tuple(rank for rank, each in liveness.progress().items() if each < own)
 
     def _is_reported(self) -> bool:
-        self._failure = self._failure or self.store.failure(_FAILURE)
+        if self._failure is None:
+            reported = self.store.failure(_FAILURE)
+            if reported is not None:  # the heartbeat's thread may set the failure meanwhile
+                self._failure = reported
         return self._failure is not None
 
     # The thread of the heartbeat.

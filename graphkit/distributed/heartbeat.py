@@ -29,7 +29,7 @@ class Progress(NamedTuple):
 
     Attributes:
         waits: Calls in which each rank waits for all others.
-        runs: Other calls that all ranks make, since the last of ``waits``.
+        runs: Begins and ends of other calls that all ranks make, since the last of ``waits``.
         collectives: Collectives of the process group.
     """
 
@@ -170,12 +170,12 @@ class StallDetector:
         return None
 
     def _missing(self, liveness: LivenessCheck, own: Progress) -> Failure | None:
-        """Return the failure of ranks that ended, or that have not begun a call of this one."""
+        """Return the failure of ranks that ended, or that are behind since the last wait."""
         silent = liveness.silent()
         late = [
             rank
             for rank, each in liveness.progress().items()
-            if each.waits == own.waits and each.runs < own.runs
+            if each.waits == own.waits and each < own
         ]
         return missing_ranks(silent, late, self._time_limit) if silent or late else None
 

@@ -10,7 +10,7 @@ from graphkit.distributed.heartbeat import Heartbeat, Progress, StallDetector, w
 from graphkit.distributed.rank_store import Failure, RankStore
 
 LIMIT_S = 60.0
-OWN = Progress(waits=3, runs=2)
+OWN = Progress(waits=3, runs=2, collectives=5)
 
 
 class Ranks:
@@ -46,8 +46,9 @@ def ranks(monkeypatch):
     return Ranks(monkeypatch)
 
 
-def test_a_rank_that_does_not_begin_a_call_is_late(ranks):
-    failure = ranks.failure_of(OWN, OWN._replace(runs=1))
+@pytest.mark.parametrize("place", [{"runs": 1, "collectives": 9}, {"collectives": 4}])
+def test_a_rank_that_is_behind_is_late(ranks, place):
+    failure = ranks.failure_of(OWN, OWN._replace(**place))
     assert (failure.ranks, failure.is_late) == ((2,), True)
     assert failure.text == "rank 2 did not arrive within 60 s"
 

@@ -53,6 +53,7 @@ WAITING = (
     scenarios.capture_without_a_rank,
     scenarios.fail_before_a_collective,
     scenarios.arrive_late_without_an_agreement,
+    scenarios.arrive_late_after_an_agreement,
     scenarios.idle_without_an_agreement,
     scenarios.die_during_capture,
 )

@@ -388,17 +388,40 @@ def leave_without_a_collective():
     assert group.is_lost
 
 
+def wait_until_lost(group):
+    """Wait as a rank does that waits for its device: outside of any call."""
+    deadline = time.monotonic() + 60.0
+    while not group.is_lost and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def arrive_late_without_an_agreement():
     """The heartbeat reports a rank that does not begin a replay of the others."""
     group = rank_group(time_limit=4.0, same_batch=True)
     verify = captured(group, alone)
     for _ in range(1 if is_rank(1) else 2):
         verify.replay(batch(1))
-    deadline = time.monotonic() + 60.0
-    while not group.is_lost and time.monotonic() < deadline:
-        time.sleep(0.05)  # as a rank that waits for its device: outside of any call
+    wait_until_lost(group)
     late = "this rank arrived" if is_rank(1) else "rank 1"
     raises(gk.RankError, lambda: verify.replay(batch(1)), late, "rank 1 did not arrive within 4 s")
+
+
+def arrive_late_after_an_agreement():
+    """The heartbeat reports a rank that does not launch the replay that all ranks agreed on."""
+    group = rank_group(time_limit=4.0)
+    verify = captured(group, alone)
+
+    def launch_late(launch):
+        wait_until_lost(group)
+        return launch()
+
+    if is_rank(1):
+        with verify.observe(launch_late):
+            raises(gk.RankError, lambda: verify.replay(batch(1)), "this rank arrived")
+        return
+    verify.replay(batch(1))
+    wait_until_lost(group)
+    raises(gk.RankError, lambda: verify.replay(batch(1)), "rank 1 did not arrive within 4 s")
 
 
 def idle_without_an_agreement():
