@@ -134,7 +134,7 @@ def abort_nccl(process_group: dist.ProcessGroup, drain_s: float) -> None:
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return whether a collective failed because of another rank, or an error was raised by one."""
+    """Return whether an error, or one that led to it, was raised by a collective that failed."""
     return any(
         isinstance(each, dist.DistError)
         or (type(each) is RuntimeError and any(text in str(each).lower() for text in _ERRORS))

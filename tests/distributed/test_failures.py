@@ -38,7 +38,7 @@ def test_all_ranks_end_and_name_the_first_failure(case, endings):
 @pytest.mark.parametrize(
     "case", [each for each in cases.CASES if each.fault == "late"], ids=lambda each: each.name
 )
-def test_a_late_rank_learns_that_it_is_late(case, endings):
+def test_the_error_of_a_late_rank_says_so(case, endings):
     text = endings[case][case.failing_rank].text
     assert "this rank arrived" in text
     assert (
@@ -52,6 +52,6 @@ def test_a_late_rank_learns_that_it_is_late(case, endings):
     [each for each in cases.CASES if each.fault in ("exception", "^C", "^C while it waits")],
     ids=lambda each: each.name,
 )
-def test_the_rank_that_failed_keeps_its_own_error(case, endings):
+def test_the_rank_that_failed_raises_its_own_error(case, endings):
     expected = "no memory left" if case.fault == "exception" else "KeyboardInterrupt"
     assert expected in endings[case][case.failing_rank].text
