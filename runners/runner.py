@@ -312,7 +312,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         is_captured, self.status = self.status == "captured", "closed"
         try:
-            if is_captured and self.group is not None and not self.group.is_known_lost:
+            if is_captured and self.group is not None and not self.group.has_raised:
                 assert self._consensus is not None, "a member of a group has a consensus"
                 self._consensus.close(self.stats.replays)
         finally:
@@ -641,7 +641,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             return self._run_alone(batch, padded_batch_size, clone)
         agreed = self._consensus.agree(batch, self.status, padded_batch_size)
         if agreed.mode is ForwardMode.IDLE:
-            return self.fall_back(batch)
+            return self._fall_back(batch, ())
         if agreed.can_replay:
             replayer = self._require_captured("run")
             output: OutputT = replayer.replay(batch, agreed.padded_batch_size)

@@ -402,7 +402,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             elif not self.group.is_lost:
                 self.group.run(self._loops.close)
             else:
-                self.group.end_waits()
+                self.group.end_collectives()
                 with suppress(RuntimeError):  # of loops that were running
                     self._loops.close()
 
