@@ -11,7 +11,15 @@ from rich.text import Text
 
 from graphkit.diff.figures import change_of
 from graphkit.diff.sentences import NOTHING_CHANGED
-from graphkit.records import DiffRecord, FieldChange, GraphDiff, MetricChange, Node, NodeChange
+from graphkit.records import (
+    DiffRecord,
+    FieldChange,
+    GraphDiff,
+    MetricChange,
+    Node,
+    NodeChange,
+    figure_heading,
+)
 from graphkit.views.formatting import facts_table, listed, plain, text_table
 
 _MAX_NODES = 12
@@ -67,7 +75,7 @@ def _figures_table(figures: Sequence[tuple[str, MetricChange]]) -> Table:
     for name, figure in figures:
         table.add_row(
             Text(plain(name if name != previous else "")),
-            Text(plain(figure.name.replace("_", " "))),
+            Text(plain(figure_heading(figure.name))),
             _number(figure.before),
             _number(figure.after),
             _ratio(figure),

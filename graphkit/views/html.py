@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from graphkit.records import GraphRecord, RecordWithGraphs, extent, title_of
+from graphkit.records import GraphRecord, RecordWithGraphs, extent, timeline_of, title_of
 from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import plain, us
 from graphkit.views.frames import frames_of
@@ -21,8 +21,9 @@ from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.parts import parts_of
 from graphkit.views.phases import phases_of
-from graphkit.views.replay import branches_of, gaps_of
+from graphkit.views.replay import branches_of
 from graphkit.views.selection import NamedGraph, with_only
+from graphkit.views.times import further_time_facts, time_facts
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _SCRIPTS = (
@@ -80,7 +81,8 @@ def _charts(graph: GraphRecord) -> dict[str, Any]:
         "phases": phases_of(graph),
         "parts": [parts[node.index] for node in graph.nodes],
         "branches": branches_of(graph),
-        "gaps": gaps_of(graph),
+        "gaps": [(gap.begin, gap.us) for gap in timeline_of(graph.nodes).gaps],
+        "times": [*time_facts(graph), *further_time_facts(graph)],
         "frames": [asdict(frame) for frame in frames],
         "places": places,
     }

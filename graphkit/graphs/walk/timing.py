@@ -78,6 +78,28 @@ def with_times(
     return timed, _graph_timing(timed, edges, launches, "order" if by_order else "name and grid")
 
 
+def unprofiled_us(replay: Callable[[], object]) -> float:
+    """Return the median time on the device of a replay without a profiler, in us.
+
+    Each measured replay follows another one, during which the host enqueues it. If that takes the
+    host longer than the device takes for a replay, the result is the time of the host. Call this
+    before the first profiler of the process starts: afterwards all launches take longer.
+
+    Args:
+        replay: Replays once on the current stream; called 2 * ``REPLAYS`` times.
+    """
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        replay()
+        begin.record()
+        replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return median(times)
+
+
 def profile_launches(replay: Callable[[], object], graphs: int = 1) -> list[list[Span]]:
     """Profile some replays, and return the spans of each one, by start.
 
@@ -153,20 +175,15 @@ def _node_with_times(node: Node, spans: Sequence[Span]) -> Node:
 def _graph_timing(
     nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]], bound_by: str
 ) -> Timing:
-    launches = sorted(launches, key=_duration)
-    durations = [_duration(launch) for launch in launches]
-    middle = (len(launches) - 1) // 2
-    busy = _busy_time(launches[middle])
+    durations = sorted(_duration(launch) for launch in launches)
     p95 = float(durations[0])
     if len(durations) > 1:  # quantiles() needs two values
         p95 = quantiles(durations, n=20, method="inclusive")[-1]
     path = critical_path(nodes, edges)
     return Timing(
         replays=len(launches),
-        p50_us=durations[middle] / 1e3,
+        p50_us=durations[(len(durations) - 1) // 2] / 1e3,
         p95_us=p95 / 1e3,
-        busy_us=busy / 1e3,
-        gap_us=(durations[middle] - busy) / 1e3,
         critical_path=path,
         critical_us=sum(nodes[index].duration_us or 0.0 for index in path),
         bound_by=bound_by,
@@ -175,12 +192,3 @@ def _graph_timing(
 
 def _duration(launch: Sequence[Span]) -> int:
     return max(span.end for span in launch) - launch[0].start
-
-
-def _busy_time(launch: Sequence[Span]) -> int:
-    """Return the nanoseconds in which at least one of the spans ran."""
-    total, at = 0, launch[0].start
-    for span in launch:
-        total += max(span.end - max(at, span.start), 0)
-        at = max(at, span.end)
-    return total

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphkit.diff import diff_graphs
-from graphkit.records import GraphDiff, GraphRecord, MetricChange, Node, NodeChange
+from graphkit.records import (
+    GraphDiff,
+    GraphRecord,
+    MetricChange,
+    Node,
+    NodeChange,
+    figure_heading,
+)
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.node import page_of_node
 from graphkit.views.pages.page import Column, Link, Page, Row, Siblings, section
@@ -69,7 +76,7 @@ def _sentence(text: str) -> Row:
 def _metric(change: MetricChange) -> Row:
     show = size if change.name.endswith("_bytes") else us
     before, after = (None if each is None else show(each) for each in (change.before, change.after))
-    return Row(key=change.name, values=(change.name, before, after, None))
+    return Row(key=change.name, values=(figure_heading(change.name), before, after, None))
 
 
 def _change(change: NodeChange, after: GraphRecord) -> Row:

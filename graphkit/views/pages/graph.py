@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from graphkit.records import GraphRecord, Node, count_of, extent
+from graphkit.records import GraphRecord, Node, extent
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import Branch, duration_of, shortened
 from graphkit.views.pages.buffers import buffers_link
@@ -20,6 +20,7 @@ from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.parts import common_part, parts_of
 from graphkit.views.phases import phases_of, step_tree
+from graphkit.views.times import further_time_facts, time_facts
 
 _OPEN_ROWS = 16
 """Rows that a terminal of 24 lines shows."""
@@ -33,7 +34,7 @@ def graph_page(group: GraphGroup, index: int) -> Page:
     return Page(
         title=title,
         crumb=_crumb(title, graph),
-        facts=tuple(_facts(graph, tree.root)),
+        facts=tuple(_facts(graph)),
         columns=tree.columns,
         rows=rows,
         opened=frozenset(_opened(rows)),
@@ -61,17 +62,9 @@ def _opened(rows: Sequence[Row]) -> Iterator[str]:
         yield from (row.key for row in parents)
 
 
-def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
+def _facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
     yield "nodes", f"{len(graph.nodes):,}"
-    timing = graph.timing
-    if timing is None:
-        yield "replay", "not measured"
-    else:
-        whole = timing.busy_us + timing.gap_us
-        share = f" ({timing.gap_us / whole:.0%})" if whole > 0 else ""
-        count = count_of(timing.replays, "replay")
-        yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us ({count})"
-        yield "busy", f"{us(timing.busy_us)} us, gaps {us(timing.gap_us)} us{share}"
+    yield from time_facts(graph)
     if graph.memory:
         memory = f"{size(graph.memory.graph_bytes)} in a pool of {size(graph.memory.pool_bytes)}"
         yield "memory", memory
@@ -80,11 +73,7 @@ def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
     kinds = Counter(node.kind for node in graph.nodes).most_common()
     if kinds:
         yield "kinds", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
-    if timing:
-        count = count_of(len(timing.critical_path), "node")
-        yield "critical path", f"{us(timing.critical_us)} us, {count}"
-    if root.duration_us is not None:
-        yield "sum of nodes", f"{us(root.duration_us)} us"
+    yield from further_time_facts(graph)
     programmatic = sum(edge.kind == "programmatic" for edge in graph.edges)
     yield "edges", f"{len(graph.edges):,}, {programmatic:,} programmatic (PDL)"
 

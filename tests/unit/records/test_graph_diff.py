@@ -297,7 +297,7 @@ def test_a_larger_memset_is_the_same_node(make_graph):
 
 def test_timing_and_memory_are_figures(make_graph):
     timing = Timing(
-        replays=20, p50_us=10.0, p95_us=12.0, busy_us=8.0, gap_us=2.0, critical_path=(0,),
+        replays=20, p50_us=10.0, p95_us=12.0, critical_path=(0,),
         critical_us=8.0, bound_by="order",
     )  # fmt: skip
     before = make_graph("m op a", timing=timing, memory=GraphMemory(graph_bytes=1, pool_bytes=2))

@@ -85,3 +85,28 @@ def test_launches_of_a_sequence_are_joined(profiled):
 def test_a_span_may_have_no_grid(profiled, metadata):
     profiled([Event("a", 1, 10, 5, metadata=metadata)])
     assert profile_launches(lambda: None)[0][0].grid == ()
+
+
+def test_an_unprofiled_replay_is_timed_behind_another_one(monkeypatch):
+    calls, times = [], iter(range(1, timing.REPLAYS + 1))
+
+    class Event:
+        """An event that notes when it is recorded."""
+
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            calls.append(self)
+
+        def synchronize(self):
+            calls.append("synchronize")
+
+        def elapsed_time(self, end):
+            assert calls[-5:] == ["replay", self, "replay", end, "synchronize"]
+            return next(times)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    found = timing.unprofiled_us(lambda: calls.append("replay"))
+    assert found == 1e3 * (timing.REPLAYS + 1) / 2
+    assert calls.count("replay") == 2 * timing.REPLAYS
