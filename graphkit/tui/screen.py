@@ -125,7 +125,9 @@ class PageScreen(Screen[None], inherit_bindings=False):
         """Call a method of the listing that changes its state, or zoom and pan its time."""
         found = zoomed(self.listing, verb)
         if found:
+            is_moved = found.at != self.listing.at
             self._turn(found)
+            self._rows.follow(at_top=is_moved)
         else:
             getattr(self.listing, verb)()
             self._show_rows()

@@ -16,7 +16,7 @@ from graphkit.records import (
 )
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.node import page_of_node
-from graphkit.views.pages.page import Column, Link, Page, Row, Siblings, section
+from graphkit.views.pages.page import Column, GraphLinks, Link, Page, Row, Siblings, section
 from graphkit.views.selection import NamedGraph
 
 _COLUMNS = (
@@ -27,19 +27,22 @@ _COLUMNS = (
 )
 
 
-def comparison_link(graphs: Sequence[NamedGraph], index: int) -> Link:
+def comparison_link(graphs: Sequence[NamedGraph], index: int, links: GraphLinks) -> Link:
     """Return the link to a graph's comparison with the one before it, for the first the next."""
     if len(graphs) < 2:
         return "there is no other graph to compare it with"
-    return partial(comparison_page, graphs, index, max(index - 1, 0))
+    return partial(comparison_page, graphs, index, links, max(index - 1, 0))
 
 
-def comparison_page(graphs: Sequence[NamedGraph], index: int, other: int) -> Page:
+def comparison_page(
+    graphs: Sequence[NamedGraph], index: int, links: GraphLinks, other: int
+) -> Page:
     """Return what changed to a graph from one of the other graphs.
 
     Args:
         graphs: All graphs of the group.
         index: Index of the graph.
+        links: Links to its other pages.
         other: Index among the other graphs.
     """
     others = [graph for at, graph in enumerate(graphs) if at != index]
@@ -50,8 +53,9 @@ def comparison_page(graphs: Sequence[NamedGraph], index: int, other: int) -> Pag
         columns=_COLUMNS,
         rows=tuple(_sections(diff_graphs(before, after), before, after)),
         opened=frozenset({"summary", "figures"}),
+        links={**links(index), "compare": "tab compares with another graph"},
         siblings=Siblings(
-            count=len(others), index=other, make=partial(comparison_page, graphs, index)
+            count=len(others), index=other, make=partial(comparison_page, graphs, index, links)
         ),
     )
 

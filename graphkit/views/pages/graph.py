@@ -14,7 +14,6 @@ from itertools import groupby
 from graphkit.records import GraphRecord, Node, extent
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import Branch, duration_of, shortened
-from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
@@ -38,7 +37,7 @@ def graph_page(group: GraphGroup, index: int) -> Page:
         columns=tree.columns,
         rows=rows,
         opened=frozenset(_opened(rows)),
-        links={"buffers": buffers_link(group.modes, graph.mode), **group.links(index)},
+        links=group.links(index),
         siblings=Siblings(count=len(group.graphs), index=index, make=partial(graph_page, group)),
         empty="this graph has no nodes",
         nodes=graph.nodes,

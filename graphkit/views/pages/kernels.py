@@ -12,7 +12,15 @@ from graphkit.views.addressed_bytes import addressed_bytes
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import duration_of
 from graphkit.views.pages.node import note_of, page_of_node
-from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
+from graphkit.views.pages.page import (
+    Column,
+    GraphLinks,
+    Page,
+    Row,
+    Siblings,
+    count_column,
+    no_links,
+)
 from graphkit.views.selection import NamedGraph
 
 _COLUMNS = (
@@ -31,7 +39,7 @@ _MOST_GB_PER_S = 20_000.0
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
+def kernels_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
     """Return the kernels of a graph by total time, in each its modules, in these their nodes.
 
     Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row. The
@@ -51,7 +59,10 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
         ),
         columns=costs.columns,
         rows=tuple(_kernel(graph, nodes, costs) for nodes in by_kernel),
-        siblings=Siblings(count=len(graphs), index=index, make=partial(kernels_page, graphs)),
+        links={**links(index), "kernels": "this page shows the kernels"},
+        siblings=Siblings(
+            count=len(graphs), index=index, make=partial(kernels_page, graphs, links=links)
+        ),
         empty="this graph has no nodes",
         nodes=graph.nodes,
     )

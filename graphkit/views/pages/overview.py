@@ -145,8 +145,9 @@ def _links(
     record: CaptureRecord, mode: ModeRecord, each: SizeRecord, groups: Sequence[GraphGroup]
 ) -> dict[str, Link]:
     links: dict[str, Link] = dict.fromkeys(("open", "compare", "memory"), _NO_GRAPHS)
+    links["buffers"] = buffers_link(record.modes, mode.mode)
     for group in groups:
         for index, (_, graph) in enumerate(group.graphs):
             if (graph.mode, graph.batch_size) == (mode.mode, each.batch_size):
                 links = {"open": partial(graph_page, group, index), **group.links(index)}
-    return links | {"buffers": buffers_link(record.modes, mode.mode)}
+    return links

@@ -13,6 +13,13 @@ from graphkit.views.icicle import Level
 
 Link: TypeAlias = "Callable[[], Page] | str"
 """Makes the page that a key leads to; or a sentence that says why there is none."""
+GraphLinks: TypeAlias = "Callable[[int], Mapping[str, Link]]"
+"""Returns the links to the pages of a graph, given its index in a group."""
+
+
+def no_links(_index: int) -> Mapping[str, Link]:
+    """Return no links: the pages of a graph in a pipe lead nowhere."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,16 @@ from graphkit.records import GraphRecord, Node, end_of, timeline_of
 from graphkit.views.formatting import us
 from graphkit.views.icicle import icicle_of
 from graphkit.views.pages.node import note_of, page_of_node
-from graphkit.views.pages.page import Column, Page, Row, Siblings, Window, count_column
+from graphkit.views.pages.page import (
+    Column,
+    GraphLinks,
+    Page,
+    Row,
+    Siblings,
+    Window,
+    count_column,
+    no_links,
+)
 from graphkit.views.parts import parts_of
 from graphkit.views.replay import branches_of
 from graphkit.views.selection import NamedGraph
@@ -31,7 +40,7 @@ class _Span(NamedTuple):
     branch: int
 
 
-def timeline_page(graphs: Sequence[NamedGraph], index: int) -> Page:
+def timeline_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
     """Return the measured nodes of a graph in the order in which they started."""
     title, graph = graphs[index]
     spans = _spans(graph)
@@ -45,7 +54,10 @@ def timeline_page(graphs: Sequence[NamedGraph], index: int) -> Page:
         columns=(),
         rows=tuple(_rows(graph, spans, has_branches=has_branches)),
         notes=(PROFILED,) if spans else (),
-        siblings=Siblings(count=len(graphs), index=index, make=partial(timeline_page, graphs)),
+        links={**links(index), "time": "this page shows the timeline"},
+        siblings=Siblings(
+            count=len(graphs), index=index, make=partial(timeline_page, graphs, links=links)
+        ),
         empty="no replay of this graph was measured",
         nodes=graph.nodes,
     )
