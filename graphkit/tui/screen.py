@@ -11,10 +11,11 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 
 from graphkit.tui.export import listing_text, unused_name, write_new
 from graphkit.tui.icicle_strip import IcicleStrip
+from graphkit.tui.key_line import KeyLine
 from graphkit.tui.keys import KEYS, help_page
 from graphkit.tui.listing import Listing
 from graphkit.tui.place import common_module, place_line
@@ -85,7 +86,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
         with Horizontal(id="prompt"):
             yield Static(id="question")
             yield self._input
-        yield Footer(compact=True)
+        yield KeyLine()
         yield Static(id="small")
 
     def on_resize(self) -> None:

@@ -19,6 +19,7 @@ from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.parts import common_part, parts_of
 from graphkit.views.phases import phases_of, step_tree
+from graphkit.views.source_lines import source_cell, source_sentence
 from graphkit.views.times import further_time_facts, time_facts
 
 _OPEN_ROWS = 16
@@ -80,17 +81,17 @@ def _facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
 _ALWAYS, _MEASURED, _LAUNCHED, _IN_PARTS = range(4)
 _COLUMNS = (
     (_ALWAYS, Column(name="module and node", least=40, narrow=34)),
-    (_ALWAYS, count_column("nodes", 5)),
+    (_ALWAYS, count_column("nodes", 4)),
     (_MEASURED, count_column("us", 1, us)),
     (_MEASURED, replace(count_column("share", 2, "{:.1%}".format), tint="heat")),
-    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=3, draw=bar, tint="part")),
-    (_IN_PARTS, Column(name="part", rank=4, most=8, tint="part")),
+    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=5, draw=bar, tint="part")),
+    (_IN_PARTS, Column(name="part", rank=6, most=8, tint="part")),
     (_ALWAYS, Column(name="kind", rank=8)),
     (_LAUNCHED, Column(name="grid", show=extent, rank=6)),
     (_LAUNCHED, Column(name="block", show=extent, rank=7)),
     (_LAUNCHED, count_column("shared", 9, size)),
     (_LAUNCHED, count_column("pdl", 10)),
-    (_ALWAYS, Column(name="source", rank=11, most=40)),
+    (_ALWAYS, Column(name="source", rank=3, most=40)),
 )
 
 
@@ -130,7 +131,7 @@ class _Tree:
         return Row(
             key=inner.path,
             values=self._values(name, inner.all_nodes, inner.duration_us, None, kind),
-            note=inner.path,
+            note=" · ".join(filter(None, (inner.path, source_sentence(inner.all_nodes)))),
             make_children=partial(self.rows, inner),
             nodes=inner.all_nodes,
             part=self._part(inner.all_nodes),
@@ -173,14 +174,15 @@ class _Tree:
         whole = self.root.duration_us
         share = duration / whole if duration is not None and whole else None
         programmatic = sum(node.index in self._programmatic for node in nodes)
-        kind, grid, block, shared, source = (
-            (launch.kind, launch.grid, launch.block, launch.shared_memory_bytes, launch.source)
+        kind, grid, block, shared = (
+            (launch.kind, launch.grid, launch.block, launch.shared_memory_bytes)
             if launch
-            else (kind, (), (), 0, "")
+            else (kind, (), (), 0)
         )
         values = (
             name, len(nodes), duration, share, share, self._part(nodes) or None, kind,
-            grid or None, block or None, shared or None, programmatic or None, source or None,
+            grid or None, block or None, shared or None, programmatic or None,
+            source_cell(nodes) or None,
         )  # fmt: skip
         return tuple(v for v, used in zip(values, self._is_used, strict=True) if used)
 

@@ -25,6 +25,7 @@ from graphkit.views.pages.page import (
 from graphkit.views.parts import parts_of
 from graphkit.views.replay import branches_of
 from graphkit.views.selection import NamedGraph
+from graphkit.views.source_lines import source_cell
 from graphkit.views.times import PROFILED, time_facts
 
 _WIDTH = 20
@@ -75,7 +76,7 @@ def timeline_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = 
 
 
 def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> tuple[Column, ...]:
-    branch = count_column("branch", 5)
+    branch = count_column("branch", 6)
     time = Column(
         name="time", show=lambda span: _picture(span, _WIDTH, 0.0, whole), rank=1, least=18,
         draw=lambda span, width: _picture(span, width, begin, end),
@@ -83,13 +84,14 @@ def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> t
     )  # fmt: skip
     return (
         Column(name="node", most=40, narrow=24),
-        count_column("start us", 4, us),
+        count_column("start us", 5, us),
         count_column("us", 2, us),
         count_column("gap us", 3, us),
         *([branch] if has_branches else []),
         time,
-        Column(name="part", rank=6, most=8, tint="part"),
-        Column(name="module", rank=7, most=32),
+        Column(name="source", rank=4, most=40),
+        Column(name="part", rank=7, most=8, tint="part"),
+        Column(name="module", rank=8, most=32),
     )
 
 
@@ -149,7 +151,8 @@ def _rows(
             key=f"#{node.index}",
             values=(
                 node.short_name, span.begin, node.duration_us, span.gap,
-                *([span.branch + 1] if has_branches else []), span, part or None,
+                *([span.branch + 1] if has_branches else []), span,
+                source_cell([node]) or None, part or None,
                 node.module or None,
             ),
             note=note_of(node),
