@@ -34,7 +34,7 @@ def graph_page(group: GraphGroup, index: int) -> Page:
     return Page(
         title=title,
         crumb=_crumb(title, graph),
-        facts=tuple(_facts(graph)),
+        facts=tuple(graph_facts(graph)),
         columns=tree.columns,
         rows=rows,
         opened=frozenset(_opened(rows)),
@@ -62,7 +62,8 @@ def _opened(rows: Sequence[Row]) -> Iterator[str]:
         yield from (row.key for row in parents)
 
 
-def _facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
+def graph_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
+    """Yield name and text of what is known of a whole graph, the most important first."""
     yield "nodes", f"{len(graph.nodes):,}"
     yield from time_facts(graph)
     if graph.memory:

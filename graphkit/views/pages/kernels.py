@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from graphkit.records import GraphRecord, Node, count_of
-from graphkit.views.addressed_bytes import addressed_bytes
+from graphkit.views.addressed_bytes import addressed_bytes, unknown_bytes_reason
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import duration_of
 from graphkit.views.pages.node import note_of, page_of_node
@@ -22,6 +22,7 @@ from graphkit.views.pages.page import (
     no_links,
 )
 from graphkit.views.selection import NamedGraph
+from graphkit.views.source_lines import source_sentence
 
 _COLUMNS = (
     Column(name="kernel, modules and nodes", most=64, narrow=40),
@@ -36,6 +37,12 @@ _BYTES = (count_column("bytes, at most", 7, size), count_column("GB/s", 6, "{:,.
 """Columns of a record that knows the sizes of tensors; empty where it does not."""
 _MOST_GB_PER_S = 20_000.0
 """More than caches and memories of present GPUs deliver: the kernel used a part of the tensors."""
+_TOO_FAST = f"no GB/s: above {_MOST_GB_PER_S:,.0f}, so that it uses a part of its tensors"
+BYTES_NOTE = (
+    "Bytes are those of the tensors that the arguments of a kernel point to. They are unknown "
+    "where the record has no tensor for a pointer, such as a workspace of cuBLAS. A rate above "
+    f"{_MOST_GB_PER_S:,.0f} GB/s is left out, because such a kernel uses a part of its tensors."
+)
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -58,6 +65,7 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = n
             ("sum of nodes", "not measured" if costs.whole is None else f"{us(costs.whole)} us"),
         ),
         columns=costs.columns,
+        notes=(BYTES_NOTE,) if costs.has_bytes else (),
         rows=tuple(_kernel(graph, nodes, costs) for nodes in by_kernel),
         links={**links(index), "kernels": "this page shows the kernels"},
         siblings=Siblings(
@@ -74,7 +82,7 @@ def _kernel(graph: GraphRecord, nodes: Sequence[Node], costs: _Costs) -> Row:
     return Row(
         key=f"{first.kind} {first.short_name}",
         values=costs.values(first.short_name, nodes),
-        note=first.name,
+        note=" · ".join(filter(None, (first.name, costs.reason(nodes)))),
         make_children=lambda: _modules(graph, modules, costs),
         nodes=nodes,
     )
@@ -87,7 +95,9 @@ def _modules(graph: GraphRecord, modules: Iterable[Sequence[Node]], costs: _Cost
         yield Row(
             key=f"{nodes[0].kind} {nodes[0].short_name} {name}",
             values=costs.values(f"{name} ({paths} x)" if paths > 1 else name, nodes),
-            note=f"{name}, {count_of(paths, 'module')}",
+            note=" · ".join(
+                filter(None, (f"{name}, {count_of(paths, 'module')}", source_sentence(nodes)))
+            ),
             make_children=partial(_nodes, graph, nodes, costs),
             is_run=True,
             nodes=nodes,
@@ -110,8 +120,19 @@ class _Costs:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.whole = duration_of(nodes)
-        has_bytes = any(addressed_bytes([node]) is not None for node in nodes)
-        self.columns = (*_COLUMNS, *_BYTES) if has_bytes else _COLUMNS
+        self.has_bytes = any(addressed_bytes([node]) is not None for node in nodes)
+        self.columns = (*_COLUMNS, *_BYTES) if self.has_bytes else _COLUMNS
+
+    def reason(self, nodes: Sequence[Node]) -> str:
+        """Return why the columns of bytes are empty for these nodes; empty if they are not."""
+        if not self.has_bytes:
+            return ""
+        unknown = unknown_bytes_reason(nodes)
+        if unknown:
+            return f"bytes unknown: {unknown}"
+        *_, rate = self.values("", nodes)
+        is_measured = all(node.duration_us for node in nodes)
+        return _TOO_FAST if rate is None and is_measured else ""
 
     def values(self, name: str, nodes: Sequence[Node]) -> tuple[object, ...]:
         duration, whole = duration_of(nodes), self.whole

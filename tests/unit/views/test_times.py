@@ -65,7 +65,7 @@ def test_gaps_are_equal_on_the_page_the_timeline_its_rows_and_the_html(step):
     html = html_of(step, named_graphs(step))
     (view,) = views_of(html)
     assert sum(time for _, time in view["gaps"]) == pytest.approx(gap_us)
-    assert dict(view["times"]).items() >= dict(time_facts(graph)).items()
+    assert dict(view["facts"]).items() >= dict(time_facts(graph)).items()
 
 
 def views_of(html):
