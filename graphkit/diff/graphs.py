@@ -8,7 +8,7 @@ from types import MappingProxyType
 from graphkit.diff.edges import edge_changes
 from graphkit.diff.nodes import NodePair, node_changes
 from graphkit.diff.renames import Renames, pair_across_renames
-from graphkit.diff.sentences import sentences
+from graphkit.diff.sentences import NOTHING_CHANGED, argument_sentences, sentences
 from graphkit.records import (
     FieldChange,
     GraphDiff,
@@ -45,6 +45,7 @@ def diff_graphs(
     added = _unpaired(after, {node.index for _, node in pairs})
     removed = _unpaired(before, {node.index for node, _ in pairs})
     changed = tuple(_changed_nodes(pairs, edge_changes(before, after, pairs)))
+    words, details = sentences(added, removed, changed, renamed), argument_sentences(changed)
     return GraphDiff(
         before=before.name,
         after=after.name,
@@ -55,7 +56,8 @@ def diff_graphs(
         changed=changed,
         renamed=renamed,
         figures=metric_changes(_metrics(before), _metrics(after)),
-        words=sentences(added, removed, changed, renamed),
+        words=words or (() if details else (NOTHING_CHANGED,)),
+        details=details,
     )
 
 

@@ -64,6 +64,7 @@ def _sections(diff: GraphDiff, before: GraphRecord, after: GraphRecord) -> Itera
     sections = {
         "summary": ("", [_sentence(each) for each in diff.words]),
         "figures": ("", [_metric(each) for each in diff.figures]),
+        "arguments": ("", [_sentence(each) for each in diff.details]),
         "changed": ("", [_change(each, after) for each in diff.changed]),
         "added": ("good", [_node(each, after, is_new=True) for each in diff.added]),
         "removed": ("bad", [_node(each, before, is_new=False) for each in diff.removed]),
