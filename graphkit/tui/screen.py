@@ -26,6 +26,7 @@ from graphkit.views.columns import clip
 from graphkit.views.formatting import plain
 from graphkit.views.pages import Page
 from graphkit.views.source_code import code_of
+from graphkit.views.source_lines import source_sentence
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 _STATUS_LINES = 3
@@ -263,7 +264,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
         row, (width, height) = self.listing.row, self.size
         nodes, window = row.nodes if row else (), self.listing.page.window
         most = max(2, height // (8 if window else 4))
-        code = plain(code_of(nodes[0].source)) if len(nodes) == 1 else ""
+        code = plain(code_of(nodes[0].source) if len(nodes) == 1 else source_sentence(nodes))
         note = fold(plain(row.note) if row else "", width, most - bool(code))
         self._set_text("note", f"{note}\n{clip(code, width)}" if code else note)
         crumbs = [listing.page.crumb or listing.page.title for listing in self._stack]

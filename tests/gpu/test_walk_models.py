@@ -102,7 +102,6 @@ def test_every_node_has_its_time(verify):
     timeline = timeline_of(record.nodes)
     assert timeline.end_us == pytest.approx(timing.p50_us, rel=0.2)
     assert timing.unprofiled_us > 0
-    assert timing.unprofiled_us > 0.5 * timeline.busy_us
     assert 0 < timing.critical_us <= timing.p50_us * 1.05
     assert timing.p50_us <= timing.p95_us
     starts = [node.start_us for node in record.nodes if node.kind == "kernel"]

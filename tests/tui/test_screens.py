@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from graphkit.tui.keys import KEYS
 from graphkit.views import inspect_view
 from graphkit.views.columns import clip
 
@@ -333,22 +332,6 @@ def test_a_note_has_the_origin_of_a_node_before_its_long_name(h200, drive):
     assert len(node.name) > 600
     for fact in (f"#{at} ", node.module, node.op, node.source):
         assert fact in note
-
-
-@pytest.mark.parametrize("width", [40, 80, 101, 140, 250])
-def test_no_key_of_the_last_line_is_cut(capture, drive, width):
-    labels = [f"{key.key_display} {key.description}" for key in KEYS if key.show]
-
-    def fitting(width):
-        lines = (" ".join(labels[:number]) for number in range(len(labels), 0, -1))
-        return next(line for line in lines if len(line) <= width)
-
-    async def script(driver):
-        assert driver.lines[-1] == fitting(width)
-        await driver.resize(97, 24)
-        assert driver.lines[-1] == fitting(97)
-
-    drive(capture, script, size=(width, 24))
 
 
 def test_the_line_of_a_module_is_in_sight_in_80_columns(h200, drive):

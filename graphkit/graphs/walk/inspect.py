@@ -45,8 +45,8 @@ def inspect_graph(
         attribution: The ``Attribution`` of the capture, if the graph is not a runner's.
         name: Name of the record.
         captured_at: Line that captured the graph, for the record.
-        replay: Replays the graph once. If given, it is called 40 times as it is, then 21 times
-            under torch's profiler (3 and 3 times on the recorder), and the record has times in
+        replay: Replays the graph once. If given, it is called 11 times without and 21 times with
+            torch's profiler (3 times each on the recorder), and the record has times in
             microseconds.
 
     Returns:

@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import median, quantiles
 from typing import Any
 
@@ -23,8 +23,8 @@ from graphkit.graphs.walk.node_order import critical_path, execution_order
 from graphkit.records import Edge, Node, Timing
 
 _TIMED_KINDS = ("kernel", "memcpy", "memset", "op")
-REPLAYS = 20
-"""Profiled replays of a CUDA graph."""
+REPLAYS, UNPROFILED_REPLAYS = 20, 10
+"""Replays of a CUDA graph that are measured with and without the profiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +81,23 @@ def with_times(
 def unprofiled_us(replay: Callable[[], object]) -> float:
     """Return the median time on the device of a replay without a profiler, in us.
 
-    Each measured replay follows another one, during which the host enqueues it. If that takes the
-    host longer than the device takes for a replay, the result is the time of the host. Call this
-    before the first profiler of the process starts: afterwards all launches take longer.
+    The replays follow each other, so that the host enqueues each one while the device is busy with
+    the one before. If that takes the host longer than the device takes for a replay, the result is
+    the time of the host. Call this before the first profiler of the process starts: afterwards all
+    launches take longer.
 
     Args:
-        replay: Replays once on the current stream; called 2 * ``REPLAYS`` times.
+        replay: Replays once on the current stream; called ``UNPROFILED_REPLAYS`` + 1 times.
     """
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replay()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(UNPROFILED_REPLAYS + 1)]
+    events[0].record()
+    for event in events[1:]:
         replay()
-        begin.record()
-        replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return median(times)
+        event.record()
+    events[-1].synchronize()
+    times_ms: list[float] = [begin.elapsed_time(end) for begin, end in pairwise(events)]
+    return median(times_ms) * 1e3
 
 
 def profile_launches(replay: Callable[[], object], graphs: int = 1) -> list[list[Span]]:

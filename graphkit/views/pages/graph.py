@@ -19,7 +19,7 @@ from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.parts import common_part, parts_of
 from graphkit.views.phases import phases_of, step_tree
-from graphkit.views.source_lines import source_cell, source_sentence
+from graphkit.views.source_lines import source_cell
 from graphkit.views.times import further_time_facts, time_facts
 
 _OPEN_ROWS = 16
@@ -92,7 +92,7 @@ _COLUMNS = (
     (_LAUNCHED, Column(name="block", show=extent, rank=7)),
     (_LAUNCHED, count_column("shared", 9, size)),
     (_LAUNCHED, count_column("pdl", 10)),
-    (_ALWAYS, Column(name="source", rank=3, most=40)),
+    (_ALWAYS, Column(name="source", rank=3, most=40, sums_up=True)),
 )
 
 
@@ -132,7 +132,7 @@ class _Tree:
         return Row(
             key=inner.path,
             values=self._values(name, inner.all_nodes, inner.duration_us, None, kind),
-            note=" · ".join(filter(None, (inner.path, source_sentence(inner.all_nodes)))),
+            note=inner.path,
             make_children=partial(self.rows, inner),
             nodes=inner.all_nodes,
             part=self._part(inner.all_nodes),

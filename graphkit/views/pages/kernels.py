@@ -22,7 +22,6 @@ from graphkit.views.pages.page import (
     no_links,
 )
 from graphkit.views.selection import NamedGraph
-from graphkit.views.source_lines import source_sentence
 
 _COLUMNS = (
     Column(name="kernel, modules and nodes", most=64, narrow=40),
@@ -95,9 +94,7 @@ def _modules(graph: GraphRecord, modules: Iterable[Sequence[Node]], costs: _Cost
         yield Row(
             key=f"{nodes[0].kind} {nodes[0].short_name} {name}",
             values=costs.values(f"{name} ({paths} x)" if paths > 1 else name, nodes),
-            note=" · ".join(
-                filter(None, (f"{name}, {count_of(paths, 'module')}", source_sentence(nodes)))
-            ),
+            note=f"{name}, {count_of(paths, 'module')}",
             make_children=partial(_nodes, graph, nodes, costs),
             is_run=True,
             nodes=nodes,

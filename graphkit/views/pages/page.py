@@ -37,6 +37,8 @@ class Column:
         draw: Returns a picture of a value in that many cells, for the screen; ``None`` for text.
         axis: Texts at both ends of the heading of a picture; empty for the column's name.
         tint: Colours cells by ``part``, that of their row, or by ``heat``, a value that is a share.
+        sums_up: True if the cell of a row repeats what those of the rows inside it say: a search
+            finds only the innermost of them.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Column:
     draw: Callable[[Any, int], str] | None = None
     axis: tuple[str, str] = ("", "")
     tint: str = ""
+    sums_up: bool = False
 
 
 @dataclass(eq=False, kw_only=True)

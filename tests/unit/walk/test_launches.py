@@ -87,26 +87,27 @@ def test_a_span_may_have_no_grid(profiled, metadata):
     assert profile_launches(lambda: None)[0][0].grid == ()
 
 
-def test_an_unprofiled_replay_is_timed_behind_another_one(monkeypatch):
-    calls, times = [], iter(range(1, timing.REPLAYS + 1))
+def test_unprofiled_replays_are_timed_one_behind_the_other(monkeypatch):
+    calls = []
 
     class Event:
-        """An event that notes when it is recorded."""
+        """An event that counts the calls before it."""
 
         def __init__(self, *, enable_timing):
             assert enable_timing
 
         def record(self):
-            calls.append(self)
+            self.at = len(calls)
+            calls.append("record")
 
         def synchronize(self):
             calls.append("synchronize")
 
         def elapsed_time(self, end):
-            assert calls[-5:] == ["replay", self, "replay", end, "synchronize"]
-            return next(times)
+            return (end.at - self.at) * self.at / 1e3
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     found = timing.unprofiled_us(lambda: calls.append("replay"))
-    assert found == 1e3 * (timing.REPLAYS + 1) / 2
-    assert calls.count("replay") == 2 * timing.REPLAYS
+    count = timing.UNPROFILED_REPLAYS
+    assert calls == [*["replay", "record"] * (count + 1), "synchronize"]
+    assert found == pytest.approx(2 * count), "the median of 2 * (1, 3, 5, ...)"
