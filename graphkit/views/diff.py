@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -38,7 +38,7 @@ def _parts(record: DiffRecord) -> Iterator[RenderableType]:
         yield ""
         yield _figures_table(figures)
     changed = [graph for graph in record.graphs if not graph.is_same]
-    shared = _shared(changed, _words)
+    shared = _shared((_name(graph), graph.words) for graph in changed)
     yield from _shared_sentences(shared, len(changed))
     for graph in changed:
         if any(_nodes_of(graph)) or not shared.keys() >= {*graph.words}:
@@ -95,22 +95,16 @@ def _ratio(figure: MetricChange) -> str:
     return "" if change is None else f"{change:+.1%}"
 
 
-def _words(graph: GraphDiff) -> Sequence[str]:
-    return graph.words
+def _shared(graphs: Iterable[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """Return the sentences of several graphs, and the names of these.
 
-
-def _details(graph: GraphDiff) -> Sequence[str]:
-    return graph.details
-
-
-def _shared(
-    graphs: Sequence[GraphDiff], sentences_of: Callable[[GraphDiff], Sequence[str]]
-) -> dict[str, list[str]]:
-    """Return the sentences of several graphs, and the names of these."""
+    Args:
+        graphs: Name and sentences of each.
+    """
     names: dict[str, list[str]] = {}
-    for graph in graphs:
-        for sentence in sentences_of(graph):
-            names.setdefault(sentence, []).append(_name(graph))
+    for name, sentences in graphs:
+        for sentence in sentences:
+            names.setdefault(sentence, []).append(name)
     return {sentence: those for sentence, those in names.items() if len(those) > 1}
 
 
@@ -130,7 +124,7 @@ def _shared_sentences(
 
 def _arguments(graphs: Sequence[GraphDiff]) -> Iterator[RenderableType]:
     """Yield the changes of arguments last: most of them follow from another size or address."""
-    shared = _shared(graphs, _details)
+    shared = _shared((_name(graph), graph.details) for graph in graphs)
     yield from _shared_sentences(shared, len(graphs), "arguments ")
     for graph in graphs:
         own = [sentence for sentence in graph.details if sentence not in shared]

@@ -97,7 +97,8 @@ function bodyRow(node, columns) {
       const value = column.of(node);
       const text = column.show ? column.show(value, node) : String(value);
       return make("td", { class: column.isNumber ? "number" : "" },
-        column.head === "node" ? make("button", { type: "button", title: node.name }, ...breakable(text)) : text);
+        column.head !== "node" ? text
+          : make("button", { type: "button", title: node.name }, ...breakable(text)));
     }));
 }
 
