@@ -15,6 +15,7 @@ from graphkit.records import (
     SizeRecord,
     count_of,
     distinct_text,
+    figure_heading,
 )
 from graphkit.views.environment import environment_line
 from graphkit.views.formatting import size
@@ -44,7 +45,8 @@ def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
         title_style="bold",
     )
     nodes = "nodes" if record.backend == "cuda" else "ops"
-    for name in ("size", nodes, "capture ms", "pool", "replay us", "eager us"):
+    times = [figure_heading(name) for name in ("capture_ms", "replay_us", "eager_us")]
+    for name in ("size", nodes, times[0], "pool", *times[1:]):
         table.add_column(name, justify="right")
     table.add_column("eager / replay", justify="right")
     table.add_column("largest difference", justify="right")
