@@ -19,7 +19,7 @@ LEVELS = (
     ("views",),
     ("benchmarks", "metrics"),
     ("reference",),
-    ("testing", "audit"),
+    ("testing", "audit", "functions"),
     ("verify",),
     ("engine", "targets", "recording", "plan"),
     ("step",),
