@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import keyword
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass
@@ -203,13 +202,15 @@ def _checked(key: Any, value: Any, fn_name: str) -> torch.Tensor:
     return value.detach()
 
 
-def _pad(tensor: torch.Tensor) -> Any:
-    """Return the number that fills pad rows: the first one of the example.
+def _pad(tensor: torch.Tensor) -> float:
+    """Return the number that fills pad rows: the smallest one of the example.
 
-    It is valid for the function, where 0 may be none: a length, or a mask that hides every key.
+    A pad row must not fail. Where 0 may, as a length or as an index that starts at 1, it is not in
+    the example, and the smallest index is valid in every column.
     """
-    first = tensor.flatten()[:1].tolist()
-    return first[0] if first and math.isfinite(first[0]) else 0
+    numbers = tensor.double() if tensor.is_floating_point() else tensor.long()
+    finite = numbers[numbers.isfinite()]
+    return finite.min().item() if finite.numel() else 0
 
 
 def _positional_names(fn: Callable[..., Any], count: int) -> list[str]:

@@ -50,7 +50,7 @@ def capture(
         hidden = encode(input_ids=other_ids, attention_mask=other_mask).last_hidden_state
 
     Each row of the results must depend on the same row of the arguments alone. Pad rows hold the
-    first number of each argument in the example. After the capture, rows of the example are
+    smallest number of each argument in the example. After the capture, rows of the example are
     replayed at every size and compared with ``fn``. No gradients are recorded.
 
     Args:

@@ -179,24 +179,33 @@ def test_positional_arguments_without_names(capture):
 
 
 def test_pads_are_numbers_of_the_example(capture):
-    """A length of 0 or a mask that hides everything may be invalid."""
+    """A length of 0 fails, and so does an index of one column in another one."""
+    tables = torch.randn(50, 2), torch.randn(3, 2)
 
-    def last(x, lengths):
-        return x.gather(1, lengths[:, None] - 1)
+    def last(x, lengths, columns):
+        x = x.gather(1, lengths[:, None] - 1)
+        return x + tables[0][columns[:, 0]] + tables[1][columns[:, 1]]
 
-    captured = capture(last, (rows()[0], torch.tensor([2, 4, 1])))
-    assert [field.pad for field in captured.record.modes[0].buffers][1] == 2
-    assert torch.equal(
-        captured(rows()[0], torch.tensor([1, 1, 3])),
-        rows()[0].gather(1, torch.tensor([[0], [0], [2]])),
-    )
+    x, _ = rows()
+    example = x, torch.tensor([2, 4, 1]), torch.tensor([[40, 2], [45, 1], [3, 2]])
+    captured = capture(last, example)
+    assert torch.equal(captured(*example), last(*example))
+    assert [field.pad for field in captured.record.modes[0].buffers[1:]] == [1, 1]
 
 
-@pytest.mark.parametrize("pad", [torch.inf, torch.nan])
-def test_pads_are_finite(capture, pad):
-    captured = capture(torch.nan_to_num, torch.tensor([[pad, 1.0]]))
-    (record,) = captured.record.modes[0].buffers
-    assert record.pad == 0
+@pytest.mark.parametrize(
+    ("example", "pad"),
+    [
+        ([[-torch.inf, 2.0]], 2),
+        ([[torch.nan, torch.inf]], 0),
+        ([[True, False]], 0),
+        ([[2**60 + 1, 2**61]], 2**60 + 1),
+    ],
+)
+def test_pads_are_finite(capture, example, pad):
+    captured = capture(lambda x: x.clone(), torch.tensor(example))
+    captured.replay(torch.tensor(example).expand(2, -1))
+    assert captured.runner.buffers.view(4).x[2:].tolist() == [[pad, pad]] * 2
 
 
 # Forms of results.
