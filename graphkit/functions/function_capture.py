@@ -14,6 +14,7 @@ from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError, OutputError
 from graphkit.functions.arguments import Arguments
 from graphkit.functions.captured_function import CapturedFunction
+from graphkit.functions.held_modules import weights_of
 from graphkit.functions.results import Results
 from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, tensors_of
 from graphkit.graphs.capture_failure import describe_exception
@@ -66,8 +67,8 @@ def capture(
         device: Device of ``fn``; ``None`` takes the device of the example.
         backend: As for ``Runner``.
         mutable_state: Tensors that ``fn`` changes, by name. Capture restores them.
-        weights: The model, or its weights by name, for names in records; ``None`` takes ``fn`` if
-            it is a module.
+        weights: The model, or its weights by name, for names in records; ``None`` takes the modules
+            that ``fn`` is, holds or is bound to.
         tolerance: Multiple of the usual rounding by which padded and unpadded results may differ,
             as ``graphkit audit --tolerance`` takes it.
         attribution: As for ``Runner.capture``.
@@ -75,13 +76,15 @@ def capture(
     Raises:
         CaptureError: The function cannot be captured.
         ConfigError: The example or a setting is invalid, ``fn`` raised an error for the example,
-            or it is a module in training mode.
+            or such a module is in training mode.
         DeviceError: The device does not exist.
         OutputError: The function returns something else than such tensors, or a replay gives other
             results than the function.
     """
-    _check_function(fn)
+    if not callable(fn):
+        raise ConfigError(f"fn must be callable, got {fn!r}.", field="fn")
     check_tolerance(tolerance)
+    held = weights_of(fn)
     name, sizes = _name_of(fn), _checked_sizes(batch_sizes)
     arguments = Arguments(fn, name, example)
     if backend is None:
@@ -94,8 +97,7 @@ def capture(
             f"{backend.device}. Move the example there, or to the CPU.",
             field="device",
         )
-    if weights is None:
-        weights = _module_in(fn)
+    weights = held if weights is None else weights
     with StateSnapshot(check_restorable(mutable_state or {}), backend.device):
         results = _learnt(arguments, name, backend.device)
 
@@ -126,34 +128,10 @@ def capture(
     return CapturedFunction(runner, arguments, results, target, record)
 
 
-def _check_function(fn: object) -> None:
-    if not callable(fn):
-        raise ConfigError(f"fn must be callable, got {fn!r}.", field="fn")
-    module = _module_in(fn)
-    if module is not None and module.training:
-        raise ConfigError(
-            f"{type(module).__name__} is in training mode, in which results may be random and "
-            "depend on the whole batch. Call its eval() first.",
-            field="fn",
-        )
-
-
-def _without_bindings(fn: Any) -> Any:
-    """Return the function whose arguments a partial binds, or the function itself."""
+def _name_of(fn: Any) -> str:
     while isinstance(fn, partial):
         fn = fn.func
-    return fn
-
-
-def _module_in(fn: Any) -> nn.Module | None:
-    """Return the module that is called, or whose method is called."""
-    inner = _without_bindings(fn)
-    owner = getattr(inner, "__self__", inner)
-    return owner if isinstance(owner, nn.Module) else None
-
-
-def _name_of(fn: Any) -> str:
-    return name_of(_without_bindings(fn)).rpartition("<locals>.")[2]
+    return name_of(fn).rpartition("<locals>.")[2]
 
 
 def _checked_sizes(given: object) -> list[int]:

@@ -1,33 +1,18 @@
-"""Small models that nobody wrote for graphkit, with the arguments of a call: for gk.capture."""
+"""Small models of torch and transformers with an example of their arguments, for gk.capture."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 
-class UNet(nn.Module):
-    """A denoiser of images: a level down and up, a skip connection, and a time embedding."""
-
-    def __init__(self, channels: int = 8) -> None:
-        super().__init__()
-        self.time = nn.Linear(1, channels)
-        self.inner = nn.Conv2d(3, channels, 3, padding=1)
-        self.norm = nn.GroupNorm(2, channels)
-        self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
-        self.up = nn.ConvTranspose2d(channels, channels, 2, stride=2)
-        self.out = nn.Conv2d(2 * channels, 3, 3, padding=1)
-
-    def forward(self, images: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        """Return the noise in each image."""
-        hidden = self.inner(images) + self.time(times[:, None])[..., None, None]
-        hidden = nn.functional.silu(self.norm(hidden))
-        return self.out(torch.cat([hidden, self.up(self.down(hidden))], 1))
-
-
 def unet(device: str) -> tuple[nn.Module, Any]:
+    """Convolutions, and two arguments by position."""
+    from tools.examples.captured_functions import UNet
+
     return UNet().to(device).eval(), (
         torch.randn(3, 3, 8, 8, device=device),
         torch.rand(3, device=device),
@@ -41,12 +26,14 @@ def encoder_layer(device: str) -> tuple[nn.Module, Any]:
 
 
 def bert(device: str) -> tuple[nn.Module, Any]:
+    """Takes arguments by name, and returns a dataclass."""
     from transformers import BertConfig, BertModel
 
     return BertModel(BertConfig(**_SMALL)).to(device).eval(), _tokens(device)
 
 
 def modern_bert(device: str) -> tuple[nn.Module, Any]:
+    """Has windows and rotary embeddings."""
     from transformers import ModernBertConfig, ModernBertModel
 
     special = {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
@@ -59,6 +46,17 @@ _SMALL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 64, "max_position_embeddings": 32,
 }  # fmt: skip
+
+
+def called(fn: Callable[..., Any], example: Any, rows: list[int]) -> Any:
+    """Call a function with rows of an example, and return its result, or the first part of it."""
+    with torch.no_grad():
+        if isinstance(example, dict):
+            returned = fn(**{name: each[rows] for name, each in example.items()})
+        else:
+            given = (example,) if isinstance(example, torch.Tensor) else example
+            returned = fn(*(each[rows] for each in given))
+    return getattr(returned, "last_hidden_state", returned)
 
 
 def _tokens(device: str) -> dict[str, torch.Tensor]:

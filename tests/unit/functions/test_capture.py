@@ -241,10 +241,12 @@ class Parts:
 )
 def test_results_have_the_structure_of_the_function(capture, wrap):
     def fn(x):
+        assert not torch.is_grad_enabled()
         return wrap(x + 1, (x > 0).sum(1))
 
     captured, x = capture(fn, rows()[0]), rows(2, 5)[0]
-    got, expected = captured(x), fn(x)
+    with torch.no_grad():
+        got, expected = captured(x), fn(x)
     assert type(got) is type(expected)
     assert repr(got) == repr(expected)
 
@@ -358,11 +360,48 @@ def test_a_value_that_changes_between_calls_is_refused():
         gk.capture(fn, rows()[0], batch_sizes=[2])
 
 
-def test_a_module_in_training_mode_is_refused():
-    model = nn.TransformerEncoderLayer(4, 1, batch_first=True)
-    for fn in (model, partial(model, is_causal=False), model.forward):
-        with pytest.raises(gk.ConfigError, match="TransformerEncoderLayer is in training mode"):
-            gk.capture(fn, torch.zeros(2, 3, 4), batch_sizes=[2])
+LAYER = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
+
+
+class Pipeline:
+    """Holds modules, and is none."""
+
+    def __init__(self, layer):
+        self.layer, self.norm = layer, nn.LayerNorm(4).eval()
+
+    def run(self, x):
+        return self.norm(self.layer(x))
+
+
+def call_a_global(x):
+    return LAYER(x)
+
+
+def holders(layer):
+    return {
+        "module": layer,
+        "method": layer.forward,
+        "object": Pipeline(layer).run,
+        "bound": partial(partial(lambda model, x: model(x), layer)),
+        "keyword": partial(lambda x, model: model(x), model=layer),
+        "closure": lambda x: layer(x),
+        "global": call_a_global,
+    }
+
+
+@pytest.mark.parametrize("holder", holders(LAYER))
+def test_a_module_in_training_mode_is_refused(holder):
+    with pytest.raises(gk.ConfigError, match="TransformerEncoderLayer is in training mode"):
+        gk.capture(holders(LAYER)[holder], torch.zeros(2, 3, 4), batch_sizes=[2])
+
+
+@pytest.mark.parametrize("holder", holders(LAYER))
+def test_weights_are_named_without_a_declaration(capture, monkeypatch, holder):
+    layer = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True).eval()
+    monkeypatch.setitem(globals(), "LAYER", layer)
+    captured = capture(holders(layer)[holder], torch.randn(2, 3, 4))
+    names = {p.name for n in captured.inspect(4).nodes for a in n.arguments for p in a.pointers}
+    assert any(str(name).endswith("self_attn.in_proj_weight") for name in names), names
 
 
 def test_a_failed_capture_says_why(capture):
