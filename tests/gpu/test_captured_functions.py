@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from function_models import MODELS, called
 
 import graphkit as gk
+from function_models import MODELS, called
 
 pytestmark = pytest.mark.gpu
 
