@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass
 from typing import Any
 
@@ -15,8 +15,6 @@ from torch import nn
 from graphkit.buffers import Axis, StepInputs, declare, fields_of
 from graphkit.errors import ConfigError, InputError
 from graphkit.runners import RUNNERS, StagedBatch
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 class Arguments:
@@ -57,14 +55,11 @@ class Arguments:
         self.num_rows = self._count_rows()
         self.device = self._find_device()
         self._rows = {key: tuple(each.shape[1:]) for key, each in self._example.items()}
-        taken = _reserved()
-        self.fields = {key: field_name(key, taken) for key in self._example}
+        names = field_names(self._example, _reserved())
+        self.fields = dict(zip(self._example, names, strict=True))
+        declared = [(field, Any, self._declared(key)) for key, field in self.fields.items()]
         self.inputs_type: type[StepInputs] = make_dataclass(
-            f"{field_name(name, ())}Inputs",
-            [(self.fields[key], Any, self._declared(key)) for key in self._example],
-            bases=(StepInputs,),
-            kw_only=True,
-            eq=False,
+            f"{identifier(name)}Inputs", declared, bases=(StepInputs,), kw_only=True, eq=False
         )
 
     def sample(self, indices: Sequence[int]) -> StepInputs:
@@ -160,19 +155,27 @@ class Arguments:
         return next(iter(used), torch.device("cpu"))
 
 
-def field_name(text: str, taken: Collection[str]) -> str:
-    """Return a name for a field of a dataclass, with underscores where ``text`` cannot be used.
+def identifier(text: str) -> str:
+    """Return a name with underscores where ``text`` cannot be part of one."""
+    name = re.sub(r"\W", "_", text).strip("_")
+    return name if name[:1].isalpha() else f"output_{name}".rstrip("_")
+
+
+def field_names(texts: Iterable[str], reserved: Collection[str]) -> list[str]:
+    """Return a name for a field of a dataclass for each text, each once and none of ``reserved``.
 
     Args:
-        text: Name of an argument, or path of a result.
-        taken: Names that are in use.
+        texts: Names of arguments, or paths of results.
+        reserved: Names that must not be used.
     """
-    name = re.sub(r"\W", "_", text).strip("_")
-    if not name[:1].isalpha():
-        name = f"output_{name}".rstrip("_")
-    while name in taken or keyword.iskeyword(name):
-        name += "_"
-    return name
+    names, taken = [], set(reserved)
+    for text in texts:
+        name = identifier(text)
+        while name in taken or keyword.iskeyword(name):
+            name += "_"
+        taken.add(name)
+        names.append(name)
+    return names
 
 
 def _checked(key: Any, value: Any, fn_name: str) -> torch.Tensor:
@@ -181,9 +184,10 @@ def _checked(key: Any, value: Any, fn_name: str) -> torch.Tensor:
         raise ConfigError(f"the example of {fn_name} names an argument {key!r}.", field="example")
     about = f"argument {key!r} of the example of {fn_name}"
     if not isinstance(value, torch.Tensor):
+        kind = "None" if value is None else f"a {type(value).__name__}"
         raise ConfigError(
-            f"{about} is {value!r}. Pass tensors, and bind other values: "
-            f"functools.partial({fn_name}, {key}={value!r}).",
+            f"{about} is {kind}. Pass tensors alone. Bind other arguments with "
+            f"functools.partial({fn_name}, {key}=...), or set them in a function around it.",
             field="example",
         )
     if not value.ndim:

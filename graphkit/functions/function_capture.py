@@ -57,7 +57,8 @@ def capture(
     Args:
         fn: A function or a module in evaluation mode. It returns tensors with a row per row of its
             arguments, alone or in tuples, lists, dicts and dataclasses, in which ``None`` stands
-            for a result that it leaves out. Random numbers that it needs are arguments.
+            for a result that it leaves out. It does not change its arguments. Random numbers that
+            it needs are arguments, too.
         example: Arguments of a call, each with the same number of rows: a tensor or a tuple of
             tensors (positional arguments), tensors by name (keyword arguments), or a dataclass of
             tensors (the only argument). Other arguments are bound with ``functools.partial``.
@@ -99,7 +100,7 @@ def capture(
         )
     weights = held if weights is None else weights
     with StateSnapshot(check_restorable(mutable_state or {}), backend.device):
-        results = _learnt(arguments, name, backend.device)
+        results = _learnt(arguments, name, max(sizes), backend.device)
 
     def forward(inputs: StepInputs) -> Output:
         return results.output(arguments.call(inputs))
@@ -143,10 +144,10 @@ def _checked_sizes(given: object) -> list[int]:
     return sizes
 
 
-def _learnt(arguments: Arguments, name: str, device: torch.device) -> Results:
+def _learnt(arguments: Arguments, name: str, largest: int, device: torch.device) -> Results:
     """Return the results of the function, from runs on the example at two batch sizes."""
-    returned = {}
-    for count in (arguments.num_rows, arguments.num_rows + 1):
+    returned, first = {}, min(arguments.num_rows, largest)
+    for count in (first, first + 1):
         rows = arguments.sample([index % arguments.num_rows for index in range(count)])
         on_device = {field: getattr(rows, field).to(device) for field in arguments.fields.values()}
         try:

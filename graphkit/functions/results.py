@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, make_dataclass
 from typing import Any
 
@@ -11,8 +11,12 @@ import torch
 
 from graphkit.buffers import Axis
 from graphkit.errors import OutputError
-from graphkit.functions.arguments import Tensors, field_name
+from graphkit.functions.arguments import field_names, identifier
 from graphkit.runners import Output, declare_output
+
+_Path = tuple[Any, ...]
+"""Keys that lead to a tensor, such as ``("hidden_states", 0)``; empty if it is the result."""
+_Tensors = Mapping[_Path, torch.Tensor]
 
 
 class Results:
@@ -33,28 +37,20 @@ class Results:
 
     def __init__(self, name: str, returned: Mapping[int, Any]) -> None:
         self._name = name
-        by_rows = {rows: dict(self._tensors(value, "")) for rows, value in returned.items()}
+        by_rows = {rows: dict(self._tensors(value)) for rows, value in returned.items()}
         first = next(iter(by_rows.values()))
         for rows, tensors in by_rows.items():
             self._check(rows, tensors, first)
-        names: dict[str, str] = {}
-        for path in first:
-            names[path] = field_name(path, {*dir(Output), *names.values()})
-        self._names, self.dtypes = names, {each.dtype for each in first.values()}
-        self._build = self._builder(next(iter(returned.values())), "")
+        names = field_names(map(_text, first), dir(Output))
+        self._names = dict(zip(first, names, strict=True))
+        self.dtypes = {each.dtype for each in first.values()}
+        self._build = self._builder(next(iter(returned.values())))
+        declared = [
+            (field, torch.Tensor, declare_output(Axis.REQUEST, each.dtype, row=_row(each)))
+            for field, each in zip(names, first.values(), strict=True)
+        ]
         self.output_type: type[Output] = make_dataclass(
-            f"{field_name(name, ())}Output",
-            [
-                (
-                    names[path],
-                    torch.Tensor,
-                    declare_output(Axis.REQUEST, each.dtype, row=_row(each)),
-                )
-                for path, each in first.items()
-            ],
-            bases=(Output,),
-            kw_only=True,
-            eq=False,
+            f"{identifier(name)}Output", declared, bases=(Output,), kw_only=True, eq=False
         )
 
     def output(self, returned: Any) -> Output:
@@ -63,7 +59,7 @@ class Results:
         Raises:
             OutputError: It has other tensors than before.
         """
-        tensors = dict(self._tensors(returned, ""))
+        tensors = dict(self._tensors(returned))
         if tensors.keys() != self._names.keys():
             raise self._changed(tensors, self._names)
         values: dict[str, Any] = {self._names[path]: each for path, each in tensors.items()}
@@ -73,13 +69,13 @@ class Results:
         """Return the output of the step as the function returns it."""
         return self._build(vars(output))
 
-    def _check(self, rows: int, tensors: Tensors, first: Tensors) -> None:
+    def _check(self, rows: int, tensors: _Tensors, first: _Tensors) -> None:
         if tensors.keys() != first.keys():
             raise self._changed(tensors, first)
         if not tensors:
             raise OutputError(f"{self._name} returned no tensor. Return at least one.")
         for path, tensor in tensors.items():
-            what = f"{self._name} returned {path or 'a tensor'} as {list(tensor.shape)}"
+            what = f"{self._name} returned {_text(path) or 'a tensor'} as {list(tensor.shape)}"
             if tensor.shape[:1] != (rows,):
                 raise OutputError(
                     f"{what} for {rows} rows. Return one row for each: a number over the batch "
@@ -92,27 +88,28 @@ class Results:
                     "dtype for every batch size."
                 )
 
-    def _changed(self, tensors: Mapping[str, Any], first: Mapping[str, Any]) -> OutputError:
+    def _changed(self, tensors: Collection[_Path], first: Collection[_Path]) -> OutputError:
         return OutputError(
             f"{self._name} returned {_listed(tensors)}, and for another batch {_listed(first)}. "
             "Return the same tensors for every batch."
         )
 
-    def _tensors(self, value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors in a value with their paths, such as ``hidden_states.0``."""
+    def _tensors(self, value: Any, path: _Path = ()) -> Iterator[tuple[_Path, torch.Tensor]]:
+        """Yield the tensors in a value with their paths."""
         if isinstance(value, torch.Tensor):
             yield path, value
         elif value is not None:
             parts = _parts(value)
             if parts is None:
+                what, kind = _text(path) or "its result", type(value).__name__
                 raise OutputError(
-                    f"{self._name} returned {path or 'its result'} as a {type(value).__name__}. "
-                    "Return tensors, alone or in tuples, lists, dicts or dataclasses."
+                    f"{self._name} returned {what} as a {kind}. Return tensors, alone or in "
+                    "tuples, lists, dicts or dataclasses."
                 )
             for key, part in parts.items():
-                yield from self._tensors(part, f"{path}.{key}" if path else str(key))
+                yield from self._tensors(part, (*path, key))
 
-    def _builder(self, value: Any, path: str) -> Callable[[Mapping[str, Any]], Any]:
+    def _builder(self, value: Any, path: _Path = ()) -> Callable[[Mapping[str, Any]], Any]:
         """Return a function from the fields of an output to a value like this one."""
         if value is None:
             return lambda _tensors: None
@@ -120,10 +117,7 @@ class Results:
             name = self._names[path]
             return lambda tensors: tensors[name]
         kind, parts = type(value), _parts(value) or {}
-        builders = {
-            key: self._builder(part, f"{path}.{key}" if path else str(key))
-            for key, part in parts.items()
-        }
+        builders = {key: self._builder(part, (*path, key)) for key, part in parts.items()}
         if is_dataclass(value):
             return lambda tensors: kind(**{key: build(tensors) for key, build in builders.items()})
         if isinstance(value, dict):
@@ -148,5 +142,9 @@ def _row(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape[1:])
 
 
-def _listed(tensors: Mapping[str, Any]) -> str:
-    return ", ".join(path or "one tensor" for path in tensors) or "no tensor"
+def _text(path: _Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _listed(paths: Collection[_Path]) -> str:
+    return ", ".join(_text(path) or "one tensor" for path in paths) or "no tensor"
