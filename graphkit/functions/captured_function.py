@@ -9,6 +9,7 @@ from graphkit.config import is_int
 from graphkit.errors import SizeError
 from graphkit.functions.arguments import Arguments
 from graphkit.functions.results import Results
+from graphkit.graphs import StateSnapshot
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats
 from graphkit.runners import Runner, StagedBatch
 from graphkit.spec import ForwardMode
@@ -97,17 +98,22 @@ class CapturedFunction:
     def inspect(self, batch_size: int) -> GraphRecord:
         """Inspect the graph of a captured size, and measure its nodes; see ``Runner.inspect``.
 
+        Restores mutable state.
+
+        Args:
+            batch_size: A captured size.
+
         Raises:
             InspectError: See ``inspect_graph``.
             ReplayError: The function is closed.
             SizeError: The size was not captured.
         """
-        batch = self.target.batch(ForwardMode.STEP, 1, 0)
-        with self.runner.uncounted():
-            return self.runner.inspect(
+        batch, runner = self.target.batch(ForwardMode.STEP, 1, 0), self.runner
+        with runner.uncounted(), StateSnapshot(runner.mutable_state, runner.device):
+            return runner.inspect(
                 batch_size,
                 weights=self.target.weights,
-                replay=lambda: self.runner.replay(batch, padded_batch_size=batch_size),
+                replay=lambda: runner.replay(batch, padded_batch_size=batch_size),
             )
 
     @property

@@ -71,7 +71,8 @@ def capture(
         weights: The model, or its weights by name, for names in records; ``None`` takes the modules
             that ``fn`` is, holds or is bound to.
         tolerance: Multiple of the usual rounding by which padded and unpadded results may differ,
-            as ``graphkit audit --tolerance`` takes it.
+            as ``graphkit audit --tolerance`` takes it. float32 convolutions may need more than 1
+            with TF32, which cuDNN uses by default.
         attribution: As for ``Runner.capture``.
 
     Raises:

@@ -78,8 +78,8 @@ class Results:
             what = f"{self._name} returned {_text(path) or 'a tensor'} as {list(tensor.shape)}"
             if tensor.shape[:1] != (rows,):
                 raise OutputError(
-                    f"{what} for {rows} rows. Return one row for each: a number over the batch "
-                    "would include pad rows. Reduce the rows after the call instead."
+                    f"{what} for {rows} rows. Return tensors whose first dimension is the batch. A "
+                    "sum over the batch would include pad rows: apply it after the call."
                 )
             if (_row(tensor), tensor.dtype) != (_row(first[path]), first[path].dtype):
                 raise OutputError(

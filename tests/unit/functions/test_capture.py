@@ -109,8 +109,12 @@ def test_a_closed_function_refuses_calls(capture):
     captured = capture(scaled, rows())
     captured(*rows())
     captured.close()
-    with pytest.raises(gk.ReplayError, match="closed"):
-        captured(*rows())
+    for refused in (
+        lambda: captured(*rows()), lambda: captured.replay(*rows()), lambda: captured.stage(1),
+        lambda: captured.inspect(4),
+    ):  # fmt: skip
+        with pytest.raises(gk.ReplayError, match="closed"):
+            refused()
     assert captured.stats.replays == 1
 
 
@@ -278,6 +282,7 @@ def test_mutable_state_is_restored(capture):
         return x + 0 * count
 
     captured = capture(counted, rows()[0], mutable_state={"count": count})
+    captured.inspect(4)
     assert count.item() == 0
     captured(rows()[0])
     assert count.item() == 1
@@ -444,6 +449,12 @@ def test_wrong_settings_are_refused(options, text):
     given = {"fn": torch.relu, "example": rows()[0], "batch_sizes": [2]} | options
     with pytest.raises(gk.ConfigError, match=text):
         gk.capture(**given)
+
+
+@pytest.mark.parametrize("size", [3, 99, "4"])
+def test_inspect_refuses_a_size_that_was_not_captured(capture, size):
+    with pytest.raises(gk.SizeError, match="was not captured"):
+        capture(scaled, rows()).inspect(size)
 
 
 def test_a_backend_of_its_own_is_used(capture):
