@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from function_models import MODELS, called
+from function_models import MODELS, called, scaled
 
 pytestmark = pytest.mark.gpu
 
@@ -29,10 +29,6 @@ def test_a_model_equals_itself_and_has_no_error(name):
         assert captured.inspect(4).nodes
         report = gk.audit_target(captured.target, batch_sizes=[4], device="cuda")
     assert "error" not in {each.severity for each in report.findings}
-
-
-def scaled(x, scale):
-    return x * scale[:, None]
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -1,4 +1,4 @@
-"""Small models of torch and transformers with an example of their arguments, for gk.capture."""
+"""Functions and small models with an example of their arguments, for gk.capture."""
 
 from __future__ import annotations
 
@@ -65,3 +65,13 @@ def _tokens(device: str) -> dict[str, torch.Tensor]:
     mask[1, 5:] = 0
     ids = torch.randint(64, (3, 8))
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return x * scale[:, None]
+
+
+def rows(count: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return arguments of ``scaled``, float32 [count, 4] and float64 [count]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 4, generator=generator), 1 + torch.arange(count).double()
