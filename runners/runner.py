@@ -312,7 +312,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         is_captured, self.status = self.status == "captured", "closed"
         try:
-            if is_captured and self.group is not None and not self.group.is_known_lost:
+            if is_captured and self.group is not None and not self.group.has_raised:
                 assert self._consensus is not None, "a member of a group has a consensus"
                 self._consensus.close(self.stats.replays)
         finally:
@@ -491,14 +491,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if self.buffers.value_checks is not None:
             self.buffers.value_checks.report()
             self.buffers.value_checks.check(batch)
-        self.buffers.prepare(size)
-        self.backend.wait_for_replays()
-        self.step.plan_on_host(batch, size)
-        stages = self.step.captured(size)
-        with self.buffers.posted(batch):
-            made = [stage() for stage in stages][-1]
-        output: OutputT = self.output_type(**made)
-        return output.live(requests, tokens)
+        return self._run_stages(batch, size).live(requests, tokens)
 
     def run_pads(self, agreed: AgreedSize) -> None:
         """Run pads as agreed with the other ranks; see ``RankGroup.idle``."""
@@ -648,7 +641,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             return self._run_alone(batch, padded_batch_size, clone)
         agreed = self._consensus.agree(batch, self.status, padded_batch_size)
         if agreed.mode is ForwardMode.IDLE:
-            return self.fall_back(batch)
+            return self._fall_back(batch, ())
         if agreed.can_replay:
             replayer = self._require_captured("run")
             output: OutputT = replayer.replay(batch, agreed.padded_batch_size)
@@ -666,15 +659,18 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     def _pads_without_graph(self) -> OutputT:
         """Run a padded step on pads alone, for collectives that others run eagerly."""
-        size = self.table.sizes[0]
+        return self._run_stages(None, self.table.sizes[0]).live(0, 0)
+
+    def _run_stages(self, batch: InputsT | None, size: int) -> OutputT:
+        """Run the captured functions of a size for a batch, or for pads alone."""
         self.buffers.prepare(size)
         self.backend.wait_for_replays()
-        self.step.plan_on_host(self.buffers.view(size), size)
+        self.step.plan_on_host(self.buffers.view(size) if batch is None else batch, size)
         stages = self.step.captured(size)
-        with self.buffers.posted():
+        with self.buffers.posted(batch):
             made = [stage() for stage in stages][-1]
         output: OutputT = self.output_type(**made)
-        return output.live(0, 0)
+        return output
 
     def _shared_settings(self) -> dict[str, str]:
         """Return what must be the same on all ranks, by name."""

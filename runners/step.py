@@ -218,8 +218,10 @@ class Step(Generic[OutputT]):
         buffers.check(batch, tokens, width=most)
         if buffers.value_checks is not None:
             # Part of a larger step that is being captured: its runner reports the violations.
-            checks = buffers.value_checks
-            (checks.enqueue if is_capturing() else checks.check_now)(rows)
+            if is_capturing():
+                buffers.value_checks.enqueue(rows, is_padded=False)
+            else:
+                buffers.value_checks.check_now(rows)
         inputs = buffers.inputs(**rows)
         if capacity.ragged:
             inputs.width = most

@@ -13,7 +13,8 @@ import torch
 from graphkit.errors import InspectError
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.graphs.operands import distinct_bytes
-from graphkit.graphs.recorded_graph import RecordedGraph, RecordedOp
+from graphkit.graphs.recorded_graph import RecordedGraph
+from graphkit.graphs.recorded_op import RecordedOp
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
 from graphkit.graphs.walk.timing import Span
 from graphkit.records import Argument, Edge, Node, Pointer
