@@ -184,7 +184,7 @@ if TYPE_CHECKING:
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "distributed",
     "runners",
-    "step", "targets", "verify", "functions", "engine", "audit",
+    "step", "targets", "verify", "engine", "audit", "functions",
 )  # fmt: skip
 """Rooms of the public names; those without torch come first."""
 
