@@ -525,7 +525,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     def uncounted(self) -> Iterator[None]:
         """Leave the replays and fallbacks of a block out of ``stats``."""
         replayer, fallbacks = self._replayer, Counter(self.dispatch.fallbacks)
-        if replayer is not None:
+        if replayer is not None and self.status == "captured":
             self._replayer = self.replayer_of(replayer.graphs)
         try:
             yield
