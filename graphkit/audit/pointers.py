@@ -167,9 +167,7 @@ def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -
     unread = [
         field.name
         for field in fields_of(runner.buffers.inputs)
-        if field.name not in without_meaning
-        and not field.may_go_unread
-        and field.name not in read
+        if field.name not in without_meaning and not field.may_go_unread and field.name not in read
     ]
     if unread:
         noun = "field" if len(unread) == 1 else "fields"
