@@ -143,7 +143,8 @@ def _first_writer(
 
         def rows_after(count: int) -> torch.Tensor:
             switched.keep_first(count, always_on)
-            runs.replay_of(switched.graph)
+            graph: Any = switched.graph
+            runs.replay_of(graph)
             # A graph whose last nodes are off lets the stream go on before the others have ended.
             runner.backend.wait_for_device()
             return runner.buffers.live_rows(field, size).contiguous().view(torch.uint8).clone()
