@@ -8,7 +8,7 @@ and line; a kernel that no operation launched, by replaying the first nodes of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
 
 def _report_write(check: Check, write: InputWrite, node: Node | None) -> None:
     origin, change = write.origin, write.change
-    facts: dict[str, Any] = {"field": write.field, "node": node, "cause": write.field}
+    facts: dict[str, Any] = {"field": write.field, "names": (write.field,), "cause": write.field}
     if origin is not None:
         facts |= {"module": origin.module, "source": origin.source, "cause": origin.source}
     effect = "It left the values of this batch as they were."
@@ -82,12 +82,13 @@ def _report_write(check: Check, write: InputWrite, node: Node | None) -> None:
     check.report(
         "written input",
         f"{_name(node, origin)} writes into the input field `{write.field}`. {effect}",
+        node=node,
         advice=_WRITE_ADVICE,
         **facts,
     )
 
 
-def _report_draws(check: Check, draws: Iterable[NodeOrigin], record: GraphRecord) -> None:
+def _report_draws(check: Check, draws: Sequence[NodeOrigin], record: GraphRecord) -> None:
     """Report one note per operation and line, which many layers may share."""
     for (op, source), count in Counter((each.op, each.source) for each in draws).items():
         first = next(each for each in draws if (each.op, each.source) == (op, source))
@@ -118,7 +119,8 @@ def _writing_node(
     """Return the node that writes an input field; ``None`` if it cannot be found."""
     if write.origin is not None:
         return _node_of(write.origin, record)
-    if runner.group is not None:  # ranks would replay other parts of their graphs
+    is_stored = any(layout.name == write.field for layout in runner.buffers.layouts)
+    if not is_stored or runner.group is not None:  # ranks would replay other parts of their graphs
         return None
     try:
         index = _first_writer(runner, runs, record, write.field)

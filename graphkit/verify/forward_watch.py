@@ -6,6 +6,7 @@ the same nodes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,14 +171,17 @@ class _WatchMode(TorchDispatchMode):
 
 
 def _tensors_of(inputs: Any) -> dict[str, torch.Tensor]:
-    """Return the input fields by name; of several that are the same memory, the first."""
-    fields = {each.name: getattr(inputs, each.name) for each in fields_of(type(inputs))}
-    by_address = {
-        tensor.data_ptr(): (name, tensor)
-        for name, tensor in reversed(fields.items())
-        if tensor is not None and tensor.numel()
-    }
-    return dict(reversed(by_address.values()))
+    """Return the input fields by name, those of the batch before those of one forward alone.
+
+    Of several that are the same memory, only the first.
+    """
+    names = [each.name for each in (*fields_of(type(inputs)), *dataclasses.fields(inputs))]
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name in names:
+        tensor = getattr(inputs, name)
+        if isinstance(tensor, torch.Tensor) and tensor.numel():
+            found.setdefault(tensor.data_ptr(), (name, tensor))
+    return dict(found.values())
 
 
 def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> Change | None:
@@ -187,8 +191,8 @@ def _change(before: torch.Tensor, now: torch.Tensor, name: str, inputs: Any) -> 
     if torch.equal(*bits):
         return None
     index = int((bits[0] != bits[1]).any(1).nonzero()[0])
-    (field,) = (each for each in fields_of(type(inputs)) if each.name == name)
-    dim = 1 if field.lead else 0
+    has_lead = any(each.lead for each in fields_of(type(inputs)) if each.name == name)
+    dim = 1 if has_lead else 0
     row = int(np.unravel_index(index, now.shape)[dim])
     request = ForwardPair(inputs, {}, {}).owner(row, now.shape[dim])
     return Change(row, request, float(one[index]), float(other[index]))

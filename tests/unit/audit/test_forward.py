@@ -14,7 +14,8 @@ from graphkit.audit import audit_target
 from graphkit.reference import reference_target
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode
-from tiny_target import VERIFY, TinyLayers, target_of
+from graphkit.verify.forward_watch import ForwardWatch
+from tiny_target import VERIFY, TinyLayers, sample_batch, target_of
 
 HIDDEN = 8
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -140,6 +141,23 @@ def test_a_write_that_no_operation_declares_is_found_by_replaying_the_first_node
     assert (finding.before, finding.after) == ("0", "1")
 
 
+def test_a_hidden_write_into_an_input_of_one_forward_is_found_without_a_node(hidden_write):
+    """The ids of the first draft step are a field of the batch, those of the next one are not."""
+    reference = reference_target(device="cpu", max_batch_size=1)
+
+    def draft(inputs):
+        output = reference.forwards[ForwardMode.DRAFT](inputs)
+        hidden_write(inputs.input_ids)
+        return output
+
+    target = replace(reference, forwards={ForwardMode.DRAFT: draft})
+    report = audit_target(target, only=["forward"], modes=[ForwardMode.DRAFT], device="cpu")
+    first, second = report.findings
+    assert (first.names, first.kernel) == (("topk_index",), "counted")
+    assert (second.names, second.node) == (("input_ids",), None)
+    assert second.text.startswith("the forward writes into the input field `input_ids`. ")
+
+
 def drops(_model, _inputs, hidden):
     return F.dropout(hidden, 0.5, training=True)
 
@@ -172,6 +190,17 @@ def test_random_draws_are_a_note_with_node_and_line(step, device):
 @pytest.mark.parametrize("step", [has_inactive_dropout, samples], ids=lambda step: step.__name__)
 def test_no_note_of_samplers_and_of_dropout_that_is_off(step, device):
     assert audited(step, device) == ()
+
+
+def test_a_draw_from_a_generator_of_the_model_is_found():
+    """The recorder does not capture such a forward; CUDA does if the graph knows the generator."""
+    generator = torch.Generator()
+    model = Layers(lambda _model, _inputs, hidden: hidden + torch.rand(1, generator=generator))
+    with target_of(model).runner(VERIFY, device="cpu") as runner:
+        watch = ForwardWatch(runner.step, runner.device)
+        with watch.watching():
+            runner.run_padded(sample_batch(VERIFY, 2, 0))
+    assert [each.op for each in watch.draws] == ["aten::rand.generator"]
 
 
 def test_layers_with_dropout_share_a_note():
