@@ -68,7 +68,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     Args:
         forward: The model's step. It takes the mode's inputs, padded to a captured size, and
             returns the mode's output with a row for each input row. It runs during capture, and
-            for batches that fall back.
+            for batches that fall back. It must not write into its inputs.
         spec: How the algorithm drafts and verifies.
         sizes: Sizes of the buffers.
         batch_sizes: Sizes to capture, or the file of a plan (``graphkit plan --out``); ``None``
@@ -391,7 +391,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     def run(
         self, batch: InputsT, *, padded_batch_size: int | None = None, clone: bool = False
     ) -> OutputT:
-        """Replay the batch, or fall back and count the reason.
+        """Replay the batch, or fall back and count the reason. Does not change the batch's tensors.
 
         With ``group`` all ranks replay or all fall back, and one without requests runs pads.
 
@@ -420,7 +420,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         return output
 
     def fall_back(self, batch: InputsT, *, without: Collection[str] = ()) -> OutputT:
-        """Run the forward on the live rows, without padding and without a graph.
+        """Run the forward on copies of the live rows, without padding and without a graph.
 
         Allocates memory, and synchronises if the forward does.
 

@@ -13,6 +13,7 @@ from graphkit.audit.baked import audit_baked
 from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.engine_step import audited_step
 from graphkit.audit.finite import audit_finite
+from graphkit.audit.forward import audit_forward
 from graphkit.audit.launch import audit_launch, audit_streams
 from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
 from graphkit.audit.misses import audit_misses
@@ -36,6 +37,7 @@ RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
 BEFORE_CAPTURE: dict[str, RunnerAudit] = {"warmup": audit_warmup, "baked": audit_baked}
 """Audits of a planned runner, by name. ``warmup`` must see the first capture of a forward."""
 AFTER_CAPTURE: dict[str, RunnerAudit] = {
+    "forward": audit_forward,
     "pointers": audit_pointers,
     "pool-poison": audit_pool_poison,
     "finite": audit_finite,

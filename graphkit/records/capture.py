@@ -165,6 +165,7 @@ class Mismatch:
         mode: Name of the forward mode.
         batch_size: Number of live requests.
         padded_batch_size: Captured size.
+        module, source: Module path and source line that caused it; empty if unknown.
     """
 
     field: str
@@ -178,6 +179,8 @@ class Mismatch:
     mode: str = ""
     batch_size: Count = 0
     padded_batch_size: Count = 0
+    module: str = ""
+    source: str = ""
 
     @property
     def distance(self) -> str:

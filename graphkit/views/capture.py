@@ -110,9 +110,11 @@ def _sentence(m: Mismatch) -> str:
     value = got if is_equal else f"{got} instead of {expected}"
     if m.distance:
         value += f" ({m.distance})"
+    location = ", ".join(filter(None, (m.module, m.source)))
     return (
         f"{m.mode}, {count_of(m.batch_size, 'request')} at size {m.padded_batch_size}: {m.kind}: "
         f"{m.field} row {m.row} (request {m.request}) is {value}"
+        f"{f', made by {location}' if location else ''}"
     )
 
 

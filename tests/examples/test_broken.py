@@ -43,12 +43,16 @@ FOUND = [
         "memory allocated by `new_empty` at broken/",
     ),
     ("stale_positions", "pointers", "dead input", "no node reads the input field `positions`"),
+    ("written_input", "forward", "written input", "writes into the input field `positions`"),
+    ("active_dropout", "forward", "random draw", "draws random numbers outside of a sampler"),
 ]
 """Example, audit, kind of the finding, and a part of its text."""
 LINES = {
     "unwritten_row": ("pool-poison", "broken/unwritten_row.py", "in position_term"),
     "baked_temperature": ("baked", "broken/baked_temperature.py", "in scores"),
     "lazy_mask": ("pointers", "broken/lazy_mask.py", "in forward"),
+    "written_input": ("forward", "broken/written_input.py", "in position_term"),
+    "active_dropout": ("forward", "broken/sound.py", "in forward"),
 }
 """Audit, file and function that the finding names as the source of a node."""
 
@@ -102,6 +106,8 @@ FIRST = {
     "leaking_pad_row": ("error", "leaking pad row"),
     "unwritten_row": ("error", "stale pool memory"),
     "stale_positions": ("warning", "dead input"),
+    "written_input": ("error", "written input"),
+    "active_dropout": ("note", "random draw"),
 }
 """Severity and kind of the first finding of all audits."""
 
