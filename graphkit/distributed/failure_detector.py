@@ -26,7 +26,7 @@ from graphkit.distributed.heartbeat import (
     SILENT_S,
     Heartbeat,
     LivenessCheck,
-    Progress,
+    RankProgress,
     StallDetector,
     missing_ranks,
     write_heartbeat,
@@ -337,8 +337,8 @@ class FailureDetector:
             return Failure((), f"{text}; it is not one of the ranks")
         return Failure((self._host,), f"rank {self._host} ended: {text}")
 
-    def _progress(self) -> Progress:
-        return Progress(self.waits, self._runs, num_collectives(self.process_group))
+    def _progress(self) -> RankProgress:
+        return RankProgress(self.waits, self._runs, num_collectives(self.process_group))
 
     def _behind(self, liveness: LivenessCheck) -> tuple[int, ...]:
         """Return the ranks that have made fewer calls than this one."""

@@ -24,7 +24,7 @@ _CLOSED = ""
 _running: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
 
 
-class Progress(NamedTuple):
+class RankProgress(NamedTuple):
     """Number of calls that a rank has made. A rank with a smaller one is behind.
 
     Attributes:
@@ -107,10 +107,10 @@ class LivenessCheck:
             time.sleep(INTERVAL_S / 10)
         return silent
 
-    def progress(self) -> dict[int, Progress]:
+    def progress(self) -> dict[int, RankProgress]:
         """Return the progress of each rank at its last heartbeat."""
         beats = {rank: self._store.read(_TOPIC, rank) or _CLOSED for rank in self._before}
-        return {rank: Progress(*map(int, beat.split()[1:])) for rank, beat in beats.items()}
+        return {rank: RankProgress(*map(int, beat.split()[1:])) for rank, beat in beats.items()}
 
 
 @dataclass
@@ -118,13 +118,13 @@ class _Stall:
     """A period without progress.
 
     Attributes:
-        state: Progress of this rank, and the topic of its call.
+        state: RankProgress of this rank, and the topic of its call.
         since: Time of the first heartbeat with this state.
         refused_at: Time of the first heartbeat after another rank refused the call.
         liveness: Check of the other ranks.
     """
 
-    state: tuple[Progress, str | None]
+    state: tuple[RankProgress, str | None]
     since: float
     refused_at: float | None = None
     liveness: LivenessCheck | None = None
@@ -143,14 +143,16 @@ class StallDetector:
 
     def __init__(self, others: Sequence[int], time_limit: float) -> None:
         self._others, self._time_limit = others, time_limit
-        self._stall = _Stall((Progress(), None), time.monotonic())
+        self._stall = _Stall((RankProgress(), None), time.monotonic())
 
-    def failure(self, store: RankStore, progress: Progress, topic: str | None) -> Failure | None:
+    def failure(
+        self, store: RankStore, progress: RankProgress, topic: str | None
+    ) -> Failure | None:
         """Return the failure, if there is one. Call this function at each heartbeat.
 
         Args:
             store: The store of the heartbeat's thread.
-            progress: Progress of this rank.
+            progress: RankProgress of this rank.
             topic: Topic of failures that end the call of this rank, if it is in one.
         """
         now = time.monotonic()
@@ -169,7 +171,7 @@ class StallDetector:
             return self._missing(stall.liveness, progress)
         return None
 
-    def _missing(self, liveness: LivenessCheck, own: Progress) -> Failure | None:
+    def _missing(self, liveness: LivenessCheck, own: RankProgress) -> Failure | None:
         """Return the failure of ranks that ended, or that are behind since the last wait."""
         silent = liveness.silent()
         late = [
@@ -189,7 +191,7 @@ def missing_ranks(silent: Sequence[int], late: Sequence[int], time_limit: float)
     return Failure(tuple(late), text, is_late=True)
 
 
-def write_heartbeat(store: RankStore, number: int, progress: Progress) -> None:
+def write_heartbeat(store: RankStore, number: int, progress: RankProgress) -> None:
     """Write a numbered heartbeat of this rank."""
     store.write(_TOPIC, " ".join(map(str, (number, *progress))))
 

@@ -175,7 +175,8 @@ def _tensors_of(inputs: Any) -> dict[str, torch.Tensor]:
 
     Of several that are the same memory, only the first.
     """
-    names = [each.name for each in (*fields_of(type(inputs)), *dataclasses.fields(inputs))]
+    declared = [each.name for each in fields_of(type(inputs))]
+    names = [*declared, *(each.name for each in dataclasses.fields(inputs))]
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for name in names:
         tensor = getattr(inputs, name)

@@ -6,11 +6,11 @@ import pytest
 import torch.distributed as dist
 
 from graphkit.distributed import heartbeat
-from graphkit.distributed.heartbeat import Heartbeat, Progress, StallDetector, write_heartbeat
+from graphkit.distributed.heartbeat import Heartbeat, RankProgress, StallDetector, write_heartbeat
 from graphkit.distributed.rank_store import Failure, RankStore
 
 LIMIT_S = 60.0
-OWN = Progress(waits=3, runs=2, collectives=5)
+OWN = RankProgress(waits=3, runs=2, collectives=5)
 
 
 class Ranks:
@@ -60,7 +60,7 @@ def test_ranks_that_have_made_the_same_calls_may_be_idle(ranks):
 
 
 def test_a_rank_that_decides_when_others_go_on_may_be_idle(ranks):
-    assert ranks.failure_of(OWN, Progress(waits=2, runs=9)) is None
+    assert ranks.failure_of(OWN, RankProgress(waits=2, runs=9)) is None
 
 
 def test_a_rank_without_heartbeats_has_ended(ranks):
