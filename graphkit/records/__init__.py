@@ -48,6 +48,7 @@ from graphkit.records.with_graphs import (
     require_graphs,
     title_of,
 )
+from graphkit.records.wrapper import WrapperDifference, WrapperRecord
 
 __all__ = [
     "SCHEMA",
@@ -88,6 +89,8 @@ __all__ = [
     "SizeListCost",
     "SizeRecord",
     "Timing",
+    "WrapperDifference",
+    "WrapperRecord",
     "backend_of",
     "count_of",
     "distinct_text",

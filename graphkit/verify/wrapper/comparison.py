@@ -1,0 +1,237 @@
+"""Comparison of the logits of a target's forwards with those of the model that they wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from graphkit.buffers import fields_of
+from graphkit.errors import GraphkitError, TargetError
+from graphkit.graphs import StateSnapshot
+from graphkit.graphs.capture_failure import describe_exception
+from graphkit.records import Mismatch, WrapperDifference, WrapperRecord
+from graphkit.runners import Runner
+from graphkit.spec import ForwardMode
+from graphkit.targets import CaptureTarget
+from graphkit.verify.comparison import restorable_state
+from graphkit.verify.differences import first_difference, largest_difference, largest_ulps
+from graphkit.verify.rounding import Rounding
+from graphkit.verify.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
+from graphkit.verify.wrapper.model_logits import ModelLogits
+from graphkit.verify.wrapper.module_rows import (
+    first_module_difference,
+    module_paths,
+    recorded_rows,
+)
+from graphkit.verify.wrapper.requests import TreeRequest, tree_requests, window_settings
+
+_LOGITS = "next_token_logits"
+WRAPPED_MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
+"""Modes whose logits are those of the model."""
+
+
+def compare_wrapper(
+    target: CaptureTarget,
+    model: Callable[[torch.Tensor], Any],
+    *,
+    prompt_length: int | None = None,
+    device: str = "auto",
+    tolerance: float = 1.0,
+) -> WrapperRecord:
+    """Compare the forwards of TARGET_VERIFY and DECODE with the model that they wrap.
+
+    The forwards run eagerly, as for batches without a graph: on the rows of a prompt, on a tree of
+    drafts behind it (a chain without ``custom_mask``), on the prompt of a second request, and on
+    the drafts of both requests side by side. Each row must have the logits that the model computes
+    on the prompt and the path to that row, up to rounding. The comparison ends with the first batch
+    that differs. Restores declared state and random numbers.
+
+    Args:
+        target: What to compare.
+        model: As for ``CaptureTarget``.
+        prompt_length: Tokens of the longer prompt; ``None`` exceeds the windows and chunks that the
+            config of the model names, as far as the context of the target allows.
+        device: ``auto``, ``cpu`` or ``cuda``; that of the model.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
+
+    Raises:
+        ConfigError: ``prompt_length`` does not fit the context, or the tolerance is invalid.
+        TargetError: The KV slots of the target are unknown, or the model returns no logits of every
+            token, or its logits of a prompt depend on later tokens.
+    """
+    modes = [mode for mode in WRAPPED_MODES if mode in target.forwards]
+    with ExitStack() as stack:
+        runners = [stack.enter_context(target.runner(mode, device=device)) for mode in modes]
+        skipped = _skipped(target, runners)
+        if skipped:
+            return WrapperRecord(skipped=skipped)
+        windows = window_settings(model, target.weights, *target.forwards.values())
+        requests = tree_requests(target, runners[0], windows, prompt_length)
+        logits = ModelLogits(model, runners[0].device, target.sizes.vocab_size)
+        rounding = Rounding(target.sizes.dtype, tolerance)
+        comparison = _Comparison(target, logits, rounding, windows)
+        comparison.measure_rounding(requests[0])
+        length = len(requests[0].prompt)
+        state = {name: each for r in runners for name, each in restorable_state(r).items()}
+        stack.enter_context(StateSnapshot(state, runners[0].device))
+        for runner, batch in _batches(runners, requests):
+            if not comparison.agrees(runner, batch):
+                break
+    return replace(
+        comparison.record,
+        prompt_length=length,
+        not_reached=tuple(f"{name} {size}" for name, size in windows.items() if size >= length),
+    )
+
+
+def _batches(
+    runners: Sequence[Runner[Any, Any]], requests: Sequence[TreeRequest]
+) -> Iterator[tuple[Runner[Any, Any], WrapperBatch]]:
+    """Yield all batches of the first runner, then a step of every other runner."""
+    first, *others = runners
+    for batch in WrapperBatches(first, requests).all():
+        yield first, batch
+    for runner in others:
+        yield runner, WrapperBatches(runner, requests).step(range(len(requests)))
+
+
+def _skipped(target: CaptureTarget, runners: Sequence[Runner[Any, Any]]) -> str:
+    """Return why the target cannot be compared, as a phrase; empty if it can."""
+    if not runners:
+        return "the target has no forward for TARGET_VERIFY or DECODE"
+    if target.group is not None:
+        return "the target runs on several ranks"
+    if target.spec.linear_attention:
+        return "the target has recurrent layers, whose states are committed by an engine"
+    for runner in runners:
+        present = {layout.name for layout in runner.buffers.layouts}
+        for field in fields_of(runner.buffers.inputs):
+            if field.name in present and field.name not in SERVED_FIELDS:
+                return f"there are no values for the field {field.name!r} of {runner.mode.name}"
+    return ""
+
+
+class _Comparison:
+    """Compares batches, and keeps the result.
+
+    Args:
+        target: The wrapper.
+        logits: Those of the model.
+        rounding: Measures differences.
+        windows: Windows of the model by name, for the advice.
+
+    Attributes:
+        record: The result so far.
+    """
+
+    def __init__(
+        self,
+        target: CaptureTarget,
+        logits: ModelLogits,
+        rounding: Rounding,
+        windows: Mapping[str, int],
+    ) -> None:
+        self._target, self._logits, self._rounding = target, logits, rounding
+        self._windows, self._ulps = windows, rounding.most
+        self.record = WrapperRecord()
+
+    def measure_rounding(self, request: TreeRequest) -> None:
+        """Take as rounding what the model's own logits of a prompt differ by in a longer text.
+
+        Raises:
+            TargetError: They differ by more than any rounding.
+        """
+        tokens = [*request.prompt, *request.tokens[request.paths()[0]]]
+        longer = {_LOGITS: self._logits.of(tokens)[: len(request.prompt)]}
+        prompt = {_LOGITS: self._logits.of(request.prompt)}
+        natural = largest_ulps(prompt, longer, self._rounding)
+        if natural > self._rounding.most:
+            raise TargetError(
+                f"target {self._target.name!r}: the logits of its model for a prompt change by "
+                f"{largest_difference(prompt, longer):.3g} when tokens follow the prompt, so that "
+                "no wrapper can equal them. Call eval() on the model, pass a causal model, or "
+                "compare in float32."
+            )
+        self._ulps = self._rounding.beside(natural)
+
+    def agrees(self, runner: Runner[Any, Any], batch: WrapperBatch) -> bool:
+        """Run a batch and compare its rows; note the first row that differs."""
+        got = {_LOGITS: self._run(runner, batch)}
+        expected = {_LOGITS: torch.empty_like(got[_LOGITS])}
+        for source in batch.sources:
+            logits = self._logits.of(source.tokens)[source.positions]
+            expected[_LOGITS][list(source.rows)] = logits.to(expected[_LOGITS].dtype)
+        largest = max(self.record.largest_difference, largest_difference(expected, got))
+        rows = self.record.rows + len(got[_LOGITS])
+        wrong = first_difference(expected, got, lambda row, _: row, self._rounding, self._ulps)
+        difference = None
+        if wrong is not None:
+            tokens = [int(each[_LOGITS][wrong.row].argmax()) for each in (expected, got)]
+            difference = self._difference(runner, batch, wrong, tokens)
+        self.record = WrapperRecord(rows=rows, largest_difference=largest, difference=difference)
+        return difference is None
+
+    def _run(self, runner: Runner[Any, Any], batch: WrapperBatch) -> torch.Tensor:
+        """Return the wrapper's logits for a batch, [T, V]."""
+        try:
+            output = runner.fall_back(batch.inputs, without=batch.without)
+        except GraphkitError:
+            raise
+        except Exception as error:
+            raise TargetError(
+                f"target {self._target.name!r}: its forward failed for {batch.name}, "
+                f"{batch.inputs.num_tokens} rows: {describe_exception(error)}. An engine runs "
+                f"prompts through the forward of {runner.mode.name}, too."
+            ) from error
+        logits: torch.Tensor = output.next_token_logits
+        return logits
+
+    def _difference(
+        self,
+        runner: Runner[Any, Any],
+        batch: WrapperBatch,
+        wrong: Mismatch,
+        tokens: Sequence[int],
+    ) -> WrapperDifference:
+        """Return the difference of a row, with the first module that differs."""
+        source = next(each for each in batch.sources if wrong.row in each.rows)
+        position = source.positions[list(source.rows).index(wrong.row)]
+        roots = [self._target.weights, *self._target.forwards.values()]
+        own, wrapper = module_paths(self._logits.model, roots)
+        with recorded_rows(wrapper, wrong.row, batch.inputs.num_tokens) as got:
+            self._run(runner, batch)
+        with recorded_rows(own, position, len(source.tokens)) as expected:
+            self._logits.run(source.tokens)
+        first = first_module_difference(expected, got, self._ulps, self._rounding.dtype)
+        no_module = "No module that both call differs." if expected.keys() & got.keys() else ""
+        assert wrong.ulps is not None, "logits are floating-point numbers"
+        return WrapperDifference(
+            mode=runner.mode.name,
+            batch=batch.name,
+            row=wrong.row,
+            request=source.request,
+            position=position,
+            difference=abs(wrong.got - wrong.expected),
+            ulps=wrong.ulps,
+            dtype=wrong.dtype,
+            expected_token=tokens[0],
+            token=tokens[1],
+            module="" if first is None else first.module,
+            source="" if first is None else first.source,
+            first=no_module if first is None else first.text,
+            advice=self._advice(batch, position),
+        )
+
+    def _advice(self, batch: WrapperBatch, position: int) -> str:
+        for name, size in self._windows.items():
+            if position == size:
+                return (
+                    f"All rows up to position {position - 1} agree, and {name} of the model is "
+                    f"{size}: check that the wrapper passes it to the attention of each layer that "
+                    "has it."
+                )
+        return batch.advice
