@@ -87,7 +87,7 @@ class WrapperBatches:
         chosen, width = [self._requests[index] for index in indices], self._width
         masks, depths = tree_masks(np.stack([request.parents[:width] for request in chosen]))
         lengths = np.array([len(request.prompt) for request in chosen])
-        sources = []
+        sources: list[RowSource] = []
         for which, (index, request) in enumerate(zip(indices, chosen, strict=True)):
             for path in request.paths() if width > 1 else [[0]]:
                 tokens = np.concatenate([request.prompt, request.tokens[path]])

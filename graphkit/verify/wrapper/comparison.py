@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from graphkit.buffers import fields_of
 from graphkit.errors import GraphkitError, TargetError
@@ -20,11 +21,18 @@ from graphkit.targets import CaptureTarget
 from graphkit.verify.comparison import restorable_state
 from graphkit.verify.differences import first_difference, largest_difference, largest_ulps
 from graphkit.verify.rounding import Rounding
-from graphkit.verify.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
+from graphkit.verify.wrapper.batches import (
+    SERVED_FIELDS,
+    RowSource,
+    WrapperBatch,
+    WrapperBatches,
+)
 from graphkit.verify.wrapper.model_logits import ModelLogits
 from graphkit.verify.wrapper.module_rows import (
+    ModuleDifference,
     first_module_difference,
     module_paths,
+    outer_modules,
     recorded_rows,
 )
 from graphkit.verify.wrapper.requests import TreeRequest, tree_requests, window_settings
@@ -200,14 +208,8 @@ class _Comparison:
         """Return the difference of a row, with the first module that differs."""
         source = next(each for each in batch.sources if wrong.row in each.rows)
         position = source.positions[list(source.rows).index(wrong.row)]
-        roots = [self._target.weights, *self._target.forwards.values()]
-        own, wrapper = module_paths(self._logits.model, roots)
-        with recorded_rows(wrapper, wrong.row, batch.inputs.num_tokens) as got:
-            self._run(runner, batch)
-        with recorded_rows(own, position, len(source.tokens)) as expected:
-            self._logits.run(source.tokens)
-        first = first_module_difference(expected, got, self._ulps, self._rounding.dtype)
-        no_module = "No module that both call differs." if expected.keys() & got.keys() else ""
+        first, both_call = self._first_module(runner, batch, wrong.row, source, position)
+        no_module = "No module that both call differs." if both_call else ""
         assert wrong.ulps is not None, "logits are floating-point numbers"
         return WrapperDifference(
             mode=runner.mode.name,
@@ -225,6 +227,35 @@ class _Comparison:
             first=no_module if first is None else first.text,
             advice=self._advice(batch, position),
         )
+
+    def _first_module(
+        self,
+        runner: Runner[Any, Any],
+        batch: WrapperBatch,
+        row: int,
+        source: RowSource,
+        position: int,
+    ) -> tuple[ModuleDifference | None, bool]:
+        """Run both again; return the first module that differs, and whether both call any."""
+
+        def run() -> object:
+            return self._run(runner, batch)
+
+        def run_model() -> object:
+            return self._logits.run(source.tokens)
+
+        model, target = self._logits.model, self._target
+        own = module_paths(
+            [model] if isinstance(model, nn.Module) else outer_modules(run_model), {}
+        )
+        declared = [target.weights, *target.forwards.values()]
+        wrapper = module_paths([*declared, *outer_modules(run)], own)
+        with recorded_rows(wrapper, row, batch.inputs.num_tokens) as got:
+            run()
+        with recorded_rows(own, position, len(source.tokens)) as expected:
+            run_model()
+        first = first_module_difference(expected, got, self._ulps, self._rounding.dtype)
+        return first, bool(expected.keys() & got.keys())
 
     def _advice(self, batch: WrapperBatch, position: int) -> str:
         for name, size in self._windows.items():

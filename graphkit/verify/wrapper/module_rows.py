@@ -7,13 +7,17 @@ compared by the path of the module, one row of each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._pytree import tree_leaves
 
 from graphkit.graphs import caller_line
@@ -121,24 +125,37 @@ def first_module_difference(
     return None
 
 
-def module_paths(
-    model: Callable[..., Any], roots: Sequence[object]
-) -> tuple[dict[nn.Module, str], dict[nn.Module, str]]:
-    """Return the path of each module of a model and of its wrapper.
+def outer_modules(run: Callable[[], object]) -> list[nn.Module]:
+    """Return the modules that a run calls outside of all other modules."""
+    found: list[nn.Module] = []
+    running: list[nn.Module] = []
+
+    def before(module: nn.Module, _args: Any) -> None:
+        if not running:
+            found.append(module)
+        running.append(module)
+
+    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+        running.pop()
+
+    with register_module_forward_pre_hook(before), register_module_forward_hook(after):
+        run()
+    return found
+
+
+def module_paths(roots: Iterable[object], known: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
+    """Return the path of each submodule below the first root that has it.
 
     Args:
-        model: The model. If it is no module, it may call modules of the wrapper.
-        roots: The wrapper, as far as it consists of modules.
+        roots: Modules, and objects that are none and are ignored.
+        known: Paths to use instead.
     """
-    own: dict[nn.Module, str] = {}
-    if isinstance(model, nn.Module):
-        own = {module: path or type(module).__name__ for path, module in model.named_modules()}
-    wrapper: dict[nn.Module, str] = {}
+    paths: dict[nn.Module, str] = {}
     for root in roots:
         if isinstance(root, nn.Module):
             for path, module in root.named_modules():
-                wrapper.setdefault(module, own.get(module, path or type(module).__name__))
-    return own or wrapper, wrapper
+                paths.setdefault(module, known.get(module, path or type(module).__name__))
+    return paths
 
 
 def _row(tensor: object, row: int, num_rows: int) -> torch.Tensor | None:

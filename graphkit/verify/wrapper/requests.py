@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.config import is_int
 from graphkit.errors import ConfigError, TargetError
 from graphkit.runners import Runner
 from graphkit.runners.sample_rows import Numbers
@@ -102,7 +103,7 @@ def tree_requests(
         )
     needed = max(_USUAL_PROMPT, _BEYOND_WINDOW + max(windows.values(), default=0))
     length = min(needed, room) if prompt_length is None else prompt_length
-    if not isinstance(length, int) or not 1 <= length <= room:
+    if not is_int(length) or not 1 <= length <= room:
         raise ConfigError(
             f"prompt_length must be from 1 to {room}, the context without {width} drafts, got "
             f"{prompt_length!r}.",

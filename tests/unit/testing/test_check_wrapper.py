@@ -248,22 +248,19 @@ def test_the_module_of_a_difference_in_its_own_output_is_named():
     assert found.first == "The first difference is the output of `layers.1.qkv`."
 
 
-def test_a_function_that_calls_the_same_modules_leads_to_them():
+def test_modules_are_found_without_a_declaration():
     target = make_target(NoWindow)
-    model = target.model
-    found = compared(target, lambda ids: model(ids)).difference  # has no config
-    assert (found.module, found.position) == ("layers.1", WINDOW)
-    with_wrapped = replace(target, weights=None)
-    found = compared(with_wrapped, lambda ids: model(ids)).difference
-    assert found.module == "model.layers.1"
-
-
-def test_nothing_is_named_where_the_modules_are_unknown():
-    target = make_target(NoWindow)
-    wrapper = target.forwards[VERIFY]
+    model, wrapper = target.model, target.forwards[VERIFY]
     bare = replace(target, weights=None, forwards={VERIFY: lambda inputs: wrapper(inputs)})
-    found = compared(bare, lambda ids: target.model(ids), prompt_length=40).difference
-    assert (found.module, found.first) == ("", "")
+    found = compared(bare, lambda ids: model(ids), prompt_length=40).difference  # has no config
+    assert (found.module, found.position) == ("layers.1", WINDOW)
+
+
+def test_a_difference_outside_of_all_modules_names_none():
+    target = make_target()
+    found = compared(target, lambda ids: target.model(ids) + 1).difference
+    assert (found.module, found.source) == ("", "")
+    assert found.first == "No module that both call differs."
 
 
 def test_only_decode_may_be_wrong():
