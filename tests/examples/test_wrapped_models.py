@@ -142,3 +142,14 @@ def test_learnt_positions_that_are_not_passed_are_found_without_a_declaration(ki
     assert found.batch == "the drafts of request 0"
     assert found.module.startswith(LEARNT[kind][2])
     assert found.source
+
+
+def test_a_capture_of_a_lossy_wrapper_fails(capsys):
+    from graphkit.cli import main
+
+    target = "tools.examples.broken.dropped_window:target"
+    assert main(["capture", target, "--device", "cpu", "--batch-sizes", "1"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "9 live batches replayed: each equals" in printed
+    assert "The wrapper differs from its model: TARGET_VERIFY: row 8 of the prompt of" in printed
+    assert "mistral/modeling_mistral.py:" in printed

@@ -13,8 +13,8 @@ from graphkit.runners.sample_rows import Numbers, tree_masks
 from graphkit.spec import ForwardMode
 from graphkit.verify.wrapper.requests import TreeRequest
 
-_CHUNK = 512
-"""Most rows of a prompt in one batch: logits of the whole prompt may need gigabytes."""
+CHUNK = 512
+"""Most rows of a prompt that are compared at once: logits of all rows may need gigabytes."""
 _OMITTED_IN_PROMPTS = ("custom_mask", "token_bitmask")
 SERVED_FIELDS = (
     "req_pool_indices", "seq_lens", "input_ids", "positions", "out_cache_loc", "mrope_positions",
@@ -120,8 +120,8 @@ class WrapperBatches:
     def _prompt(self, index: int) -> Iterator[WrapperBatch]:
         """Yield the chunks of a prompt, as an engine prefills it."""
         request = self._requests[index]
-        for start in range(0, len(request.prompt), _CHUNK):
-            positions = np.arange(start, min(start + _CHUNK, len(request.prompt)))
+        for start in range(0, len(request.prompt), CHUNK):
+            positions = np.arange(start, min(start + CHUNK, len(request.prompt)))
             fields = {
                 "req_pool_indices": np.array([request.row]),
                 "seq_lens": np.array([start], dtype=np.int32),

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.buffers import fields_of
 from graphkit.errors import GraphkitError, TargetError
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.capture_failure import describe_exception
@@ -22,6 +21,7 @@ from graphkit.verify.comparison import restorable_state
 from graphkit.verify.differences import first_difference, largest_difference, largest_ulps
 from graphkit.verify.rounding import Rounding
 from graphkit.verify.wrapper.batches import (
+    CHUNK,
     SERVED_FIELDS,
     RowSource,
     WrapperBatch,
@@ -72,11 +72,14 @@ def compare_wrapper(
             token, or its logits of a prompt depend on later tokens.
     """
     modes = [mode for mode in WRAPPED_MODES if mode in target.forwards]
+    skipped = _skip_reason(target, modes)
+    if skipped:
+        return WrapperRecord(skipped=skipped)
     with ExitStack() as stack:
         runners = [stack.enter_context(target.runner(mode, device=device)) for mode in modes]
-        skipped = _skipped(target, runners)
-        if skipped:
-            return WrapperRecord(skipped=skipped)
+        unserved = _unserved_field(runners)
+        if unserved:
+            return WrapperRecord(skipped=unserved)
         windows = window_settings(model, target.weights, *target.forwards.values())
         requests = tree_requests(target, runners[0], windows, prompt_length)
         logits = ModelLogits(model, runners[0].device, target.sizes.vocab_size)
@@ -107,19 +110,23 @@ def _batches(
         yield runner, WrapperBatches(runner, requests).step(range(len(requests)))
 
 
-def _skipped(target: CaptureTarget, runners: Sequence[Runner[Any, Any]]) -> str:
+def _skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:
     """Return why the target cannot be compared, as a phrase; empty if it can."""
-    if not runners:
+    if not modes:
         return "the target has no forward for TARGET_VERIFY or DECODE"
     if target.group is not None:
         return "the target runs on several ranks"
     if target.spec.linear_attention:
         return "the target has recurrent layers, whose states are committed by an engine"
+    return ""
+
+
+def _unserved_field(runners: Sequence[Runner[Any, Any]]) -> str:
+    """Return which field of the inputs has no values here, as a phrase; empty if none."""
     for runner in runners:
-        present = {layout.name for layout in runner.buffers.layouts}
-        for field in fields_of(runner.buffers.inputs):
-            if field.name in present and field.name not in SERVED_FIELDS:
-                return f"there are no values for the field {field.name!r} of {runner.mode.name}"
+        for layout in runner.buffers.layouts:
+            if layout.name not in SERVED_FIELDS:
+                return f"there are no values for the field {layout.name!r} of {runner.mode.name}"
     return ""
 
 
@@ -154,8 +161,9 @@ class _Comparison:
             TargetError: They differ by more than any rounding.
         """
         tokens = [*request.prompt, *request.tokens[request.paths()[0]]]
-        longer = {_LOGITS: self._logits.of(tokens)[: len(request.prompt)]}
-        prompt = {_LOGITS: self._logits.of(request.prompt)}
+        rows = slice(max(len(request.prompt) - CHUNK, 0), len(request.prompt))
+        longer = {_LOGITS: self._logits.of(tokens)[rows].clone()}
+        prompt = {_LOGITS: self._logits.of(request.prompt)[rows]}
         natural = largest_ulps(prompt, longer, self._rounding)
         if natural > self._rounding.most:
             raise TargetError(

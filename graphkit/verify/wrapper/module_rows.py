@@ -7,7 +7,7 @@ compared by the path of the module, one row of each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_leaves
 from graphkit.graphs import caller_line
 
 OUTPUT = "the output"
+_LEVELS = 2
+"""How deep a wrapper may hold its model, such as ``self.runner.model``."""
 Key = tuple[str, str, int]
 """Path of a module, what it received or returned, and how often that happened before."""
 
@@ -144,18 +146,32 @@ def outer_modules(run: Callable[[], object]) -> list[nn.Module]:
 
 
 def module_paths(roots: Iterable[object], known: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
-    """Return the path of each submodule below the first root that has it.
+    """Return the path of each module below some roots, so that paths agree with known ones.
+
+    A root may contain the model as a submodule: paths then begin there.
 
     Args:
         roots: Modules, and objects that are none and are ignored.
-        known: Paths to use instead.
+        known: Paths of the modules of the other run. They apply to the same modules here.
     """
     paths: dict[nn.Module, str] = {}
-    for root in roots:
-        if isinstance(root, nn.Module):
-            for path, module in root.named_modules():
-                paths.setdefault(module, known.get(module, path or type(module).__name__))
+    modules = [root for root in roots if isinstance(root, nn.Module)]
+    shared = set(known.values())
+    for root in [*(_counterpart(each, shared) for each in modules), *modules]:
+        for path, module in root.named_modules():
+            paths.setdefault(module, known.get(module, path or type(module).__name__))
     return paths
+
+
+def _counterpart(root: nn.Module, known: Collection[str]) -> nn.Module:
+    """Return the module below a root, or the root, with the most known paths below it."""
+
+    def shared(module: nn.Module) -> int:
+        return sum(path in known for path, _ in module.named_modules())
+
+    return max(
+        (each for path, each in root.named_modules() if path.count(".") < _LEVELS), key=shared
+    )
 
 
 def _row(tensor: object, row: int, num_rows: int) -> torch.Tensor | None:

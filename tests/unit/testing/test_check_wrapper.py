@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,17 +42,12 @@ class Embedding(nn.Module):
         return self.tokens(ids) + self.positions(positions)
 
 
-class Config:
-    sliding_window = WINDOW
-
-
 class Model(nn.Module):
     """A causal model whose last layer has a window."""
 
-    config = Config()
-
     def __init__(self):
         super().__init__()
+        self.config = SimpleNamespace(sliding_window=WINDOW)
         self.embed, self.head = Embedding(), nn.Linear(HIDDEN, VOCAB)
         self.layers = nn.ModuleList(map(Attention, range(LAYERS)))
 
@@ -237,13 +233,18 @@ def test_the_text_names_row_module_and_tokens():
     )
 
 
-def test_the_module_of_a_difference_in_its_own_output_is_named():
+@pytest.mark.parametrize(
+    "declared",
+    [lambda model: model, lambda _: None, lambda model: nn.ModuleDict({"target": model})],
+)
+def test_the_module_of_a_difference_in_its_own_output_is_named(declared):
+    """The model is another object; the wrapper holds it as ``model``, its weights elsewhere."""
     target = make_target()
     model = Model().requires_grad_(False)
     model.load_state_dict(target.model.state_dict())
     with torch.no_grad():
         model.layers[1].qkv.bias += 1
-    found = compared(target, model).difference
+    found = compared(replace(target, weights=declared(target.model)), model).difference
     assert (found.module, found.position) == ("layers.1.qkv", 0)
     assert found.first == "The first difference is the output of `layers.1.qkv`."
 
@@ -280,8 +281,16 @@ def test_a_short_context_does_not_reach_the_window_and_says_so():
     assert compared(target).not_reached == ()
 
 
+def test_a_prompt_exceeds_the_window_of_the_config(monkeypatch):
+    monkeypatch.setitem(globals(), "CONTEXT", 128)
+    monkeypatch.setitem(globals(), "WINDOW", 80)
+    record = compared(make_target(NoWindow))
+    assert record.prompt_length > 80
+    assert record.difference.position == 80
+
+
 def test_long_prompts_run_in_chunks(monkeypatch):
-    monkeypatch.setattr("graphkit.verify.wrapper.batches._CHUNK", 8)
+    monkeypatch.setattr("graphkit.verify.wrapper.batches.CHUNK", 8)
     assert compared(make_target()).rows == 60 + 20 + 3 * 4
     found = compared(make_target(NoWindow)).difference
     assert (found.row, found.position) == (WINDOW % 8, WINDOW)
