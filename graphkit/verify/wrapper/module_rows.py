@@ -169,9 +169,9 @@ def _counterpart(root: nn.Module, known: Collection[str]) -> nn.Module:
     def shared(module: nn.Module) -> int:
         return sum(path in known for path, _ in module.named_modules())
 
-    return max(
-        (each for path, each in root.named_modules() if path.count(".") < _LEVELS), key=shared
-    )
+    candidates = (each for path, each in root.named_modules() if path.count(".") < _LEVELS)
+    best: nn.Module = max(candidates, key=shared)
+    return best
 
 
 def _row(tensor: object, row: int, num_rows: int) -> torch.Tensor | None:
