@@ -23,6 +23,7 @@ from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.warmup import audit_warmup
+from graphkit.audit.wrapper import audit_wrapper
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment
@@ -46,7 +47,7 @@ AFTER_CAPTURE: dict[str, RunnerAudit] = {
     "launch": audit_launch,
 }
 """Audits of a captured runner, by name."""
-AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "loop", "misses")
+AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "loop", "misses", "wrapper")
 """Names of all audits."""
 
 
@@ -103,6 +104,8 @@ def audit_target(
             check.text = "not run: the target declares no engine, so that there is no loop"
     if "misses" in chosen:
         audit_misses(target, log, modes=modes, device=device)
+    if "wrapper" in chosen:
+        audit_wrapper(target, log, device=device)
     if "launch" in chosen:
         audit_streams(backend.device, log)
     progress(len(all_modes), len(all_modes), "audited")

@@ -52,7 +52,7 @@ Examples:
     parser.add_argument(
         "--only", type=_parse_names, metavar="baked,pads",
         help="audits to run, of warmup, baked, forward, pointers, pool-poison, finite, pads, "
-        "shadow, launch, loop, misses; default: all, none with --check",
+        "shadow, launch, loop, misses, wrapper; default: all, none with --check",
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=float, default=1.0, metavar="X",

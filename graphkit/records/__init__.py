@@ -50,6 +50,7 @@ from graphkit.records.with_graphs import (
     require_graphs,
     title_of,
 )
+from graphkit.records.wrapper import WrapperDifference, WrapperRecord
 
 __all__ = [
     "SCHEMA",
@@ -92,6 +93,8 @@ __all__ = [
     "SizeRecord",
     "Timeline",
     "Timing",
+    "WrapperDifference",
+    "WrapperRecord",
     "backend_of",
     "count_of",
     "distinct_text",

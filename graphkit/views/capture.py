@@ -13,6 +13,7 @@ from graphkit.records import (
     Mismatch,
     ModeRecord,
     SizeRecord,
+    WrapperRecord,
     count_of,
     distinct_text,
     figure_heading,
@@ -35,6 +36,8 @@ def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
         if mode.eager_reason:
             yield Text(f"stays eager: {mode.eager_reason}", style="yellow")
     yield from _verdict(record)
+    if record.wrapper is not None:
+        yield from _wrapper_verdict(record.wrapper)
 
 
 def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
@@ -102,6 +105,25 @@ def _step_verdict(mode: ModeRecord, compared: int) -> Text:
         )
     text += ". Launches were not compared: the step is not repeatable."
     return Text(text, style="yellow")
+
+
+def _wrapper_verdict(wrapper: WrapperRecord) -> Iterator[Text]:
+    if wrapper.skipped:
+        yield Text(f"Not compared with the model: {wrapper.skipped}.", style="yellow")
+        return
+    found = wrapper.difference
+    if found is not None:
+        yield Text("The wrapper differs from its model:", style="bold red")
+        for line in (f"{found.mode}: {found.text}", found.source, found.advice):
+            yield Text(f"  {line}", style="red")
+        return
+    yield Text(
+        f"{count_of(wrapper.rows, 'row')} compared with the model, after prompts of up to "
+        f"{count_of(wrapper.prompt_length, 'token')}: each has its logits within rounding.",
+        style="green",
+    )
+    for name in wrapper.not_reached:
+        yield Text(f"No prompt is longer than {name} of the model.", style="yellow")
 
 
 def _sentence(m: Mismatch) -> str:

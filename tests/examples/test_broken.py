@@ -19,6 +19,18 @@ BROKEN = ROOT / "tools" / "examples" / "broken"
 FOUND = [
     ("baked_temperature", "baked", "baked value", "follows `temperature` ("),
     ("counting_warmup", "warmup", "warm-up leak", "changed `Broken.steps` from 0 to"),
+    (
+        "dropped_positions",
+        "wrapper",
+        "wrapper differs from model",
+        "row 0 of the drafts of request 0 (position 60 of request 0)",
+    ),
+    (
+        "dropped_window",
+        "wrapper",
+        "wrapper differs from model",
+        "row 8 of the prompt of request 0 (position 8 of request 0)",
+    ),
     ("freed_weight", "pointers", "freed memory", "points to memory that was freed"),
     (
         "grown_workspace",
@@ -53,6 +65,8 @@ LINES = {
     "lazy_mask": ("pointers", "broken/lazy_mask.py", "in forward"),
     "written_input": ("forward", "broken/written_input.py", "in position_term"),
     "active_dropout": ("forward", "broken/sound.py", "in forward"),
+    "dropped_window": ("wrapper", "mistral/modeling_mistral.py", "in forward"),
+    "dropped_positions": ("wrapper", "llama/modeling_llama.py", "in forward"),
 }
 """Audit, file and function that the finding names as the source of a node."""
 
@@ -100,6 +114,8 @@ def test_a_broken_model_is_found(name, audit, kind, text, device):
 FIRST = {
     "baked_temperature": ("error", "baked value"),
     "counting_warmup": ("error", "warm-up leak"),
+    "dropped_positions": ("error", "wrapper differs from model"),
+    "dropped_window": ("error", "wrapper differs from model"),
     "freed_weight": ("error", "freed memory"),
     "grown_workspace": ("error", "replaced buffer"),
     "lazy_mask": ("error", "lazy cache"),
@@ -147,6 +163,15 @@ def test_a_finding_names_the_line(name, device):
     found = audited_for(name, device, audit)
     sources = {each.source for each in found if each.audit == audit}
     assert any(source.startswith(file) and source.endswith(function) for source in sources), sources
+
+
+MODULES = {"dropped_window": "model.layers.0.self_attn", "dropped_positions": "model"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_wrapper_that_drops_something_leads_to_the_module(name):
+    (found,) = audited(name, "cpu", "wrapper")
+    assert found.module == MODULES[name]
 
 
 @devices
