@@ -20,11 +20,11 @@ cases = importlib.import_module("rank_failure_cases")
 def endings():
     """How the ranks of each case ended: on 2 processes, or on 3 for every third case.
 
-    Three cases start at a time. All wait side by side, those of late ranks from the beginning.
+    Two cases start at a time. All wait side by side, those of late ranks from the beginning.
     """
     sizes = {case: 3 if number % 3 == 0 else 2 for number, case in enumerate(cases.CASES)}
     order = sorted(cases.CASES, key=lambda case: case.fault != "late")
-    starts = threading.Semaphore(3)
+    starts = threading.Semaphore(2)
     with ThreadPoolExecutor(len(order)) as pool:
         found = pool.map(lambda case: cases.run_case(case, sizes[case], busy=starts), order)
         return dict(zip(order, found, strict=True))

@@ -27,7 +27,7 @@ LIMIT_S, LATE_S = 5.0, 9.0
 _FAILING_RANK = 1
 _CONTEXT, _VOCAB = 64, 64
 SPEC = gk.SpecConfig("EAGLE", num_steps=1, topk=1, num_draft_tokens=2)
-SIZES = gk.BufferSizes(4, _CONTEXT, 1, _VOCAB, torch.float32)
+SIZES = gk.BufferSizes(2, _CONTEXT, 1, _VOCAB, torch.float32)
 Point = Callable[[], None]
 _PRELOADED = [
     "torch._dynamo", "torch.distributed", "rich.console", "graphkit.engine", "graphkit.runners",
@@ -534,23 +534,20 @@ def run_case(
         for process, (_, sender) in zip(processes, pipes, strict=True):
             process.start()
             sender.close()
-        _wait_until(lambda: bool(faulted.value) or not _are_alive(processes), deadline)
-    _wait_until(lambda: not _are_alive(processes), deadline)
+        while (
+            not faulted.value
+            and any(process.is_alive() for process in processes)
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.0))
     endings = [
         _ending(process, receiver, faulted.value)
         for process, (receiver, _) in zip(processes, pipes, strict=True)
     ]
     del store
     return endings
-
-
-def _are_alive(processes: Sequence[multiprocessing.process.BaseProcess]) -> bool:
-    return any(process.is_alive() for process in processes)
-
-
-def _wait_until(condition: Callable[[], bool], deadline: float) -> None:
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def _ending(
