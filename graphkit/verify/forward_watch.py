@@ -176,9 +176,8 @@ def _tensors_of(inputs: Any) -> dict[str, torch.Tensor]:
     Of several that are the same memory, only the first.
     """
     declared = [each.name for each in fields_of(type(inputs))]
-    names = [*declared, *(each.name for each in dataclasses.fields(inputs))]
     found: dict[int, tuple[str, torch.Tensor]] = {}
-    for name in names:
+    for name in (*declared, *(each.name for each in dataclasses.fields(inputs))):
         tensor = getattr(inputs, name)
         if isinstance(tensor, torch.Tensor) and tensor.numel():
             found.setdefault(tensor.data_ptr(), (name, tensor))
