@@ -31,6 +31,7 @@ from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count
+from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names
 from graphkit.runners.launch import Launch
 from graphkit.runners.mode_declaration import ModeDeclaration
@@ -85,8 +86,10 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         mutable_state: Tensors that a step changes. Capture restores them.
         check: Whether to check values, too: indices in range, no duplicate KV slots, finite
             numbers. Values on the host are checked before a replay. Values on the device are
-            checked inside the graph, and the next call raises ``InputError``. ``None`` reads the
-            environment variable ``GRAPHKIT_CHECK``.
+            checked inside the graph, and the next call raises ``InputError``. A replay raises
+            ``ReplayError`` if a host number has changed since capture and the graph keeps it, see
+            ``frozen_values``; not with ``group``. ``None`` reads the environment variable
+            ``GRAPHKIT_CHECK``.
         draft_token_map: Target token of each id of a reduced draft vocabulary (d2t in other
             engines, there as differences), int64 [V] on the device with V =
             ``sizes.draft_vocab_size``. The logits of a draft model's forward then have V columns;
@@ -187,6 +190,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if group is not None:
             self.join(group)
         self._replayer: Replayer[OutputT] | None = None
+        self._forward = forward
+        self._frozen: FrozenValues | None = None
         self._captured_at = ""
 
     # Life.
@@ -246,6 +251,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             graphs, sizes = capture.capture(progress or (lambda _size: None))
             self._replayer = self.replayer_of(graphs)
             self._replayer.consensus = self._consensus
+            self._frozen = FrozenValues(self, self._forward)
+            if self.buffers.value_checks is not None and self.group is None:
+                self._replayer.frozen = self._frozen  # with a group, a comparison is collective
             self.status = "captured"
         return CaptureRecord(
             target=self.step.name,
@@ -591,6 +599,24 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if self.draft_token_map is not None:
             names["weight"]["draft_token_map"] = self.draft_token_map
         return names
+
+    def frozen_values(self, batch_size: int) -> list[FrozenValue]:
+        """Return the host numbers that have changed since capture and that a graph keeps.
+
+        Compares the attributes, closure variables, globals and list lengths that the forward can
+        read. If one has changed, captures the size again with both values, next to the graphs;
+        outputs of the pool become invalid. With ``group`` all ranks call it.
+
+        Args:
+            batch_size: A captured size.
+
+        Raises:
+            CaptureError: The size cannot be captured again.
+            ReplayError: The runner is not ``captured``.
+        """
+        self._require_captured("frozen_values")
+        assert self._frozen is not None, "a captured runner has recorded its host numbers"
+        return self._frozen.find(batch_size)
 
     @property
     def stats(self) -> ReplayStats:

@@ -1,0 +1,140 @@
+"""Host numbers that have changed since a runner's capture, and that its graphs keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from weakref import proxy
+
+from graphkit.errors import CaptureError, ReplayError
+from graphkit.graphs import UNSET_MARKER, Attribution, gc_paused, inspect_graph
+from graphkit.graphs.walk.canonical_nodes import CanonicalNode, canonical_nodes
+from graphkit.graphs.walk.capture_differences import (
+    CaptureDifference,
+    capture_differences,
+    differing_bytes,
+)
+from graphkit.records import Node
+from graphkit.runners.host_numbers import HostNumber, HostNumbers
+
+_ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenValue:
+    """A number that has changed since capture, and that a graph keeps.
+
+    Attributes:
+        name: Where it is, such as ``Model.temperature``.
+        before, after: Its value at capture and now, as text.
+        difference: The first difference between captures with the two values.
+        node: The node that differs; ``None`` if only one capture has it.
+    """
+
+    name: str
+    before: str
+    after: str
+    difference: CaptureDifference
+    node: Node | None
+
+    @property
+    def text(self) -> str:
+        """The finding as a sentence."""
+        place = self.difference.what
+        if self.node is not None and self.difference.argument is not None:
+            argument = f"argument {self.difference.argument}"
+            place = f"{argument} of `{self.node.short_name}` (node {self.node.index})"
+        elif self.node is not None:
+            place = f"{place} of node {self.node.index} (`{self.node.short_name}`)"
+        return (
+            f"`{self.name}` has changed since capture ({self.before}, then {self.after}), and the "
+            f"graph keeps its value in {place}."
+        )
+
+
+class FrozenValues:
+    """Finds the numbers that have changed since capture and that graphs keep.
+
+    A change alone is no error: the step is captured again with both values, and only a graph that
+    differs keeps one. A number that a graph does not keep is not compared again for its size.
+
+    Args:
+        runner: Captures. Its forward has just been captured.
+        forward: The forward, as given by the user.
+    """
+
+    def __init__(self, runner: Any, forward: Any) -> None:
+        self.numbers = HostNumbers(forward)
+        self._runner = proxy(runner)  # a circle would keep its graphs until the next collection
+        self._harmless: set[tuple[int, HostNumber]] = set()
+        self._found: dict[tuple[int, HostNumber, str], FrozenValue] = {}
+
+    def check(self, size: int) -> None:
+        """Refuse a replay of a graph that keeps a number which has changed.
+
+        Raises:
+            ReplayError: Names the number, the node and its line.
+        """
+        for each in self.find(size):
+            node = each.node
+            origin = ", ".join(filter(None, (node.module, node.source))) if node else ""
+            made_by = f" The node is made by {origin}." if origin else ""
+            raise ReplayError(f"size {size}: {each.text}{made_by} {_ADVICE}")
+
+    def find(self, size: int) -> list[FrozenValue]:
+        """Return the numbers that have changed and that the graph of a size keeps.
+
+        Captures the size again if a number has changed. No replay may be in flight that the caller
+        has not waited for on another thread; the outputs of the runner's pool become invalid.
+        """
+        changed = [n for n in self.numbers.changed() if (size, n) not in self._harmless]
+        new = [n for n in changed if (size, n, n.now_text) not in self._found]
+        if new:
+            self._compare(size, changed, new)
+        found = (self._found.get((size, number, number.now_text)) for number in changed)
+        return [each for each in found if each is not None]
+
+    def _compare(self, size: int, changed: Sequence[HostNumber], new: Sequence[HostNumber]) -> None:
+        """Capture with the values of the capture, and with each new one."""
+        before = {number: number.before for number in changed}
+        now = {number: (number.now, number.now_text) for number in new}
+        is_cuda = self._runner.device.type == "cuda"
+        self._runner.backend.wait_for_device()
+        with ExitStack() as kept:
+            if is_cuda:
+                kept.enter_context(gc_paused())
+                with self.numbers.varied(before):  # kept, so that all others get the same memory
+                    kept.enter_context(self._runner.captured_aside(batch_sizes=[size]))
+            first, nodes = self._capture(size, before)
+            again = [self._capture(size, before, UNSET_MARKER)[0]] if is_cuda else []
+            unset = differing_bytes(first, *again)
+            for number in new:
+                try:
+                    other, _ = self._capture(size, before | {number: now[number][0]})
+                except CaptureError:  # the forward does not run with this value, nor without graph
+                    other = first
+                difference = next(capture_differences(first, other, unset), None)
+                if difference is None:
+                    self._harmless.add((size, number))
+                    continue
+                node = nodes[difference.node] if difference.node < len(nodes) else None
+                before_text, after = repr(number.before), now[number][1]
+                self._found[size, number, after] = FrozenValue(
+                    number.name, before_text, after, difference, node
+                )
+
+    def _capture(
+        self, size: int, values: Mapping[HostNumber, Any], stack_fill: int = 0
+    ) -> tuple[Sequence[CanonicalNode], Sequence[Node]]:
+        """Capture a size with some values, and return its nodes."""
+        names = self._runner.memory_names()
+        attribution = Attribution(stack_fill=stack_fill)
+        with (
+            self.numbers.varied(values),
+            self._runner.captured_aside(batch_sizes=[size], attribution=attribution) as graphs,
+        ):
+            return canonical_nodes(graphs[size], names), inspect_graph(
+                graphs[size], names=names
+            ).nodes
