@@ -24,34 +24,23 @@ _ADVICE = "Read it from a tensor that every replay refreshes, or capture again."
 
 @dataclass(frozen=True, slots=True)
 class FrozenValue:
-    """A number that has changed since capture, and that a graph keeps.
+    """A host number that has changed since capture, and that a graph keeps.
 
     Attributes:
         name: Where it is, such as ``Model.temperature``.
         before, after: Its value at capture and now, as text.
-        difference: The first difference between captures with the two values.
-        node: The node that differs; ``None`` if only one capture has it.
+        text: What happened, as a sentence.
+        node: The first node that depends on it; ``None`` if only a new capture has it.
+        argument: Index of the argument that is the number or derived from it; ``None`` if the
+            number decides which nodes the graph has.
     """
 
     name: str
     before: str
     after: str
-    difference: CaptureDifference
+    text: str
     node: Node | None
-
-    @property
-    def text(self) -> str:
-        """The finding as a sentence."""
-        place = self.difference.what
-        if self.node is not None and self.difference.argument is not None:
-            argument = f"argument {self.difference.argument}"
-            place = f"{argument} of `{self.node.short_name}` (node {self.node.index})"
-        elif self.node is not None:
-            place = f"{place} of node {self.node.index} (`{self.node.short_name}`)"
-        return (
-            f"`{self.name}` has changed since capture ({self.before}, then {self.after}), and the "
-            f"graph keeps its value in {place}."
-        )
+    argument: int | None
 
 
 class FrozenValues:
@@ -119,11 +108,8 @@ class FrozenValues:
                 if difference is None:
                     self._harmless.add((size, number))
                     continue
-                node = nodes[difference.node] if difference.node < len(nodes) else None
-                before_text, after = repr(number.before), now[number][1]
-                self._found[size, number, after] = FrozenValue(
-                    number.name, before_text, after, difference, node
-                )
+                after = now[number][1]
+                self._found[size, number, after] = _frozen(number, after, difference, nodes)
 
     def _capture(
         self, size: int, values: Mapping[HostNumber, Any], stack_fill: int = 0
@@ -138,3 +124,19 @@ class FrozenValues:
             return canonical_nodes(graphs[size], names), inspect_graph(
                 graphs[size], names=names
             ).nodes
+
+
+def _frozen(
+    number: HostNumber, after: str, difference: CaptureDifference, nodes: Sequence[Node]
+) -> FrozenValue:
+    node = nodes[difference.node] if difference.node < len(nodes) else None
+    place = f"the {difference.what}"
+    if node is not None and difference.argument is not None:
+        place = f"argument {difference.argument} of `{node.short_name}` (node {node.index})"
+    elif node is not None:
+        place = f"{place} of node {node.index} (`{node.short_name}`)"
+    text = (
+        f"`{number.name}` has changed since capture ({number.before!r}, then {after}), and the "
+        f"graph keeps its value in {place}."
+    )
+    return FrozenValue(number.name, repr(number.before), after, text, node, difference.argument)

@@ -18,10 +18,30 @@ ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "tools" / "examples" / "broken"
 FOUND = [
     ("baked_temperature", "baked", "baked value", "follows `temperature` ("),
-    ("frozen_temperature", "baked", "baked value", "`Broken.python_temperature` = 1.0 is frozen in "),
-    ("frozen_length", "baked", "baked value", "`len(Broken.adapters)` = 3 is frozen in argument 1 "),
-    ("frozen_global", "baked", "baked value", "`frozen_global.penalty` = 1.2 is frozen in argument "),
-    ("frozen_branch", "baked", "baked value", "`Broken.is_smooth` = True is frozen in the kernel of"),
+    (
+        "frozen_temperature",
+        "baked",
+        "baked value",
+        "`Broken.python_temperature` = 1.0 is frozen in ",
+    ),
+    (
+        "frozen_length",
+        "baked",
+        "baked value",
+        "`len(Broken.adapters)` = 3 is frozen in argument 1 ",
+    ),
+    (
+        "frozen_global",
+        "baked",
+        "baked value",
+        "`frozen_global.penalty` = 1.2 is frozen in argument ",
+    ),
+    (
+        "frozen_branch",
+        "baked",
+        "baked value",
+        "`Broken.is_smooth` = True is frozen in the kernel of",
+    ),
     ("changed_temperature", "shadow", "baked value", "has changed since capture (1.0, then 0.5), "),
     ("counting_warmup", "warmup", "warm-up leak", "changed `Broken.steps` from 0 to"),
     ("freed_weight", "pointers", "freed memory", "points to memory that was freed"),

@@ -20,7 +20,7 @@ from graphkit.audit.baked.architecture import Architecture
 from graphkit.audit.baked.confirmed_differences import DifferencesBySize
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.errors import CaptureError
-from graphkit.graphs import tensors_of
+from graphkit.graphs import UNSET_MARKER, tensors_of
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.runners import Runner
 from graphkit.runners.host_numbers import HostNumber, HostNumbers
@@ -89,6 +89,7 @@ class UndeclaredNumbers:
 
     def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
         self._host = HostNumbers(target.forwards[runner.mode])
+        self._is_cuda = runner.device.type == "cuda"
         declared = set(_declared(target, runner))
         architecture = Architecture(self._host.numbers, tensors_of(target.weights).values())
         groups: dict[str, list[HostNumber]] = {}
@@ -122,7 +123,11 @@ class UndeclaredNumbers:
             if found is None and len(group) == 1:
                 result.fixed += group
             elif found is not None and len(group) == 1 and any(found.values()):
-                result.followed.append((group[0], found))
+                if (
+                    self._is_cuda
+                ):  # once more with other contents of the bytes that torch leaves unset
+                    found = self._confirmed(group, found, recaptures, baseline)
+                result.followed += [(group[0], found)] if any(found.values()) else []
             elif found is None or any(found.values()):
                 rest = group if found is None else _without_explained(group, found, result)
                 half = len(rest) // 2
@@ -130,16 +135,31 @@ class UndeclaredNumbers:
         return result
 
     def _differences(
-        self, group: Sequence[Candidate], recaptures: Recaptures, baseline: Baseline
+        self,
+        group: Sequence[Candidate],
+        recaptures: Recaptures,
+        baseline: Baseline,
+        stack_fill: int = 0,
     ) -> DifferencesBySize | None:
         """Return what changes with some candidates; ``None`` if the capture fails."""
         values = {number: value for each in group for number, value in each.values.items()}
         with self._host.varied(values):
             try:
-                nodes = recaptures.canonical_nodes(recaptures.batch_of(seed=1))
+                nodes = recaptures.canonical_nodes(recaptures.batch_of(seed=1), stack_fill)
             except CaptureError:
                 return None
         return baseline.differences(baseline.nodes, nodes)
+
+    def _confirmed(
+        self,
+        group: Sequence[Candidate],
+        found: DifferencesBySize,
+        recaptures: Recaptures,
+        baseline: Baseline,
+    ) -> DifferencesBySize:
+        """Return the differences that show again with another fill of the stack."""
+        again = self._differences(group, recaptures, baseline, UNSET_MARKER) or {}
+        return {size: [d for d in each if d in again.get(size, ())] for size, each in found.items()}
 
 
 def _without_explained(

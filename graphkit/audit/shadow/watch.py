@@ -169,8 +169,7 @@ class ShadowWatch:
         found = self._runner.frozen_values(replay.size)
         for each in found:
             values = {"before": each.before, "after": each.after, "names": (each.name,)}
-            argument = each.difference.argument
-            facts = {**values, "argument": argument, "node": each.node}
+            facts = {**values, "argument": each.argument, "node": each.node}
             self._report("baked value", replay, each.name, each.text, _FROZEN, **facts)
         return bool(found)
 
