@@ -111,8 +111,8 @@ class HostNumbers:
         lists = [each.container.get(each.key) for each in values if each.is_length]
         items = [list(each) for each in lists]
         try:
-            for number, value in values.items():
-                number.set(value)
+            for number in sorted(values, key=lambda each: each.is_length):  # items before lengths
+                number.set(values[number])
             yield
         finally:
             objects.restore()

@@ -26,7 +26,7 @@ from graphkit.runners import Runner
 from graphkit.runners.host_numbers import HostNumber, HostNumbers
 from graphkit.targets import CaptureTarget
 
-MAX_CAPTURES = 12
+MAX_CAPTURES = 10
 """Captures of a search. A check of ``baked`` without declared values takes six."""
 _INDEX = re.compile(r"(?<=[.\[])\d+(?=[.\])]|$)")
 

@@ -207,6 +207,16 @@ def test_numbers_that_no_code_of_the_forward_names_do_not_count():
     assert "Scaled.settings.scale" not in names
 
 
+def test_items_and_the_length_of_one_list_may_change_at_once():
+    model = Scaled(lambda m: m.settings.scales[1] / len(m.settings.scales))
+    host = HostNumbers(model)
+    values = {each: 1 if each.is_length else 0.5 for each in host.numbers if "scales" in each.name}
+    assert len(values) == 3
+    with host.varied(dict(sorted(values.items(), key=lambda each: not each[0].is_length))):
+        assert model.settings.scales == [0.5]
+    assert model.settings.scales == [4.0, 5.0]
+
+
 def test_a_runner_is_freed_without_a_collection(capture, make_runner):
     runner = make_runner(Scaled(lambda m: m.temperature), check=True)
     runner.capture()
