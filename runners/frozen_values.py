@@ -58,7 +58,7 @@ class FrozenValues:
         self.numbers = HostNumbers(forward)
         self._runner = proxy(runner)  # a circle would keep its graphs until the next collection
         self._harmless: set[tuple[int, HostNumber]] = set()
-        self._found: dict[tuple[int, HostNumber, str], FrozenValue] = {}
+        self._found: dict[tuple[int, HostNumber, str], FrozenValue | None] = {}
 
     def check(self, size: int) -> None:
         """Refuse a replay of a graph that keeps a number which has changed.
@@ -66,17 +66,18 @@ class FrozenValues:
         Raises:
             ReplayError: Names the number, the node and its line.
         """
-        for each in self.find(size):
-            node = each.node
+        found = self.find(size)
+        if found:
+            node = found[0].node
             origin = ", ".join(filter(None, (node.module, node.source))) if node else ""
             made_by = f" The node is made by {origin}." if origin else ""
-            raise ReplayError(f"size {size}: {each.text}{made_by} {_ADVICE}")
+            raise ReplayError(f"size {size}: {found[0].text}{made_by} {_ADVICE}")
 
     def find(self, size: int) -> list[FrozenValue]:
         """Return the numbers that have changed and that the graph of a size keeps.
 
-        Captures the size again if a number has changed. No replay may be in flight that the caller
-        has not waited for on another thread; the outputs of the runner's pool become invalid.
+        If a number has changed, waits for the device and captures the size again; outputs in the
+        runner's pool become invalid.
         """
         changed = [n for n in self.numbers.changed() if (size, n) not in self._harmless]
         new = [n for n in changed if (size, n, n.now_text) not in self._found]
@@ -100,16 +101,17 @@ class FrozenValues:
             again = [self._capture(size, before, UNSET_MARKER)[0]] if is_cuda else []
             unset = differing_bytes(first, *again)
             for number in new:
+                value, after = now[number]
                 try:
-                    other, _ = self._capture(size, before | {number: now[number][0]})
+                    other, _ = self._capture(size, before | {number: value})
                 except CaptureError:  # the forward does not run with this value, nor without graph
-                    other = first
+                    self._found[size, number, after] = None
+                    continue
                 difference = next(capture_differences(first, other, unset), None)
                 if difference is None:
                     self._harmless.add((size, number))
-                    continue
-                after = now[number][1]
-                self._found[size, number, after] = _frozen(number, after, difference, nodes)
+                else:
+                    self._found[size, number, after] = _frozen(number, after, difference, nodes)
 
     def _capture(
         self, size: int, values: Mapping[HostNumber, Any], stack_fill: int = 0

@@ -78,7 +78,7 @@ def _search_undeclared(
     check.text = (
         f"changed {count_of(len(numbers.candidates), 'undeclared number')} in "
         f"{count_of(search.captures, 'capture')}: graphs follow {len(search.followed)}; "
-        f"{count_of(kept, 'constant')} of the architecture"
+        f"{kept} of {count_of(len(constants), 'constant')} of the architecture among arguments"
     )
     if search.left:
         names = ", ".join(each.first.name for each in search.left)

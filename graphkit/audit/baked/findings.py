@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphkit.audit.audit_log import Check
 from graphkit.audit.baked.confirmed_differences import DifferencesBySize
 from graphkit.audit.baked.host_changes import HostChange
-from graphkit.audit.baked.undeclared import Candidate
+from graphkit.audit.baked.undeclared import Candidate, comparable
 from graphkit.audit.finding_text import argument_text
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.records import Node, count_of
@@ -41,7 +41,7 @@ def report_change(
 ) -> None:
     """Report one finding per captured value, which many nodes may share, such as all layers."""
     groups: dict[Any, list[CaptureDifference]] = {}
-    for each in _comparable(differences):
+    for each in comparable(differences):
         facts = each.what, each.argument, each.offset, each.before, each.after
         groups.setdefault((_name(each, nodes), *facts), []).append(each)
     for first, *others in groups.values():
@@ -68,7 +68,7 @@ def report_followed(
     """Report an undeclared number that graphs follow, once per size."""
     number = candidate.first
     for size, differences in ((size, each) for size, each in found.items() if each):
-        first, *others = _comparable(differences)
+        first, *others = comparable(differences)
         nodes = records[size]
         check.report(
             "baked value",
@@ -100,7 +100,7 @@ def report_constants(
         for nodes in records.values()
         for node in nodes
         for argument in node.arguments
-        if argument.kind in ("value", "number", "struct") and not argument.pointers
+        if argument.kind in ("value", "number", "struct") and "#" not in argument.text
         for text in _NUMBER.findall(argument.text)
     }
     kept = [each for each in constants if _is_among(each.before, arguments)]
@@ -135,18 +135,6 @@ def _frozen_in(number: HostNumber, difference: CaptureDifference, nodes: Sequenc
 def _more(others: Sequence[CaptureDifference]) -> str:
     nodes = len({each.node for each in others})
     return f", and in {count_of(nodes, 'more node')}" if nodes else ""
-
-
-def _comparable(differences: Sequence[CaptureDifference]) -> Iterator[CaptureDifference]:
-    """Yield differences up to the first different kernel if the numbers of nodes differ.
-
-    After a node that only one capture has, the comparison pairs unrelated nodes.
-    """
-    is_longer = any(each.what == "number of nodes" for each in differences)
-    for each in differences:
-        yield each
-        if is_longer and each.what == "kernel":
-            return
 
 
 def _sentence(difference: CaptureDifference, change: HostChange, nodes: Sequence[Node]) -> str:

@@ -27,7 +27,7 @@ from graphkit.runners.host_numbers import HostNumber, HostNumbers
 from graphkit.targets import CaptureTarget
 
 MAX_CAPTURES = 10
-"""Captures of a search. A check of ``baked`` without declared values takes six."""
+"""Captures of a search. The audit takes six others if the target declares no host values."""
 _INDEX = re.compile(r"(?<=[.\[])\d+(?=[.\])]|$)")
 
 
@@ -47,8 +47,11 @@ class Candidate:
         return next(iter(self.values))
 
     def explains(self, difference: CaptureDifference) -> bool:
-        """Return whether an argument was one of the numbers, and followed its change."""
-        if difference.what != "argument":
+        """Return whether an argument was one of the numbers, and followed its change.
+
+        Only floats explain differences: ints and bools of several candidates change alike.
+        """
+        if difference.what != "argument" or not isinstance(self.first.before, float):
             return False
         return any(
             _is_text_of(difference.before, number.before) and _is_text_of(difference.after, value)
@@ -61,14 +64,12 @@ class Search:
     """Result of a search.
 
     Attributes:
-        candidates: What was searched.
         followed: Candidates that graphs follow, with the differences at each size.
         fixed: Candidates whose change makes the capture fail.
         left: Candidates that were not searched when the captures were used up.
         captures: Number of captures of all sizes.
     """
 
-    candidates: Sequence[Candidate] = ()
     followed: list[tuple[Candidate, DifferencesBySize]] = field(default_factory=list)
     fixed: list[Candidate] = field(default_factory=list)
     left: list[Candidate] = field(default_factory=list)
@@ -111,7 +112,7 @@ class UndeclaredNumbers:
 
     def search(self, recaptures: Recaptures, baseline: Baseline) -> Search:
         """Change the candidates, capture again, and return those that graphs follow."""
-        result = Search(self.candidates)
+        result = Search()
         pending = [self.candidates] if self.candidates else []
         while pending:
             group = pending.pop(0)
@@ -123,9 +124,7 @@ class UndeclaredNumbers:
             if found is None and len(group) == 1:
                 result.fixed += group
             elif found is not None and len(group) == 1 and any(found.values()):
-                if (
-                    self._is_cuda
-                ):  # once more with other contents of the bytes that torch leaves unset
+                if self._is_cuda:  # other contents of the bytes that torch leaves unset
                     found = self._confirmed(group, found, recaptures, baseline)
                 result.followed += [(group[0], found)] if any(found.values()) else []
             elif found is None or any(found.values()):
@@ -172,7 +171,7 @@ def _without_explained(
     explained: dict[int, dict[int, list[CaptureDifference]]] = {}
     is_complete = True
     for size, differences in found.items():
-        for each in differences:
+        for each in comparable(differences):
             by = [index for index, candidate in enumerate(group) if candidate.explains(each)]
             if len(by) == 1:
                 explained.setdefault(by[0], {}).setdefault(size, []).append(each)
@@ -181,6 +180,18 @@ def _without_explained(
     result.followed += [(group[index], sizes) for index, sizes in explained.items()]
     rest = [each for index, each in enumerate(group) if index not in explained]
     return [] if is_complete else rest
+
+
+def comparable(differences: Sequence[CaptureDifference]) -> Iterator[CaptureDifference]:
+    """Yield differences up to the first different kernel if the numbers of nodes differ.
+
+    After a node that only one capture has, the comparison pairs unrelated nodes.
+    """
+    is_longer = any(each.what == "number of nodes" for each in differences)
+    for each in differences:
+        yield each
+        if is_longer and each.what == "kernel":
+            return
 
 
 def changed_value(value: float, index: int) -> float:

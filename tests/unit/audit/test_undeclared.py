@@ -171,6 +171,18 @@ def test_several_values_at_once():
     }  # fmt: skip
 
 
+def test_a_derived_int_is_not_taken_for_another_one():
+    """Both change from 2 to 1: the length less one, and an offset that no graph keeps."""
+
+    def mix(model, logits):
+        model.bias = model.offset
+        return logits * (len(model.adapters) - 1)
+
+    model = Model(mix, layer=PlainLayer)
+    model.adapters, model.offset = ["one", "two", "three"], 2
+    assert {each.names[0] for each in baked(audited(model))} == {"len(Model.adapters)"}
+
+
 def test_a_value_that_no_graph_keeps_is_no_finding():
     def mix(model, logits):
         model.bias = model.temperature + len(model.adapters)

@@ -132,6 +132,15 @@ def test_a_number_with_its_value_of_capture_is_accepted_again(capture, batch):
     assert torch.equal(runner.replay(batch).next_token_logits, before)
 
 
+def test_a_value_with_which_the_forward_fails_is_compared_again_when_it_changes(capture, batch):
+    runner, model = capture(lambda m: m.temperature, check=True)
+    model.temperature = None
+    runner.replay(batch)
+    model.temperature = 0.5
+    with pytest.raises(gk.ReplayError, match=r"\(1.0, then 0.5\)"):
+        runner.replay(batch)
+
+
 def test_without_the_checking_mode_a_replay_accepts_everything(capture, batch, monkeypatch):
     monkeypatch.delenv("GRAPHKIT_CHECK", raising=False)
     runner, model = capture(lambda m: m.temperature)
