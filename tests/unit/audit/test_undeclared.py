@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 import graphkit as gk
-from graphkit.audit import AuditLog
+from graphkit.audit import AuditLog, audit_target
 from graphkit.audit.baked import audit_baked, undeclared
 from graphkit.audit.baked.undeclared import changed_value
+from graphkit.reference import reference_target
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 HIDDEN, VOCAB = 48, 32
 PENALTY = SimpleNamespace(value=1.25)
+LIMIT = 7.5
 scale_of_rows = 3.0
 
 
@@ -201,6 +203,29 @@ def test_constants_of_the_architecture_are_one_note():
     assert (finding.kind, finding.severity) == ("architecture constants", "note")
     assert "Model.layers.0.eps = 1e-06" in finding.names
     assert not [each for each in finding.names if ".layers.1." in each]
+
+
+@pytest.mark.parametrize("value", [LIMIT, 30.0, 0.8], ids=["upper case", "config", "knob"])
+def test_upper_case_globals_and_fields_of_configurations_are_constants(value):
+    def mix(model, logits):
+        return logits * {LIMIT: LIMIT, 30.0: model.config.cap, 0.8: model.knob}[value]
+
+    model = Model(mix, layer=PlainLayer)
+    model.config, model.knob = SimpleNamespace(cap=30.0), 0.8
+    log = audited(model)
+    names = {name for each in log.findings for name in each.names}
+    expected = {LIMIT: "test_undeclared.LIMIT = 7.5", 30.0: "Model.config.cap = 30.0"}
+    assert expected.get(value, "Model.knob") in {name.replace("Model.mix.", "") for name in names}
+    assert bool(baked(log)) == (value == 0.8)
+
+
+def test_the_reference_model_has_no_finding():
+    report = audit_target(
+        reference_target("cpu", max_batch_size=2), only=["baked"], batch_sizes=[2], device="cpu"
+    )
+    assert report.findings == ()
+    searched = [each.text for each in report.checks if "undeclared" in each.text]
+    assert len(searched) == 6
 
 
 def test_a_value_without_which_the_capture_fails_is_a_constant():
