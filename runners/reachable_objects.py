@@ -15,6 +15,7 @@ from functools import partial
 from inspect import unwrap
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
+from weakref import ProxyTypes
 
 from torch import nn
 
@@ -213,6 +214,8 @@ class _Walk:
         self, name: str, value: Any, depth: int, owner: Any = None, is_root: bool = False
     ) -> None:
         """Collect the containers of an object and of the objects in them."""
+        if type(value) in ProxyTypes:  # isinstance raises if its object is gone
+            return
         is_module = isinstance(value, nn.Module)
         if not (is_root or is_module or (depth and _is_entered(value))) or id(value) in self._seen:
             return

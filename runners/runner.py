@@ -571,15 +571,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ReplayError: The runner is not ``captured``.
             SizeError: The size was not captured.
         """
-        graphs = self._require_captured("inspect").graphs
-        if batch_size not in list(graphs):  # a list takes unhashable values
-            raise SizeError(
-                f"batch size {batch_size} was not captured: captured are {list(self.table)}.",
-                batch_size=batch_size,
-                largest=self.table.largest,
-            )
+        graph = self._graph("inspect", batch_size)
         record = inspect_graph(
-            graphs[batch_size],
+            graph,
             names=self.memory_names(weights),
             name=f"{self.mode.name} {batch_size}",
             captured_at=self._captured_at,
@@ -604,8 +598,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """Return the host numbers that have changed since capture and that a graph keeps.
 
         Compares the attributes, closure variables, globals and list lengths that the forward can
-        read. If one has changed, captures the size again with both values, next to the graphs;
-        outputs of the pool become invalid. With ``group`` all ranks call it.
+        read; not those of the models in a ``SpecStepRunner``. If one has changed, captures the size
+        again with both values, next to the graphs; outputs of the pool become invalid. With
+        ``group`` all ranks call it.
 
         Args:
             batch_size: A captured size.
@@ -613,8 +608,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         Raises:
             CaptureError: The size cannot be captured again.
             ReplayError: The runner is not ``captured``.
+            SizeError: The size was not captured.
         """
-        self._require_captured("frozen_values")
+        self._graph("frozen_values", batch_size)
         assert self._frozen is not None, "a captured runner has recorded its host numbers"
         return self._frozen.find(batch_size)
 
@@ -716,6 +712,22 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             "check": str(self.buffers.value_checks is not None),
             "same_batch": str(self.group is not None and self.group.same_batch),
         }
+
+    def _graph(self, what: str, batch_size: int) -> CapturedGraph:
+        """Return the graph of a captured size, for ``what``.
+
+        Raises:
+            ReplayError: The runner is not ``captured``.
+            SizeError: The size was not captured.
+        """
+        graphs = self._require_captured(what).graphs
+        if batch_size not in list(graphs):  # a list takes unhashable values
+            raise SizeError(
+                f"batch size {batch_size} was not captured: captured are {list(self.table)}.",
+                batch_size=batch_size,
+                largest=self.table.largest,
+            )
+        return graphs[batch_size]
 
     def _require_captured(self, what: str) -> Replayer[OutputT]:
         """Return the replayer.

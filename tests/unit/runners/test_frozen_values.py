@@ -150,6 +150,13 @@ def test_without_the_checking_mode_a_replay_accepts_everything(capture, batch, m
     assert (found.name, found.before, found.after) == ("Scaled.temperature", "1.0", "0.5")
 
 
+@pytest.mark.parametrize("size", [3, 8, None, [2]])
+def test_a_size_that_was_not_captured_is_refused(capture, size):
+    runner, _ = capture(lambda m: m.temperature)
+    with pytest.raises(gk.SizeError, match="was not captured"):
+        runner.frozen_values(size)
+
+
 def test_a_change_is_compared_once_per_size_and_only_if_there_is_one(capture, batch):
     runner, model = capture(lambda m: m.temperature, check=True)
     captured_aside, sizes = runner.captured_aside, []
@@ -214,6 +221,15 @@ def test_numbers_that_no_code_of_the_forward_names_do_not_count():
     assert "Scaled.temperature" in names
     assert "Scaled.unread" not in names
     assert "Scaled.settings.scale" not in names
+
+
+def test_a_proxy_whose_object_is_gone_does_not_prevent_the_walk():
+    class Owner:
+        pass
+
+    model = Scaled(lambda m: m.temperature)
+    model.settings.owner = weakref.proxy(Owner())
+    assert "Scaled.temperature" in {each.name for each in HostNumbers(model).numbers}
 
 
 def test_items_and_the_length_of_one_list_may_change_at_once():
