@@ -41,7 +41,10 @@ def _merged(findings: Sequence[Finding]) -> Finding:
 
 
 def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
-    """Drop what ``shadow`` sees in modes where ``pads`` has found the cause."""
+    """Drop what ``shadow`` sees in modes where ``pads`` has found the cause.
+
+    Also drop what ``baked`` says of an argument for which ``shadow`` names a host number.
+    """
     explained = {
         (kind, mode)
         for each in findings
@@ -49,8 +52,14 @@ def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
         for kind in (each.kind, *(["padding bug"] if each.severity == "error" else []))
         for mode in each.modes
     }
+    named = {
+        (each.kernel, each.source, each.argument)
+        for each in findings
+        if (each.audit, each.kind) == ("shadow", "baked value")
+    }
     return [
         each
         for each in findings
+        if each.audit != "baked" or (each.kernel, each.source, each.argument) not in named
         if each.audit != "shadow" or not {(each.kind, mode) for mode in each.modes} <= explained
     ]

@@ -23,10 +23,14 @@ from graphkit.runners.launch import Launch
 from graphkit.verify import StepRuns, check_tolerance
 from graphkit.verify.differences import Tensors
 
-_GRAPH = "The graph kept a value or an address that has changed since. Run the other audits."
+_GRAPH = (
+    "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "
+    "the other audits."
+)
 _PADDING = (
     "Find the operation that mixes rows, such as a mean over the batch. Run the audit of pads."
 )
+_FROZEN = "Read it from a tensor that every replay refreshes, or capture again after each change."
 _NONDETERMINISTIC = (
     "Use deterministic kernels, and declare everything that a step changes as mutable_state. "
     "Replays of a nondeterministic step cannot be checked."
@@ -77,7 +81,8 @@ class ShadowWatch:
         weights: The model, or its weights by name, to name graph nodes by.
         tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
         bisect: Whether to capture the size of a wrong graph again, next to it, and find the first
-            node that differs. Takes as long as a capture, and runs the forward.
+            node that differs; and, if a host number has changed since capture, whether the graph
+            keeps it. Takes as long as a capture, and runs the forward.
 
     Attributes:
         compared: Number of replays compared so far.
@@ -147,6 +152,8 @@ class ShadowWatch:
 
     def _compare(self, replay: _Replay) -> None:
         self.compared += 1
+        if self._bisect and self._report_frozen(replay):
+            return  # a run without a graph uses other values
         padded = replay.runs.padded()
         state = self._changed_state(replay.after, replay)
         graph = replay.runs.graph_difference(padded, replay.output)
@@ -156,6 +163,15 @@ class ShadowWatch:
         if padding is not None:
             runs = "with pads", "without them"
             self._report_row("padding bug", replay, padding, runs, _PADDING)
+
+    def _report_frozen(self, replay: _Replay) -> bool:
+        """Report host numbers that have changed since capture and that the graph keeps."""
+        found = self._runner.frozen_values(replay.size)
+        for each in found:
+            values = {"before": each.before, "after": each.after, "names": (each.name,)}
+            facts = {**values, "argument": each.argument, "node": each.node}
+            self._report("baked value", replay, each.name, each.text, _FROZEN, **facts)
+        return bool(found)
 
     def _judge_graph(self, replay: _Replay, padded: Tensors, state: list[str]) -> bool:
         """Report why a replay differs from its padded run.
