@@ -9,6 +9,10 @@ from dataclasses import replace
 from graphkit.records import Finding
 from graphkit.records.audit import SEVERITIES
 
+_EARLIER = {"pads": ("warmup",), "shadow": ("warmup", "pads")}
+"""Audits that find a cause before an audit finds what follows from it."""
+_WARM_UP_LEAK, _UNDECLARED = "warm-up leak", "undeclared state"
+
 
 def merged_by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return one finding per cause with all its modes and sizes: errors, then warnings, then notes.
@@ -41,16 +45,29 @@ def _merged(findings: Sequence[Finding]) -> Finding:
 
 
 def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
-    """Drop what ``shadow`` sees in modes where ``pads`` has found the cause."""
-    explained = {
-        (kind, mode)
-        for each in findings
-        if each.audit == "pads"
-        for kind in (each.kind, *(["padding bug"] if each.severity == "error" else []))
-        for mode in each.modes
-    }
-    return [
-        each
-        for each in findings
-        if each.audit != "shadow" or not {(each.kind, mode) for mode in each.modes} <= explained
-    ]
+    """Drop what follows from another finding: in the same modes, it has one kind or one line."""
+    kept: list[Finding] = []
+    for each in findings:
+        earlier = [other for other in kept if other.audit in _EARLIER.get(each.audit, ())]
+        known = {mode for other in earlier if _is_same(each, other) for mode in other.modes}
+        is_explained = each.modes and {*each.modes} <= known
+        if not is_explained and not any(_explains(other, each) for other in findings):
+            kept.append(each)
+    return kept
+
+
+def _is_same(finding: Finding, earlier: Finding) -> bool:
+    if earlier.audit == "warmup":
+        return finding.kind == earlier.kind and {*finding.names} <= {*earlier.names}
+    is_one_line = finding.source == earlier.source != "" and finding.kernel == earlier.kernel
+    return finding.kind == earlier.kind or (is_one_line and earlier.severity == finding.severity)
+
+
+def _explains(cause: Finding, leak: Finding) -> bool:
+    """Return whether a capture changes a tensor because it is state, or statistics over rows."""
+    if leak.kind != _WARM_UP_LEAK or not leak.names:
+        return False
+    if cause.kind == _UNDECLARED:
+        return {*leak.names} <= {*cause.names}
+    is_of_module = all(name.rpartition(".")[0] == cause.module != "" for name in leak.names)
+    return cause.audit in ("pads", "shadow") and cause.severity == "error" and is_of_module

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from inspect import unwrap
 from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 from torch import nn
 
 from graphkit.attention import AttentionBackend
+from graphkit.runners import Runner
 from graphkit.runners.step import name_of
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
@@ -34,6 +36,13 @@ def forward_roots(target: CaptureTarget, mode: ForwardMode) -> dict[str, Any]:
     forward = target.forwards[mode]
     first = forward[0] if isinstance(forward, Sequence) else forward
     return {name_of(first).rpartition(".")[2]: forward}
+
+
+def roots_of(runner: Runner[Any, Any]) -> dict[str, Any]:
+    """Return the forward of a runner by name, as the root of a walk."""
+    forward = runner.step.forward
+    each = [unwrap(one) for one in (forward if isinstance(forward, tuple) else (forward,))]
+    return {runner.step.name.rpartition(".")[2]: each if isinstance(forward, tuple) else each[0]}
 
 
 class Container:

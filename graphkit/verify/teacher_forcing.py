@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,16 +104,21 @@ class TeacherForcing:
             yield pairs
 
 
+def wrapped_forward(forward: Any, call: Callable[[Any, Any], Any]) -> Any:
+    """Return a forward, or each of several, that runs as ``call(forward, inputs)``."""
+    if isinstance(forward, tuple):
+        return tuple(wrapped_forward(each, call) for each in forward)
+    return partial(call, forward)
+
+
 def _followed_by(then: Callable[[Any, Output], Output], forward: Any) -> Any:
     """Return a forward, or each of several, whose output passes through ``then``.
 
     A result that is no output passes unchanged: the runner refuses it.
     """
-    if isinstance(forward, tuple):
-        return tuple(_followed_by(then, each) for each in forward)
 
-    def wrapped(inputs: Any) -> Any:
+    def call(forward: Any, inputs: Any) -> Any:
         output = forward(inputs)
         return then(inputs, output) if isinstance(output, Output) else output
 
-    return wrapped
+    return wrapped_forward(forward, call)

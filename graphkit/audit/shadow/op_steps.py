@@ -10,7 +10,7 @@ import torch
 from graphkit.audit.object_snapshot import checksum
 from graphkit.graphs.pool_memory import UNINITIALISED
 from graphkit.graphs.recorded_graph import RecordedGraph, RecordedOp, replay_context
-from graphkit.graphs.walk.recorder_walk import tensors_in
+from graphkit.verify.forward_trace import arguments_written
 
 
 def first_result_difference(graph: Any, new: Any, replay: Callable[[Any], object]) -> int | None:
@@ -52,8 +52,4 @@ def written_tensors(op: RecordedOp) -> Iterator[torch.Tensor]:
     """Yield the results of an operation and the arguments that it writes."""
     if op.op.overloadpacket not in UNINITIALISED:
         yield from op.results
-    declared = op.op._schema.arguments
-    given = {**dict(zip((each.name for each in declared), op.args, strict=False)), **op.kwargs}
-    for each in declared:
-        if each.alias_info is not None and each.alias_info.is_write:
-            yield from tensors_in(given.get(each.name))
+    yield from arguments_written(op.op, op.args, op.kwargs)

@@ -17,7 +17,7 @@ VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
 LEAK, STRAY = "leaking pad row", "write outside live slots"
 STALE, ORDER = "stale rows of a larger batch", "rows depend on batch order"
-SIZES, NONDETERMINISTIC = "sizes interfere", "nondeterministic replay"
+SIZES, NONDETERMINISTIC = "sizes interfere", "nondeterministic step"
 
 
 class Tiny(nn.Module):

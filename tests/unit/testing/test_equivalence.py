@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import graphkit as gk
 from declared_modes import every_mode
 from graphkit.attention import AttentionBackend
-from graphkit.audit.pads.bugs import Bug
+from graphkit.audit.bugs import Bug
 from graphkit.runners import Runner
 from graphkit.testing import assert_replay_equivalent, assert_target_equivalent, batches
 

@@ -1,0 +1,96 @@
+"""State of requests that a step writes and the runner does not declare, such as a KV cache.
+
+Runs of a batch can be compared only if they begin from the same state, so what is not declared
+makes every comparison fail. Audits find it first, report it, and restore it like declared state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.reachable_objects import ReachableObjects, roots_of
+from graphkit.audit.row_axes import row_axes, rows_of_batch
+from graphkit.graphs import StateSnapshot
+from graphkit.graphs.recorded_graph import storage_id
+from graphkit.graphs.snapshot import restore_problem
+from graphkit.runners import Runner
+from graphkit.targets import CaptureTarget
+
+KIND = "undeclared state"
+ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."
+_SEED = 60
+
+
+def undeclared_state(runner: Runner[Any, Any], batch: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors by name in which a replay changes the rows of its requests.
+
+    Only tensors that the forward reaches and the runner does not declare. A tensor with other
+    changes, such as a counter or a maximum over all steps, is no state of requests. Restores what
+    the replay changes.
+
+    Args:
+        runner: Captured.
+        batch: Inputs of the runner's mode.
+    """
+    names = runner.memory_names()
+    known = {storage_id(each) for kind in names.values() for each in kind.values()}
+    reached = {
+        name: tensor
+        for name, tensor in _reachable_tensors(runner).items()
+        if storage_id(tensor) not in known and not restore_problem(tensor)
+    }
+    with runner.uncounted(), StateSnapshot(names["state"] | reached, runner.device) as before:
+        runner.replay(batch)
+        return {
+            name: tensor
+            for name, tensor in reached.items()
+            if _is_state_of_requests(tensor, before.saved[name], batch, runner.sizes.page_size)
+        }
+
+
+def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
+    """Add undeclared state to that of a captured runner, and report it unless it was reported.
+
+    Args:
+        target: Makes the batch.
+        runner: Its ``mutable_state`` is extended.
+        log: Receives the finding.
+    """
+    found = undeclared_state(runner, target.batch(runner.mode, runner.table.largest, _SEED))
+    runner.mutable_state |= found
+    reported = {name for each in log.findings if each.kind == KIND for name in each.names}
+    new = [name for name in found if name not in reported]
+    if new:
+        with log.check("warmup", runner.mode.name) as check:
+            check.text = "compared the state of requests before and after a replay"
+            for name in new:
+                dtype = str(found[name].dtype).removeprefix("torch.")
+                text = (
+                    f"a replay changes the rows of its requests in `{name}` ({dtype} "
+                    f"{list(found[name].shape)}), which the target does not declare."
+                )
+                check.report(KIND, text, advice=ADVICE, severity="warning", names=(name,))
+
+
+def _reachable_tensors(runner: Runner[Any, Any]) -> dict[str, torch.Tensor]:
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for container, values in ReachableObjects(roots_of(runner)).entries:
+        for key, value in values.items():
+            is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+            if is_tensor and value.layout is torch.strided and not value.is_meta:
+                found.setdefault(storage_id(value), (container.name(key), value))
+    return dict(found.values())
+
+
+def _is_state_of_requests(
+    now: torch.Tensor, before: torch.Tensor, batch: Any, page_size: int
+) -> bool:
+    rows = rows_of_batch(batch, page_size)
+    axes = [axis for axis in row_axes(now, page_size, rows) if axis.kind != "batch"]
+    if not axes or not bool(axes[0].changed_rows(now, before).any()):
+        return False
+    return any(not bool(axis.stray_rows(now, before, rows).any()) for axis in axes)
