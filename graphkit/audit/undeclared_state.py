@@ -19,6 +19,7 @@ from graphkit.graphs.recorded_graph import storage_id
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
+from graphkit.verify.comparison import restorable_state
 
 KIND = "undeclared state"
 ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."
@@ -43,12 +44,17 @@ def undeclared_state(runner: Runner[Any, Any], batch: Any) -> dict[str, torch.Te
         for name, tensor in _reachable_tensors(runner).items()
         if storage_id(tensor) not in known and not restore_problem(tensor)
     }
-    with runner.uncounted(), StateSnapshot(names["state"] | reached, runner.device) as before:
+    restorable = restorable_state(runner) | reached
+    with torch.no_grad(), runner.uncounted(), StateSnapshot(restorable, runner.device):
+        for tensor in reached.values():
+            if tensor.is_floating_point():  # so that a step that repeats its writes changes rows
+                tensor.copy_(tensor.float() + 1)
+        before = {name: tensor.clone() for name, tensor in reached.items()}
         runner.replay(batch)
         return {
             name: tensor
             for name, tensor in reached.items()
-            if _is_state_of_requests(tensor, before.saved[name], batch, runner.sizes.page_size)
+            if _is_state_of_requests(tensor, before[name], batch, runner.sizes.page_size)
         }
 
 
@@ -73,7 +79,9 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
                     f"a replay changes the rows of its requests in `{name}` ({dtype} "
                     f"{list(found[name].shape)}), which the target does not declare."
                 )
-                check.report(KIND, text, advice=ADVICE, severity="warning", names=(name,))
+                check.report(
+                    KIND, text, advice=ADVICE, severity="warning", names=(name,), cause=KIND
+                )
 
 
 def _reachable_tensors(runner: Runner[Any, Any]) -> dict[str, torch.Tensor]:

@@ -57,6 +57,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
                 advice=advice,
                 severity="warning" if is_state else "error",
                 names=(change.name,),
+                cause=kind if is_state else "",
                 before=change.before.text,
                 after=change.after.text,
             )
@@ -155,7 +156,7 @@ def _finding(change: ObjectChange) -> tuple[str, str, str]:
     if after == RANDOM_STATE:
         text = f"capture drew random numbers from {name}: replays do not."
     elif before == after:
-        text = f"capture changed the contents of {name} ({after}) with pad rows, and they stay."
+        text = f"capture ran the step on pad rows and changed the contents of {name} ({after})."
     else:
         text = f"capture changed {name} from {before} to {after}: replays do not."
     return "warm-up leak", text, _LEAK_ADVICE

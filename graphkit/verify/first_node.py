@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import combinations, count
+from itertools import combinations, count, zip_longest
 from typing import Any
 
 import torch
@@ -181,8 +181,9 @@ def reordered_rows(requests: Sequence[int], tokens: Sequence[int]) -> LiveRows:
 class _Comparison:
     """Follows differences through the memory of two runs.
 
-    Each storage that holds a different value has the index of the operation that it follows from,
-    among the operations of both runs in the order in which they ran.
+    Each storage that holds a different value has the step from which that follows: an operation
+    that both runs execute, or one that only one of them does. Storages also have the value that was
+    written last, if all of it is known.
     """
 
     def __init__(
@@ -196,6 +197,7 @@ class _Comparison:
         self._expected, self._got, self._rows = expected, got, rows
         self._dtype, self._allowed = rounding.dtype, allowed
         self._causes: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._values: tuple[dict[int, torch.Tensor | None], ...] = ({}, {})
         self._steps: list[tuple[int | None, int | None]] = []
 
     def first(self, call: int) -> FirstNode | None:
@@ -220,25 +222,37 @@ class _Comparison:
 
     def _follow(self, expected: int | None, got: int | None) -> None:
         """Note which memory differs after the operations of one step."""
-        ops = [
-            None if index is None else trace.ops[index]
-            for trace, index in ((self._expected, expected), (self._got, got))
-        ]
-        before = [
-            causes[storage]
-            for op, causes in zip(ops, self._causes, strict=True)
-            if op is not None
-            for storage in op.reads
-            if storage in causes
-        ]
+        step = len(self._steps) - 1
+        ops = (
+            None if expected is None else self._expected.ops[expected],
+            None if got is None else self._got.ops[got],
+        )
         is_different = self._is_different(*ops)
-        cause = min(before, default=None if is_different is None else len(self._steps) - 1)
-        for op, causes in zip(ops, self._causes, strict=True):
-            for storage in () if op is None else op.writes:
+        before = self._causes_read(*ops) if is_different is not False else []
+        cause = min(before, default=None if is_different is None else step)
+        for op, causes, values in zip(ops, self._causes, self._values, strict=True):
+            if op is None:
+                continue
+            for storage, value in zip(op.writes, op.values, strict=True):
+                values[storage] = value if op.allocates else None
+                if op.allocates:  # a freed storage may have had its address
+                    causes.pop(storage, None)
                 if is_different is not False and cause is not None:
                     causes[storage] = min(cause, causes.get(storage, cause))
-                elif op is not None and op.allocates:
-                    causes.pop(storage, None)
+
+    def _causes_read(self, *ops: TracedOp | None) -> list[int]:
+        """Return what the memory that two operations read differs by.
+
+        Where the runs compute equal rows by different operations, nothing differs.
+        """
+        found = []
+        for reads in zip_longest(*(() if op is None else op.reads for op in ops)):
+            both = list(zip(reads, self._causes, self._values, strict=True))
+            values = [values.get(storage) for storage, _, values in both]
+            one, other = values
+            if one is None or other is None or not self._agree_in_live_rows(one, other):
+                found += [causes[storage] for storage, causes, _ in both if storage in causes]
+        return found
 
     def _is_different(self, expected: TracedOp | None, got: TracedOp | None) -> bool | None:
         """Return whether what two operations wrote differs; ``None`` if it is not known."""
@@ -248,11 +262,12 @@ class _Comparison:
             return True
         pairs = list(zip(expected.values, got.values, strict=True))
         known = [(one, other) for one, other in pairs if one is not None and other is not None]
-        if any(
-            not any(self._agree(*each) for each in self._rows(one, other)) for one, other in known
-        ):
+        if not all(self._agree_in_live_rows(*each) for each in known):
             return True
         return False if len(known) == len(pairs) else None
+
+    def _agree_in_live_rows(self, expected: torch.Tensor, got: torch.Tensor) -> bool:
+        return any(self._agree(*each) for each in self._rows(expected, got))
 
     def _agree(self, expected: torch.Tensor, got: torch.Tensor) -> bool:
         if expected.shape != got.shape or expected.dtype != got.dtype:
