@@ -70,8 +70,9 @@ def cache_at_fault(
                     with _forgetting(runner, container, without):
                         run()
                         made = container.read().get(key)
-                        is_cache = isinstance(made, torch.Tensor) and made is not value
-                        if is_cache and agrees():
+                        if not isinstance(made, torch.Tensor) or made is value:
+                            continue
+                        if agrees():
                             return _cache(container.name(key), value, made)
                 except Exception:
                     continue

@@ -54,7 +54,7 @@ class CapturedMode:
             if name in wanted:
                 self._audit(name)
         self._runner.capture(attribution=Attribution(target.weights))
-        if not self.eager_reason and not AFTER_CAPTURE.keys().isdisjoint(wanted):
+        if not self.eager_reason:
             declare_for_audits(target, self._runner, AuditLog())
 
     def close(self) -> None:

@@ -326,5 +326,5 @@ def _narrowed(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def _taken(tensor: torch.Tensor, dim: int, order: torch.Tensor, parts: int) -> torch.Tensor:
     """Return a tensor with the requests of each part of a dimension in another order."""
-    split = tensor.unflatten(dim, (parts, len(order), -1))
-    return split.index_select(dim + 1, order.to(tensor.device)).flatten(dim, dim + 2)
+    shape = *tensor.shape[:dim], parts, len(order), -1, *tensor.shape[dim + 1 :]
+    return tensor.reshape(shape).index_select(dim + 1, order.to(tensor.device)).view_as(tensor)

@@ -11,6 +11,7 @@ import pytest
 import graphkit as gk
 from graphkit.audit import AUDITS, audit_target
 from graphkit.targets import locate
+from graphkit.testing import assert_target_equivalent
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +152,21 @@ def test_the_planted_error_comes_first_and_once(name, is_declared):
     assert (first.severity, first.kind) not in [(each.severity, each.kind) for each in others]
     # What else follows from an unwritten row depends on what its memory happens to hold.
     assert len(others) <= 3 or name == "unwritten_row"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["leaking_pad_row", "batch_size_branch", "metadata_of_another_size", "training_batch_norm"],
+)
+def test_the_kit_gives_the_cause_the_same_name_and_line(name):
+    finding = audited(name, "cpu")[0]
+    with pytest.raises(AssertionError) as caught:
+        assert_target_equivalent(
+            locate(f"tools.examples.broken.{name}:target", "cpu"), device="cpu"
+        )
+    bug, place = str(caught.value).splitlines()[-2:]
+    assert bug.startswith(f"  probable bug: {finding.kind}.")
+    assert place.endswith(finding.source)
 
 
 @pytest.mark.parametrize("name", ["broken.sound", "own_target"])
