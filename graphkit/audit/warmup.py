@@ -157,6 +157,8 @@ def _finding(change: ObjectChange) -> tuple[str, str, str]:
         text = f"capture drew random numbers from {name}: replays do not."
     elif before == after:
         text = f"capture ran the step on pad rows and changed the contents of {name} ({after})."
+    elif change.after.address is not None:  # replays may change a tensor, too
+        text = f"capture ran the step on pad rows and changed {name} from {before} to {after}."
     else:
         text = f"capture changed {name} from {before} to {after}: replays do not."
     return "warm-up leak", text, _LEAK_ADVICE
