@@ -37,13 +37,7 @@ def undeclared_state(runner: Runner[Any, Any], batch: Any) -> dict[str, torch.Te
         runner: Captured.
         batch: Inputs of the runner's mode.
     """
-    names = runner.memory_names()
-    known = {storage_id(each) for kind in names.values() for each in kind.values()}
-    reached = {
-        name: tensor
-        for name, tensor in _reachable_tensors(runner).items()
-        if storage_id(tensor) not in known and not restore_problem(tensor)
-    }
+    reached = undeclared_tensors(runner)
     restorable = restorable_state(runner) | reached
     with torch.no_grad(), runner.uncounted(), StateSnapshot(restorable, runner.device):
         for tensor in reached.values():
@@ -84,12 +78,16 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
                 )
 
 
-def _reachable_tensors(runner: Runner[Any, Any]) -> dict[str, torch.Tensor]:
+def undeclared_tensors(runner: Runner[Any, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors by name that the forward reaches, except parameters and declared ones."""
+    names = runner.memory_names()
+    known = {storage_id(each) for kind in names.values() for each in kind.values()}
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for container, values in ReachableObjects(roots_of(runner)).entries:
         for key, value in values.items():
             is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-            if is_tensor and value.layout is torch.strided and not value.is_meta:
+            is_dense = is_tensor and value.layout is torch.strided and not value.is_meta
+            if is_dense and storage_id(value) not in known and not restore_problem(value):
                 found.setdefault(storage_id(value), (container.name(key), value))
     return dict(found.values())
 

@@ -14,6 +14,7 @@ from graphkit.audit.bugs import Bug
 from graphkit.audit.forward_caches import cache_at_fault
 from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import WatchedState
+from graphkit.audit.undeclared_state import undeclared_tensors
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
@@ -40,7 +41,8 @@ _POOLS = ("attention.kv_pool.", "attention.window_kv_pool.")
 class Trials:
     """Replays of one captured runner, each from the same state and random numbers.
 
-    A context manager, which restores both when it ends. Holds a copy of the state.
+    A context manager, which restores both when it ends. Holds a copy of the state, and of other
+    tensors that the forward reaches.
 
     Args:
         target: Makes the batches, and declares the state.
@@ -68,6 +70,8 @@ class Trials:
             if name in runner.mutable_state or name.startswith(_POOLS)
         }
         self._start = StateSnapshot(state, runner.device)
+        # Memory that no replay resets; a search for a node begins from what it is now.
+        self._undeclared = StateSnapshot(undeclared_tensors(runner), runner.device)
         self.state = WatchedState(
             self._start, target.sizes.page_size, full_batch, target.mutable_state or {}
         )
@@ -144,7 +148,8 @@ class Trials:
         """
 
         def run(before: Previous | None) -> None:
-            if before is not None:
+            if before is not None:  # without one, the runs differ by what the first one left
+                self._undeclared.restore()
                 self.leave(*before)
             self._start.restore()
             self.runner.run_padded(batch, padded_batch_size=size)

@@ -1,4 +1,4 @@
-"""The shadow watch distinguishes graph bugs, padding bugs and nondeterministic steps."""
+"""The shadow watch distinguishes wrong graphs, wrong padding and nondeterministic steps."""
 
 from __future__ import annotations
 
