@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.padding_cause import Weights
 from graphkit.audit.reachable_objects import ReachableObjects, roots_of
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
@@ -39,16 +40,16 @@ def undeclared_state(runner: Runner[Any, Any], batch: Any) -> dict[str, torch.Te
     """
     reached = undeclared_tensors(runner)
     restorable = restorable_state(runner) | reached
-    with torch.no_grad(), runner.uncounted(), StateSnapshot(restorable, runner.device):
-        for tensor in reached.values():
-            if tensor.is_floating_point():  # so that a step that repeats its writes changes rows
-                tensor.copy_(tensor.float() + 1)
-        before = {name: tensor.clone() for name, tensor in reached.items()}
+    with torch.no_grad(), runner.uncounted(), StateSnapshot(restorable, runner.device) as start:
+        for name, tensor in reached.items():
+            tensor.copy_(_shifted(start.saved[name]))
         runner.replay(batch)
         return {
             name: tensor
             for name, tensor in reached.items()
-            if _is_state_of_requests(tensor, before[name], batch, runner.sizes.page_size)
+            if _is_state_of_requests(
+                tensor, _shifted(start.saved[name]), batch, runner.sizes.page_size
+            )
         }
 
 
@@ -78,18 +79,31 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
                 )
 
 
-def undeclared_tensors(runner: Runner[Any, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors by name that the forward reaches, except parameters and declared ones."""
-    names = runner.memory_names()
+def undeclared_tensors(
+    runner: Runner[Any, Any], weights: Weights = None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors by name that the forward reaches, except parameters and declared ones.
+
+    Args:
+        runner: Captured.
+        weights: Tensors to leave out: the model, or its weights by name.
+    """
+    names = runner.memory_names(weights)
     known = {storage_id(each) for kind in names.values() for each in kind.values()}
-    found: dict[int, tuple[str, torch.Tensor]] = {}
+    found: dict[Any, tuple[str, torch.Tensor]] = {}
     for container, values in ReachableObjects(roots_of(runner)).entries:
         for key, value in values.items():
             is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
             is_dense = is_tensor and value.layout is torch.strided and not value.is_meta
             if is_dense and storage_id(value) not in known and not restore_problem(value):
-                found.setdefault(storage_id(value), (container.name(key), value))
+                place = value.data_ptr(), value.shape, value.stride()
+                found.setdefault(place, (container.name(key), value))
     return dict(found.values())
+
+
+def _shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """Return other numbers, so that a step that writes the same rows again changes them."""
+    return (tensor.float() + 1).to(tensor.dtype) if tensor.is_floating_point() else tensor
 
 
 def _is_state_of_requests(

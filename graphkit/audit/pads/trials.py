@@ -71,7 +71,8 @@ class Trials:
         }
         self._start = StateSnapshot(state, runner.device)
         # Memory that no replay resets; a search for a node begins from what it is now.
-        self._undeclared = StateSnapshot(undeclared_tensors(runner), runner.device)
+        undeclared = undeclared_tensors(runner, target.weights)
+        self._undeclared = StateSnapshot(undeclared, runner.device)
         self.state = WatchedState(
             self._start, target.sizes.page_size, full_batch, target.mutable_state or {}
         )

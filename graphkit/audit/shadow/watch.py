@@ -148,10 +148,9 @@ class ShadowWatch:
         if (graph is not None or state) and not self._judge_graph(replay, padded, state):
             return  # the unpadded run would differ as well
         padding = replay.runs.padding_difference()
-        key = "padding", replay.size, "" if padding is None else padding.field
-        if padding is not None and key not in self._reported:
-            self._reported.add(key)
-            self._report_cause(replay, padding, ("with pads", "without them"), self._why_padding)
+        if padding is not None:
+            runs, bug = ("with pads", "without them"), Bug.LEAKING_PAD_ROW
+            self._report_cause(replay, padding, runs, bug, self._why_padding)
 
     def _judge_graph(self, replay: _Replay, padded: Tensors, state: list[str]) -> bool:
         """Report why a replay differs from its padded run.
@@ -163,7 +162,8 @@ class ShadowWatch:
         verdict = replay.runs.judge_graph(padded, replay.output)
         repeated = "in a repeated run without a graph", "in the first one"
         if not verdict.is_comparable and verdict.unstable is not None:
-            self._report_cause(replay, verdict.unstable, repeated, self._why_unstable)
+            bug = Bug.NONDETERMINISTIC_STEP
+            self._report_cause(replay, verdict.unstable, repeated, bug, self._why_unstable)
         elif verdict.wrong is not None:
             names = "from the graph", "without it"
             self._report_row("graph bug", replay, verdict.wrong, names, _GRAPH)
@@ -197,18 +197,31 @@ class ShadowWatch:
         replay: _Replay,
         wrong: Mismatch,
         names: tuple[str, str],
+        bug: Bug,
         find: Callable[[StepRuns], Cause],
     ) -> None:
-        """Report a wrong row with its cause, from further runs of the batch."""
+        """Report a wrong row once, with its cause from further runs of the batch.
+
+        Args:
+            replay: The replay.
+            wrong: The row.
+            names: Names of the two runs that differ.
+            bug: Class of bug if the search for the cause fails.
+            find: Returns the cause.
+        """
+        key = f"cause of {bug.kind}", replay.size, wrong.field
+        if key in self._reported:
+            return
+        self._reported.add(key)
         more = ""
         try:
             cause = find(replay.runs)
         except Exception as error:  # the finding is reported all the same
-            cause = Cause(Bug.LEAKING_PAD_ROW)
+            cause = Cause(bug)
             more = f" The search for the node failed: {type(error).__name__}: {error}"
         facts = cause.facts(self._runner, replay.size, self._weights)
-        more, bug = f"{cause.text}{more}", cause.bug
-        self._report_row(bug.kind, replay, wrong, names, bug.value, more=more, **facts)
+        kind, advice, more = cause.bug.kind, cause.bug.value, f"{cause.text}{more}"
+        self._report_row(kind, replay, wrong, names, advice, more=more, **facts)
 
     def _report_row(
         self,

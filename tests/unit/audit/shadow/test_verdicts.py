@@ -10,6 +10,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
+from graphkit.audit.shadow import watch as watch_module
 
 VOCAB = 32
 HIDDEN = 8
@@ -138,6 +139,22 @@ def test_a_step_that_differs_at_every_run(capture, batch_of, watched):
     (finding,) = watched(runner, [batch_of(4), batch_of(3)]).findings
     assert finding.kind == NONDETERMINISTIC
     assert finding.text.startswith("row 0 of next_token_logits (request 0 of 4) is ")
+
+
+def test_the_cause_is_searched_once_and_its_failure_hides_nothing(
+    capture, batch_of, watched, monkeypatch
+):
+    searched = []
+
+    def fail(*runs):
+        searched.append(runs)
+        raise ValueError("no memory")
+
+    monkeypatch.setattr(watch_module, "padding_cause", fail)
+    runner, _ = capture(lambda model, hidden, inputs: hidden + hidden.mean(0))
+    (finding,) = watched(runner, [batch_of(3), batch_of(3, 1), batch_of(2)]).findings
+    assert (finding.kind, len(searched)) == (PADDING, 1)
+    assert finding.text.endswith("The search for the node failed: ValueError: no memory")
 
 
 def rounding(turns):
