@@ -34,8 +34,10 @@ _CLASS_VALUES = (bool, int, float)
 
 def roots_of(forward: Any) -> dict[str, Any]:
     """Return a forward, or a sequence of forwards, by name, as the root of a walk."""
-    first = forward[0] if isinstance(forward, (Sequence, nn.ModuleList)) else forward
-    return {name_of(first).rpartition(".")[2]: forward}
+    is_sequence = isinstance(forward, (Sequence, nn.ModuleList))
+    forwards = [unwrap(each) for each in (forward if is_sequence else (forward,))]
+    name = name_of(forwards[0]).rpartition(".")[2]
+    return {name: forwards if is_sequence else forwards[0]}
 
 
 class Container:

@@ -252,6 +252,7 @@ def _scoped(forward: Any) -> Any:
         with scope(Stage.FORWARD):
             return forward(inputs)
 
+    in_scope.__wrapped__ = forward  # type: ignore[attr-defined]
     return in_scope
 
 

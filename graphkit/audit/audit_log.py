@@ -17,10 +17,11 @@ class Check:
     Attributes:
         text: Summary of what was checked; set it before the check ends.
         findings: Findings reported so far.
+        batch_size: The captured size; 0 for a check of all sizes.
     """
 
     def __init__(self, audit: str, mode: str, batch_size: int) -> None:
-        self.text = ""
+        self.text, self.batch_size = "", batch_size
         self.findings: list[Finding] = []
         self._facts: dict[str, Any] = {"audit": audit, "mode": mode, "batch_size": batch_size}
 

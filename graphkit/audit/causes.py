@@ -9,6 +9,10 @@ from dataclasses import replace
 from graphkit.records import Finding
 from graphkit.records.audit import SEVERITIES
 
+_EARLIER = {"pads": ("warmup",), "shadow": ("warmup", "pads")}
+"""Audits that find a cause before an audit finds what follows from it."""
+_WARM_UP_LEAK, _UNDECLARED = "warm-up leak", "undeclared state"
+
 
 def merged_by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return one finding per cause with all its modes and sizes: errors, then warnings, then notes.
@@ -41,25 +45,41 @@ def _merged(findings: Sequence[Finding]) -> Finding:
 
 
 def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
-    """Drop what ``shadow`` sees in modes where ``pads`` has found the cause.
+    """Drop what follows from another finding: in the same modes, it has one kind or one line."""
+    kept: list[Finding] = []
+    for each in findings:
+        earlier = [other for other in kept if other.audit in _EARLIER.get(each.audit, ())]
+        known = {mode for other in earlier if _is_same(each, other) for mode in other.modes}
+        is_explained = each.modes and {*each.modes} <= known
+        if not is_explained and not any(_explains(other, each) for other in findings):
+            kept.append(each)
+    return kept
 
-    Also drop what ``baked`` says of an argument for which ``shadow`` names a host number.
-    """
-    explained = {
-        (kind, mode)
-        for each in findings
-        if each.audit == "pads"
-        for kind in (each.kind, *(["padding bug"] if each.severity == "error" else []))
-        for mode in each.modes
-    }
-    named = {
-        (each.kernel, each.source, each.argument)
-        for each in findings
-        if (each.audit, each.kind) == ("shadow", "baked value")
-    }
-    return [
-        each
-        for each in findings
-        if each.audit != "baked" or (each.kernel, each.source, each.argument) not in named
-        if each.audit != "shadow" or not {(each.kind, mode) for mode in each.modes} <= explained
-    ]
+
+def _is_same(finding: Finding, earlier: Finding) -> bool:
+    if earlier.audit == "warmup":
+        return finding.kind == earlier.kind and {*finding.names} <= {*earlier.names}
+    is_one_line = finding.source == earlier.source != "" and finding.kernel == earlier.kernel
+    return finding.kind == earlier.kind or (is_one_line and earlier.severity == finding.severity)
+
+
+def _explains(cause: Finding, other: Finding) -> bool:
+    """Return whether a finding follows from a cause that another audit names."""
+    if other.audit == "baked":  # of an argument for which ``shadow`` names a host number
+        is_named = (cause.audit, cause.kind) == ("shadow", "baked value")
+        return is_named and _argument(cause) == _argument(other)
+    return _explains_leak(cause, other)
+
+
+def _argument(finding: Finding) -> tuple[object, ...]:
+    return finding.kernel, finding.source, finding.argument
+
+
+def _explains_leak(cause: Finding, leak: Finding) -> bool:
+    """Return whether a capture changes a tensor because it is state, or statistics over rows."""
+    if leak.kind != _WARM_UP_LEAK or not leak.names:
+        return False
+    if cause.kind == _UNDECLARED:
+        return {*leak.names} <= {*cause.names}
+    is_of_module = all(name.rpartition(".")[0] == cause.module != "" for name in leak.names)
+    return cause.audit in ("pads", "shadow") and cause.severity == "error" and is_of_module

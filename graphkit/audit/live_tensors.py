@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.graphs.capture_rules import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
+from graphkit.runners.reachable_objects import ReachableObjects
 
 
 class LiveTensors:

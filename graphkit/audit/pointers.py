@@ -17,12 +17,12 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.finding_text import argument_text
 from graphkit.audit.live_tensors import LiveTensors
-from graphkit.audit.reachable_objects import forward_roots
 from graphkit.audit.unset_bytes import may_be_unset
 from graphkit.buffers import fields_of
 from graphkit.graphs import Stage, tensors_of
 from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.runners import Runner
+from graphkit.runners.reachable_objects import roots_of
 from graphkit.targets import CaptureTarget
 
 _UNDECLARED_ADVICE = (
@@ -48,7 +48,7 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
         runner: A runner of the target, captured.
         log: Collects the findings.
     """
-    live = LiveTensors(forward_roots(target, runner.mode))
+    live = LiveTensors(roots_of(target.forwards[runner.mode]))
     for size in runner.table:
         with log.check("pointers", runner.mode.name, size) as check:
             declared = {**tensors_of(target.weights), **target.kept_tensors()}

@@ -22,6 +22,7 @@ from graphkit.audit.pointers import audit_pointers
 from graphkit.audit.pool_poison import audit_pool_poison
 from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.shadow import audit_shadow
+from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.audit.warmup import audit_warmup
 from graphkit.audit.wrapper import audit_wrapper
 from graphkit.config import require_type
@@ -183,6 +184,8 @@ def _audited(
             if name in chosen and not runner.eager_reason:
                 audit(target, runner, log)
         runner.capture(attribution=Attribution(target.weights))
+        if not runner.eager_reason and not AFTER_CAPTURE.keys().isdisjoint(chosen):
+            declare_for_audits(target, runner, log)
         for name, audit in AFTER_CAPTURE.items():
             if name not in chosen or runner.eager_reason:
                 continue

@@ -13,10 +13,10 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
-from graphkit.audit.reachable_objects import forward_roots
 from graphkit.graphs import CapturedGraph, inspect_graph, tensors_of
 from graphkit.records import count_of
 from graphkit.runners import Runner
+from graphkit.runners.reachable_objects import roots_of
 from graphkit.targets import CaptureTarget
 
 _SEED = 30
@@ -58,6 +58,8 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
                 text,
                 advice=advice,
                 severity="warning" if is_state else "error",
+                names=(change.name,),
+                cause=kind if is_state else "",
                 before=change.before.text,
                 after=change.after.text,
             )
@@ -71,7 +73,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
 
 def _snapshot(target: CaptureTarget, runner: Runner[Any, Any]) -> ObjectSnapshot:
     tensors = {**(target.mutable_state or {}), **tensors_of(target.weights)}
-    return ObjectSnapshot(forward_roots(target, runner.mode), tensors)
+    return ObjectSnapshot(roots_of(target.forwards[runner.mode]), tensors)
 
 
 def _changes(

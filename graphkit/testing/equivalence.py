@@ -47,7 +47,8 @@ def assert_replay_equivalent(
         rtol: Allowed difference between padded and unpadded numbers, relative to the unpadded one,
             instead of the limit in ulp.
         atol: Allowed absolute difference, in addition to ``rtol``.
-        padded_batch_size: Captured size to run at, instead of the smallest that fits.
+        padded_batch_size: Captured size to run at. ``None`` takes the smallest that fits and, if it
+            leaves no room for pads, the next larger one as well.
 
     Raises:
         AssertionError: A replay is wrong, or a batch has no graph. The text says where and by how
@@ -66,8 +67,7 @@ def assert_replay_equivalent(
     if first is None:
         raise TargetError("there is no batch to compare. Give at least one.")
     for batch in chain([first], given):
-        size = _size_of(runner, batch, padded_batch_size)
-        if batch.batch_size:  # an idle batch launches nothing
+        for size in _sizes_of(runner, batch, padded_batch_size):
             comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
             if comparison.mismatches:
                 is_padding = comparison.mismatches[0].kind == PADDING_LEAKS
@@ -157,11 +157,18 @@ def _is_limit(value: object) -> bool:
     return isinstance(value, (int, float)) and value >= 0
 
 
-def _size_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> int:
+def _sizes_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> tuple[int, ...]:
+    """Return the captured sizes to compare a batch at; none for an idle batch."""
     decision = runner.can_replay(batch)
     if not decision:
         raise AssertionError(
             f"{runner.mode.name}: a batch of {count_of(batch.batch_size, 'request')} has no graph: "
             f"{decision.reason}."
         )
-    return size or decision.padded_batch_size or 0
+    if not batch.batch_size:  # it launches nothing
+        return ()
+    if size is not None:
+        return (size,)
+    assert decision.padded_batch_size is not None, "a batch with requests has a size"
+    larger = [each for each in runner.table if each > batch.batch_size]
+    return tuple(dict.fromkeys((decision.padded_batch_size, *larger[:1])))

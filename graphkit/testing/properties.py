@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.report import AFTER_CAPTURE, BEFORE_CAPTURE
+from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.errors import GraphkitError
 from graphkit.graphs import Attribution
 from graphkit.records import Finding
@@ -53,6 +54,8 @@ class CapturedMode:
             if name in wanted:
                 self._audit(name)
         self._runner.capture(attribution=Attribution(target.weights))
+        if not self.eager_reason:
+            declare_for_audits(target, self._runner, AuditLog())
 
     def close(self) -> None:
         """Close the graphs."""

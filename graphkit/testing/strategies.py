@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from graphkit.audit.pads.batch_variants import TOKEN_IDS, Fill, Requests, largest_number
+from graphkit.audit.batch_variants import TOKEN_IDS, Fill, Requests, largest_number
 from graphkit.buffers import Axis, FieldLayout, capacity_of, fields_of, resolve
 from graphkit.config import BufferSizes
 from graphkit.errors import ConfigError

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import nn
 
 from graphkit.graphs import CapturedGraph, StateSnapshot
 from graphkit.records import Mismatch
@@ -16,6 +20,7 @@ from graphkit.verify.differences import (
     largest_difference,
     largest_ulps,
 )
+from graphkit.verify.first_node import FirstNode, first_node, padded_rows, same_rows
 from graphkit.verify.rounding import Rounding
 from graphkit.verify.teacher_forcing import TeacherForcing, first_mismatch
 
@@ -57,6 +62,8 @@ class StepRuns:
         padded_batch_size: The captured size to run at.
         start: Restored before each run. The caller restores it after the last one.
         tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
+        padded_batch: The batch with pads of its own after the live rows, for padded runs.
+        prepare: Called before each padded run, when state is restored.
 
     Attributes:
         batch, padded_batch_size, start: As given.
@@ -72,7 +79,11 @@ class StepRuns:
         padded_batch_size: int,
         start: StateSnapshot,
         tolerance: float = 1.0,
+        *,
+        padded_batch: Any = None,
+        prepare: Callable[[], object] = lambda: None,
     ) -> None:
+        self._padded_batch, self._prepare = padded_batch or batch, prepare
         self.batch, self.padded_batch_size, self.start = batch, padded_batch_size, start
         self._runner = runner
         self._forcing = TeacherForcing(runner.step)
@@ -102,11 +113,17 @@ class StepRuns:
     def padded(self) -> Tensors:
         """Run the padded step without a graph."""
         self.start.restore()
+        self._prepare()
+        batch = self._padded_batch
         with self._forcing.record():
             output: Output = self._runner.run_padded(
-                self.batch, padded_batch_size=self.padded_batch_size
+                batch, padded_batch_size=self.padded_batch_size
             )
-        self._last_padded = output.clone().tensors()
+        live, requests = self.batch.batch_size, batch.batch_size
+        tensors = output.clone().tensors()
+        if requests > live:
+            tensors = {name: rows[: len(rows) * live // requests] for name, rows in tensors.items()}
+        self._last_padded = tensors
         return self._last_padded
 
     def padding_difference(self, allowed: Allowed | None = None) -> Mismatch | None:
@@ -128,6 +145,25 @@ class StepRuns:
         return first_mismatch(
             pairs, lambda pair: compare(pair.own, pair.recorded, pair.owner)
         ) or compare(unpadded, self._last_padded, self._owner)
+
+    def first_node(
+        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
+    ) -> FirstNode | None:
+        """Return the first node at which the padded step differs from the unpadded one.
+
+        Args:
+            weights: The model, or its weights by name, to name modules by.
+        """
+        rows = padded_rows(self.batch.batch_size, self.padded_batch_size)
+        runs = self.padding_difference, self.padded
+        return first_node(self._runner.step, runs, rows, self.rounding, weights)
+
+    def first_unstable_node(
+        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
+    ) -> FirstNode | None:
+        """Return the first node at which two runs of the padded step differ."""
+        runs = self.padded, self.padded
+        return first_node(self._runner.step, runs, same_rows, self.rounding, weights)
 
     def graph_difference(
         self, padded: Tensors, replayed: Tensors, allowed: float = 0.0

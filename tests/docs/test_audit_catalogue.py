@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from graphkit import audit
-from graphkit.audit.pads.bugs import Bug
+from graphkit.audit.bugs import Bug
 
 PAGE = Path(__file__).parents[2] / "docs" / "audits.md"
 

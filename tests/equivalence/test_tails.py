@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from graphkit.audit.pads.batch_variants import Requests
+from graphkit.audit.batch_variants import Requests
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.batch_variants import Fill, largest_number, worst_of
+from graphkit.audit.bugs import Bug
 from graphkit.audit.finding_text import requests_text
-from graphkit.audit.pads.batch_variants import Fill, largest_number, worst_of
-from graphkit.audit.pads.bugs import Bug, WrongReplay, report_wrong_replays
+from graphkit.audit.padding_cause import Cause, padding_cause
+from graphkit.audit.pads.findings import WrongReplay, report_wrong_replays
 from graphkit.audit.pads.greedy_acceptance import accepted_drafts
-from graphkit.audit.pads.trials import Tensors, Trials
+from graphkit.audit.pads.trials import Tensors, Trials, in_order
 from graphkit.audit.ranks import on_any_rank
 from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
@@ -28,7 +30,10 @@ from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 from graphkit.verify import Rounding, first_difference
 from graphkit.verify.differences import even_owner
+from graphkit.verify.first_node import FirstNode
 
+FindCause = Callable[[Bug], Cause]
+"""Returns the cause of a wrong replay whose variation shows a class of bug."""
 _TRY_ALL_UP_TO = 8
 """Captured sizes up to which every number of live requests is tried."""
 
@@ -57,7 +62,7 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
                     for live in sizes
                     for each in _LiveBatch(trials, size, live, log.tolerance).audit()
                 ]
-                report_wrong_replays(check, wrong)
+                report_wrong_replays(check, wrong, runner, target.weights)
                 replays = count_of(trials.count - before, "replay")
                 check.text = (
                     f"{replays} of batches of {requests_text(sizes)}: varied pads, order and "
@@ -97,7 +102,12 @@ class _LiveBatch:
         self._expected = self._trials.run(padded, self._size, self._live)
         found = list(
             self._replay(
-                Bug.NONDETERMINISTIC_REPLAY, "in a second replay of the same batch", padded
+                Bug.NONDETERMINISTIC_STEP,
+                "in a second replay of the same batch",
+                padded,
+                self._begins_at(
+                    lambda: self._trials.first_node_after(padded, self._size, (None, None))
+                ),
             )
         )
         self._is_unstable = bool(found)
@@ -114,18 +124,36 @@ class _LiveBatch:
 
     def _vary_pads(self) -> Iterator[WrongReplay]:
         """Vary the contents of pad rows, and of the memory that pad rows read."""
-        state, bug = self._trials.state, Bug.LEAKING_PAD_ROW
+        state = self._trials.state
         for value in (math.nan, math.inf):
             batch = self._requests.padded(self._size, worst_of(value))
             variation = f"with {value} in pad rows and reserved slots"
-            yield from self._replay(bug, variation, batch, prepare=partial(state.poison, value))
+            yield from self._replay_pads(variation, batch, partial(state.poison, value))
         for content, fill in self._fills().items() if self._size > self._live else ():
             batch = self._requests.padded(self._size, fill)
-            yield from self._replay(bug, f"with {content} in pad rows", batch)
+            yield from self._replay_pads(f"with {content} in pad rows", batch)
         if self._on_any_rank(state.mislead(self._batch)):
             variation = "with slots of another request in the reserved row of a request table"
             mislead = partial(state.mislead, self._batch)
-            yield from self._replay(bug, variation, self._batch, prepare=mislead, judge_state=False)
+            yield from self._replay_pads(variation, self._batch, mislead, judge_state=False)
+
+    def _replay_pads(
+        self,
+        variation: str,
+        batch: Any,
+        prepare: Callable[[], object] = lambda: None,
+        judge_state: bool = True,
+    ) -> Iterator[WrongReplay]:
+        trials = self._trials
+        runs = trials.runs(self._batch, self._size, padded_batch=batch, prepare=prepare)
+        yield from self._replay(
+            Bug.LEAKING_PAD_ROW,
+            variation,
+            batch,
+            partial(padding_cause, trials.runner, runs, trials.weights),
+            prepare=prepare,
+            judge_state=judge_state,
+        )
 
     def _fills(self) -> dict[str, Fill]:
         runner, own = self._trials.runner, self._requests.rows
@@ -147,7 +175,13 @@ class _LiveBatch:
             variation = f"after a batch of {count_of(size, 'request')}"
             for which in (1, 2) if is_own else (1,):
                 previous = self._trials.batch(size, which), size
-                yield from self._replay(bug, variation, self._batch, previous=previous)
+                own = self._requests.padded(self._size), self._size
+                find_node = partial(
+                    self._trials.first_node_after, self._batch, self._size, (own, previous)
+                )
+                yield from self._replay(
+                    bug, variation, self._batch, self._begins_at(find_node), previous=previous
+                )
 
     def _vary_order(self) -> Iterator[WrongReplay]:
         """Reorder the requests, with tolerance: kernels may round by the index of a row.
@@ -165,13 +199,14 @@ class _LiveBatch:
             yield found[0][0]
 
     def _reorder(self, order: Sequence[int]) -> Iterator[WrongReplay]:
-        expected = {
-            name: rows.unflatten(0, (self._live, -1))[list(order)].flatten(0, 1)
-            for name, rows in self._expected.items()
-        }
+        expected = in_order(self._expected, order)
         bug, variation = Bug.ROWS_DEPEND_ON_BATCH_ORDER, f"with requests in the order {list(order)}"
+        is_alone = self._trials.runner.group is None
+        find_cause = (
+            partial(self._trials.cause_in_order, self._requests, order) if is_alone else Cause
+        )
         yield from self._replay(
-            bug, variation, self._requests.take(order).batch(), reordered=expected
+            bug, variation, self._requests.take(order).batch(), find_cause, reordered=expected
         )
 
     def _replay(
@@ -179,6 +214,7 @@ class _LiveBatch:
         bug: Bug,
         variation: str,
         batch: Any,
+        find_cause: FindCause,
         *,
         previous: tuple[Any, int] | None = None,
         reordered: Tensors | None = None,
@@ -191,6 +227,7 @@ class _LiveBatch:
             bug: Class of bug that a wrong row shows.
             variation: What differs from the replay that gave the expected output.
             batch: The batch.
+            find_cause: Returns the cause of a wrong row.
             previous: A batch to replay before it, and the captured size of that.
             reordered: Output to expect within rounding, instead of the first one in every bit.
             prepare: Called before the replay, when state is restored.
@@ -202,8 +239,11 @@ class _LiveBatch:
         got = trials.run(batch, self._size, live, prepare)
         write = trials.state.stray_write(batch) if judge_state else None
         if write is not None:
+            bug_of_write = Bug.WRITE_OUTSIDE_LIVE_SLOTS
+            find_node = partial(trials.first_stray_write, batch, self._size, previous, prepare)
+            find_writer = partial(self._begins_at(find_node), bug_of_write)
             self._stray_writes.append(
-                WrongReplay(Bug.WRITE_OUTSIDE_LIVE_SLOTS, variation, live, write)
+                WrongReplay(bug_of_write, variation, live, write, find_writer)
             )
         expected = self._expected if reordered is None else reordered
         differing = partial(first_difference, expected, got, even_owner(live), self._rounding)
@@ -218,7 +258,12 @@ class _LiveBatch:
             consequence = self._distance(wrong)
             if wrong.field == "next_token_logits":
                 consequence += self._acceptance(batch, expected, got)
-            yield WrongReplay(bug, variation, live, wrong, consequence)
+            yield WrongReplay(bug, variation, live, wrong, partial(find_cause, bug), consequence)
+
+    def _begins_at(self, find_node: Callable[[], FirstNode | None]) -> FindCause:
+        # On several ranks only one may see the difference, and the others would wait.
+        is_alone = self._trials.runner.group is None
+        return lambda bug: Cause(bug, find_node() if is_alone else None)
 
     def _on_any_rank(self, is_needed: bool) -> bool:
         return on_any_rank(self._trials.runner, is_needed)

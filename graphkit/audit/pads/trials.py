@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 from typing import Any, Self
 
 import torch
 
-from graphkit.audit.pads.batch_variants import Requests
+from graphkit.audit.batch_variants import Requests
+from graphkit.audit.bugs import Bug
+from graphkit.audit.forward_caches import cache_at_fault
+from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import WatchedState
+from graphkit.audit.undeclared_state import undeclared_tensors
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify import StepRuns
+from graphkit.verify import Rounding, StepRuns
 from graphkit.verify.comparison import restorable_state
+from graphkit.verify.differences import even_owner, first_difference
+from graphkit.verify.first_node import (
+    FirstNode,
+    LiveRows,
+    first_node,
+    node_at,
+    reordered_rows,
+    same_rows,
+)
+from graphkit.verify.forward_trace import ForwardTrace, traced
 
 Tensors = dict[str, torch.Tensor]
+Previous = tuple[Any, int]
+"""A batch, and the captured size to replay it at."""
 _SEED = 40
 _POOLS = ("attention.kv_pool.", "attention.window_kv_pool.")
 
@@ -23,7 +41,8 @@ _POOLS = ("attention.kv_pool.", "attention.window_kv_pool.")
 class Trials:
     """Replays of one captured runner, each from the same state and random numbers.
 
-    A context manager, which restores both when it ends. Holds a copy of the state.
+    A context manager, which restores both when it ends. Holds a copy of the state, and of other
+    tensors that the forward reaches.
 
     Args:
         target: Makes the batches, and declares the state.
@@ -34,6 +53,7 @@ class Trials:
         state: The declared state, compared with its copy.
         count: Number of replays by ``run``.
         draws: Whether a replay draws random numbers.
+        weights: The target's model, or its weights by name.
 
     Raises:
         ReplayError: The runner is not captured.
@@ -41,15 +61,18 @@ class Trials:
 
     def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
         self.runner, self.count, self.draws = runner, 0, False
-        self._target = target
+        self._target, self.weights = target, target.weights
         full_batch = self.batch(runner.table.largest)
         # Plans of the attention backend stay: every replay must write those again.
         state = {
             name: tensor
             for name, tensor in restorable_state(runner).items()
-            if name in (target.mutable_state or {}) or name.startswith(_POOLS)
+            if name in runner.mutable_state or name.startswith(_POOLS)
         }
         self._start = StateSnapshot(state, runner.device)
+        # Memory that no replay resets; a search for a node begins from what it is now.
+        undeclared = undeclared_tensors(runner, target.weights)
+        self._undeclared = StateSnapshot(undeclared, runner.device)
         self.state = WatchedState(
             self._start, target.sizes.page_size, full_batch, target.mutable_state or {}
         )
@@ -105,7 +128,103 @@ class Trials:
 
     def natural_rounding(self, batch: Any, size: int) -> float:
         """Return the ulp by which the padded and the unpadded step differ without a graph."""
-        runs = StepRuns(self.runner, batch, size, self._start)
+        runs = self.runs(batch, size)
         runs.padded()
         runs.padding_difference()
         return runs.natural
+
+    def runs(self, batch: Any, size: int, **options: Any) -> StepRuns:
+        """Return runs of a batch from the state of all replays; options as for ``StepRuns``."""
+        return StepRuns(self.runner, batch, size, self._start, **options)
+
+    def first_node_after(
+        self, batch: Any, size: int, previous: tuple[Previous | None, Previous | None]
+    ) -> FirstNode | None:
+        """Return the first node of the padded step that depends on the batch before it.
+
+        Args:
+            batch: The batch.
+            size: Captured size.
+            previous: A batch to replay before, and its captured size, for each of two runs.
+        """
+
+        def run(before: Previous | None) -> None:
+            if before is not None:  # without one, the runs differ by what the first one left
+                self._undeclared.restore()
+                self.leave(*before)
+            self._start.restore()
+            self.runner.run_padded(batch, padded_batch_size=size)
+
+        runs = partial(run, previous[0]), partial(run, previous[1])
+        return self._first_node(runs, same_rows)
+
+    def cause_in_order(self, requests: Requests, order: Sequence[int], bug: Bug) -> Cause:
+        """Return why rows of the step without a graph depend on the order of the requests.
+
+        Args:
+            requests: The requests.
+            order: Another order of them.
+            bug: Class of bug, unless a cache is at fault.
+        """
+        rounding = Rounding(self.runner.sizes.dtype)
+        output: Tensors = {}
+
+        def run(batch: Any) -> Tensors:
+            self._start.restore()
+            output.update(self.runner.fall_back(batch).clone().tensors())
+            return {**output}
+
+        def agrees() -> bool:
+            expected, got = in_order(output, order), runs[1]()
+            return first_difference(expected, got, even_owner(1), rounding, rounding.most) is None
+
+        runs = partial(run, requests.batch()), partial(run, requests.take(order).batch())
+        first = self._first_node(runs, reordered_rows(order, requests.tokens_of(order).tolist()))
+        read = () if first is None else first.outside
+        cache = cache_at_fault(self.runner, read, runs[0], agrees)
+        return Cause(bug if cache is None else cache.bug, first, cache)
+
+    def first_stray_write(
+        self, batch: Any, size: int, previous: Previous | None, prepare: Callable[[], object]
+    ) -> FirstNode | None:
+        """Return the first node that writes a row of state that is not the batch's.
+
+        Args:
+            batch: The batch.
+            size: Captured size.
+            previous: A batch to replay before it, and the captured size of that.
+            prepare: Called before the run, when state is restored.
+        """
+        if previous is not None:
+            self.leave(*previous)
+        for call in count():
+            self._start.restore()
+            prepare()
+            strays: list[int] = []
+
+            def look(trace: ForwardTrace, strays: list[int] = strays) -> None:
+                is_outside = None in trace.ops[-1].values
+                if not strays and is_outside and self.state.stray_write(batch) is not None:
+                    strays.append(len(trace.ops) - 1)
+
+            with traced(self.runner.step, call, self.weights, look) as trace:
+                self.runner.run_padded(batch, padded_batch_size=size)
+            if strays:
+                return node_at(trace, strays[0], call)
+            if not trace.ops:
+                break
+        return None
+
+    def _first_node(
+        self, runs: tuple[Callable[[], object], Callable[[], object]], rows: LiveRows
+    ) -> FirstNode | None:
+        rounding = Rounding(self.runner.sizes.dtype)
+        return first_node(self.runner.step, runs, rows, rounding, self.weights)
+
+
+def in_order(output: Tensors, order: Sequence[int]) -> Tensors:
+    """Return copies of output rows with the requests in another order."""
+    return {
+        name: rows.unflatten(0, (len(order), -1))[list(order)].flatten(0, 1)
+        for name, rows in output.items()
+    }

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from graphkit.audit.object_snapshot import checksum
+from graphkit.graphs.operands import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
-from graphkit.graphs.walk.recorder_walk import tensors_in
 
 
 def first_result_difference(graph: Any, new: Any, replay: Callable[[Any], object]) -> int | None:
@@ -53,8 +53,4 @@ def written_tensors(op: RecordedOp) -> Iterator[torch.Tensor]:
     """Yield the results of an operation and the arguments that it writes."""
     if op.op.overloadpacket not in UNINITIALISED:
         yield from op.results
-    declared = op.op._schema.arguments
-    given = {**dict(zip((each.name for each in declared), op.args, strict=False)), **op.kwargs}
-    for each in declared:
-        if each.alias_info is not None and each.alias_info.is_write:
-            yield from tensors_in(given.get(each.name))
+    yield from arguments_written(op.op, op.args, op.kwargs)

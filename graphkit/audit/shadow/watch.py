@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from graphkit.audit.audit_log import Check
-from graphkit.audit.pads.bugs import Bug
-from graphkit.audit.reachable_objects import ReachableObjects
+from graphkit.audit.bugs import Bug
+from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.shadow.changed_state import changed_state
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
 from graphkit.config import require_int, require_type
@@ -20,6 +20,7 @@ from graphkit.graphs import StateSnapshot
 from graphkit.records import Finding, Mismatch, count_of, distinct_text
 from graphkit.runners import Runner
 from graphkit.runners.launch import Launch
+from graphkit.runners.reachable_objects import ReachableObjects
 from graphkit.verify import StepRuns, check_tolerance
 from graphkit.verify.differences import Tensors
 
@@ -27,14 +28,7 @@ _GRAPH = (
     "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "
     "the other audits."
 )
-_PADDING = (
-    "Find the operation that mixes rows, such as a mean over the batch. Run the audit of pads."
-)
 _FROZEN = "Read it from a tensor that every replay refreshes, or capture again after each change."
-_NONDETERMINISTIC = (
-    "Use deterministic kernels, and declare everything that a step changes as mutable_state. "
-    "Replays of a nondeterministic step cannot be checked."
-)
 _FAILED = "Run the batch with runner.fall_back, and fix the error that it raises."
 
 
@@ -68,7 +62,8 @@ class ShadowWatch:
 
     A context manager: it watches while its block runs. The batch of such a replay runs again,
     padded and unpadded. If the replay differs from the padded run in any bit, the graph is wrong;
-    if the padded run differs from the unpadded one beyond rounding, padding is wrong.
+    if the padded run differs from the unpadded one beyond rounding, padding is wrong. Then, once
+    for each size and output field, the forward runs several times more to find the node.
 
     Callers get the output of the graph. State, random numbers and the objects that the forward
     refers to are restored to what the graph left. A replay that is compared takes as long as
@@ -161,8 +156,8 @@ class ShadowWatch:
             return  # the unpadded run would differ as well
         padding = replay.runs.padding_difference()
         if padding is not None:
-            runs = "with pads", "without them"
-            self._report_row("padding bug", replay, padding, runs, _PADDING)
+            runs, bug = ("with pads", "without them"), Bug.LEAKING_PAD_ROW
+            self._report_cause(replay, padding, runs, bug, self._why_padding)
 
     def _report_frozen(self, replay: _Replay) -> bool:
         """Report host numbers that have changed since capture and that the graph keeps."""
@@ -183,8 +178,8 @@ class ShadowWatch:
         verdict = replay.runs.judge_graph(padded, replay.output)
         repeated = "in a repeated run without a graph", "in the first one"
         if not verdict.is_comparable and verdict.unstable is not None:
-            kind = "nondeterministic step"
-            self._report_row(kind, replay, verdict.unstable, repeated, _NONDETERMINISTIC)
+            bug = Bug.NONDETERMINISTIC_STEP
+            self._report_cause(replay, verdict.unstable, repeated, bug, self._why_unstable)
         elif verdict.wrong is not None:
             names = "from the graph", "without it"
             self._report_row("graph bug", replay, verdict.wrong, names, _GRAPH)
@@ -205,6 +200,45 @@ class ShadowWatch:
     def _changed_state(self, snapshot: StateSnapshot, replay: _Replay) -> list[str]:
         return changed_state(snapshot, replay.runs.batch, self._runner.sizes.page_size)
 
+    def _why_padding(self, runs: StepRuns) -> Cause:
+        return padding_cause(self._runner, runs, self._weights)
+
+    def _why_unstable(self, runs: StepRuns) -> Cause:
+        is_alone = self._runner.group is None
+        first = runs.first_unstable_node(self._weights) if is_alone else None
+        return Cause(Bug.NONDETERMINISTIC_STEP, first)
+
+    def _report_cause(
+        self,
+        replay: _Replay,
+        wrong: Mismatch,
+        names: tuple[str, str],
+        bug: Bug,
+        find: Callable[[StepRuns], Cause],
+    ) -> None:
+        """Report a wrong row once, with its cause from further runs of the batch.
+
+        Args:
+            replay: The replay.
+            wrong: The row.
+            names: Names of the two runs that differ.
+            bug: Class of bug if the search for the cause fails.
+            find: Returns the cause.
+        """
+        key = f"cause of {bug.kind}", replay.size, wrong.field
+        if key in self._reported:
+            return
+        self._reported.add(key)
+        more = ""
+        try:
+            cause = find(replay.runs)
+        except Exception as error:  # the finding is reported all the same
+            cause = Cause(bug)
+            more = f" The search for the node failed: {type(error).__name__}: {error}"
+        facts = cause.facts(self._runner, replay.size, self._weights)
+        kind, advice, more = cause.bug.kind, cause.bug.value, f"{cause.text}{more}"
+        self._report_row(kind, replay, wrong, names, advice, more=more, **facts)
+
     def _report_row(
         self,
         kind: str,
@@ -212,13 +246,14 @@ class ShadowWatch:
         wrong: Mismatch,
         runs: tuple[str, str],
         advice: str,
+        more: str = "",
         **facts: Any,
     ) -> None:
         before, after = distinct_text(wrong.expected, wrong.got)
         distance = f" ({wrong.distance})" if wrong.distance else ""
         text = (
             f"row {wrong.row} of {wrong.field} (request {wrong.request} of {replay.live}) is "
-            f"{after} {runs[0]} and {before} {runs[1]}{distance}."
+            f"{after} {runs[0]} and {before} {runs[1]}{distance}.{more}"
         )
         facts |= {"row": wrong.row, "request": wrong.request, "before": before, "after": after}
         self._report(kind, replay, wrong.field, text, advice, **facts)

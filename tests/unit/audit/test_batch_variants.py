@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 import graphkit as gk
 from declared_modes import MODES, every_mode
-from graphkit.audit.pads.batch_variants import Requests, is_content, largest_number, worst_of
+from graphkit.audit.batch_variants import Requests, is_content, largest_number, worst_of
 from graphkit.buffers import Axis, declare, fields_of
 from graphkit.runners import RUNNERS
 from graphkit.testing import batches

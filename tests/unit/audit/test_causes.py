@@ -56,9 +56,29 @@ def test_errors_come_first_and_notes_last():
     assert [each.text for each in merged_by_cause(found)] == ["c", "d", "b", "a"]
 
 
-def test_a_padding_bug_that_the_pads_explain_is_one_finding():
-    shadow = finding(audit="shadow", kind="padding bug", text="row 1 differs.")
-    assert merged_by_cause([shadow]) != ()
+def test_what_pads_has_found_is_not_found_again_by_shadow():
+    shadow = finding(audit="shadow", text="row 1 differs.")
     assert [each.audit for each in merged_by_cause([finding(), shadow])] == ["pads"]
     assert len(merged_by_cause([finding(mode="DRAFT"), shadow])) == 2
-    assert len(merged_by_cause([finding(severity="note"), shadow])) == 2
+    assert len(merged_by_cause([finding(kind="order"), shadow])) == 2
+    line = {"source": "a.py:3", "kernel": "mean"}
+    at_one_line = [finding(kind="order", **line), finding(audit="shadow", **line)]
+    assert [each.audit for each in merged_by_cause(at_one_line)] == ["pads"]
+    at_one_line[0] = finding(kind="order", severity="note", **line)
+    assert len(merged_by_cause(at_one_line)) == 2
+
+
+def test_a_cache_that_warmup_has_found_is_not_found_again():
+    cache = [
+        finding(audit=audit, kind="lazy cache", names=names)
+        for audit, names in (("warmup", ("x", "y")), ("pads", ("x",)), ("shadow", ("z",)))
+    ]
+    assert [each.audit for each in merged_by_cause(cache)] == ["warmup", "shadow"]
+
+
+def test_state_and_statistics_that_a_capture_changes_are_no_leak():
+    leak = finding(audit="warmup", kind="warm-up leak", names=("norm.mean",))
+    state = finding(audit="warmup", kind="undeclared state", names=("norm.mean",))
+    assert [each.kind for each in merged_by_cause([leak, state])] == ["undeclared state"]
+    assert [each.kind for each in merged_by_cause([leak, finding(module="norm")])] == ["leak"]
+    assert len(merged_by_cause([leak, finding(module="other")])) == 2

@@ -17,7 +17,7 @@ VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
 LEAK, STRAY = "leaking pad row", "write outside live slots"
 STALE, ORDER = "stale rows of a larger batch", "rows depend on batch order"
-SIZES, NONDETERMINISTIC = "sizes interfere", "nondeterministic replay"
+SIZES, NONDETERMINISTIC = "sizes interfere", "nondeterministic step"
 
 
 class Tiny(nn.Module):
@@ -282,6 +282,47 @@ def test_rows_computed_from_their_index_depend_on_batch_order():
     found, log = audited(lambda hidden, inputs: hidden + torch.arange(len(hidden))[:, None] / 9)
     assert found == {(ORDER, 4)}
     assert "with requests in the order [1, 0]" in log.findings[0].text
+
+
+def stray(cache):
+    def mix(hidden, inputs):
+        hidden = hidden * 2
+        cache.index_copy_(0, inputs.out_cache_loc, hidden)
+        cache.index_copy_(0, inputs.out_cache_loc.where(inputs.out_cache_loc > 0, 63), hidden)
+        return hidden
+
+    return mix
+
+
+def never_reset(largest):
+    def mix(hidden, inputs):
+        largest.copy_(torch.maximum(largest, inputs.positions.max()))
+        return hidden + largest
+
+    return mix
+
+
+def counting(counter):
+    return lambda hidden, inputs: hidden * 2 + counter.add_(1)
+
+
+@pytest.mark.parametrize(
+    ("mix_of", "kind", "kernel", "offset"),
+    [
+        (stray, STRAY, "index_copy_", 4),
+        (never_reset, STALE, "maximum", 2),
+        (counting, NONDETERMINISTIC, "add", 1),
+    ],
+)
+def test_a_finding_names_the_node_and_its_line(mix_of, kind, kernel, offset):
+    memory = torch.zeros(SLOTS, HIDDEN) if mix_of is stray else torch.zeros(HIDDEN)
+    state = {"cache": memory} if mix_of is stray else None
+    _, log = audited(mix_of(memory), mutable_state=state)
+    (finding,) = (each for each in log.findings if (each.kind, each.batch_size) == (kind, 4))
+    line = mix_of.__code__.co_firstlineno + offset
+    assert finding.kernel == kernel
+    assert finding.source.split()[0].endswith(f"test_pads.py:{line}")
+    assert f"is `{kernel}`." in finding.text or kind == STRAY
 
 
 def test_rounding_by_row_index_is_no_finding():

@@ -17,10 +17,10 @@ import graphkit as gk
 from declared_modes import every_mode
 from graphkit.audit import AuditLog
 from graphkit.audit.object_snapshot import ObjectSnapshot, checksum
-from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.audit.warmup import audit_warmup
 from graphkit.kv import MHATokenToKVPool
 from graphkit.reference.target import model_target
+from graphkit.runners.reachable_objects import ReachableObjects
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 VOCAB, HIDDEN, WIDTH = 32, 8, 4

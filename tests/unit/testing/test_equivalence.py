@@ -11,13 +11,14 @@ from hypothesis import given, settings
 
 import graphkit as gk
 from declared_modes import every_mode
-from graphkit.audit.pads.bugs import Bug
+from graphkit.audit.bugs import Bug
 from graphkit.runners import Runner
 from graphkit.testing import assert_replay_equivalent, assert_target_equivalent, batches
 from no_metadata import NoMetadata
 
 VERIFY, EXTEND_V2 = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT_EXTEND_V2
 STEP = gk.ForwardMode.STEP
+VOCAB = 16
 
 
 def right(rows):
@@ -26,6 +27,9 @@ def right(rows):
 
 def leak_mean(rows):
     return rows + rows.mean(0)
+
+
+LINE_OF_MEAN = f"testing/test_equivalence.py:{leak_mean.__code__.co_firstlineno + 1} in leak_mean"
 
 
 @pytest.fixture
@@ -67,12 +71,15 @@ def test_a_leak_is_a_fault_of_padding(capture):
     runner, batches = capture(leak_mean)
     said = failure_of(runner, batches)
     assert said[""] == (
-        "TARGET_VERIFY: the replay of 2 live requests at captured size 3 is wrong: padding changes "
+        "TARGET_VERIFY: the replay of 1 live request at captured size 3 is wrong: padding changes "
         "live rows."
     )
     assert said["at fault"] == "padding"
     assert said["where"] == "next_token_logits, row 0, request 0"
-    assert said["probable bug"].startswith("leaking pad row. Compute every row from ")
+    assert said["probable bug"].startswith(
+        "leaking pad row. The first node that differs is `mean`. Compute every row from "
+    )
+    assert said["at"] == f"(forward), {LINE_OF_MEAN}"
     difference = abs(float(said["expected"]) - float(said["got"]))
     assert difference > 0.01
     assert float(said["largest difference"]) >= difference * 0.99
@@ -100,9 +107,9 @@ def test_a_forward_that_differs_at_every_run_is_nondeterministic(capture):
     """Its counter is undeclared, so that no run restores it."""
     counter = torch.zeros(())
     runner, batches = capture(lambda rows: rows + counter.add_(0.5))
-    assert failure_of(runner, batches)["probable bug"].startswith(
-        "nondeterministic step. Replays of"
-    )
+    said = failure_of(runner, batches)
+    assert said["probable bug"].startswith("nondeterministic step. The first node that differs is")
+    assert "in <lambda>" in said["at"]
 
 
 def test_a_forward_that_counts_its_runs_is_nondeterministic(capture):
@@ -113,7 +120,25 @@ def test_a_forward_that_counts_its_runs_is_nondeterministic(capture):
 
 def test_the_number_of_pads_may_matter_although_their_contents_do_not(capture):
     runner, batches = capture(lambda rows: rows / len(rows))
-    assert failure_of(runner, batches)["probable bug"].startswith("dependence on the batch size. ")
+    assert failure_of(runner, batches)["probable bug"].startswith(
+        "dependence on the batch size. The first node that differs is `div`. "
+    )
+
+
+def test_undeclared_state_is_named_before_what_follows_from_it(capture):
+    class Remembering:
+        def __init__(self):
+            self.last = torch.zeros(9, VOCAB)
+
+        def __call__(self, rows):
+            before = self.last[1 : 1 + len(rows)].clone()
+            self.last[1 : 1 + len(rows)] = rows
+            return rows + before
+
+    runner, batches = capture(Remembering())
+    bug = failure_of(runner, [batches[2]])["probable bug"]
+    assert bug.startswith("undeclared state. A replay changes `")
+    assert "last`. Declare it as mutable_state" in bug
 
 
 def test_tolerance_is_for_padding_alone(capture):
@@ -157,6 +182,21 @@ def test_a_graph_may_round_like_repeated_runs_of_its_step(capture):
     assert failed["probable bug"].startswith("nondeterministic step. ")
 
 
+def test_a_full_batch_is_padded_to_a_larger_size_too(target_of):
+    """A batch norm in training mode is right wherever a batch has a captured size of its own."""
+    norm = torch.nn.BatchNorm1d(VOCAB)
+    target = target_of(norm, mutable_state=dict(norm.named_buffers()))
+    with target.runner(VERIFY, batch_sizes=[1, 2, 3], device="cpu") as runner:
+        runner.capture()
+        for live in (1, 2, 3):
+            batch = target.batch(VERIFY, live, live)
+            assert_replay_equivalent(runner, [batch], padded_batch_size=live)
+        assert_replay_equivalent(runner, [target.batch(VERIFY, 3, 3)])
+        said = failure_of(runner, [target.batch(VERIFY, 2, 2)])
+    assert "2 live requests at captured size 3 is wrong" in said[""]
+    assert said["probable bug"].startswith("leaking pad row. The first node that differs is `")
+
+
 def test_every_batch_of_a_generator_is_compared(capture):
     runner, batches = capture(leak_mean)
     assert_replay_equivalent(runner, [batches[2]])
@@ -166,7 +206,7 @@ def test_every_batch_of_a_generator_is_compared(capture):
 
 def test_a_larger_size_can_be_given(capture):
     runner, batches = capture(leak_mean)
-    assert_replay_equivalent(runner, batches[:1])
+    assert_replay_equivalent(runner, batches[:1], padded_batch_size=1)
     assert (
         "1 live request at captured size 3"
         in failure_of(runner, batches[:1], padded_batch_size=3)[""]
@@ -184,7 +224,7 @@ def test_state_and_step_are_restored_after_a_failure(capture):
     failure_of(runner, batches)
     assert counter == 0
     assert runner.step.forward is forward
-    assert_replay_equivalent(runner, batches[:1])
+    assert_replay_equivalent(runner, batches[:1], padded_batch_size=1)
 
 
 def test_an_idle_batch_is_right(capture):
@@ -273,7 +313,7 @@ def test_the_text_of_a_failure(capture):
     with pytest.raises(AssertionError) as caught:
         assert_replay_equivalent(runner, batches)
     assert re.sub(r"\d\.\d+", "N", str(caught.value)) == (
-        "TARGET_VERIFY: the replay of 2 live requests at captured size 3 is wrong: padding changes "
+        "TARGET_VERIFY: the replay of 1 live request at captured size 3 is wrong: padding changes "
         "live rows.\n"
         "  at fault: padding\n"
         "  where: next_token_logits, row 0, request 0\n"
@@ -281,7 +321,9 @@ def test_the_text_of_a_failure(capture):
         "  got: N\n"
         "  distance: Ne+06 ulp of float32\n"
         "  largest difference: N\n"
-        f"  probable bug: leaking pad row. {Bug.LEAKING_PAD_ROW.value}"
+        "  probable bug: leaking pad row. The first node that differs is `mean`. "
+        f"{Bug.LEAKING_PAD_ROW.value}\n"
+        f"  at: (forward), {LINE_OF_MEAN}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The shadow watch distinguishes graph bugs, padding bugs and nondeterministic steps."""
+"""The shadow watch distinguishes wrong graphs, wrong padding and nondeterministic steps."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
+from graphkit.audit.shadow import watch as watch_module
 
 VOCAB = 32
 HIDDEN = 8
 GRAPH = "graph bug"
-PADDING = "padding bug"
+PADDING, SIZE = "leaking pad row", "dependence on the batch size"
 NONDETERMINISTIC = "nondeterministic step"
 
 
-def test_a_leak_is_a_padding_bug(capture, batch_of, watched):
+def test_a_leak_is_named_as_the_audit_of_pads_names_it(capture, batch_of, watched):
     runner, _ = capture(lambda model, hidden, inputs: hidden + hidden.mean(0))
     watch = watched(runner, [batch_of(4), batch_of(3), batch_of(3, 1)])
     (finding,) = watch.findings  # one per size and field
@@ -26,10 +27,12 @@ def test_a_leak_is_a_padding_bug(capture, batch_of, watched):
     distance = finding.text.rpartition("(")[2].partition(" ulp")[0]
     assert finding.text == (
         f"row 0 of next_token_logits (request 0 of 3) is {finding.after} with pads and "
-        f"{finding.before} without them ({distance} ulp of float32)."
+        f"{finding.before} without them ({distance} ulp of float32). The first node that differs "
+        "is `mean`."
     )
+    assert finding.source.endswith("in <lambda>")
     assert float(distance) > 1000
-    assert "pads" in finding.advice
+    assert "over the batch" in finding.advice
 
 
 @pytest.mark.parametrize(("tolerance", "is_found"), [(1.0, True), (16.0, False)])
@@ -39,7 +42,7 @@ def test_the_tolerance_multiplies_the_usual_rounding(
     """The step rounds by some 1000 ulp between 16 and 12 rows; 256 are allowed."""
     runner, _ = capture(lambda model, hidden, inputs: hidden * (1 + 5e-5 * len(hidden)))
     found = watched(runner, [batch_of(3)], tolerance=tolerance).findings
-    assert [each.kind for each in found] == ([PADDING] if is_found else [])
+    assert [each.kind for each in found] == ([SIZE] if is_found else [])
 
 
 def test_near_ties_are_no_padding_bug(capture):
@@ -137,6 +140,22 @@ def test_a_step_that_differs_at_every_run(capture, batch_of, watched):
     (finding,) = watched(runner, [batch_of(4), batch_of(3)]).findings
     assert finding.kind == NONDETERMINISTIC
     assert finding.text.startswith("row 0 of next_token_logits (request 0 of 4) is ")
+
+
+def test_the_cause_is_searched_once_and_its_failure_hides_nothing(
+    capture, batch_of, watched, monkeypatch
+):
+    searched = []
+
+    def fail(*runs):
+        searched.append(runs)
+        raise ValueError("no memory")
+
+    monkeypatch.setattr(watch_module, "padding_cause", fail)
+    runner, _ = capture(lambda model, hidden, inputs: hidden + hidden.mean(0))
+    (finding,) = watched(runner, [batch_of(3), batch_of(3, 1), batch_of(2)]).findings
+    assert (finding.kind, len(searched)) == (PADDING, 1)
+    assert finding.text.endswith("The search for the node failed: ValueError: no memory")
 
 
 def rounding(turns):

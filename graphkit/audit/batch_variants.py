@@ -86,15 +86,18 @@ class Requests:
     def take(self, order: Sequence[int]) -> Requests:
         """Return the requests of these indices, in this order."""
         chosen = torch.tensor(order, dtype=torch.int64)
-        owner = torch.arange(len(self)).repeat_interleave(self.counts)
-        tokens = torch.cat([(owner == request).nonzero()[:, 0] for request in order])
-        index = {Axis.REQUEST: chosen, Axis.TOKEN: tokens}
+        index = {Axis.REQUEST: chosen, Axis.TOKEN: self.tokens_of(order)}
 
         def taken(layout: FieldLayout, rows: torch.Tensor) -> torch.Tensor:
             axis = layout.field.axis
             return rows if axis is Axis.NONE else rows[index[axis].to(rows.device)]
 
         return replace(self._map_rows(taken), counts=self.counts[chosen])
+
+    def tokens_of(self, order: Sequence[int]) -> torch.Tensor:
+        """Return the token rows of requests, in the order of these, int64 [T]."""
+        owner = torch.arange(len(self)).repeat_interleave(self.counts)
+        return torch.cat([(owner == request).nonzero()[:, 0] for request in order])
 
     def filled(self, fill: Fill) -> Requests:
         """Return the requests with other content."""

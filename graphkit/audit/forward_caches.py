@@ -1,0 +1,111 @@
+"""Tensors that a forward keeps from one call to the next, and that make padding change live rows.
+
+A tensor is a cache if the forward makes it again when it is removed. It is at fault if runs with
+and without pads agree as soon as each of them makes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.audit.bugs import Bug
+from graphkit.graphs.recorded_op import storage_id
+from graphkit.runners import Runner
+from graphkit.runners.reachable_objects import Container, ReachableObjects, roots_of
+from graphkit.verify.teacher_forcing import wrapped_forward
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCache:
+    """A cache of a forward.
+
+    Attributes:
+        name: Where the forward keeps it, such as ``Model.mask``.
+        kept: Its dtype and shape.
+        bug: Whether it depends on the contents of a batch, or on its size alone.
+    """
+
+    name: str
+    kept: str
+    bug: Bug
+
+    @property
+    def text(self) -> str:
+        """What happened, as a sentence."""
+        made = "from other rows" if self.bug is Bug.LAZY_CACHE else "for another batch size"
+        return f"It reads `{self.name}` ({self.kept}), which the forward made {made} and kept."
+
+
+def cache_at_fault(
+    runner: Runner[Any, Any],
+    read: Sequence[torch.Tensor],
+    run: Callable[[], object],
+    agrees: Callable[[], bool],
+) -> ForwardCache | None:
+    """Return the cache without which two runs of a step agree.
+
+    Runs both for each tensor that may be a cache. Restores what the forward refers to.
+
+    Args:
+        runner: Captured.
+        read: Tensors that the step reads and has not made.
+        run: Runs the step on one batch.
+        agrees: Runs it on the other one, and returns whether both outputs agree.
+    """
+    storages = {storage_id(each) for each in read}
+    objects = ReachableObjects(roots_of(runner.step.forward))
+    for container, values in objects.entries:
+        for key, value in values.items():
+            is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+            if not is_tensor or storage_id(value) not in storages:
+                continue
+            for without in _removals(container, values, key):
+                try:
+                    with _forgetting(runner, container, without):
+                        run()
+                        made = container.read().get(key)
+                        if not isinstance(made, torch.Tensor) or made is value:
+                            continue
+                        if agrees():
+                            return _cache(container.name(key), value, made)
+                except Exception:
+                    continue
+                finally:
+                    objects.restore()
+    return None
+
+
+@contextmanager
+def _forgetting(
+    runner: Runner[Any, Any], container: Container, without: dict[Any, Any]
+) -> Iterator[None]:
+    """Remove values from a container before each call of the forward."""
+
+    def call(forward: Any, inputs: Any) -> Any:
+        container.restore(without)
+        return forward(inputs)
+
+    with runner.step.wrapped(lambda forward: wrapped_forward(forward, call)):
+        yield
+
+
+def _cache(name: str, kept: torch.Tensor, made: torch.Tensor) -> ForwardCache:
+    is_size = made.shape != kept.shape or torch.equal(made, kept)
+    bug = Bug.METADATA_OF_ANOTHER_SIZE if is_size else Bug.LAZY_CACHE
+    dtype = str(kept.dtype).removeprefix("torch.")
+    return ForwardCache(name, f"{dtype} {list(kept.shape)}", bug)
+
+
+def _removals(container: Container, values: dict[Any, Any], key: Any) -> Iterator[dict[Any, Any]]:
+    """Yield the values without one: as ``None``, without its key, or none at all in a dict."""
+    if container.name(key).endswith("]"):
+        yield {}
+    else:
+        yield values | {key: None}
+        yield {name: value for name, value in values.items() if name != key}

@@ -1,0 +1,147 @@
+"""Why padding changes live rows: one name for one cause, and the node at which it begins.
+
+Used wherever a padded step differs from the unpadded one: by the audits of pads and shadow, by
+``ShadowWatch``, and by the kit for tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.audit.batch_variants import Fill, Requests, largest_number, worst_of
+from graphkit.audit.bugs import Bug
+from graphkit.audit.forward_caches import ForwardCache, cache_at_fault
+from graphkit.errors import InspectError
+from graphkit.records import Node
+from graphkit.runners import Runner
+from graphkit.verify import Rounding, StepRuns
+from graphkit.verify.differences import even_owner, first_difference
+from graphkit.verify.first_node import FirstNode
+
+Weights = nn.Module | Mapping[str, torch.Tensor] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The cause of a difference between two runs of a step.
+
+    Attributes:
+        bug: Class of bug.
+        first: The operation at which the runs begin to differ; ``None`` if it is unknown.
+        cache: The cache that it reads, if that is the cause.
+    """
+
+    bug: Bug
+    first: FirstNode | None = None
+    cache: ForwardCache | None = None
+
+    @property
+    def text(self) -> str:
+        """Sentences on the node and the cache; empty if they are unknown."""
+        if self.first is None:
+            return ""
+        name = f"`{self.first.short_name}`"
+        if self.first.only_in is None:
+            text = f" The first node that differs is {name}."
+        else:
+            steps = "the step without pads", "the padded step"
+            text = f" Only {steps[self.first.only_in]} runs {name}."
+        return text if self.cache is None else f"{text} {self.cache.text}"
+
+    @property
+    def place(self) -> str:
+        """Module and line of the node; empty if they are unknown."""
+        origin = None if self.first is None else self.first.origin
+        return ", ".join(filter(None, (origin.module, origin.source))) if origin else ""
+
+    def facts(self, runner: Runner[Any, Any], size: int, weights: Weights) -> dict[str, Any]:
+        """Return what ``Check.report`` takes to name the node and the cache.
+
+        Args:
+            runner: Captured.
+            size: Captured size of the graph that has the node.
+            weights: The model, or its weights by name.
+        """
+        names = () if self.cache is None else (self.cache.name,)
+        if self.first is None:
+            return {"names": names}
+        return {
+            "kernel": self.first.short_name,
+            "module": self.first.origin.module,
+            "source": self.first.origin.source,
+            "node": _node(runner, size, self.first, weights),
+            "names": names,
+        }
+
+
+def padding_cause(
+    runner: Runner[Any, Any],
+    runs: StepRuns,
+    weights: Weights = None,
+    bug: Bug | None = None,
+) -> Cause:
+    """Return why the padded step differs from the unpadded one.
+
+    Runs the forward several times. On several ranks, where only one of them may see the difference,
+    nothing is run.
+
+    Args:
+        runner: Captured.
+        runs: Runs of the batch.
+        weights: The model, or its weights by name, to name modules by.
+        bug: Class of bug that other contents of pads have shown; ``None`` tries them.
+    """
+    if runner.group is not None:
+        return Cause(bug or Bug.LEAKING_PAD_ROW)
+    first = runs.first_node(weights)
+    if bug is not None and bug.severity == "note":
+        return Cause(bug, first)
+    cache = None
+    if first is not None:
+
+        def agrees() -> bool:
+            return runs.padding_difference() is None
+
+        cache = cache_at_fault(runner, first.outside, runs.padded, agrees)
+    if cache is not None:
+        return Cause(cache.bug, first, cache)
+    if bug is None:
+        is_branch = first is not None and first.only_in is not None
+        reads_pads = not is_branch and _contents_matter(runner, runs)
+        bug = Bug.LEAKING_PAD_ROW if reads_pads else Bug.DEPENDENCE_ON_THE_BATCH_SIZE
+    return Cause(bug, first)
+
+
+def _contents_matter(runner: Runner[Any, Any], runs: StepRuns) -> bool:
+    """Return whether other contents of pad rows change live rows of the padded step."""
+    size, rounding = runs.padded_batch_size, Rounding(runner.sizes.dtype)
+    requests = Requests.of(runs.batch, runner.buffers.layouts, runner.buffers.capacity)
+    fills: tuple[Fill, ...] = (
+        worst_of(math.nan),
+        lambda layout, _rows: largest_number(layout, runner.sizes, runner.steps_ahead()),
+    )
+    padded = runs.padded()
+    for fill in fills:
+        batch = requests.padded(size, fill)
+        filled = StepRuns(runner, runs.batch, size, runs.start, padded_batch=batch).padded()
+        allowed = rounding.beside(0.0)
+        if first_difference(padded, filled, even_owner(1), rounding, allowed) is not None:
+            return True
+    return False
+
+
+def _node(runner: Runner[Any, Any], size: int, first: FirstNode, weights: Weights) -> Node | None:
+    """Return the node of a graph that an operation made; the first one if it made several."""
+    try:
+        nodes = runner.inspect(size, weights=weights).nodes
+    except InspectError:  # cuda-bindings are not installed
+        return None
+    place = first.op.name, first.origin.module, first.origin.source
+    same = [node for node in nodes if (node.op, node.module, node.source) == place]
+    return same[min(first.occurrence, len(same) - 1)] if same and first.only_in != 0 else None

@@ -1,0 +1,94 @@
+"""State of requests that the target does not declare is found, reported once, and restored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import graphkit as gk
+from graphkit.audit import AuditLog, audit_target
+from graphkit.audit.undeclared_state import declare_for_audits, undeclared_state
+
+VERIFY = gk.ForwardMode.TARGET_VERIFY
+VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
+
+
+class Model(nn.Module):
+    """Writes tensors by slot and by request, a counter, and a cache of constants."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        self.pool = torch.zeros(2, SLOTS, HIDDEN, dtype=torch.bfloat16)
+        self.by_request = torch.zeros(9)
+        self.register_buffer("counter", torch.zeros(()))
+        self.register_buffer("unused", torch.ones(SLOTS, HIDDEN))
+        self.requires_grad_(False)
+
+    def forward(self, inputs):
+        hidden = self.embedding(inputs.input_ids)
+        history = self.pool[0, inputs.out_cache_loc].float() + self.unused[inputs.out_cache_loc]
+        self.pool[0].index_copy_(0, inputs.out_cache_loc, hidden.bfloat16())
+        self.by_request[inputs.req_pool_indices] = inputs.seq_lens.float()
+        self.counter.add_(1)
+        return gk.ForwardOutput(next_token_logits=self.head(hidden + history))
+
+
+def sample_batch(_mode, batch_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = batch_size * WIDTH
+    return gk.TargetVerifyInputs(
+        req_pool_indices=1 + torch.randperm(8, generator=generator)[:batch_size],
+        seq_lens=torch.randint(1, 9, (batch_size,), generator=generator).int(),
+        input_ids=torch.randint(1, VOCAB, (rows,), generator=generator),
+        positions=torch.randint(0, 32, (rows,), generator=generator),
+        out_cache_loc=1 + torch.randperm(SLOTS - 1, generator=generator)[:rows],
+    )
+
+
+@pytest.fixture
+def target():
+    model = Model()
+    return gk.CaptureTarget(
+        name="undeclared", spec=gk.SpecConfig("EAGLE", WIDTH - 1, 1, WIDTH),
+        sizes=gk.BufferSizes(4, 64, HIDDEN, VOCAB, torch.float32), forwards={VERIFY: model},
+        sample_batch=sample_batch, weights=model, batch_sizes=[1, 4],
+    )  # fmt: skip
+
+
+def test_only_what_has_rows_of_requests_is_state(target):
+    model = target.forwards[VERIFY]
+    with target.runner(VERIFY, device="cpu") as runner:
+        runner.capture()
+        before = {name: each.clone() for name, each in vars(model).items() if "pool" in name}
+        batch = target.batch(VERIFY, 4, 1)
+        runner.replay(batch)
+        written = model.pool.clone()
+        found = undeclared_state(runner, batch)  # which writes the same rows again
+        assert set(found) == {"Model.pool", "Model.by_request"}
+        assert found["Model.pool"] is model.pool
+        assert torch.equal(model.pool, written)
+        assert not torch.equal(model.pool, before["pool"])
+        assert runner.stats.replays == 1
+
+
+def test_declared_state_is_not_reported(target):
+    model = target.forwards[VERIFY]
+    state = {"pool": model.pool, "rows": model.by_request}
+    with replace(target, mutable_state=state).runner(VERIFY, device="cpu") as runner:
+        runner.capture()
+        log = AuditLog()
+        declare_for_audits(target, runner, log)
+        assert (log.findings, [*runner.mutable_state]) == ([], ["pool", "rows"])
+
+
+def test_undeclared_state_is_one_warning_and_nothing_follows_from_it(target):
+    for only in (["pads"], ["shadow"], ["warmup", "pads", "shadow"]):
+        report = audit_target(target, only=only, device="cpu")
+        kinds = [each.kind for each in report.findings if "counter" not in each.text]
+        assert kinds == ["undeclared state"], report.findings
+        assert set(report.findings[-1].names) == {"Model.pool", "Model.by_request"}
