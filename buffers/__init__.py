@@ -22,7 +22,7 @@ from graphkit.buffers.mode_buffers import (
     MultiLayerDraftExtendInputBuffers,
     TargetVerifyInputBuffers,
 )
-from graphkit.buffers.value_checks import Limits
+from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import BatchWriter, FieldWriter
 
 __all__ = [

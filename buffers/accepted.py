@@ -80,30 +80,26 @@ def host_rows(value: Any) -> NDArray[np.int64] | None:
 
     Values of a wrong type also give ``None``: the writer of the field refuses them by name.
     """
-    if isinstance(value, torch.Tensor):
-        if not value.is_cpu or value.layout is not torch.strided or is_recording():
-            return None
-        if value.is_floating_point():
-            return None
-        value = value.detach().numpy()
-    try:
-        rows = np.asarray(value)
-    except ValueError:
-        return None
-    return rows.astype(np.int64) if rows.dtype.kind in "iu" else None
+    rows = _host_array(value)
+    return rows.astype(np.int64) if rows is not None and rows.dtype.kind in "iu" else None
 
 
 def host_floats(value: Any) -> NDArray[np.float64] | None:
     """Return the floats that the host can read without waiting; ``None`` if there are none."""
+    rows = _host_array(value)
+    return rows.astype(np.float64) if rows is not None and rows.dtype.kind == "f" else None
+
+
+def _host_array(value: Any) -> NDArray[Any] | None:
     if isinstance(value, torch.Tensor):
         if not value.is_cpu or value.layout is not torch.strided or is_recording():
             return None
-        return value.detach().double().numpy() if value.is_floating_point() else None
+        value = value.detach()
+        value = (value.double() if value.is_floating_point() else value).numpy()
     try:
-        rows = np.asarray(value)
+        return np.asarray(value)
     except ValueError:
         return None
-    return rows.astype(np.float64) if rows.dtype.kind == "f" else None
 
 
 def _array(name: str, value: Any) -> Any:

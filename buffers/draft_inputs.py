@@ -186,7 +186,7 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         super().check(batch, tokens, width, ragged)
         select = _host_field(batch, "select_index")
         if select is None or select.ndim != 1:
-            return  # the writer of the field refuses its shape
+            return  # the writer of the field checks its shape
         owner = np.arange(len(select))
         if not np.array_equal(select // width, owner):
             raise InputError(
@@ -216,7 +216,7 @@ class MultiLayerDraftExtendInputs(DraftExtendInputs):
         if not np.array_equal(select, last):
             raise InputError(
                 f"select_index is {select.tolist()}, but num_accepted_tokens {accepted.tolist()} "
-                f"end in rows {last.tolist()}. Pass these.",
+                f"end in rows {last.tolist()}. Pass these rows.",
                 field="select_index",
             )
 
@@ -230,20 +230,22 @@ def _plainly_agree(batch: Any, tokens: int, width: int, ragged: bool) -> bool:
         getattr(batch, name, None)
         for name in ("num_accepted_drafts", "num_accepted_tokens", "extend_seq_lens")
     )
-    return (
+    if not (
         type(drafts) is type(accepted) is type(lengths) is np.ndarray
         and drafts.dtype == accepted.dtype == lengths.dtype == np.int32
         and drafts.size > 0
         and drafts.shape == lengths.shape
         and accepted.tobytes() == (drafts + 1).tobytes()
-        # As unsigned numbers, so that none is negative.
-        and np.maximum.reduce(drafts.view(np.uint32), axis=None) < width
-        and (
-            accepted.tobytes() == lengths.tobytes() and np.add.reduce(accepted, axis=None) == tokens
-            if ragged
-            else np.maximum.reduce((lengths - 1).view(np.uint32), axis=None) < width
-        )
-    )
+    ):
+        return False
+    # As unsigned numbers, so that none is negative.
+    most = drafts.view(np.uint32)
+    if ragged:
+        if accepted.tobytes() != lengths.tobytes() or np.add.reduce(accepted, axis=None) != tokens:
+            return False
+    else:
+        most = np.maximum(most, (lengths - 1).view(np.uint32))
+    return bool(np.maximum.reduce(most, axis=None) < width)
 
 
 def _host_field(batch: Any, name: str) -> NDArray[np.int64] | None:

@@ -62,7 +62,7 @@ class Field:
     name: str
     axis: Axis
     dtype: torch.dtype | str
-    pad: int | bool | Pad
+    pad: float | bool | Pad
     row: tuple[str | int, ...]
     lead: int
     flat: bool
@@ -77,7 +77,7 @@ def declare(
     dtype: torch.dtype | str,
     meaning: str,
     *,
-    pad: int | bool | Pad = 0,
+    pad: float | bool | Pad = 0,
     row: tuple[str | int, ...] = (),
     lead: int = 0,
     flat: bool = False,

@@ -18,7 +18,8 @@ from graphkit.buffers.inputs import StepInputs
 from graphkit.buffers.layout import Capacity, FieldLayout, resolve
 from graphkit.buffers.mailbox import ENTRIES, Mailbox
 from graphkit.buffers.refresh_table import refresh_copies, refresh_fetches, refresh_table
-from graphkit.buffers.value_checks import Limits, ValueChecks
+from graphkit.buffers.value_checks import ValueChecks
+from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, InputError
@@ -93,7 +94,9 @@ class InputBuffers:
             AxisWriters(self.mailbox, axis, [x for x in written if x.field.axis is axis], device)
             for axis in dict.fromkeys(layout.field.axis for layout in written)
         ]
-        self.value_checks = None if limits is None else ValueChecks(self.layouts, limits, device)
+        self.value_checks = (
+            None if limits is None else ValueChecks(self.layouts, self.capacity, limits, device)
+        )
         """Checks of values; ``None`` outside of the checking mode."""
         self._blank = self._make_blank()
         for entry in range(ENTRIES):
@@ -195,7 +198,7 @@ class InputBuffers:
             batch_size * self.capacity.tokens_per_request,
         )
         if self.value_checks is not None:
-            self.value_checks.enqueue(vars(self.view(batch_size)))
+            self.value_checks.enqueue(vars(self.view(batch_size)), is_padded=True)
 
     def refresh_tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the refresh works with, by name. Fields are not among them."""

@@ -102,7 +102,7 @@ class FieldLayout:
     dtype: torch.dtype
     row: tuple[int, ...]
     capacity: int
-    pad: int | bool
+    pad: float | bool
     first_segment: int
     payload: int
 

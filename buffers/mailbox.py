@@ -3,7 +3,9 @@
 ``graphkit.ops.mailbox_layout`` documents its layout.
 
 The host may write an entry once the device has consumed its previous content. It compares two
-numbers in plain memory, and waits only while every entry is in flight.
+numbers in plain memory, and waits only while every entry is in flight. Hosts that reorder loads,
+such as Arm's, need no memory fence for this: the host writes an entry after a branch on what it has
+read, and stores are not moved before such a branch.
 
 A launch is counted by one assignment, in ``commit``. An exception at any line before it, such as a
 ``KeyboardInterrupt`` after the driver has launched the graph, leaves the entry posted but not
@@ -110,7 +112,7 @@ class Mailbox:
     def point(self, index: int, word: int, address: int) -> None:
         """Set an address as the source of a segment, until the entry is claimed again."""
         if address != FROM_PAYLOAD:
-            self._pointed[index].append(word)  # first, so that no address outlasts its batch
+            self._pointed[index].append(word)  # first, in case of an interrupt
         self._entries[index][word] = address
 
     def fill(self, index: int, words: NDArray[np.int64]) -> None:

@@ -37,7 +37,7 @@ class MultiLayerDraftExtendInputBuffers(InputBuffers):
     inputs_type = MultiLayerDraftExtendInputs
 
     def check(self, batch: Any, tokens: int, width: int | None = None) -> None:
-        """See ``InputBuffers.check``. The rows of a prefill have none that run again."""
+        """See ``InputBuffers.check``. A prefill has no front tokens."""
         super().check(batch, tokens, width)
         front = self.capacity.front_tokens
         if width is None or not front:

@@ -6,61 +6,41 @@ Shapes and dtypes are always checked. Values are checked in the checking mode on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from graphkit.buffers.accepted import host_floats, host_rows
-from graphkit.buffers.layout import FieldLayout
+from graphkit.buffers.layout import Capacity, FieldLayout
+from graphkit.buffers.value_rules import Limits, Rule, rules_of
 from graphkit.errors import InputError
 
 _NONE = -1
-Bad = tuple[torch.Tensor, torch.Tensor]
-"""Which elements break a rule, bool, and their values; both one-dimensional."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of index values.
-
-    Attributes:
-        context_len: Most tokens of a request.
-        vocab_size: Size of the target's vocabulary.
-        request_rows: Rows of the request pool, row 0 included; ``None`` if unknown.
-        kv_slots: Slots of the KV pool, slot 0 included; ``None`` if unknown.
-    """
-
-    context_len: int
-    vocab_size: int
-    request_rows: int | None = None
-    kv_slots: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    field: str
-    expected: str
-    find: Callable[[torch.Tensor], Bad]
 
 
 class ValueChecks:
     """Checks the values of a runner's inputs.
 
-    Rows, slots, positions, token ids and lengths must be in range, KV slots must not repeat, and
-    floating-point fields must be finite. Pad rows pass every check.
+    Rows, slots, positions, token ids and lengths must be in range, KV slots must not repeat, counts
+    and selected rows must agree, and floating-point fields must be finite. Pad rows pass every
+    check.
 
     Args:
         layouts: Layouts of the fields.
+        capacity: Capacity of the buffers.
         limits: Bounds of index values.
         device: Device of the views.
     """
 
     def __init__(
-        self, layouts: Sequence[FieldLayout], limits: Limits, device: torch.device
+        self,
+        layouts: Sequence[FieldLayout],
+        capacity: Capacity,
+        limits: Limits,
+        device: torch.device,
     ) -> None:
-        self._rules = [rule for layout in layouts for rule in _rules(layout, limits)]
+        self._rules = rules_of(layouts, capacity, limits)
         count = max(len(self._rules), 1)
         self._found = torch.full((2, count), _NONE, dtype=torch.float64, device=device)
         is_cuda = device.type == "cuda"
@@ -71,15 +51,20 @@ class ValueChecks:
         """Return the tensors that the checks work with, by name."""
         return {"value checks": self._found, "value checks, host": self._on_host}
 
-    def enqueue(self, fields: Mapping[str, torch.Tensor]) -> None:
+    def enqueue(self, fields: Mapping[str, torch.Tensor], *, is_padded: bool) -> None:
         """Check tensors on the device. May be captured; does not synchronise.
 
         The first violation of each rule is kept until ``report``.
+
+        Args:
+            fields: Rows of each field, by name.
+            is_padded: Whether the rows are those of a padded batch.
         """
         for index, rule in enumerate(self._rules):
-            if rule.field not in fields:
+            tensors = rule.tensors(fields)
+            if tensors is None or (rule.is_padded and not is_padded):
                 continue
-            bad, values = rule.find(fields[rule.field])
+            bad, values = rule.find(*tensors)
             first = bad.int().argmax()
             is_new = bad.any() & (self._found[0, index] == _NONE)
             value = values.index_select(0, first.view(1))[0].double()
@@ -112,80 +97,33 @@ class ValueChecks:
             InputError: A value is wrong; ``field`` names the field.
         """
         for rule in self._rules:
+            if rule.others or rule.is_padded:  # ``StepInputs.check`` has checked these
+                continue
             value = getattr(batch, rule.field, None)
-            rows = host_floats(value) if rule.find is _not_finite else host_rows(value)
+            rows = host_floats(value) if rule.is_float else host_rows(value)
             if rows is not None:
-                self._raise_first(rule, torch.as_tensor(rows), "this batch")
+                _raise_first(rule, [torch.as_tensor(rows)])
 
     def check_now(self, fields: Mapping[str, torch.Tensor]) -> None:
-        """Check tensors on any device. Waits for the device.
+        """Check the tensors of an unpadded batch, on any device. Waits for the device.
 
         Raises:
             InputError: A value is wrong; ``field`` names the field.
         """
         for rule in self._rules:
-            if rule.field in fields:
-                self._raise_first(rule, fields[rule.field], "this batch")
-
-    def _raise_first(self, rule: _Rule, rows: torch.Tensor, whose: str) -> None:
-        if rows.numel():
-            bad, values = rule.find(rows)
-            if bool(bad.any()):
-                raise _violation(rule, float(values[int(bad.int().argmax())]), whose)
+            tensors = rule.tensors(fields)
+            if tensors is not None and not rule.is_padded:
+                _raise_first(rule, tensors)
 
 
-def _rules(layout: FieldLayout, limits: Limits) -> Iterator[_Rule]:
-    name = layout.name
-    bounds: dict[str, tuple[str, int | None]] = {
-        "req_pool_indices": ("a row of the request pool", limits.request_rows),
-        "out_cache_loc": ("a slot of the KV pool", limits.kv_slots),
-        "seq_lens": ("a length within max_context_len", limits.context_len + 1),
-        "positions": ("a position within max_context_len", limits.context_len),
-        "input_ids": ("a token id", limits.vocab_size),
-        "topk_index": ("a token id", limits.vocab_size),
-    }
-    counts: dict[str, tuple[str, int]] = {
-        "extend_seq_lens": ("rows of a request", 1),
-        "num_accepted_tokens": ("accepted tokens of a request", 1),
-        "num_accepted_drafts": ("accepted drafts of a request", 0),
-    }
-    if name in counts:
-        meaning, least = counts[name]
-        last = limits.context_len  # a prefill has more rows than a step
-        yield _Rule(name, f"{meaning}, {least} to {last}", _outside(least, last))
-    if name in bounds:
-        meaning, end = bounds[name]
-        last = 2**62 if end is None else end - 1
-        text = "at least 0" if end is None else f"0 to {last}"
-        yield _Rule(name, f"{meaning}, {text}", _outside(0, last))
-    if name == "out_cache_loc":
-        yield _Rule(name, "each slot at most once", _repeated)
-    if layout.dtype.is_floating_point:
-        yield _Rule(name, "finite numbers", _not_finite)
+def _raise_first(rule: Rule, tensors: Sequence[torch.Tensor]) -> None:
+    if tensors[0].numel():
+        bad, values = rule.find(*tensors)
+        if bool(bad.any()):
+            raise _violation(rule, float(values[int(bad.int().argmax())]), "this batch")
 
 
-def _outside(low: int, high: int) -> Callable[[torch.Tensor], Bad]:
-    def find(rows: torch.Tensor) -> Bad:
-        values = rows.flatten()
-        return (values < low) | (values > high), values
-
-    return find
-
-
-def _repeated(rows: torch.Tensor) -> Bad:
-    """Find slots that occur twice; slot 0 takes the writes of all pad rows."""
-    ordered = rows.flatten().sort().values
-    before = ordered.roll(1)
-    before[:1] = 0
-    return (ordered == before) & (ordered != 0), ordered
-
-
-def _not_finite(rows: torch.Tensor) -> Bad:
-    values = rows.flatten()
-    return ~values.isfinite(), values
-
-
-def _violation(rule: _Rule, value: float, whose: str) -> InputError:
+def _violation(rule: Rule, value: float, whose: str) -> InputError:
     shown = int(value) if value.is_integer() else value
     return InputError(
         f"field {rule.field!r} of {whose} contains {shown}. Expected {rule.expected}.",

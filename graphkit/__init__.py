@@ -7,6 +7,7 @@ torch. ``__all__`` lists them by subject.
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from graphkit.version import __version__ as __version__
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
         SizeError,
         TargetError,
     )
+    from graphkit.functions import CapturedFunction, StagedCall, capture
     from graphkit.graphs import (
         Attribution,
         Backend,
@@ -182,7 +184,7 @@ if TYPE_CHECKING:
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "distributed",
     "runners",
-    "step", "targets", "verify", "engine", "audit",
+    "step", "targets", "verify", "engine", "audit", "functions",
 )  # fmt: skip
 """Rooms of the public names; those without torch come first."""
 
@@ -239,6 +241,10 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "StagedBatch",
     "StepRunner",
     "TargetVerifyRunner",
+    # Any function of tensors, captured from an example of its arguments.
+    "CapturedFunction",
+    "StagedCall",
+    "capture",
     # Several GPUs: ranks that agree on what they replay.
     "AgreedSize",
     "RankGroup",
@@ -354,9 +360,10 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         for room in _ROOMS:
             module = import_module(f"graphkit.{room}")
-            if hasattr(module, name):
+            found = getattr(module, name, None)
+            if found is not None and not isinstance(found, ModuleType):  # a file may share the name
                 # Later accesses find the name without a call of this function.
-                return globals().setdefault(name, getattr(module, name))
+                return globals().setdefault(name, found)
     raise AttributeError(f"module 'graphkit' has no attribute {name!r}")
 
 

@@ -11,6 +11,7 @@ from graphkit.runners.decode import DecodeRunner
 from graphkit.runners.dispatch import Decision, Reason
 from graphkit.runners.draft import DraftRunner
 from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
+from graphkit.runners.frozen_values import FrozenValue
 from graphkit.runners.launch import Launch
 from graphkit.runners.multi_layer import MultiLayerEagleRunner
 from graphkit.runners.options import RunnerOptions
@@ -43,6 +44,7 @@ __all__ = [
     "DraftOutput",
     "DraftRunner",
     "ForwardOutput",
+    "FrozenValue",
     "LastRowOutput",
     "Launch",
     "LayersOutput",

@@ -66,7 +66,7 @@ class Dispatch:
     Args:
         table: Captured sizes.
         buffers: The runner's buffers.
-        eager_reason: Why no batch has a graph, as a sentence; empty if that is not so.
+        eager_reason: Reason why no batch has a graph, as a phrase, or an empty string.
     """
 
     def __init__(self, table: SizeTable, buffers: InputBuffers, eager_reason: str = "") -> None:

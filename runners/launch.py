@@ -19,7 +19,7 @@ OutputT = TypeVar("OutputT", bound=Output)
 class Launch(Generic[OutputT]):
     """One replay, between the write of its batch and the launch of its graph.
 
-    An observer calls it once, and returns its output: ``output = launch()``. It is valid inside the
+    An observer calls it once, and returns its output: ``output = launch()``. Valid inside the
     observer, until another batch of the same runner is written.
     """
 

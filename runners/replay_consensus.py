@@ -1,4 +1,4 @@
-"""Consensus of ranks on how all run their batches of a step."""
+"""Agreement of ranks on how they run their batches of a step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _REASONS = tuple(Reason)
 
 
 class ReplayConsensus:
-    """Tells the other ranks what a runner can do with its batches, and counts what all agreed on.
+    """Agrees with the other ranks on each step of a runner, and counts the agreements.
 
-    A batch is checked before its rank says that it is ready, whether it has a graph or not, so that
-    a rank with an invalid batch keeps no other rank waiting in a collective.
+    A batch is checked before the agreement, whether it has a graph or not, so that no rank waits in
+    a collective for one with an invalid batch.
 
     Args:
         group: The ranks.
@@ -31,8 +31,8 @@ class ReplayConsensus:
     Attributes:
         agrees: Whether the ranks agree before each step; not if all have the same batch, except in
             the checking mode.
-        agreements: Steps that the ranks agreed to run.
-        idle: Those in which this rank had no request and ran pads.
+        agreements: Number of steps that the ranks agreed to run.
+        idle: Number of those in which this rank had no request and ran pads.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ReplayConsensus:
     def agree_on_staged(
         self, requests: int, padded_batch_size: int, check: Callable[[], None]
     ) -> int:
-        """Agree on the size of a batch that is written already.
+        """Agree on the size of a batch that has been written.
 
         Args:
             requests: Live requests.
@@ -93,7 +93,7 @@ class ReplayConsensus:
         return agreed
 
     def require_replay(self, agreed: AgreedSize) -> None:
-        """Refuse an agreement on an eager run.
+        """Refuse an agreement to run without a graph.
 
         Raises:
             RankError: A rank cannot replay.
@@ -106,12 +106,12 @@ class ReplayConsensus:
             )
 
     def explain(self, agreed: AgreedSize) -> str:
-        """Return the first rank that cannot replay and why: a reason to count."""
-        rank, reason = agreed.eager_ranks[0], _REASONS[agreed.reasons[0]]
-        own = self._group.rank in agreed.eager_ranks
-        if own:
-            reason = _REASONS[agreed.reasons[agreed.eager_ranks.index(self._group.rank)]]
-        return reason.value if own else f"rank {rank}: {reason.value}"
+        """Return the reason why this rank cannot replay, or else the first rank that cannot."""
+        reasons = dict(zip(agreed.eager_ranks, agreed.reasons, strict=True))
+        if self._group.rank in reasons:
+            return _REASONS[reasons[self._group.rank]].value
+        rank = agreed.eager_ranks[0]
+        return f"rank {rank}: {_REASONS[reasons[rank]].value}"
 
     def close(self, replays: int) -> None:
         """Agree that all ranks close this runner after the same number of replays.

@@ -15,6 +15,7 @@ from graphkit.errors import GraphkitError, InputError, ReplayError, SizeError
 from graphkit.graphs import Backend, CapturedGraph, SizeTable
 from graphkit.runners.dispatch import Dispatch, require_count
 from graphkit.runners.fit import Fit
+from graphkit.runners.frozen_values import FrozenValues
 from graphkit.runners.launch import Launch
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
@@ -61,6 +62,8 @@ class Replayer(Generic[OutputT]):
         self._ragged, self._checks = self._buffers.capacity.ragged, self._buffers.has_checks
         self.consensus: ReplayConsensus | None = None
         """Agrees with other ranks on staged batches. They have agreed on other batches before."""
+        self.frozen: FrozenValues | None = None
+        """In the checking mode, refuses graphs that keep a host number which has changed."""
         self._launcher: Callable[[Fit, int, int, list[Any]], OutputT] = self._launch
         self._value_checks = self._buffers.value_checks
         self._final_count: ReplayCount | None = None
@@ -82,6 +85,8 @@ class Replayer(Generic[OutputT]):
                 self._dispatch.check_idle(batch)
                 return self.idle() if padded_batch_size is None else self.pads(padded_batch_size)
             fit = self._make_fit(batch.batch_size, padded_batch_size)
+        if self.frozen is not None:
+            self.frozen.check(fit.padded_batch_size)
         for name in self._absent:  # Dispatch.surplus_field, inlined
             if getattr(batch, name, None) is not None:
                 raise InputError(self._buffers.not_captured(name), field=name)
@@ -104,6 +109,8 @@ class Replayer(Generic[OutputT]):
         if self._value_checks is not None:
             self._value_checks.report()
         fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
+        if self.frozen is not None:
+            self.frozen.check(fit.padded_batch_size)
         tokens = fit.tokens if num_tokens is None else num_tokens
         if num_tokens is not None:
             self._check_tokens(fit, tokens)

@@ -31,6 +31,7 @@ from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count
+from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names
 from graphkit.runners.launch import Launch
 from graphkit.runners.mode_declaration import ModeDeclaration
@@ -68,7 +69,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     Args:
         forward: The model's step. It takes the mode's inputs, padded to a captured size, and
             returns the mode's output with a row for each input row. It runs during capture, and
-            for batches that fall back.
+            for batches that fall back. It must not write into its inputs.
         spec: How the algorithm drafts and verifies.
         sizes: Sizes of the buffers.
         batch_sizes: Sizes to capture, or the file of a plan (``graphkit plan --out``); ``None``
@@ -85,8 +86,10 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         mutable_state: Tensors that a step changes. Capture restores them.
         check: Whether to check values, too: indices in range, no duplicate KV slots, finite
             numbers. Values on the host are checked before a replay. Values on the device are
-            checked inside the graph, and the next call raises ``InputError``. ``None`` reads the
-            environment variable ``GRAPHKIT_CHECK``.
+            checked inside the graph, and the next call raises ``InputError``. A replay raises
+            ``ReplayError`` if a host number has changed since capture and the graph keeps it, see
+            ``frozen_values``; not with ``group``. ``None`` reads the environment variable
+            ``GRAPHKIT_CHECK``.
         draft_token_map: Target token of each id of a reduced draft vocabulary (d2t in other
             engines, there as differences), int64 [V] on the device with V =
             ``sizes.draft_vocab_size``. The logits of a draft model's forward then have V columns;
@@ -187,6 +190,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if group is not None:
             self.join(group)
         self._replayer: Replayer[OutputT] | None = None
+        self._forward = forward
+        self._frozen: FrozenValues | None = None
         self._captured_at = ""
 
     # Life.
@@ -246,6 +251,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             graphs, sizes = capture.capture(progress or (lambda _size: None))
             self._replayer = self.replayer_of(graphs)
             self._replayer.consensus = self._consensus
+            self._frozen = FrozenValues(self, self._forward)
+            if self.buffers.value_checks is not None and self.group is None:
+                self._replayer.frozen = self._frozen  # with a group, a comparison is collective
             self.status = "captured"
         return CaptureRecord(
             target=self.step.name,
@@ -312,7 +320,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """
         is_captured, self.status = self.status == "captured", "closed"
         try:
-            if is_captured and self.group is not None and not self.group.is_known_lost:
+            if is_captured and self.group is not None and not self.group.has_raised:
                 assert self._consensus is not None, "a member of a group has a consensus"
                 self._consensus.close(self.stats.replays)
         finally:
@@ -391,7 +399,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     def run(
         self, batch: InputsT, *, padded_batch_size: int | None = None, clone: bool = False
     ) -> OutputT:
-        """Replay the batch, or fall back and count the reason.
+        """Replay the batch, or fall back and count the reason. Does not change the batch's tensors.
 
         With ``group`` all ranks replay or all fall back, and one without requests runs pads.
 
@@ -420,7 +428,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         return output
 
     def fall_back(self, batch: InputsT, *, without: Collection[str] = ()) -> OutputT:
-        """Run the forward on the live rows, without padding and without a graph.
+        """Run the forward on copies of the live rows, without padding and without a graph.
 
         Allocates memory, and synchronises if the forward does.
 
@@ -491,14 +499,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if self.buffers.value_checks is not None:
             self.buffers.value_checks.report()
             self.buffers.value_checks.check(batch)
-        self.buffers.prepare(size)
-        self.backend.wait_for_replays()
-        self.step.plan_on_host(batch, size)
-        stages = self.step.captured(size)
-        with self.buffers.posted(batch):
-            made = [stage() for stage in stages][-1]
-        output: OutputT = self.output_type(**made)
-        return output.live(requests, tokens)
+        return self._run_stages(batch, size).live(requests, tokens)
 
     def run_pads(self, agreed: AgreedSize) -> None:
         """Run pads as agreed with the other ranks; see ``RankGroup.idle``."""
@@ -532,7 +533,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     def uncounted(self) -> Iterator[None]:
         """Leave the replays and fallbacks of a block out of ``stats``."""
         replayer, fallbacks = self._replayer, Counter(self.dispatch.fallbacks)
-        if replayer is not None:
+        if replayer is not None and self.status == "captured":
             self._replayer = self.replayer_of(replayer.graphs)
         try:
             yield
@@ -563,15 +564,9 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             ReplayError: The runner is not ``captured``.
             SizeError: The size was not captured.
         """
-        graphs = self._require_captured("inspect").graphs
-        if batch_size not in list(graphs):  # a list takes unhashable values
-            raise SizeError(
-                f"batch size {batch_size} was not captured: captured are {list(self.table)}.",
-                batch_size=batch_size,
-                largest=self.table.largest,
-            )
+        graph = self._graph("inspect", batch_size)
         record = inspect_graph(
-            graphs[batch_size],
+            graph,
             names=self.memory_names(weights),
             name=f"{self.mode.name} {batch_size}",
             captured_at=self._captured_at,
@@ -591,6 +586,26 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if self.draft_token_map is not None:
             names["weight"]["draft_token_map"] = self.draft_token_map
         return names
+
+    def frozen_values(self, batch_size: int) -> list[FrozenValue]:
+        """Return the host numbers that have changed since capture and that a graph keeps.
+
+        Compares the attributes, closure variables, globals and list lengths that the forward can
+        read; not those of the models in a ``SpecStepRunner``. If one has changed, captures the size
+        again with both values, next to the graphs; outputs of the pool become invalid. With
+        ``group`` all ranks call it.
+
+        Args:
+            batch_size: A captured size.
+
+        Raises:
+            CaptureError: The size cannot be captured again.
+            ReplayError: The runner is not ``captured``.
+            SizeError: The size was not captured.
+        """
+        self._graph("frozen_values", batch_size)
+        assert self._frozen is not None, "a captured runner has recorded its host numbers"
+        return self._frozen.find(batch_size)
 
     @property
     def stats(self) -> ReplayStats:
@@ -648,7 +663,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             return self._run_alone(batch, padded_batch_size, clone)
         agreed = self._consensus.agree(batch, self.status, padded_batch_size)
         if agreed.mode is ForwardMode.IDLE:
-            return self.fall_back(batch)
+            return self._fall_back(batch, ())
         if agreed.can_replay:
             replayer = self._require_captured("run")
             output: OutputT = replayer.replay(batch, agreed.padded_batch_size)
@@ -666,15 +681,18 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
     def _pads_without_graph(self) -> OutputT:
         """Run a padded step on pads alone, for collectives that others run eagerly."""
-        size = self.table.sizes[0]
+        return self._run_stages(None, self.table.sizes[0]).live(0, 0)
+
+    def _run_stages(self, batch: InputsT | None, size: int) -> OutputT:
+        """Run the captured functions of a size for a batch, or for pads alone."""
         self.buffers.prepare(size)
         self.backend.wait_for_replays()
-        self.step.plan_on_host(self.buffers.view(size), size)
+        self.step.plan_on_host(self.buffers.view(size) if batch is None else batch, size)
         stages = self.step.captured(size)
-        with self.buffers.posted():
+        with self.buffers.posted(batch):
             made = [stage() for stage in stages][-1]
         output: OutputT = self.output_type(**made)
-        return output.live(0, 0)
+        return output
 
     def _shared_settings(self) -> dict[str, str]:
         """Return what must be the same on all ranks, by name."""
@@ -690,6 +708,22 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             "check": str(self.buffers.value_checks is not None),
             "same_batch": str(self.group is not None and self.group.same_batch),
         }
+
+    def _graph(self, what: str, batch_size: int) -> CapturedGraph:
+        """Return the graph of a captured size, for ``what``.
+
+        Raises:
+            ReplayError: The runner is not ``captured``.
+            SizeError: The size was not captured.
+        """
+        graphs = self._require_captured(what).graphs
+        if batch_size not in list(graphs):  # a list takes unhashable values
+            raise SizeError(
+                f"batch size {batch_size} was not captured: captured are {list(self.table)}.",
+                batch_size=batch_size,
+                largest=self.table.largest,
+            )
+        return graphs[batch_size]
 
     def _require_captured(self, what: str) -> Replayer[OutputT]:
         """Return the replayer.

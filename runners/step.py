@@ -123,7 +123,7 @@ class Step(Generic[OutputT]):
         return tuple(partial(tensors_of, stage) for stage in (refreshed, *others))
 
     def unpadded(self, batch: Any, without: Collection[str] = ()) -> OutputT:
-        """Run the step on the live rows, without padding.
+        """Run the step on copies of the live rows, without padding.
 
         Args:
             batch: Live rows.
@@ -210,16 +210,22 @@ class Step(Generic[OutputT]):
             if value is not None or field.name not in (*buffers.absent, *without):
                 values[field] = value
         rows: dict[str, Any] = {}
+        # A step that is being captured runs on tensors of its own.
+        may_copy = not is_capturing()
         for layout in resolve(tuple(values), live):
-            count = capacity.rows(layout.field.axis, requests, tokens)
-            value = admit(layout, values[layout.field], count, buffers.device)
-            rows[layout.name] = value.to(buffers.device)
+            count, given = capacity.rows(layout.field.axis, requests, tokens), values[layout.field]
+            value = admit(layout, given, count, buffers.device).to(buffers.device)
+            if may_copy and isinstance(given, torch.Tensor) and _same_memory(value, given):
+                value = value.clone()  # a forward that writes into it must not change the caller's
+            rows[layout.name] = value
         most = self._largest_width(batch, requests, tokens) if capacity.ragged else width
         buffers.check(batch, tokens, width=most)
         if buffers.value_checks is not None:
             # Part of a larger step that is being captured: its runner reports the violations.
-            checks = buffers.value_checks
-            (checks.enqueue if is_capturing() else checks.check_now)(rows)
+            if is_capturing():
+                buffers.value_checks.enqueue(rows, is_padded=False)
+            else:
+                buffers.value_checks.check_now(rows)
         inputs = buffers.inputs(**rows)
         if capacity.ragged:
             inputs.width = most
@@ -231,6 +237,10 @@ def name_of(forward: Any) -> str:
     if isinstance(forward, tuple):
         return ", ".join(dict.fromkeys(name_of(each) for each in forward))
     return str(getattr(forward, "__qualname__", type(forward).__name__))
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _scoped(forward: Any) -> Any:

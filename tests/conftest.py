@@ -36,6 +36,16 @@ def plain_terminal():
         yield
 
 
+@pytest.fixture(autouse=True)
+def own_algorithms():
+    """Forget the algorithms that a test registers, since names are registered once."""
+    from graphkit.spec import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_custom", dict(registry._custom))
+        yield
+
+
 def pytest_collection_modifyitems(items):
     # A worker runs whole files. One that starts a slow file last works on when the others are done.
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -28,6 +28,7 @@ SUBJECTS = {
     "inputs": "Inputs",
     "outputs": "Outputs",
     "runners": "Runners",
+    "functions": "Captured functions",
     "ranks": "Several GPUs",
     "backends": "Backends of capture and attention",
     "pools": "KV pools",

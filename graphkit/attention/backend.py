@@ -127,7 +127,7 @@ class PooledAttention(AttentionBackend):
 
 
 def check_pooled_attention(owner: str, attention: object) -> None:
-    """Check that a backend has what ``PooledAttention`` says.
+    """Check that a backend has the attributes of ``PooledAttention``.
 
     Args:
         owner: Name of the argument, for messages.

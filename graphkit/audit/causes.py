@@ -47,7 +47,10 @@ def _merged(findings: Sequence[Finding]) -> Finding:
 def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
     """Drop what follows from another finding: in the same modes, it has one kind or one line."""
     kept: list[Finding] = []
+    frozen = {_argument(e) for e in findings if (e.audit, e.kind) == ("shadow", "baked value")}
     for each in findings:
+        if each.audit == "baked" and _argument(each) in frozen:
+            continue  # shadow names the host number
         earlier = [other for other in kept if other.audit in _EARLIER.get(each.audit, ())]
         known = {mode for other in earlier if _is_same(each, other) for mode in other.modes}
         is_explained = each.modes and {*each.modes} <= known
@@ -71,3 +74,7 @@ def _explains(cause: Finding, leak: Finding) -> bool:
         return {*leak.names} <= {*cause.names}
     is_of_module = all(name.rpartition(".")[0] == cause.module != "" for name in leak.names)
     return cause.audit in ("pads", "shadow") and cause.severity == "error" and is_of_module
+
+
+def _argument(finding: Finding) -> tuple[str, str, int | None]:
+    return finding.kernel, finding.source, finding.argument

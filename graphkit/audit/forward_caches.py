@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from graphkit.audit.bugs import Bug
-from graphkit.audit.reachable_objects import Container, ReachableObjects, roots_of
-from graphkit.graphs.recorded_graph import storage_id
+from graphkit.audit.reachable_objects import Container, ReachableObjects, runner_roots
+from graphkit.graphs.recorded_op import storage_id
 from graphkit.runners import Runner
 from graphkit.verify.teacher_forcing import wrapped_forward
 
@@ -59,7 +59,7 @@ def cache_at_fault(
         agrees: Runs it on the other one, and returns whether both outputs agree.
     """
     storages = {storage_id(each) for each in read}
-    objects = ReachableObjects(roots_of(runner))
+    objects = ReachableObjects(runner_roots(runner))
     for container, values in objects.entries:
         for key, value in values.items():
             is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)

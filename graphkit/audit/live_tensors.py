@@ -19,7 +19,7 @@ import torch
 
 from graphkit.audit.reachable_objects import ReachableObjects
 from graphkit.graphs.capture_rules import tensors_in
-from graphkit.graphs.recorded_graph import RecordedOp
+from graphkit.graphs.recorded_op import RecordedOp
 
 
 class LiveTensors:

@@ -68,7 +68,8 @@ def check_lock(lock: LockRecord, now: LockRecord, log: AuditLog) -> None:
                 check.text = f"as locked: {now.fingerprints[graph.name]}"
             else:
                 check.text = f"changed: {now.fingerprints[graph.name]}"
-                text = _summary(diff_graphs(locked, graph).words)
+                diff = diff_graphs(locked, graph)
+                text = _summary((*diff.words, *diff.details))
                 check.report("graph changed", text, advice=_ADVICE)
     for graph in before.values():
         with log.check("lock", graph.mode, graph.batch_size) as check:

@@ -13,7 +13,7 @@ from typing import Any
 from graphkit.graphs import RecordedGraph
 from graphkit.graphs.cuda import CudaGraph
 from graphkit.graphs.driver import checked, runtime
-from graphkit.graphs.recorded_graph import RecordedOp, replay_context
+from graphkit.graphs.recorded_op import RecordedOp, replay_context
 from graphkit.records import Node
 
 _SWITCHABLE = ("kernel", "memcpy", "memset")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphkit.audit.reachable_objects import MAX_ITEMS, ReachableObjects
 from graphkit.records import count_of
+from graphkit.runners.reachable_objects import MAX_ITEMS, ReachableObjects
 
 RANDOM_STATE = "random state"
 """Text of a random generator."""

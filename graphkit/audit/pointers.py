@@ -33,6 +33,8 @@ _FREED_ADVICE = (
     "Keep a reference to it for as long as the graph lives, or capture again after replacing it."
 )
 _DEAD_ADVICE = "Read the field in the forward, not a copy of it, or capture without the field."
+_FOR_ATTENTION = ("seq_lens", "positions", "out_cache_loc")
+"""Fields without a meaning for a model of recurrent layers alone."""
 _UNREADABLE_ADVICE = "Check the memory that this kernel uses by hand."
 
 
@@ -160,12 +162,12 @@ def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -
         for node, _, pointer in _pointers(record)
         if pointer.memory == "input" and node.module != Stage.REFRESH
     }
+    is_recurrent = runner.spec.linear_attention and runner.attention is None
+    without_meaning = {*runner.buffers.absent, *(_FOR_ATTENTION if is_recurrent else ())}
     unread = [
         field.name
         for field in fields_of(runner.buffers.inputs)
-        if field.name not in runner.buffers.absent
-        and not field.may_go_unread
-        and field.name not in read
+        if field.name not in without_meaning and not field.may_go_unread and field.name not in read
     ]
     if unread:
         noun = "field" if len(unread) == 1 else "fields"

@@ -13,6 +13,7 @@ from graphkit.audit.baked import audit_baked
 from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.engine_step import audited_step
 from graphkit.audit.finite import audit_finite
+from graphkit.audit.forward import audit_forward
 from graphkit.audit.launch import audit_launch, audit_streams
 from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
 from graphkit.audit.misses import audit_misses
@@ -23,6 +24,7 @@ from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.audit.shadow import audit_shadow
 from graphkit.audit.undeclared_state import declare_for_audits
 from graphkit.audit.warmup import audit_warmup
+from graphkit.audit.wrapper import audit_wrapper
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, TargetError
 from graphkit.graphs import Attribution, SizeTable, backend_for, environment
@@ -37,6 +39,7 @@ RunnerAudit = Callable[[CaptureTarget, Runner[Any, Any], AuditLog], None]
 BEFORE_CAPTURE: dict[str, RunnerAudit] = {"warmup": audit_warmup, "baked": audit_baked}
 """Audits of a planned runner, by name. ``warmup`` must see the first capture of a forward."""
 AFTER_CAPTURE: dict[str, RunnerAudit] = {
+    "forward": audit_forward,
     "pointers": audit_pointers,
     "pool-poison": audit_pool_poison,
     "finite": audit_finite,
@@ -45,7 +48,7 @@ AFTER_CAPTURE: dict[str, RunnerAudit] = {
     "launch": audit_launch,
 }
 """Audits of a captured runner, by name."""
-AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "loop", "misses")
+AUDITS = (*BEFORE_CAPTURE, *AFTER_CAPTURE, "loop", "misses", "wrapper")
 """Names of all audits."""
 
 
@@ -102,6 +105,8 @@ def audit_target(
             check.text = "not run: the target declares no engine, so that there is no loop"
     if "misses" in chosen:
         audit_misses(target, log, modes=modes, device=device)
+    if "wrapper" in chosen:
+        audit_wrapper(target, log, device=device)
     if "launch" in chosen:
         audit_streams(backend.device, log)
     progress(len(all_modes), len(all_modes), "audited")

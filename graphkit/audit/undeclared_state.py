@@ -13,10 +13,10 @@ from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.padding_cause import Weights
-from graphkit.audit.reachable_objects import ReachableObjects, roots_of
+from graphkit.audit.reachable_objects import ReachableObjects, runner_roots
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
-from graphkit.graphs.recorded_graph import storage_id
+from graphkit.graphs.recorded_op import storage_id
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
@@ -91,7 +91,7 @@ def undeclared_tensors(
     names = runner.memory_names(weights)
     known = {storage_id(each) for kind in names.values() for each in kind.values()}
     found: dict[Any, tuple[str, torch.Tensor]] = {}
-    for container, values in ReachableObjects(roots_of(runner)).entries:
+    for container, values in ReachableObjects(runner_roots(runner)).entries:
         for key, value in values.items():
             is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
             is_dense = is_tensor and value.layout is torch.strided and not value.is_meta

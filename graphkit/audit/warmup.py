@@ -43,14 +43,16 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         before = _snapshot(target, runner)
         try:
             changes = _changes(target, runner, before)
-            state = _undeclared_state(target, runner, changes)
+            state, replayed = _state_and_replayed(target, runner, changes)
             constant = _constant_caches(target, runner, before, changes)
         finally:
             before.restore()
         changes = [change for change in changes if change.name not in constant]
         for change in changes:
             is_state = change.name in state
-            kind, text, advice = _state_finding(change) if is_state else _finding(change)
+            kind, text, advice = (
+                _state_finding(change) if is_state else _finding(change, change.name in replayed)
+            )
             check.report(
                 kind,
                 text,
@@ -84,24 +86,31 @@ def _changes(
     return [change for change in changes if change.after.address not in written]
 
 
-def _undeclared_state(
+def _state_and_replayed(
     target: CaptureTarget, runner: Runner[Any, Any], changes: Sequence[ObjectChange]
-) -> set[str]:
-    """Return the names of changed tensors that graphs use and a second capture leaves alike.
+) -> tuple[set[str], set[str]]:
+    """Capture again and replay, to tell apart what else changes the objects that capture changed.
 
-    A KV cache is one: each capture writes the same rows of padding. A counter is none.
+    Returns:
+        Names of tensors that the graphs use and a second capture leaves alike, such as a KV cache:
+        each capture writes the same rows of padding. Then names of what a replay changes, too, such
+        as a counter on the device.
     """
     in_place = [each for each in changes if not (each.is_created or each.is_replaced)]
-    if not on_any_rank(runner, any(each.after.address is not None for each in in_place)):
-        return set()
+    if not on_any_rank(runner, bool(in_place)):
+        return set(), set()
     with runner.captured_aside() as graphs:
         again = _snapshot(target, runner).summaries
         used = _addresses(graphs, "external") - {None}
-    return {
+        runner.replayer_of(graphs).pads(max(graphs))
+        later = _snapshot(target, runner).summaries
+    contents = {each.name: again.get(each.name, ABSENT).content for each in in_place}
+    state = {
         each.name
         for each in in_place
-        if each.after.address in used and again.get(each.name, ABSENT).content == each.after.content
+        if each.after.address in used and contents[each.name] == each.after.content
     }
+    return state, {n for n in contents if later.get(n, ABSENT).content != contents[n]} - state
 
 
 def _constant_caches(
@@ -144,8 +153,8 @@ def _state_finding(change: ObjectChange) -> tuple[str, str, str]:
     return "undeclared state", text, _STATE_ADVICE
 
 
-def _finding(change: ObjectChange) -> tuple[str, str, str]:
-    """Return kind, text and advice of a change."""
+def _finding(change: ObjectChange, is_replayed: bool) -> tuple[str, str, str]:
+    """Return kind, text and advice of a change, which a replay may make as well."""
     name, before, after = f"`{change.name}`", change.before.text, change.after.text
     if change.is_created:
         text = f"capture created {name} ({after}) from pad rows: every replay reads these values, "
@@ -154,11 +163,12 @@ def _finding(change: ObjectChange) -> tuple[str, str, str]:
         text = f"capture replaced {name}, {before}, with {after}: a graph keeps the "
         return "replaced buffer", f"{text}address that it was captured with.", _BUFFER_ADVICE
     if after == RANDOM_STATE:
-        text = f"capture drew random numbers from {name}: replays do not."
+        text = f"capture drew random numbers from {name}"
     elif before == after:
-        text = f"capture ran the step on pad rows and changed the contents of {name} ({after})."
-    elif change.after.address is not None:  # replays may change a tensor, too
-        text = f"capture ran the step on pad rows and changed {name} from {before} to {after}."
+        text = f"capture changed the contents of {name} ({after})"
     else:
-        text = f"capture changed {name} from {before} to {after}: replays do not."
-    return "warm-up leak", text, _LEAK_ADVICE
+        text = f"capture changed {name} from {before} to {after}"
+    if is_replayed:
+        text += ", and each replay changes it further: it starts from what pad rows left."
+        return "warm-up leak", text, _STATE_ADVICE
+    return "warm-up leak", f"{text}: replays do not.", _LEAK_ADVICE

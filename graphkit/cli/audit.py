@@ -51,8 +51,8 @@ Examples:
     add_tp_option(parser)
     parser.add_argument(
         "--only", type=_parse_names, metavar="baked,pads",
-        help="audits to run, of warmup, baked, pointers, pool-poison, finite, pads, shadow, "
-        "launch, loop, misses; default: all, none with --check",
+        help="audits to run, of warmup, baked, forward, pointers, pool-poison, finite, pads, "
+        "shadow, launch, loop, misses, wrapper; default: all, none with --check",
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=float, default=1.0, metavar="X",

@@ -30,10 +30,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="capture the graphs of a target and check every replay",
         description="Capture every mode and size of a target, replay every batch size that each "
         "graph holds, and compare the replays with the same step run without a graph. If TARGET "
-        "has an engine, its whole step is the mode STEP, and its loops are compared, too. "
+        "has an engine, its whole step is the mode STEP, and its loops are compared, too. If it "
+        "declares its model, the forwards are compared with that model. "
         "With --tp, the graphs of all ranks must have the same nodes in the same order.",
         epilog="""
-Exit code 1: a replay is wrong, a forward cannot be captured, or the graphs of two ranks differ.
+Exit code 1: a replay is wrong, a forward cannot be captured or differs from its model, or the
+graphs of two ranks differ.
 
 Examples:
   graphkit capture
@@ -73,4 +75,4 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
         write_output(out, record.to_json())
     if group is not None:
         check_same_order(record, group)
-    return FAILED if record.mismatches else DONE
+    return FAILED if record.mismatches or record.differs_from_model else DONE

@@ -11,7 +11,7 @@ from graphkit.cli.exit_codes import DONE, FAILED, UsageError
 from graphkit.cli.help_format import HelpFormatter
 from graphkit.cli.interrupts import signals_as_exit
 from graphkit.cli.output import is_terminal, print_message, print_result
-from graphkit.cli.paths import exists, is_folder
+from graphkit.cli.paths import exists, is_folder, module_name
 from graphkit.cli.target_options import (
     REFERENCE,
     add_target_options,
@@ -71,6 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     source: str = arguments.source
     path = Path(source)
+    if path.suffix == ".py" and exists(path):
+        raise UsageError(
+            f"cannot inspect {source!r}: it is a Python file. Name a TARGET in it, such as "
+            f"{module_name(path)}:target, as Python imports it from the working directory."
+        )
     if path.suffix == ".json" or (exists(path) and not is_folder(path)):
         return _show(_load(path, arguments), arguments)
     if ":" not in source:

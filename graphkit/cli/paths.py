@@ -16,3 +16,10 @@ def exists(path: Path) -> bool:
 def is_folder(path: Path) -> bool:
     """Return True if the path names a folder that can be found."""
     return exists(path) and path.is_dir()
+
+
+def module_name(path: Path) -> str:
+    """Return the name by which the working directory imports a file in it; else its own name."""
+    path = path.absolute()
+    inside = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)
+    return ".".join(inside.with_suffix("").parts)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from graphkit.records import DiffRecord, MetricChange
+from graphkit.records import DiffRecord, MetricChange, figure_heading
 
 COSTS = (
-    "num_nodes", "replay_us", "p50_us", "busy_us", "critical_us", "pool_bytes", "graph_bytes",
+    "num_nodes", "replay_us", "unprofiled_us", "p50_us", "busy_us", "critical_us", "pool_bytes",
+    "graph_bytes",
 )  # fmt: skip
 """Figures that get worse as they grow, without those of eager steps and captures."""
 
@@ -43,4 +44,4 @@ def regressions(record: DiffRecord, limit: float) -> Iterator[str]:
         for figure in figures:
             part = change_of(figure)
             if figure.name in COSTS and part is not None and part > limit:
-                yield f"{name}: {figure.name.replace('_', ' ')} {part:+.1%}"
+                yield f"{name}: {figure_heading(figure.name)} {part:+.1%}"

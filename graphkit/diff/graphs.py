@@ -8,10 +8,19 @@ from types import MappingProxyType
 from graphkit.diff.edges import edge_changes
 from graphkit.diff.nodes import NodePair, node_changes
 from graphkit.diff.renames import Renames, pair_across_renames
-from graphkit.diff.sentences import sentences
-from graphkit.records import FieldChange, GraphDiff, GraphRecord, MetricChange, Node, NodeChange
+from graphkit.diff.sentences import NOTHING_CHANGED, argument_sentences, sentences
+from graphkit.records import (
+    FieldChange,
+    GraphDiff,
+    GraphRecord,
+    MetricChange,
+    Node,
+    NodeChange,
+    timeline_of,
+)
 
-_TIMING = ("p50_us", "p95_us", "busy_us", "gap_us", "critical_us")
+_TIMING = ("unprofiled_us", "p50_us", "p95_us", "critical_us")
+_TIMELINE = ("busy_us", "gap_us")
 _MEMORY = ("graph_bytes", "pool_bytes")
 _Metrics = Mapping[str, float | None]
 _NO_RENAMES: Renames = MappingProxyType({})
@@ -36,6 +45,7 @@ def diff_graphs(
     added = _unpaired(after, {node.index for _, node in pairs})
     removed = _unpaired(before, {node.index for node, _ in pairs})
     changed = tuple(_changed_nodes(pairs, edge_changes(before, after, pairs)))
+    words, details = sentences(added, removed, changed, renamed), argument_sentences(changed)
     return GraphDiff(
         before=before.name,
         after=after.name,
@@ -46,7 +56,8 @@ def diff_graphs(
         changed=changed,
         renamed=renamed,
         figures=metric_changes(_metrics(before), _metrics(after)),
-        words=sentences(added, removed, changed, renamed),
+        words=words or (() if details else (NOTHING_CHANGED,)),
+        details=details,
     )
 
 
@@ -76,5 +87,12 @@ def _changed_nodes(
 
 
 def _metrics(record: GraphRecord) -> dict[str, float | None]:
-    timing = {name: getattr(record.timing, name, None) for name in _TIMING}
-    return timing | {name: getattr(record.memory, name, None) for name in _MEMORY}
+    timeline = timeline_of(record.nodes)
+    measured = timeline if timeline.nodes else None
+    return {
+        name: getattr(part, name, None)
+        for names, part in (
+            (_TIMING, record.timing), (_TIMELINE, measured), (_MEMORY, record.memory)
+        )
+        for name in names
+    }  # fmt: skip

@@ -83,15 +83,25 @@ def _launch(node: Node) -> Iterator[tuple[str, str]]:
 
 def _arguments(*nodes: Node) -> Iterator[dict[str, str]]:
     """Yield the arguments of each node as text; one of the nodes may lack the names."""
-    names = [
-        next((each.name for each in pair if each is not None and each.name), "")
-        for pair in zip_longest(*(node.arguments for node in nodes))
-    ]
+    pairs = list(zip_longest(*(node.arguments for node in nodes)))
+    names = [next((each.name for each in pair if each and each.name), "") for pair in pairs]
+    unset = {at for at, pair in enumerate(pairs) if not names[at] and any(map(_is_unset, pair))}
     for node in nodes:
         yield {
             f"argument {index} {names[index]}".rstrip(): _argument_text(argument)
             for index, argument in enumerate(node.arguments)
+            if index not in unset
         }
+
+
+def _is_unset(argument: Argument | None) -> bool:
+    """Return True for one byte that is no flag.
+
+    Compilers pass a functor without members as one byte, which nothing sets.
+    """
+    if argument is None or argument.kind != "number" or argument.size != 1:
+        return False
+    return argument.text not in ("0", "1")
 
 
 def _argument_text(argument: Argument) -> str:

@@ -17,6 +17,10 @@ _MAX_LENGTH = 40
 _ARGUMENT = "argument "
 _Values = tuple[str, str]
 """A value before and after."""
+_Change = tuple[str, _Values]
+"""Name of a node, and a change of it."""
+_MAX_KERNELS = 2
+"""Kernels to name in a sentence that is about several."""
 _SPLIT_K = re.compile(r"split_?k(?!v)", re.IGNORECASE)
 """Does not match the split over keys and values of attention."""
 _NUMBER = re.compile(r"\b\d+\b")
@@ -28,15 +32,22 @@ def sentences(
     changed: Sequence[NodeChange],
     renamed: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """Return the changes as sentences, renamed modules first; equal layers share one."""
-    found = (
+    """Return the changes as sentences, renamed modules first; equal layers share one.
+
+    Without those of arguments, which ``argument_sentences`` returns.
+    """
+    return (
         *_renamed(renamed),
         *_added_or_removed(added, "appeared in", "more"),
         *_added_or_removed(removed, "is gone from", "less"),
         *_replaced(changed),
-        *_other_changes(changed),
+        *_launches(changed),
     )
-    return found or (NOTHING_CHANGED,)
+
+
+def argument_sentences(changed: Sequence[NodeChange]) -> tuple[str, ...]:
+    """Return the changes of arguments as sentences, by kernel and argument."""
+    return tuple(_arguments(changed))
 
 
 def _renamed(renamed: Mapping[str, str]) -> Iterator[str]:
@@ -74,22 +85,49 @@ def _replaced(changed: Iterable[NodeChange]) -> Iterator[str]:
         yield f"{before} replaced by {after} in {_common_module(modules)} ({count})"
 
 
-def _other_changes(changed: Iterable[NodeChange]) -> Iterator[str]:
-    """Yield sentences by field, arguments last; a replaced kernel implies its other changes."""
-    by_field: dict[str, Counter[_Values]] = {}
-    for node in changed:
-        if not any(change.field in NAME_FIELDS for change in node.changes):
-            for change in node.changes:
-                values = (change.before or "none", change.after or "none")
-                by_field.setdefault(_field(node, change), Counter())[values] += 1
-    for field, counts in sorted(by_field.items(), key=lambda item: item[0].startswith(_ARGUMENT)):
+def _launches(changed: Iterable[NodeChange]) -> Iterator[str]:
+    """Yield sentences by field, each with the kernels that it is about."""
+    by_field: dict[str, list[_Change]] = {}
+    for node, change in _of_same_kernels(changed):
+        if not change.field.startswith(_ARGUMENT):
+            field = "edge" if change.field.startswith("edge ") else change.field
+            by_field.setdefault(field, []).append((node.name, _values(change)))
+    for field, changes in by_field.items():
+        counts = Counter(values for _, values in changes)
         shown = dict(_values_to_show(counts))
-        for (before, after), number in shown.items():
-            yield f"{field} {before} -> {after} in {count_of(number, 'node')}"
+        for values, number in shown.items():
+            kernels = _kernels(name for name, each in changes if each == values)
+            yield f"{field} {' -> '.join(values)} in {count_of(number, 'node')} of {kernels}"
+        kernels = _kernels(name for name, each in changes if each not in shown)
+        if kernels:
+            rest = _rest(counts.total() - sum(shown.values()), is_more=bool(shown))
+            yield f"{field} differs in {rest} of {kernels}"
+
+
+def _arguments(changed: Iterable[NodeChange]) -> Iterator[str]:
+    by_field: dict[str, Counter[_Values]] = {}
+    for node, change in _of_same_kernels(changed):
+        if change.field.startswith(_ARGUMENT):
+            field = f"{change.field} of {node.name}:"
+            by_field.setdefault(field, Counter())[_values(change)] += 1
+    for field, counts in by_field.items():
+        shown = dict(_values_to_show(counts))
+        for values, number in shown.items():
+            yield f"{field} {' -> '.join(values)} in {count_of(number, 'node')}"
         rest = counts.total() - sum(shown.values())
         if rest:
-            more = "more " if shown else ""
-            yield f"{field} differs in {rest:,} {more}{'node' if rest == 1 else 'nodes'}"
+            yield f"{field} differs in {_rest(rest, is_more=bool(shown))}"
+
+
+def _of_same_kernels(changed: Iterable[NodeChange]) -> Iterator[tuple[NodeChange, FieldChange]]:
+    """Yield the changes of nodes; a replaced kernel implies its other changes."""
+    for node in changed:
+        if not any(change.field in NAME_FIELDS for change in node.changes):
+            yield from ((node, change) for change in node.changes)
+
+
+def _values(change: FieldChange) -> _Values:
+    return change.before or "none", change.after or "none"
 
 
 def _values_to_show(counts: Counter[_Values]) -> Iterator[tuple[_Values, int]]:
@@ -99,10 +137,16 @@ def _values_to_show(counts: Counter[_Values]) -> Iterator[tuple[_Values, int]]:
             yield values, number
 
 
-def _field(node: NodeChange, change: FieldChange) -> str:
-    if change.field.startswith(_ARGUMENT):
-        return f"{change.field} of {node.name}:"
-    return "edge" if change.field.startswith("edge ") else change.field
+def _rest(number: int, *, is_more: bool) -> str:
+    return f"{number:,} {'more ' * is_more}{'node' if number == 1 else 'nodes'}"
+
+
+def _kernels(names: Iterable[str]) -> str:
+    """Return the names, the most frequent first; all but two are counted."""
+    first = [name for name, _ in Counter(names).most_common()]
+    if len(first) > _MAX_KERNELS + 1:
+        first[_MAX_KERNELS:] = [f"{len(first) - _MAX_KERNELS} more"]
+    return " and ".join(filter(None, (", ".join(first[:-1]), *first[-1:])))
 
 
 def _any_layer(module: str) -> str:

@@ -1,9 +1,9 @@
-"""Several ranks: they capture together, and agree before each replay on what all replay.
+"""Ranks that capture together, and agree before each replay on the size that all replay.
 
 Built on ``torch.distributed``. ``RankGroup`` is the argument ``group=`` of runners. Before a
-replay, each rank sends a ``RankReady``, and all reach the same ``AgreedSize``. Captures wait at
-``CaptureBarrier``. ``failure_detector`` finds out which rank failed first, through ``rank_store``,
-``heartbeat`` and ``connections``. ``collectives`` are those of the forwards.
+replay, each rank sends a ``RankReady``, and all derive the same ``AgreedSize``. Captures wait at
+each ``CaptureBarrier``. ``failure_detector`` finds out which rank failed first, through
+``rank_store``, ``heartbeat`` and ``connections``. Forwards use ``collectives``.
 """
 
 from graphkit.distributed.agreed_size import ANY_RUNNER, AgreedSize, Choice, RankReady

@@ -1,4 +1,4 @@
-"""What each rank says before a replay, and the size that all ranks agree on."""
+"""Messages of ranks before a replay, and the size that they agree on."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Choice(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """What one rank says before a replay.
+    """Message of a rank before a replay.
 
     Attributes:
-        choice: What it can do.
+        choice: What the rank can do with its batch.
         runner: Number of its runner, in the order of construction; ``ANY_RUNNER`` if it is idle.
         mode: Mode of the runner; IDLE with ``ANY_RUNNER``.
         batch_size: Live requests.
         padded_batch_size: Captured size that holds them; 0 if the rank is idle or cannot replay.
         reason: Number of the reason why it cannot replay; 0 if it can.
-        replays: Agreements, or replays with ``CLOSE``, of this runner before this one.
+        replays: Number of earlier agreements of this runner; with ``CLOSE`` that of its replays.
     """
 
     choice: Choice
@@ -65,7 +65,7 @@ WORDS = len(RankReady(Choice.IDLE).words())
 
 @dataclass(frozen=True, slots=True)
 class AgreedSize:
-    """What all ranks do with their batches of one step.
+    """Step that all ranks run.
 
     Attributes:
         mode: The mode that runs; IDLE if every rank is idle, so that none runs anything.
@@ -91,15 +91,14 @@ class AgreedSize:
 
 
 def agreed_size(ready: Sequence[RankReady], *, same_batch: bool) -> AgreedSize:
-    """Return what the ranks do, from the messages of all, in the order of ranks.
+    """Return the step that follows from the messages of all ranks.
 
     Args:
-        ready: One per rank; none is REFUSED or CLOSE.
+        ready: One message per rank, in the order of ranks; none is REFUSED or CLOSE.
         same_batch: Whether the ranks must have the same batch.
 
     Raises:
-        RankError: Ranks run different modes, or took a different number of steps, or the batches
-            differ although they must not.
+        RankError: Modes or numbers of steps differ between ranks, or batches with ``same_batch``.
     """
     running = [each for each in ready if each.runner != ANY_RUNNER]
     named = [f"{each.mode.name} (runner {each.runner})" for each in running]

@@ -1,19 +1,19 @@
-"""Capture on several ranks at once: all wait for each other at barriers."""
+"""Captures on several ranks at once, which wait for each other at barriers."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from graphkit.distributed.connections import is_connection_error
-from graphkit.distributed.failure_detector import described
+from graphkit.distributed.failure_detector import failure_of_wait
+from graphkit.distributed.heartbeat import DRAIN_S
 from graphkit.distributed.rank_group import RankGroup
 from graphkit.distributed.rank_store import Failure
 from graphkit.errors import CaptureCause, ConfigError, RankError
@@ -21,8 +21,6 @@ from graphkit.graphs import Attribution, Backend, CapturedGraph, CaptureFailure,
 from graphkit.graphs.capture_failure import failure_of
 
 ResultT = TypeVar("ResultT")
-_SLICE_S = 0.25
-"""How long a rank waits for another one before it looks whether a rank has failed."""
 
 
 class RankFailure(CaptureFailure):
@@ -34,7 +32,7 @@ class RankFailure(CaptureFailure):
 
 
 class CaptureBarrier:
-    """Barriers of ranks that capture together: each goes on when all others have come.
+    """Barriers of ranks that capture together: each rank continues when all have arrived.
 
     A barrier goes through the store of the process group and runs no tensor operation, so that
     ranks may wait during a capture.
@@ -51,7 +49,7 @@ class CaptureBarrier:
 
         Raises:
             ConfigError: A setting differs; ``field`` names it.
-            RankFailure: A rank did not come.
+            RankFailure: A rank did not arrive.
         """
         texts = self._exchange(json.dumps(dict(settings)))
         ours = dict(settings)
@@ -68,10 +66,10 @@ class CaptureBarrier:
                     )
 
     def wait(self) -> None:
-        """Say that all went well here, and wait until all others say so.
+        """Report success, and wait until all other ranks have done so.
 
         Raises:
-            RankFailure: A rank failed, or did not come within the time limit.
+            RankFailure: A rank failed, or did not arrive within the time limit.
         """
         self._exchange("")
 
@@ -79,13 +77,13 @@ class CaptureBarrier:
         """Wait for all ranks, and return whether any of them passes true.
 
         Raises:
-            RankFailure: A rank has failed, or did not come within the time limit.
+            RankFailure: A rank has failed, or did not arrive within the time limit.
         """
         texts = self._exchange(json.dumps(is_needed)).values()
         return any([is_needed, *(json.loads(text) for text in texts)])
 
     def run(self, function: Callable[[], ResultT]) -> ResultT:
-        """Start a function when all ranks do, and go on when all have enqueued its work.
+        """Run a function on all ranks at once, and return when all have enqueued its work.
 
         Raises:
             RankFailure: The function raised an exception on a rank; the first one, on all ranks.
@@ -102,58 +100,59 @@ class CaptureBarrier:
         """Report a failure of this rank at the next barrier, without waiting for the others.
 
         Returns:
-            The failure; that of another rank if it failed first, and this one only followed.
+            The failure; that of another rank if it failed first.
         """
-        group, number = self._group, self._next()
-        found = group.store.failure(_failure_at(number))
-        if found is None and isinstance(error, RankError):
-            return _missing(error)
-        if found is None and isinstance(error, Exception) and is_connection_error(error):
-            lost = group.failure_behind(error)
-            found = group.store.failure(_failure_at(number))
+        group = self._group
+        group.begin_barrier()
+        topic = failure_of_wait(group.waits)
+        found = group.store.failure(topic)
+        if found is None and (lost := self._lost(error)) is not None:
+            found = group.store.failure(topic)  # why another rank did not run the collective
             if found is None:
                 return _missing(lost)
         if found is None:
             own = failure_of(error)
-            text = f"rank {group.rank} failed in a capture: {described(own)}".removesuffix(".")
-            where = json.dumps([own.cause.name, own.where])
+            details = json.dumps([own.cause.name, own.where])
             found = group.store.report(
-                _failure_at(number), Failure((group.rank,), text, details=where)
+                topic, Failure((group.rank,), _text(group.rank, own), details=details)
             )
         return _rank_failure(found)
 
-    def _next(self) -> int:
-        self._group.barriers = number = self._group.barriers + 1
-        self._group.advance(_failure_at(number + 1))
-        return number
+    def _lost(self, error: BaseException) -> RankError | None:
+        """Return the failure that ended the group, if an error follows from one."""
+        if isinstance(error, RankError):
+            return error
+        if isinstance(error, Exception) and is_connection_error(error):
+            return self._group.failure_behind(error)
+        return None
 
     def _exchange(self, text: str) -> dict[int, str]:
         """Write a text, wait for those of the other ranks, and return them."""
-        group = self._group
+        group, found = self._group, dict[int, str]()
         group.require_open()
-        number = self._next()
-        topic = f"barrier {number}"
-        group.store.write(topic, text)
-        deadline, found = time.monotonic() + group.time_limit, dict[int, str]()
-        while missing := [rank for rank in group.others if rank not in found]:
-            found |= group.store.gather(topic, missing, _SLICE_S)
-            if len(found) == len(group.others):
-                break
-            failure = group.store.failure(_failure_at(number))
+        group.begin_barrier()
+        number = group.waits
+        group.store.write(f"barrier {number}", text)
+
+        def missing() -> list[int]:
+            return [rank for rank in group.others if rank not in found]
+
+        def have_arrived(seconds: float) -> bool:
+            found.update(group.store.gather(f"barrier {number}", missing(), seconds))
+            failure = group.store.failure(failure_of_wait(number)) if missing() else None
             if failure is not None:
                 raise _rank_failure(failure)
-            try:
-                group.check()
-            except RankError as error:
-                raise _missing(error) from error
-            if time.monotonic() > deadline:
-                raise _missing(group.give_up([rank for rank in missing if rank not in found]))
+            return not missing()
+
+        try:
+            group.wait_until(have_arrived, missing=missing)
+        except RankError as error:
+            raise _missing(error) from error
         return found
 
 
-def _failure_at(number: int) -> str:
-    """Return the topic of failures that ranks report instead of coming to a barrier."""
-    return f"barrier {number} failure"
+def _text(rank: int | None, failure: CaptureFailure) -> str:
+    return f"rank {rank} failed in a capture: {failure}"
 
 
 def _rank_failure(failure: Failure) -> RankFailure:
@@ -162,8 +161,8 @@ def _rank_failure(failure: Failure) -> RankFailure:
 
 
 def _missing(error: RankError) -> RankFailure:
-    """Return the failure of a capture whose group has lost a rank."""
-    rank = error.ranks[0] if error.ranks else None
+    """Return the failure of a capture after a failure that ended the group."""
+    rank = next(iter(error.ranks), None)
     return RankFailure(CaptureCause.MISSING_RANK, str(error).removesuffix("."), rank)
 
 
@@ -184,6 +183,9 @@ class LockstepBackend:
         self._backend, self._group, self._settings = backend, group, settings
         self._barrier = CaptureBarrier(group)
         self.name, self.device, self.warm_ups = backend.name, backend.device, backend.warm_ups
+        self.wait_for_replays = backend.wait_for_replays
+        self.wait_for_device = backend.wait_for_device
+        self.check_device = backend.check_device
 
     @property
     def loop_refusal(self) -> str:
@@ -192,14 +194,14 @@ class LockstepBackend:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Compare the settings of all ranks, and end the block on all ranks alike.
+        """Compare the settings of all ranks, and leave the block on all with the same result.
 
         Raises:
             ConfigError: The ranks' settings differ.
             CaptureFailure: Another rank left the block with an error.
         """
         self._barrier.compare(self._settings)
-        with self._group.watched_captures(), self._backend.session():
+        with self._group.guard_captures(), self._backend.session():
             try:
                 self._connect()
                 yield
@@ -216,8 +218,8 @@ class LockstepBackend:
         def together() -> None:
             try:
                 self._barrier.run(function)
-            except RankFailure:  # collectives that others do not run would never end
-                self._group.release_device()
+            except RankFailure as failure:
+                self._drain(failure)
                 raise
 
         self._reporting(lambda: self._backend.warm_up(together))
@@ -241,35 +243,17 @@ class LockstepBackend:
             )
         )
 
-    def loop(
-        self,
-        prologue: Any,
-        bodies: Sequence[Any],
-        again: torch.Tensor,
-        body: torch.Tensor,
-    ) -> LoopGraph:
-        """Build the loop on all ranks; see ``Backend.loop``."""
-        build = partial(self._backend.loop, prologue, bodies, again, body)
-        loop: LoopGraph = self._reporting(lambda: self._barrier.run(build))
-        return loop
+    def loop(self, *graphs: Any, **tensors: Any) -> LoopGraph:
+        """Build the loop on all ranks; see ``Backend.loop`` for the arguments."""
+        return self._reporting(
+            lambda: self._barrier.run(lambda: self._backend.loop(*graphs, **tensors))
+        )
 
     def diagnose(self, function: Callable[[], Any]) -> None:
         """Do nothing: one rank alone cannot run the collectives of a function again."""
 
-    def wait_for_replays(self) -> None:
-        """See ``Backend.wait_for_replays``."""
-        self._backend.wait_for_replays()
-
-    def wait_for_device(self) -> None:
-        """See ``Backend.wait_for_device``."""
-        self._backend.wait_for_device()
-
-    def check_device(self) -> None:
-        """See ``Backend.check_device``."""
-        self._backend.check_device()
-
     def _reporting(self, call: Callable[[], ResultT]) -> ResultT:
-        """Call, and report a failure that the other ranks do not know."""
+        """Call a function, and report a failure that the other ranks do not know."""
         try:
             return call()
         except RankFailure:
@@ -277,8 +261,31 @@ class LockstepBackend:
         except Exception as error:
             raise self._barrier.fail(error) from error
 
+    def _drain(self, failure: RankFailure) -> None:
+        """Wait for the work on the current stream, of which another rank may not run its part.
+
+        Work that waits in NCCL for that rank does not end by itself. The group ends with the
+        failure then, which aborts the work.
+        """
+        if self.device.type != "cuda":
+            return
+        stream, deadline = torch.cuda.current_stream(self.device), time.monotonic() + DRAIN_S
+        while not _has_ended(stream):
+            if not self._group.is_lost and time.monotonic() > deadline:
+                ranks = () if failure.rank is None else (failure.rank,)
+                self._group.fail(ranks, _text(failure.rank, failure))
+            time.sleep(0.01)
+
     def _connect(self) -> None:
         """Run a first collective, because a capture cannot set up a communicator."""
         if self.device.type == "cuda" and self._group.uses_nccl:
             dist.all_reduce(torch.zeros(1, device=self.device), group=self._group.process_group)
             torch.cuda.synchronize(self.device)
+
+
+def _has_ended(stream: torch.cuda.Stream) -> bool:
+    """Return whether the work of a stream has ended, also with an error."""
+    try:
+        return stream.query()
+    except RuntimeError:
+        return True

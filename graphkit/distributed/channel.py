@@ -1,4 +1,4 @@
-"""Data between the ranks of a group, through a CPU process group."""
+"""Messages between the ranks of a group, through a CPU process group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from graphkit.distributed.rank_group import RankGroup
 
 _FOREVER_S = timedelta(days=365).total_seconds()
-"""Rank 0 may have no work for long. A rank that fails or ends breaks the connection."""
+"""Rank 0 may be idle for long. A rank that fails or ends breaks the connections."""
 
 
 class Channel:
@@ -24,14 +24,14 @@ class Channel:
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._ranks = group.new_channel(_FOREVER_S)
+        self._ranks = group.new_cpu_group(_FOREVER_S)
         self._size = torch.zeros(1, dtype=torch.int64)
 
     def broadcast(self, data: bytes = b"") -> bytes:
         """Return the bytes of rank 0 on every rank. Those of other ranks are ignored.
 
-        Waits without a limit: rank 0 decides when it has something to say. No bytes cost one
-        collective of 8 bytes.
+        Waits without a time limit, because rank 0 may have nothing to send. An empty message takes
+        one collective of 8 bytes.
 
         Raises:
             RankError: A rank has failed.
@@ -39,15 +39,15 @@ class Channel:
         return self._group.guard(self._broadcast, data)
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of all ranks, in their order; every rank has as many.
+        """Return the numbers of all ranks, in the order of ranks. All pass equally many.
 
         Raises:
-            RankError: A rank has failed, or did not come within the time limit.
+            RankError: A rank has failed, or did not arrive within the time limit.
         """
         return self._group.guard(self._gather, numbers)
 
     def _broadcast(self, data: bytes) -> bytes:
-        self._group.advance()
+        self._group.begin_wait()
         self._size[0] = len(data)
         self._send(self._size)
         if not self._size:
@@ -59,7 +59,7 @@ class Channel:
         return content.numpy().tobytes()
 
     def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        self._group.advance()
+        self._group.begin_wait()
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in range(self._group.size)]
         self._group.wait(dist.all_gather(found, mine, group=self._ranks, async_op=True))

@@ -1,4 +1,4 @@
-"""Connections of a process group: their time limit, their errors, and how to break them.
+"""Process groups: creation, time limits, errors, and how to end collectives that wait.
 
 Private names of torch, checked on 2.13: ``ProcessGroup._get_backend``,
 ``ProcessGroup._get_sequence_number_for_group`` and ``Backend._set_default_timeout``.
@@ -7,6 +7,7 @@ Private names of torch, checked on 2.13: ``ProcessGroup._get_backend``,
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -16,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 
+from graphkit.errors import RankError
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed.Store, without its stub
 
 _AT_ONCE = timedelta(milliseconds=1)
 _TAG = 0x676B
-"""A tag that programs hardly use, so that the receive of ``break_gloo`` finds no message."""
+"""Tag of the receive of ``break_gloo``, for which no rank sends a message."""
 _ERRORS = (
     "gloo",
     "nccl",
@@ -32,6 +35,33 @@ _ERRORS = (
     "operation timed out",
 )
 """Parts of messages, in lower case, of ``RuntimeError`` for a collective that did not complete."""
+
+
+def new_cpu_group(process_group: dist.ProcessGroup, seconds: float) -> dist.ProcessGroup:
+    """Return a process group of the same ranks that uses gloo. Collective.
+
+    Args:
+        process_group: The ranks.
+        seconds: Time limit of its collectives.
+
+    Raises:
+        RankError: A rank did not create it.
+    """
+    try:
+        made = dist.new_group(
+            dist.get_process_group_ranks(process_group),
+            timeout=timedelta(seconds=seconds),
+            backend="gloo",
+            use_local_synchronization=True,
+            group_desc="graphkit",
+        )
+    except RuntimeError as error:
+        raise RankError(
+            f"the ranks could not connect: {first_line(error)}. All ranks must create the same "
+            "groups and engines in the same order.",
+        ) from error
+    assert isinstance(made, dist.ProcessGroup), "this process is a member"
+    return made
 
 
 def is_open(process_group: dist.ProcessGroup) -> bool:
@@ -59,7 +89,7 @@ def num_collectives(process_group: dist.ProcessGroup) -> int:
 
 
 def limit_gloo(process_group: dist.ProcessGroup, seconds: float) -> None:
-    """Let the collectives of gloo wait for at most so many seconds, if their limit is longer."""
+    """Set the time limit of gloo collectives, unless theirs is shorter."""
     if not _uses_gloo(process_group):
         return
     backend = process_group._get_backend(torch.device("cpu"))
@@ -69,11 +99,11 @@ def limit_gloo(process_group: dist.ProcessGroup, seconds: float) -> None:
 
 
 def break_gloo(process_group: dist.ProcessGroup) -> None:
-    """End all collectives of gloo that wait in this process, and all later ones, with an error.
+    """End all gloo collectives of this process, those that wait and later ones, with an error.
 
     ``ProcessGroup.abort`` and ``shutdown`` do nothing with gloo. A receive that times out closes
-    the connections to all ranks, as gloo documents in ``unbound_buffer.cc``. Other ranks whose
-    collectives need this one see the closed connection. May be called by any thread.
+    the connections to all ranks (``unbound_buffer.cc`` of gloo). Collectives of other ranks that
+    need this one fail, too. Any thread may call this function.
     """
     if process_group.size() == 1 or not _uses_gloo(process_group):
         return
@@ -84,8 +114,27 @@ def break_gloo(process_group: dist.ProcessGroup) -> None:
             process_group.recv([torch.empty(1)], other, tag).wait(_AT_ONCE)
 
 
+def abort_nccl(process_group: dist.ProcessGroup, drain_s: float) -> None:
+    """End all NCCL collectives of this process. They leave wrong results and raise no error.
+
+    Does nothing with other process groups.
+
+    ``ncclCommAbort`` ends the kernels that wait and then blocks until all graphs with collectives
+    of the communicator are destroyed (``commDestroySync`` in NCCL's ``init.cc``). Call this
+    function on a thread that destroys no graphs.
+
+    Args:
+        process_group: The process group.
+        drain_s: Seconds in which collectives may end by themselves.
+    """
+    with suppress(RuntimeError, ValueError, AssertionError):  # it may be destroyed meanwhile
+        if uses_nccl(process_group):
+            time.sleep(drain_s)
+            process_group.abort()
+
+
 def is_connection_error(error: BaseException) -> bool:
-    """Return whether a collective failed because of another rank, or an error was raised by one."""
+    """Return whether an error, or one that led to it, was raised by a collective that failed."""
     return any(
         isinstance(each, dist.DistError)
         or (type(each) is RuntimeError and any(text in str(each).lower() for text in _ERRORS))
@@ -93,8 +142,25 @@ def is_connection_error(error: BaseException) -> bool:
     )
 
 
-def hosts_store(store: Store) -> bool:
-    """Return whether this process hosts a ``TCPStore``. Only its text says so."""
+def rank_of_host(store: Store, process_group: dist.ProcessGroup) -> int | None:
+    """Return the rank whose process hosts a store; ``None`` if none does. Collective.
+
+    Args:
+        store: A store of all ranks.
+        process_group: The ranks, which use gloo.
+    """
+    host = torch.tensor([process_group.rank() + 1 if _hosts(store) else 0])
+    dist.all_reduce(host, dist.ReduceOp.MAX, group=process_group)
+    return int(host) - 1 if host else None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a message, shortened."""
+    return next(iter(str(error).splitlines()), "")[:160]
+
+
+def _hosts(store: Store) -> bool:
+    """Return whether this process hosts a ``TCPStore``, which only its ``repr`` shows."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     text = repr(store)

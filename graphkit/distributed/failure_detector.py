@@ -1,39 +1,48 @@
-"""The first failure of a group: how ranks report it, notice it, and end because of it."""
+"""The first failure of a group: ranks report it, notice it, and end because of it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from graphkit.distributed.connections import (
+    abort_nccl,
     break_gloo,
-    hosts_store,
+    first_line,
     is_connection_error,
     is_open,
+    new_cpu_group,
     num_collectives,
+    rank_of_host,
     uses_nccl,
 )
-from graphkit.distributed.heartbeat import SILENT_S, Heartbeat, Progress, roll_call, write_beat
-from graphkit.distributed.rank_store import Failure, RankStore, names_of_ranks
+from graphkit.distributed.heartbeat import (
+    DRAIN_S,
+    SILENT_S,
+    Heartbeat,
+    LivenessCheck,
+    RankProgress,
+    StallDetector,
+    missing_ranks,
+    write_heartbeat,
+)
+from graphkit.distributed.rank_store import Failure, RankStore
 from graphkit.errors import GraphkitError, RankError, ReplayError
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # torch.distributed.Store, without its stub
-
 ResultT = TypeVar("ResultT")
-_SLICE = timedelta(seconds=0.25)
+_SLICE_S = 0.25
 """How long a rank waits for others before it looks at interrupts and failures."""
-_DRAIN_S = 2.0
-"""How long work may take to end by itself after another rank has failed."""
+_LONGER_S = 60.0
+"""Excess of the limit of gloo over ``time_limit``, after which ranks find out who is missing."""
 _FAILURE = "failure"
-_CALLS = 1000
-"""Progress of a call in which all ranks wait, which makes up for other calls that differ."""
+"""Topic of the failure that ends the group."""
+_KNOWN = "known"
+"""Topic of a call whose failure all ranks know."""
 
 
 class FailureDetector:
@@ -41,59 +50,50 @@ class FailureDetector:
 
     A rank that fails writes a ``Failure`` into the store before anything else, and the first one
     counts. A rank that is killed writes nothing, but its heartbeat stops and its connections close.
-    A rank that does not come within the time limit is reported by those that wait. All ranks then
+    A rank that does not arrive within the time limit is reported by those that wait. All ranks then
     raise the same ``RankError``, and so does every later call.
 
-    The thread of the heartbeat reads the failure while its rank waits in a collective, and breaks
-    the connections that the collective uses: with gloo at once, with NCCL after a while in which
-    the work that is enqueued may end. The process groups cannot be used afterwards.
+    The thread of the heartbeat reads the failure while its rank waits in a collective, and ends the
+    collective: with gloo at once, with NCCL after a while in which the work that is enqueued may
+    end. The process groups cannot be used afterwards.
+
+    A call may also fail alone: the rank that refuses it reports that under the topic of the call,
+    and the others end with an error if they wait in it. The ranks can go on with the next call.
 
     Args:
         process_group: The process group whose collectives are in the forwards.
-        control: A process group of the same ranks for the CPU.
         rank: Rank of this process in it.
         time_limit: Seconds that a rank waits for another one.
 
     Attributes:
         process_group, rank, time_limit: As passed.
         size: Number of ranks.
-        store: What ranks write for each other.
+        waits: Number of calls so far in which each rank waits for all others. It is the same on all
+            ranks.
+        control: A process group of the same ranks for the CPU.
+        store: Texts and failures that ranks write for each other.
     """
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup,
-        control: dist.ProcessGroup,
-        rank: int,
-        time_limit: float,
-    ) -> None:
+    def __init__(self, process_group: dist.ProcessGroup, rank: int, time_limit: float) -> None:
         self.process_group, self.rank = process_group, rank
         self.size, self.time_limit = process_group.size(), time_limit
-        store = control.get_group_store()
+        self.control = new_cpu_group(process_group, time_limit + _LONGER_S)
+        self._cpu_groups = [self.control]
+        store = self.control.get_group_store()
         self.store = RankStore(store, rank)
-        self._own_groups = [control]
-        """Process groups that graphkit created."""
-        self._host = _rank_of_host(store, control)
+        self._host = rank_of_host(store, self.control)
         self._failure: Failure | None = None
         self._has_raised = False
-        self._progress, self._refusals = 0, 0
-        self._has_agreed = False
-        self._refused: BaseException | None = None
-        self._watched: str | None = None
-        """Topic of failures that end this rank while it waits in a call; ``None`` outside."""
-        self._stuck: tuple[int, float] | None = None
-        """Progress and time at which the heartbeat saw such a failure."""
+        self.waits = self._runs = self._refusals = 0
+        self._topic: str | None = None
+        """Topic of failures that end the call in which this rank is; ``None`` outside."""
+        self._stalls = StallDetector(self.others, time_limit)
         self._heartbeat = Heartbeat(self.store, self._on_beat)
 
     @property
     def others(self) -> list[int]:
         """All ranks but this one."""
         return [rank for rank in range(self.size) if rank != self.rank]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the process group exists."""
-        return is_open(self.process_group)
 
     @property
     def uses_nccl(self) -> bool:
@@ -106,94 +106,97 @@ class FailureDetector:
         return self._failure is not None
 
     @property
-    def is_known_lost(self) -> bool:
-        """Whether a rank has failed and this one has raised an error since."""
+    def has_raised(self) -> bool:
+        """Whether a rank has failed, and this one has raised an error for it."""
         return self.is_lost and self._has_raised
 
     # Calls that all ranks make.
 
     def run(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """Count a call that all ranks make, with collectives inside, and ``guard`` it."""
-        self._progress += 1
-        return self.guard(call, *arguments)
+        """Count a call that all ranks make, with collectives inside, and ``guard`` it.
+
+        The end counts, too: the device of a rank whose call has ended may wait for another rank
+        whose call has not.
+        """
+        self._runs += 1
+        result = self.guard(call, *arguments)
+        self._runs += 1
+        return result
 
     def guard(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """Call something that all ranks call in the same order.
+        """Call a function that all ranks call in the same order.
 
-        If it raises, the other ranks are told before this one goes on: they do not wait for the
-        rest of the call. A ``GraphkitError`` before any of the call's collectives may be raised by
-        all ranks alike; they can go on then.
+        If it raises an exception, this rank reports that first, so that no other rank waits for the
+        rest of the call. Before the first wait for other ranks, a ``GraphkitError`` fails the call
+        alone; see ``FailureDetector``.
 
         Raises:
-            RankError: Another rank failed first.
+            RankError: Another rank has failed. Results that an aborted collective left are dropped.
             ReplayError: The process group was destroyed.
         """
-        if self._watched is not None:  # part of such a call
+        if self._topic is not None:  # part of such a call
             return call(*arguments)
         self.require_open()
-        self._has_agreed, self._refused = False, None
         try:
-            return self._guarded(call, *arguments)
+            try:
+                self._topic = f"refusal {self._refusals + 1}"
+                result = call(*arguments)
+            except BaseException as error:
+                self._after(error)
+                raise
+            finally:
+                self._topic = None
         finally:
-            self._watched = None  # again: an interrupt may have come before the other one
+            self._topic = None  # again: an interrupt may have prevented the other assignment
+        if self._failure is not None:
+            raise self._error(self._failure)
+        return result
 
-    def _guarded(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        try:
-            self._watched = f"refusal {self._refusals + 1}"
-            return call(*arguments)
-        except BaseException as error:
-            self._after(error)
-            raise
-        finally:
-            self._watched = None
+    def begin_wait(self) -> None:
+        """Count a call in which each rank waits for all others.
+
+        They rely on this rank until the end of the guarded call: any exception ends the group.
+        """
+        self.waits, self._runs, self._topic = self.waits + 1, 0, _FAILURE
+
+    def begin_barrier(self) -> None:
+        """Count a barrier of a capture; see ``guard_captures``."""
+        self.waits, self._runs = self.waits + 1, 0
+        if self._topic is not None:
+            self._topic = failure_of_wait(self.waits + 1)
+
+    def end_refusal(self) -> None:
+        """Note that all ranks know why this call fails, so that its exception is not reported."""
+        self._topic = _KNOWN
 
     @contextmanager
-    def watched_captures(self) -> Iterator[None]:
-        """End collectives of a block if another rank fails; see ``advance``."""
-        outer, self._watched = self._watched, _FAILURE
+    def guard_captures(self) -> Iterator[None]:
+        """End collectives of a block that wait for a rank that fails before its next barrier.
+
+        The block reports its own failures, under ``failure_of_wait`` of the next barrier.
+        """
+        outer, self._topic = self._topic, _FAILURE
         try:
             yield
         finally:
-            self._watched = outer
+            self._topic = outer
 
-    def advance(self, topic: str | None = None) -> None:
-        """Count a call in which all ranks wait for each other.
-
-        Args:
-            topic: Failures under this topic end the collectives of ``watched_captures`` until the
-                next call. ``None``: other ranks count on this one until the end of the call that is
-                guarded, so that any exception is a failure.
-        """
-        self._progress += _CALLS - self._progress % _CALLS
-        if topic is None:
-            self._has_agreed, self._watched = True, _FAILURE
-        elif self._watched is not None:
-            self._watched = topic
+    # Failures.
 
     def leave(self, error: BaseException) -> None:
-        """Tell the other ranks that this one takes no further part. Does not wait."""
+        """Report that this rank leaves the group because of an error. Does not wait."""
         self._has_raised = True
-        if self._failure is None and self.is_open:
-            text = f"rank {self.rank} left the group after {described(error)}"
-            self.lose(Failure((self.rank,), text))
+        if self._failure is None and is_open(self.process_group):
+            self.fail((self.rank,), f"rank {self.rank} left the group after {described(error)}")
 
-    def fail(self, ranks: tuple[int, ...], what: str) -> RankError:
-        """Report that ranks have failed, and return the error of the first failure.
+    def fail(self, ranks: tuple[int, ...], text: str) -> RankError:
+        """Report a failure, and return the error of the first one, which later calls raise.
 
         Args:
-            ranks: The ranks.
-            what: What they did, as the rest of a sentence without its full stop.
+            ranks: Ranks that failed; empty if they are not known.
+            text: What happened, with the ranks, as a sentence.
         """
-        return self.lose(Failure(ranks, f"{names_of_ranks(ranks)} {what}"))
-
-    def lose(self, failure: Failure) -> RankError:
-        """Report a failure, and return the error of the first one, which later calls raise."""
-        if self._failure is None:
-            self._failure = self.store.report(_FAILURE, failure)
-            for each in self._own_groups:  # other ranks must not agree with one that has left
-                break_gloo(each)
-            self._heartbeat.wake()
-        return self._error(self._failure)
+        return self._report(Failure(ranks, text))
 
     def require_open(self) -> None:
         """Refuse a group that was destroyed, or of which a rank has failed.
@@ -204,63 +207,14 @@ class FailureDetector:
         """
         if self._failure is not None:
             raise self._error(self._failure)
-        if not self.is_open:
+        if not is_open(self.process_group):
             raise ReplayError(
                 "the process group of this runner was destroyed. Close runners before "
                 "torch.distributed.destroy_process_group."
             )
 
-    def check(self) -> None:
-        """Raise the error of the first failure, if a rank has reported one.
-
-        Raises:
-            RankError: A rank has failed.
-        """
-        if self._failure is None:
-            self._failure = self.store.failure(_FAILURE)
-        if self._failure is not None:
-            raise self._error(self._failure)
-
-    # Waiting.
-
-    def wait(self, work: Any, seconds: float | None = None) -> None:
-        """Wait for a collective on the CPU, or until a rank has failed.
-
-        Args:
-            work: The collective.
-            seconds: Time limit; ``None`` takes ``time_limit``.
-
-        Raises:
-            RankError: A rank has failed, or did not come in time.
-        """
-        deadline = time.monotonic() + (self.time_limit if seconds is None else seconds)
-        while True:
-            has_ended = work.is_completed()
-            try:
-                work.wait(_SLICE)
-            except RuntimeError as error:
-                if has_ended:
-                    raise self.failure_behind(error) from error
-                self.check()
-                if time.monotonic() > deadline:
-                    raise self.give_up() from error
-            else:
-                return
-
-    def give_up(self, missing: Sequence[int] = ()) -> RankError:
-        """Report ranks that did not come within the time limit, and return the error.
-
-        Args:
-            missing: These ranks; if empty, those that have made fewer calls than this one.
-        """
-        own = self._own_progress()
-        silent, progress = roll_call(self.store, self.others, self._is_reported)
-        behind = [rank for rank in self.others if progress[rank] < own]
-        late = tuple(missing or behind or self.others)
-        return self._lose_missing(tuple(rank for rank in late if rank in silent), late)
-
     def failure_behind(self, error: BaseException) -> RankError:
-        """Return the failure because of which a collective of this rank failed.
+        """Return the failure that made a collective of this rank fail.
 
         Args:
             error: What the collective raised.
@@ -268,39 +222,87 @@ class FailureDetector:
         if self._failure is not None:
             return self._error(self._failure)
         is_late = "timed out" in str(error).lower()
-        own = self._own_progress()
-        silent, progress = roll_call(self.store, self.others, self._is_reported)
-        behind = tuple(rank for rank in self.others if progress[rank] < own)
-        if silent or self.store.is_gone:
-            return self._lose_missing(silent, ())
-        if behind and is_late:
-            return self._lose_missing((), behind)
-        # Perhaps a rank that gave up closed the connection, and has yet to report why.
+        liveness = LivenessCheck(self.store, self.others)
+        silent = liveness.wait(self._is_reported)
+        behind = self._behind(liveness)
+        if silent or self.store.is_gone or (behind and is_late):
+            return self._report(self._missing(silent, behind))
+        # The rank that closed the connection may be about to report why.
         deadline = time.monotonic() + SILENT_S
         while not (is_late or self._is_reported() or time.monotonic() > deadline):
-            time.sleep(_SLICE.total_seconds() / 10)
-        text = f"a collective of rank {self.rank} failed: {first_line(error)}"
-        return self.lose(Failure((), text.removesuffix(".")))
+            time.sleep(_SLICE_S / 10)
+        return self.fail((), f"a collective of rank {self.rank} failed: {first_line(error)}")
 
-    def end_waits(self) -> None:
-        """Let collectives of gloo fail at once, after a rank has failed."""
+    def new_cpu_group(self, seconds: float) -> dist.ProcessGroup:
+        """Return a process group of the same ranks for the CPU, which ends when a rank fails.
+
+        Collective.
+
+        Args:
+            seconds: Its time limit.
+        """
+        made = new_cpu_group(self.process_group, seconds)
+        self._cpu_groups.append(made)
+        return made
+
+    def end_collectives(self) -> None:
+        """End gloo collectives of the process group at once, after a rank has failed."""
         break_gloo(self.process_group)
 
-    def release_device(self) -> None:
-        """Abort NCCL collectives that wait on the current stream for a rank that does not come.
+    # Waiting.
 
-        Waits a moment for work that ends by itself. An aborted process group cannot be used again.
+    def wait(self, work: Any, seconds: float | None = None) -> None:
+        """Wait for a collective on the CPU; otherwise as ``wait_until``."""
+
+        def has_ended(slice_s: float) -> bool:
+            is_over = work.is_completed()
+            try:
+                work.wait(timedelta(seconds=slice_s))
+            except RuntimeError as error:
+                if is_over:
+                    raise self.failure_behind(error) from error
+                return False
+            return True
+
+        self.wait_until(has_ended, seconds)
+
+    def wait_until(
+        self,
+        has_ended: Callable[[float], bool],
+        seconds: float | None = None,
+        missing: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        """Wait for other ranks, or until one has failed.
+
+        Args:
+            has_ended: Waits for at most so many seconds, and returns whether all ranks arrived.
+            seconds: Time limit; ``None`` for ``time_limit``.
+            missing: Returns the ranks that have not arrived; by default those that have made fewer
+                calls than this one.
+
+        Raises:
+            RankError: A rank has failed, or did not arrive in time.
         """
-        if not (self.is_open and self.uses_nccl):
-            return
-        deadline, stream = time.monotonic() + _DRAIN_S, torch.cuda.current_stream()
-        while not _has_ended(stream):
-            if time.monotonic() > deadline:
-                self.process_group.abort()
-                return
-            time.sleep(0.01)
+        deadline = time.monotonic() + (self.time_limit if seconds is None else seconds)
+        liveness: LivenessCheck | None = None
+        while not has_ended(_SLICE_S):
+            if self._is_reported():
+                self.require_open()
+            left = deadline - time.monotonic()
+            if liveness is None and left < SILENT_S + _SLICE_S:
+                liveness = LivenessCheck(self.store, self.others)
+            if liveness is not None and left <= 0:
+                silent = liveness.wait(self._is_reported)
+                late = missing() or self._behind(liveness) or self.others
+                raise self._report(self._missing([each for each in late if each in silent], late))
 
-    # Failures.
+    def _report(self, failure: Failure) -> RankError:
+        if self._failure is None:
+            self._failure = self.store.report(_FAILURE, failure)
+            for each in self._cpu_groups:  # other ranks must not complete an agreement
+                break_gloo(each)
+            self._heartbeat.wake()
+        return self._error(self._failure)
 
     def _error(self, failure: Failure) -> RankError:
         self._has_raised = True
@@ -308,12 +310,12 @@ class FailureDetector:
 
     def _after(self, error: BaseException) -> None:
         """Report an exception of a call, or raise the failure of another rank that led to it."""
-        if isinstance(error, RankError) or error is self._refused:
+        if isinstance(error, RankError) or self._topic == _KNOWN:
             return
         if isinstance(error, Exception) and is_connection_error(error):
             raise self.failure_behind(error) from error
-        if isinstance(error, GraphkitError) and not self._has_agreed:
-            # Ranks that refuse the call, too, go on. One that waits in it ends.
+        if isinstance(error, GraphkitError) and self._topic != _FAILURE:
+            # Other ranks that refuse the call go on. One that waits in it ends.
             self._refusals += 1
             self.store.report(f"refusal {self._refusals}", self.refusal(error))
         else:
@@ -321,85 +323,67 @@ class FailureDetector:
 
     def refusal(self, error: BaseException) -> Failure:
         """Return the failure of this rank that refuses a batch."""
-        text = f"rank {self.rank} refused its batch: {described(error)}".removesuffix(".")
-        return Failure((self.rank,), text)
+        return Failure((self.rank,), f"rank {self.rank} refused its batch: {described(error)}")
 
-    def _lose_missing(self, silent: Sequence[int], late: Sequence[int]) -> RankError:
+    def _missing(self, silent: Sequence[int], late: Sequence[int]) -> Failure:
+        """Return the failure of ranks that ended, or else of those that are late."""
         if self.store.is_gone:
-            return self.lose(self._end_of_host())
-        if silent:
-            text = f"{names_of_ranks(silent)} ended: no heartbeat for {SILENT_S:g} s"
-            return self.lose(Failure(tuple(silent), text))
-        text = f"{names_of_ranks(late)} did not come within {self.time_limit:g} s"
-        return self.lose(Failure(tuple(late), text, is_late=True))
+            return self._end_of_host()
+        return missing_ranks(silent, late, self.time_limit)
 
     def _end_of_host(self) -> Failure:
         text = "the process that hosts the store of the process group ended"
         if self._host is None:
-            return Failure((), f"{text}; it is none of the ranks")
+            return Failure((), f"{text}; it is not one of the ranks")
         return Failure((self._host,), f"rank {self._host} ended: {text}")
 
-    def _own_progress(self) -> Progress:
-        return self._progress, num_collectives(self.process_group)
+    def _progress(self) -> RankProgress:
+        return RankProgress(self.waits, self._runs, num_collectives(self.process_group))
+
+    def _behind(self, liveness: LivenessCheck) -> tuple[int, ...]:
+        """Return the ranks that have made fewer calls than this one."""
+        own = self._progress()
+        return tuple(rank for rank, each in liveness.progress().items() if each < own)
 
     def _is_reported(self) -> bool:
-        return self._failure is not None or self.store.failure(_FAILURE) is not None
+        if self._failure is None:
+            reported = self.store.failure(_FAILURE)
+            if reported is not None:  # the heartbeat's thread may set the failure meanwhile
+                self._failure = reported
+        return self._failure is not None
 
     # The thread of the heartbeat.
 
     def _on_beat(self, store: RankStore, number: int) -> bool:
-        """Write a beat, look for failures, and return whether to go on."""
-        if not self.is_open:
+        """Write a heartbeat, look for failures, and return whether to go on."""
+        if not is_open(self.process_group):
             return False
-        write_beat(store, number, self._own_progress())
-        failure = self._failure or store.failure(_FAILURE) or self._stuck_behind(store)
+        write_heartbeat(store, number, self._progress())
+        failure = self._failure or store.failure(_FAILURE)
+        if failure is None:
+            failure = self._stalls.failure(store, self._progress(), self._topic)
+            failure = failure and store.report(_FAILURE, failure)
         if failure is None and store.is_gone:
             failure = self._end_of_host()
         if failure is None:
             return True
         self._failure = self._failure or failure
-        is_waiting = self._watched is not None
-        for each in self._own_groups:
+        is_waiting = self._topic is not None
+        for each in self._cpu_groups:
             break_gloo(each)
         if is_waiting:
             break_gloo(self.process_group)
-        with suppress(RuntimeError, ValueError, AssertionError):  # it may be destroyed meanwhile
-            if self.uses_nccl:
-                time.sleep(_DRAIN_S)
-                self.process_group.abort()
+        abort_nccl(self.process_group, DRAIN_S)
         return False
 
-    def _stuck_behind(self, store: RankStore) -> Failure | None:
-        """Return a failure of another rank for which this one has waited in a call for a while."""
-        topic, progress, now = self._watched, self._progress, time.monotonic()
-        failure = None if topic is None else store.failure(topic)
-        if failure is None:
-            self._stuck = None
-        elif self._stuck is None or self._stuck[0] != progress:
-            self._stuck = progress, now
-        elif now - self._stuck[1] > _DRAIN_S:
-            return store.report(_FAILURE, failure)
-        return None
 
+def failure_of_wait(number: int) -> str:
+    """Return the topic of a failure that ends one of ``waits``, but not the group.
 
-def _rank_of_host(store: Store, control: dist.ProcessGroup) -> int | None:
-    """Return the rank that hosts the store, if one does. Collective."""
-    host = torch.tensor([control.rank() + 1 if hosts_store(store) else 0])
-    dist.all_reduce(host, dist.ReduceOp.MAX, group=control)
-    return int(host) - 1 if host else None
-
-
-def _has_ended(stream: torch.cuda.Stream) -> bool:
-    """Return whether the work of a stream has ended, also with an error."""
-    try:
-        return stream.query()
-    except RuntimeError:
-        return True
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of a message, shortened."""
-    return next(iter(str(error).splitlines()), "")[:160]
+    Args:
+        number: ``waits`` of that call.
+    """
+    return f"failure of wait {number}"
 
 
 def described(error: BaseException) -> str:

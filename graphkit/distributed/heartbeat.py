@@ -1,34 +1,52 @@
-"""A thread of each rank that says that the rank lives, and notices failures of other ranks."""
+"""Heartbeats: a thread of each rank writes them, and ranks that wait read those of others."""
 
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from graphkit.distributed.rank_store import RankStore
+from graphkit.distributed.rank_store import Failure, RankStore, names_of_ranks
 
 INTERVAL_S = 0.25
 SILENT_S = 1.0
-"""A rank that wrote no beat for so long has ended."""
-Progress = tuple[int, int]
-"""Calls of a rank that all ranks make, and collectives of its forwards."""
+"""Time without a heartbeat after which a rank has ended."""
+DRAIN_S = 2.0
+"""How long the work of a call may take to end by itself after another rank has failed."""
 _TOPIC = "heartbeat"
+_CLOSED = ""
+"""Last heartbeat of a rank that closed its group. Its process may go on."""
 _running: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
 
 
+class RankProgress(NamedTuple):
+    """Number of calls that a rank has made. A rank with a smaller one is behind.
+
+    Attributes:
+        waits: Calls in which each rank waits for all others.
+        runs: Begins and ends of other calls that all ranks make, since the last of ``waits``.
+        collectives: Collectives of the process group.
+    """
+
+    waits: int = 0
+    runs: int = 0
+    collectives: int = 0
+
+
 class Heartbeat:
-    """Writes a beat into the store at intervals, and calls ``on_beat`` after it.
+    """A thread that calls ``on_beat`` at intervals.
 
     The thread ends when ``on_beat`` returns false, when the object of that method is collected, and
     before the interpreter exits.
 
     Args:
         store: The store; the thread gets a connection of its own.
-        on_beat: A method, called with the thread's store and the number of the beat.
+        on_beat: A method. Its arguments are the thread's store and the number of the heartbeat.
     """
 
     def __init__(self, store: RankStore, on_beat: Callable[[RankStore, int], bool]) -> None:
@@ -43,7 +61,7 @@ class Heartbeat:
         _running.add(self)
 
     def wake(self) -> None:
-        """Let the next beat come now."""
+        """Start the next call without waiting for the end of the interval."""
         self._wakes.set()
 
     def close(self) -> None:
@@ -51,6 +69,131 @@ class Heartbeat:
         self._ends.set()
         self._wakes.set()
         self._thread.join(2 * SILENT_S)
+
+
+class LivenessCheck:
+    """Ranks that write no heartbeat after the creation of this object.
+
+    Args:
+        store: The store of the calling thread.
+        ranks: The ranks.
+
+    Attributes:
+        began: Time of creation (``time.monotonic``).
+    """
+
+    def __init__(self, store: RankStore, ranks: Sequence[int]) -> None:
+        self._store, self.began = store, time.monotonic()
+        self._before = {rank: store.read(_TOPIC, rank) for rank in ranks}
+
+    def silent(self) -> tuple[int, ...]:
+        """Return the ranks that have written no heartbeat so far."""
+        return tuple(
+            rank
+            for rank, before in self._before.items()
+            if before != _CLOSED and self._store.read(_TOPIC, rank) == before
+        )
+
+    def wait(self, is_done: Callable[[], bool]) -> tuple[int, ...]:
+        """Return the ranks that have written no heartbeat ``SILENT_S`` after ``began``.
+
+        Args:
+            is_done: Whether to stop waiting.
+        """
+        while silent := self.silent():
+            is_over = time.monotonic() > self.began + SILENT_S
+            if is_over or self._store.is_gone or is_done():
+                break
+            time.sleep(INTERVAL_S / 10)
+        return silent
+
+    def progress(self) -> dict[int, RankProgress]:
+        """Return the progress of each rank at its last heartbeat."""
+        beats = {rank: self._store.read(_TOPIC, rank) or _CLOSED for rank in self._before}
+        return {rank: RankProgress(*map(int, beat.split()[1:])) for rank, beat in beats.items()}
+
+
+@dataclass
+class _Stall:
+    """A period without progress.
+
+    Attributes:
+        state: RankProgress of this rank, and the topic of its call.
+        since: Time of the first heartbeat with this state.
+        refused_at: Time of the first heartbeat after another rank refused the call.
+        liveness: Check of the other ranks.
+    """
+
+    state: tuple[RankProgress, str | None]
+    since: float
+    refused_at: float | None = None
+    liveness: LivenessCheck | None = None
+
+
+class StallDetector:
+    """Finds the failure of another rank because of which this one makes no progress.
+
+    Such a rank may wait for its device outside of any call, and a graph with NCCL collectives has
+    no time limit. Costs no reads of the store while a rank makes progress.
+
+    Args:
+        others: The other ranks.
+        time_limit: Seconds that a rank waits for another one.
+    """
+
+    def __init__(self, others: Sequence[int], time_limit: float) -> None:
+        self._others, self._time_limit = others, time_limit
+        self._stall = _Stall((RankProgress(), None), time.monotonic())
+
+    def failure(
+        self, store: RankStore, progress: RankProgress, topic: str | None
+    ) -> Failure | None:
+        """Return the failure, if there is one. Call this function at each heartbeat.
+
+        Args:
+            store: The store of the heartbeat's thread.
+            progress: RankProgress of this rank.
+            topic: Topic of failures that end the call of this rank, if it is in one.
+        """
+        now = time.monotonic()
+        if (progress, topic) != self._stall.state:
+            self._stall = _Stall((progress, topic), now)
+        stall = self._stall
+        refusal = None if topic is None else store.failure(topic)
+        if refusal is not None:
+            stall.refused_at = now if stall.refused_at is None else stall.refused_at
+            return refusal if now - stall.refused_at > DRAIN_S else None
+        if stall.liveness is None:
+            if now - stall.since > self._time_limit / 2:
+                stall.liveness = LivenessCheck(store, self._others)
+        elif now > max(stall.since + self._time_limit, stall.liveness.began + SILENT_S):
+            stall.since = math.inf  # check once
+            return self._missing(stall.liveness, progress)
+        return None
+
+    def _missing(self, liveness: LivenessCheck, own: RankProgress) -> Failure | None:
+        """Return the failure of ranks that ended, or that are behind since the last wait."""
+        silent = liveness.silent()
+        late = [
+            rank
+            for rank, each in liveness.progress().items()
+            if each.waits == own.waits and each < own
+        ]
+        return missing_ranks(silent, late, self._time_limit) if silent or late else None
+
+
+def missing_ranks(silent: Sequence[int], late: Sequence[int], time_limit: float) -> Failure:
+    """Return the failure of ranks that ended, or else of those that are late."""
+    if silent:
+        text = f"{names_of_ranks(silent)} ended: no heartbeat for {SILENT_S:g} s"
+        return Failure(tuple(silent), text)
+    text = f"{names_of_ranks(late)} did not arrive within {time_limit:g} s"
+    return Failure(tuple(late), text, is_late=True)
+
+
+def write_heartbeat(store: RankStore, number: int, progress: RankProgress) -> None:
+    """Write a numbered heartbeat of this rank."""
+    store.write(_TOPIC, " ".join(map(str, (number, *progress))))
 
 
 @atexit.register
@@ -71,39 +214,8 @@ def _beat(
         number += 1
         method = on_beat()
         if method is None or not method(store, number):
+            store.write(_TOPIC, _CLOSED)
             return
         del method
         wakes.wait(INTERVAL_S)
         wakes.clear()
-
-
-def write_beat(store: RankStore, number: int, progress: Progress) -> None:
-    """Write a beat.
-
-    Args:
-        store: The thread's store.
-        number: Number of the beat.
-        progress: How far this rank has come.
-    """
-    store.write(_TOPIC, " ".join(map(str, (number, *progress))))
-
-
-def roll_call(
-    store: RankStore, ranks: Sequence[int], is_done: Callable[[], bool]
-) -> tuple[tuple[int, ...], dict[int, Progress]]:
-    """Return the ranks that are silent, and the progress of all.
-
-    Waits until every rank has written a beat, or for ``SILENT_S``.
-
-    Args:
-        store: The store of the calling thread.
-        ranks: The ranks to listen to.
-        is_done: Whether to stop waiting, because a failure has been reported.
-    """
-    before = {rank: store.read(_TOPIC, rank) for rank in ranks}
-    silent, deadline = list(ranks), time.monotonic() + SILENT_S
-    while silent and time.monotonic() < deadline and not (store.is_gone or is_done()):
-        time.sleep(INTERVAL_S / 10)
-        silent = [rank for rank in silent if store.read(_TOPIC, rank) == before[rank]]
-    last = {rank: (store.read(_TOPIC, rank) or "0 0 0").split() for rank in ranks}
-    return tuple(silent), {rank: (int(words[1]), int(words[2])) for rank, words in last.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -20,15 +19,12 @@ from graphkit.distributed.agreed_size import (
 )
 from graphkit.distributed.collectives import Collectives, OneShotCollectives
 from graphkit.distributed.connections import limit_gloo
-from graphkit.distributed.failure_detector import FailureDetector, first_line
-from graphkit.distributed.rank_store import Failure
+from graphkit.distributed.failure_detector import FailureDetector, failure_of_wait
 from graphkit.errors import ConfigError, RankError, ReplayError
 from graphkit.spec import ForwardMode
 
 _MOST_S = 1e8
-"""Limit of time limits: gloo counts milliseconds in 64 bits."""
-_LONGER_S = 60.0
-"""The control group has a longer limit than its ranks, which find out who is missing."""
+"""Largest time limit: gloo counts milliseconds in 64 bits."""
 
 
 class Member(Protocol):
@@ -52,16 +48,16 @@ class RankGroup(FailureDetector):
     A rank without requests takes part with pads: ``idle``, or ``Runner.run`` of an empty batch.
 
     The agreement is one collective of 56 bytes per rank over a CPU process group (gloo), which
-    this class creates. It needs none with ``same_batch``.
+    this class creates. With ``same_batch`` replays need no agreement.
 
-    Life: after ``torch.distributed.init_process_group`` -> runners with ``group=`` -> close all
-    runners -> ``destroy_process_group``. NCCL waits forever if it is destroyed before the graphs
-    that contain its collectives. Creating a group is collective: every rank of ``process_group``
-    creates it, in the same order. One thread at a time may use it.
+    Life cycle: after ``torch.distributed.init_process_group`` -> runners with ``group=`` -> close
+    all runners -> ``destroy_process_group``. NCCL waits forever if it is destroyed before the
+    graphs that contain its collectives. Creating a group is collective: every rank of
+    ``process_group`` creates it, in the same order. One thread at a time may use it.
 
     Args:
-        process_group: The process group whose collectives are in the forwards; ``None`` takes the
-            default group.
+        process_group: The process group whose collectives are in the forwards; ``None`` selects
+            the default group.
         same_batch: All ranks run every batch, as in tensor parallelism with the same requests on
             all ranks. Replays then need no agreement. In the checking mode ranks still agree, and
             a rank whose batch has another size is an error.
@@ -69,17 +65,17 @@ class RankGroup(FailureDetector):
             instead of through NCCL; see ``OneShotCollectives``. Device loops need that.
         time_limit: Seconds that a rank waits for another one. Allow for compilations and prefills
             that other ranks do not have. If ``process_group`` uses gloo, its collectives get this
-            limit, too, unless theirs is shorter. Those of NCCL have the limit of
-            ``init_process_group`` until a rank fails, which ends them.
+            limit, too, unless theirs is shorter. If it uses NCCL, it is aborted two seconds after
+            a rank has failed or exceeded the limit.
 
     Attributes:
         process_group: As passed.
         rank: Rank of this process in it.
         size: Number of its ranks.
         same_batch, time_limit: As passed.
-        collectives: What the forwards of split models use.
-        agreed_size: What the ranks agreed on last, such as for a forward that needs the
-            ``batch_sizes`` of all ranks; ``None`` before the first step.
+        collectives: Collectives of the forwards of split models.
+        agreed_size: Result of the last agreement, for forwards that need the ``batch_sizes`` of all
+            ranks; ``None`` before the first step.
 
     Raises:
         ConfigError: ``torch.distributed`` is not initialised, this process is no member, or the
@@ -95,15 +91,11 @@ class RankGroup(FailureDetector):
         time_limit: float = 300.0,
     ) -> None:
         member_of, rank = _member_of(process_group)
-        seconds = _seconds(time_limit)
-        super().__init__(member_of, new_cpu_group(member_of, seconds + _LONGER_S), rank, seconds)
-        limit_gloo(member_of, seconds)
+        super().__init__(member_of, rank, _seconds(time_limit))
+        limit_gloo(member_of, self.time_limit)
         self.same_batch = bool(same_batch)
         self.collectives = self._collectives(one_shot)
-        self.barriers = 0
-        """Barriers of ``CaptureBarrier`` so far."""
         self.agreed_size: AgreedSize | None = None
-        self._steps = 0
         self._ready = torch.zeros(self.size, WORDS, dtype=torch.int64)
         self._rows = self._ready.numpy()
         self._members: list[weakref.ref[Member]] = []
@@ -128,7 +120,7 @@ class RankGroup(FailureDetector):
     # Agreement.
 
     def agree(self, ready: RankReady) -> AgreedSize:
-        """Tell what this rank can run, wait for all ranks, and return what all run.
+        """Send what this rank can run, wait for all ranks, and return the step that all run.
 
         Raises:
             RankError: A rank refused its batch, closed, left, or runs another mode.
@@ -137,7 +129,7 @@ class RankGroup(FailureDetector):
         return self.guard(self._agree, ready)
 
     def idle(self) -> ForwardMode:
-        """Take part in a step of the other ranks without a request: run pads of what they run.
+        """Take part in a step without a request: run pads through the runner of the other ranks.
 
         Returns:
             The mode that ran; IDLE if no rank has a request, so that nothing ran.
@@ -155,10 +147,9 @@ class RankGroup(FailureDetector):
 
     def refuse(self, ready: RankReady, error: BaseException) -> None:
         """Make this step an error on all ranks. The caller raises ``error`` after it."""
-        failure = self.refusal(error)
-        self.store.report(f"refused step {self._steps + 1}", failure)
+        self.store.report(failure_of_wait(self.waits + 1), self.refusal(error))
         self._collect(ready)
-        self._refused = error
+        self.end_refusal()
 
     def close(self, ready: RankReady) -> None:
         """Agree that all ranks close a runner after the same number of replays.
@@ -167,16 +158,6 @@ class RankGroup(FailureDetector):
             RankError: Another rank does not close, or replayed more or fewer steps.
         """
         self.guard(self._close, ready)
-
-    def new_channel(self, seconds: float) -> dist.ProcessGroup:
-        """Return a process group of the same ranks for the CPU, which ends when a rank fails.
-
-        Args:
-            seconds: Its time limit.
-        """
-        made = new_cpu_group(self.process_group, seconds)
-        self._own_groups.append(made)
-        return made
 
     def _agree(self, ready: RankReady) -> AgreedSize:
         of_all = self._collect(ready)
@@ -194,7 +175,7 @@ class RankGroup(FailureDetector):
                     f"{agreed.mode.name}, which other ranks run. Keep every runner until all ranks "
                     "close it"
                 )
-                raise self.lose(Failure((self.rank,), text))
+                raise self.fail((self.rank,), text)
             runner.run_pads(agreed)
         return agreed.mode
 
@@ -203,9 +184,8 @@ class RankGroup(FailureDetector):
         self._check_taking_part(of_all)
         try:
             agreed_size(of_all, same_batch=False)
-        except RankError as error:  # a replay that other ranks do not have would never end
-            self.release_device()
-            raise self.lose(Failure(error.ranks, str(error).removesuffix("."))) from error
+        except RankError as error:  # a replay that other ranks do not have never ends
+            raise self.fail(error.ranks, str(error)) from error
 
     def _collectives(self, one_shot: bool) -> Collectives:
         if not one_shot:
@@ -220,7 +200,7 @@ class RankGroup(FailureDetector):
         """Refuse a step in which a rank refused its batch, or in which only some ranks close."""
         refused = [rank for rank, each in enumerate(of_all) if each.choice is Choice.REFUSED]
         if refused and self.rank not in refused:
-            first = self.store.failure(f"refused step {self._steps}")
+            first = self.store.failure(failure_of_wait(self.waits))
             raise (
                 first.error(self.rank)
                 if first
@@ -234,39 +214,15 @@ class RankGroup(FailureDetector):
                 f"rank {closed[0]} closed {shut.mode.name} after {shut.replays} replays, but rank "
                 f"{going} runs another step. All ranks must run the same steps and close together"
             )
-            raise self.lose(Failure((closed[0], going), text))
+            raise self.fail((closed[0], going), text)
 
     def _collect(self, ready: RankReady) -> list[RankReady]:
-        """Return what all ranks can run, in order. From now on the others count on this one."""
-        self.advance()
+        """Exchange what each rank can run. From here on the other ranks rely on this one."""
+        self.begin_wait()
         self._rows[:] = 0
         self._rows[self.rank] = ready.words()
-        self._steps += 1
-        self.wait(dist.all_reduce(self._ready, group=self._own_groups[0], async_op=True))
+        self.wait(dist.all_reduce(self._ready, group=self.control, async_op=True))
         return [RankReady.of(row) for row in self._rows.tolist()]
-
-
-def new_cpu_group(process_group: dist.ProcessGroup, seconds: float) -> dist.ProcessGroup:
-    """Return a process group of the same ranks that uses gloo. Collective.
-
-    Raises:
-        RankError: A rank did not create it.
-    """
-    try:
-        made = dist.new_group(
-            dist.get_process_group_ranks(process_group),
-            timeout=timedelta(seconds=seconds),
-            backend="gloo",
-            use_local_synchronization=True,
-            group_desc="graphkit",
-        )
-    except RuntimeError as error:
-        raise RankError(
-            f"the ranks could not connect: {first_line(error)}. All ranks must create the same "
-            "groups and engines in the same order.",
-        ) from error
-    assert isinstance(made, dist.ProcessGroup), "this process is a member"
-    return made
 
 
 def _member_of(process_group: object) -> tuple[dist.ProcessGroup, int]:

@@ -1,4 +1,4 @@
-"""What ranks write for each other into the store of their process group."""
+"""Texts and failures that ranks write for each other into the store of their process group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ValueT = TypeVar("ValueT")
 _PAUSES_S = 2e-4, 2e-2
-"""First and longest pause between two looks. ``Store.wait`` logs a warning for each time limit."""
+"""First and longest pause between reads. ``Store.wait`` logs a warning when its time limit ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Failure:
 
     Attributes:
         ranks: Ranks that failed; empty if they are not known.
-        text: What happened, with the ranks, as a sentence without its full stop.
-        is_late: Whether the other ranks waited for these ranks and gave up.
+        text: What happened, with the ranks, as a sentence.
+        is_late: Whether the other ranks waited for these ranks until the time limit.
         details: Further data of the topic.
         at: Time of the failure, in seconds since the epoch.
     """
@@ -40,7 +40,7 @@ class Failure:
         """Return the error that a rank raises."""
         if self.is_late and rank in self.ranks:
             late = max(time.time() - self.at, 0.0)
-            text = f"this rank came {late:.1f} s late: {self.text}, and the other ranks gave up"
+            text = f"this rank arrived {late:.1f} s late: {self.text}, and the other ranks gave up"
             return RankError(f"{text}.", ranks=self.ranks)
         return RankError(f"{self.text.removesuffix('.')}.", ranks=self.ranks)
 
@@ -51,11 +51,11 @@ def names_of_ranks(ranks: Sequence[int]) -> str:
 
 
 class RankStore:
-    """Texts and failures of ranks, by topic. A text is written once and may be read by all.
+    """Texts and failures of ranks, by topic.
 
-    Reading needs no call of the writer, so a rank that waits for another one finds out why that
-    one does not come. If the process that hosts the store has ended, nothing is read or written,
-    and ``is_gone`` is true from then on.
+    A read does not involve the writer, so that a rank that waits finds out why another one does
+    not arrive. If the process that hosts the store has ended, nothing is read or written, and
+    ``is_gone`` is true from then on.
 
     Args:
         store: Store of the ranks' process group. One thread at a time may use it; see ``clone``.
@@ -75,7 +75,7 @@ class RankStore:
         return RankStore(store, self._rank)
 
     def write(self, topic: str, text: str) -> None:
-        """Write this rank's text."""
+        """Write the text of this rank."""
         self._try(lambda: self._store.set(_key(topic, self._rank), text), None)
 
     def read(self, topic: str, rank: int) -> str | None:
@@ -83,7 +83,7 @@ class RankStore:
         return self._read(_key(topic, rank))
 
     def gather(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, str]:
-        """Wait for the texts of several ranks, and return those that came in time."""
+        """Wait for the texts of several ranks, and return those that exist in time."""
         deadline, pause = time.monotonic() + seconds, _PAUSES_S[0]
         missing, found = list(ranks), dict[int, str]()
         while True:

@@ -11,12 +11,12 @@ import torch
 
 from graphkit.config import BufferSizes, is_int, require_int, require_type
 from graphkit.distributed import RankGroup
-from graphkit.engine.device_generation import OnDevice
+from graphkit.engine.device_schedule import OnDevice
 from graphkit.engine.followers import Followers, on_all_ranks
-from graphkit.engine.generations import Generation, HostInLoop, Overlapped, RunningBatch
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
+from graphkit.engine.schedules import HostInLoop, Overlapped, RunningBatch, Schedule
 from graphkit.engine.stats import EngineStats, Tally
 from graphkit.engine.token_matcher import TokenMatcher
 from graphkit.errors import ConfigError, InputError, ReplayError
@@ -47,9 +47,9 @@ class SpeculativeEngine:
     context manager that closes on exit, and is not thread-safe. An engine that is dropped without
     ``close`` frees its pools when Python collects it.
 
-    An exception ends no request but those that caused it. After a ``step`` that raised at any
-    point, such as a ``KeyboardInterrupt``, the next one prefills the running requests again, prompt
-    and output, and continues them.
+    An exception ends only the requests that caused it. If a ``step`` is interrupted, for example by
+    a ``KeyboardInterrupt``, the next one prefills prompt and output of the running requests again
+    and continues them.
 
     Args:
         target: The model whose output the requests receive.
@@ -58,14 +58,14 @@ class SpeculativeEngine:
         sizes: Limits on batch and context. ``max_context_len`` includes the slots that two steps
             may write ahead; see ``context_limit``.
         batch_sizes: Batch sizes to capture, or the file of a plan (``graphkit plan --out``);
-            ``None`` takes the default list up to ``sizes.max_batch_size``.
+            ``None`` selects the default list up to ``sizes.max_batch_size``.
         device: As for ``Runner``; all runners share it.
         backend: As for ``Runner``; all runners share it.
         generation: ``"v1"`` waits for each step's tokens. ``"v2"`` launches a step before it reads
             the previous one's tokens. ``"v3"`` runs up to ``steps_per_launch`` steps in one launch,
             see ``SpecStepRunner``; it needs a drafter and a backend that do not need the host
-            between steps and, on CUDA, cuda-bindings. ``None`` takes v3 where it can run, else v2;
-            see ``plan``.
+            between steps and, on CUDA, cuda-bindings. ``None`` selects v3 where it can run, else
+            v2; see ``plan``.
         steps_per_launch: Most steps of one launch of v3.
         chunked_prefill_size: Most prompt tokens per forward.
         bos_token_id: Replaces an empty prompt; with ``None``, an empty prompt is an error.
@@ -73,10 +73,10 @@ class SpeculativeEngine:
         structured_output: Whether requests may have a matcher. Verify then takes a token bitmask,
             which costs a row of V / 8 bytes per token. Matchers run on the host, so v3 cannot run.
         group: Ranks that run the same requests together, such as the ranks of a model that is split
-            over GPUs: ``RankGroup(same_batch=True)``. All ranks call ``capture``. Then rank 0 takes
-            the calls and the others ``follow``, or all ranks make the same calls. v3 has loops on
-            CUDA with ``RankGroup(one_shot=True)``, and else one step per launch. A request joins
-            after the loops that run. There are no matchers.
+            over GPUs: ``RankGroup(same_batch=True)``. All ranks call ``capture``. Then rank 0 calls
+            ``submit`` and ``step`` while the others ``follow``, or all ranks make the same calls.
+            On CUDA, v3 loops with ``RankGroup(one_shot=True)`` and otherwise runs one step per
+            launch. A request joins after the running loops. Matchers are not supported.
         debug: Check that each result in the future map is read exactly once. Waits for the device
             at every read.
 
@@ -143,10 +143,9 @@ class SpeculativeEngine:
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
         device_step = DeviceStep(target, drafter, context)
-        loop_refusal = "" if group is not None else backend.loop_refusal
+        loop_refusal = backend.loop_refusal if group is None else ""
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
-        self.runners = device_step.runners
         self.max_path = device_step.max_path
         # v2 launches one more step after the one that finishes a request.
         slots_ahead = device_step.max_path + device_step.slots_ahead
@@ -154,24 +153,9 @@ class SpeculativeEngine:
         kv_pool = attention.kv_pool
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._prefill = prefill = Prefill(device_step, chunked_prefill_size)
-        self._steps: Generation
-        if self.generation == "v1":
-            self._steps = HostInLoop(device_step, self.memory)
-        elif self.generation == "v2":
-            self._steps = Overlapped(device_step)
-        else:
-            runner = SpecStepRunner.from_step(
-                device_step,
-                chunked_prefill_size=chunked_prefill_size,
-                ring_entries=4 * steps_per_launch,
-                group=group,
-            )
-            self._steps = OnDevice(runner, steps_per_launch)
-            self.runners = (runner,)
         self.group, self._followers = group, None if group is None else Followers(group)
-        if group is not None and self.generation != "v3":
-            for each in self.runners:
-                each.join(group)
+        self._schedule = self._create_schedule(device_step, chunked_prefill_size, steps_per_launch)
+        self.runners = self._schedule.runners
         self._queue = RequestQueue(
             prefill,
             self.memory,
@@ -186,15 +170,34 @@ class SpeculativeEngine:
         )
         self._batch: RunningBatch | None = None
         self._tally = Tally()
-        self._ended: list[Request] = []
-        """Requests that ended since ``step`` returned tokens."""
+        self._ended: dict[Request, None] = {}
+        """Requests that ended since ``step`` returned tokens, in order."""
         self._errors: list[Exception] = []
         """Errors of requests that no step has raised yet."""
         self._is_interrupted = self._closed = self._is_released = False
         # Last, so that an engine that could not be created does not hold its pools.
         self._use = PoolUse("SpeculativeEngine", device_step.pools, allocates=True)
         self.memory.open()
-        weakref.finalize(self, _free, self._steps, self.memory).atexit = False
+        weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
+
+    def _create_schedule(
+        self, device_step: DeviceStep, chunked_prefill_size: int, steps_per_launch: int
+    ) -> Schedule:
+        """Create the schedule of the generation."""
+        if self.generation == "v3":
+            runner = SpecStepRunner.from_step(
+                device_step,
+                chunked_prefill_size=chunked_prefill_size,
+                ring_entries=4 * steps_per_launch,
+                group=self.group,
+            )
+            return OnDevice(runner, steps_per_launch)
+        if self.group is not None:
+            for each in device_step.runners:
+                each.join(self.group)
+        if self.generation == "v1":
+            return HostInLoop(device_step, self.memory)
+        return Overlapped(device_step)
 
     def capture(self, progress: Callable[[str], None] = lambda _message: None) -> None:
         """Capture the graphs of all runners that have not been captured yet.
@@ -222,7 +225,7 @@ class SpeculativeEngine:
             progress(f"capturing {runner.mode.name}")
             runner.capture()
         if warms_up and self.device.type == "cuda":
-            self._steps.warm_up(self.runners[0].capturing_backend())
+            self._schedule.warm_up(self.runners[0].capturing_backend())
 
     def submit(
         self,
@@ -235,7 +238,7 @@ class SpeculativeEngine:
 
         Args:
             prompt_ids: Token ids to continue.
-            sampling: ``None`` takes the defaults of ``SamplingParams``.
+            sampling: ``None`` selects the defaults of ``SamplingParams``.
             matcher: Constrains the output to a grammar, from its first token on. Needs
                 ``structured_output``. The request ends when the matcher terminates. ``top_k``,
                 ``top_p`` and ``min_p`` apply to the tokens that it allows.
@@ -245,10 +248,10 @@ class SpeculativeEngine:
 
         Raises:
             InputError: The prompt is empty without a ``bos_token_id``, contains something other
-                than token ids, or is too long for the context or the KV pool. ``sampling`` is no
+                than token ids, or is too long for the context or the KV pool. ``sampling`` is not a
                 ``SamplingParams``, or has a stop token outside the vocabulary. The engine has no
-                structured output, or the matcher is none, has terminated, or is for another
-                vocabulary.
+                structured output, or the matcher is not a ``TokenMatcher``, has terminated, or is
+                for another vocabulary.
             ReplayError: The engine is closed.
         """
         self._check_open()
@@ -276,22 +279,22 @@ class SpeculativeEngine:
         that they run. Does nothing for a request that has finished. Does not wait.
 
         Raises:
-            InputError: ``request`` is no request, or does not belong to this engine.
+            InputError: ``request`` is not a ``Request``, or belongs to another engine.
             ReplayError: The engine is closed.
         """
         self._check_open()
         if not isinstance(request, Request):
             raise InputError(
-                f"abort got {request!r}, expected a request that submit returned.", field="request"
+                f"abort got {request!r}, expected a Request that submit returned.", field="request"
             )
         if request.is_finished:
             return
         if request in self._queue.running:
-            self._steps.interrupt()
+            self._schedule.interrupt()
         elif not self._queue.drop(request):
             raise InputError(
-                "abort got a request that neither waits nor runs in this engine. Pass a request "
-                "that this engine's submit returned.",
+                "abort got a request that neither waits nor runs in this engine. Pass a Request "
+                "that submit of this engine returned.",
                 field="request",
             )
         request.finish_reason = FinishReason.ABORTED
@@ -313,22 +316,24 @@ class SpeculativeEngine:
     def step(self) -> NewTokens:
         """Admit waiting requests, run one step for all running ones, and remove finished ones.
 
-        v1 drafts and verifies, waits for the accepted tokens, then catches up on them. The tokens
-        of this step are returned. v2 enqueues the whole step, then waits for the tokens of the
-        previous one and returns those: a step's tokens are returned by the next call, and the call
-        that finishes the last request returns all that remain. v3 launches a loop if none runs, and
-        the next one if no request waits, then returns the tokens of all steps that are done, at
-        least one. A waiting request ends the loops as soon as it has room, and joins when they have
-        ended.
+        v1 drafts and verifies, waits for the accepted tokens, then catches up on them. It returns
+        the tokens of this step.
+
+        v2 enqueues the whole step, then waits for the tokens of the previous step and returns them.
+        The call that finishes the last request returns all remaining tokens.
+
+        v3 launches a loop if none runs, and the next one if no request waits. It returns the tokens
+        of all completed steps, at least one. A waiting request ends the loops as soon as it has
+        room, and joins when they have ended.
 
         A batch with a matcher waits for its drafts, and for all earlier tokens, before it verifies.
 
         A request whose prefill or matcher raises an exception ends with ``FinishReason.FAILED``.
-        The others are not affected: the step raises the exception when all else is done.
+        The step completes for all other requests, then raises the exception.
 
         Returns:
-            The new tokens of each request that has some. If a step raises, the tokens that it had
-            delivered are returned by the next call.
+            The new tokens of each request that has some. After a step that raised, the next call
+            also returns the tokens that it had delivered.
         """
         self._check_open()
         if self._followers is not None:
@@ -338,17 +343,17 @@ class SpeculativeEngine:
         self._is_interrupted = True
         self._remove_finished()  # requests that were aborted
         if self._queue.can_admit:
-            self._steps.interrupt()
-        if self._steps.can_admit:
-            self._queue.admit(self._steps.begin)
+            self._schedule.interrupt()
+        if self._schedule.can_admit:
+            self._queue.admit(self._schedule.begin)
             self._remove_finished()
         if self._queue.running:
-            self._steps.advance(
+            self._schedule.advance(
                 self._running_batch(), is_anyone_waiting=self._queue.is_anyone_waiting
             )
             self._remove_finished()
         if not self._queue.running:
-            self._steps.drain()
+            self._schedule.drain()
         self._is_interrupted = False
         if self._errors:
             errors, self._errors = self._errors, []
@@ -359,7 +364,7 @@ class SpeculativeEngine:
         return new_tokens
 
     def follow(self) -> None:
-        """Repeat the calls of rank 0 until it closes its engine. For other ranks of ``group``.
+        """Repeat the calls of rank 0 until it closes its engine. For the other ranks of ``group``.
 
         Raises:
             RankError: A rank has ended, or generated other tokens than rank 0.
@@ -380,7 +385,7 @@ class SpeculativeEngine:
         If a step raises an exception, all requests of this call are aborted.
 
         Raises:
-            InputError: As for ``submit``, or ``prompts`` is no sequence. No prompt is queued then.
+            InputError: As for ``submit``, or ``prompts`` cannot be iterated. No prompt is queued.
             ReplayError: The engine is closed.
         """
         self._check_open()
@@ -394,7 +399,7 @@ class SpeculativeEngine:
             while self.has_work:
                 self.step()
         except BaseException:
-            for request in requests:  # the caller has no handle of them
+            for request in requests:  # the caller cannot: they were not returned
                 self.abort(request)
             raise
         return requests
@@ -406,7 +411,7 @@ class SpeculativeEngine:
 
         Raises:
             RankError: A rank of ``group`` fails meanwhile, or generated other tokens. Everything is
-                closed and freed all the same, and at once after a rank has failed.
+                closed and freed nevertheless. After a failure of a rank, ``close`` does not wait.
         """
         if self._is_released:
             return
@@ -424,13 +429,13 @@ class SpeculativeEngine:
 
     @on_all_ranks
     def _drain(self) -> None:
-        """Deliver what is on its way. After a rank has failed, it would never arrive."""
-        self._steps.drain()
+        """Deliver the tokens on their way. After a failure of a rank they never arrive."""
+        self._schedule.drain()
 
     def _release(self) -> None:
-        """Free what unfinished requests hold, and let others use the pools."""
+        """Free what unfinished requests hold, and give up the pools."""
         if self.group is None:
-            self._steps.reset()
+            self._schedule.reset()
         self._queue.requeue()
         for request in self._queue.clear():
             self._tally.add(request)
@@ -458,22 +463,23 @@ class SpeculativeEngine:
             )
 
     def _remove_finished(self) -> None:
-        self._remove([request for request in self._queue.running if request.is_finished])
+        finished = [request for request in self._queue.running if request.is_finished]
+        self._end(finished)
+        self._queue.remove(finished)
 
-    def _remove(self, requests: Sequence[Request]) -> None:
-        self._queue.remove(requests)
-        self._end(requests)
-
-    def _end(self, requests: Sequence[Request]) -> None:
-        self._ended += requests
+    def _end(self, requests: Iterable[Request]) -> None:
+        """Count finished requests, each once even if an interrupted call is repeated."""
         for request in requests:
+            if request in self._ended:
+                continue
+            self._ended[request] = None
             self._tally.add(request)
             if request.error is not None:
                 self._errors.append(request.error)
 
     def _restart(self) -> None:
-        """Requeue the running requests after a step that raised: its device state is unknown."""
-        self._steps.reset()
+        """Requeue the running requests. An interrupted step leaves their device state unknown."""
+        self._schedule.reset()
         self._end(self._queue.requeue())
         self._batch = None
 
@@ -498,8 +504,8 @@ class SpeculativeEngine:
         return self._batch
 
 
-def _free(schedule: Generation, memory: RequestMemory) -> None:
-    """Free what an engine holds that was dropped without ``close``."""
+def _free(schedule: Schedule, memory: RequestMemory) -> None:
+    """Free the memory of an engine that was dropped without ``close``."""
     schedule.interrupt()
     memory.close()
 
@@ -515,7 +521,7 @@ def _check_tokens(seed: object, bos_token_id: object, vocab_size: int) -> None:
     """Check the seed and the BOS token of an engine.
 
     Raises:
-        ConfigError: One of them is no int, or the vocabulary lacks the BOS token.
+        ConfigError: One of them is not an int, or the vocabulary lacks the BOS token.
     """
     if not is_int(seed):
         raise ConfigError(f"SpeculativeEngine.seed must be an int, got {seed!r}.", field="seed")

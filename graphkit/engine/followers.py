@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from graphkit.distributed import Channel, RankGroup
+from graphkit.distributed.rank_store import names_of_ranks
 from graphkit.engine.request import NewTokens, Request
 from graphkit.errors import ConfigError, RankError
 from graphkit.step import SamplingParams
@@ -44,10 +45,10 @@ def on_all_ranks(
 class Followers:
     """Repeats the calls of rank 0 on all ranks, and compares their tokens.
 
-    Equal requests, seeds and weights give equal steps, so that calls are all that ranks need to
-    share. Another rank than 0 either follows, or makes the same calls itself. When requests finish,
-    when the engine closes and at least every 32 steps, the ranks compare checksums of the whole
-    output of each finished request and of the tokens of each step.
+    Equal requests, seeds and weights give equal steps, so that ranks only need to share calls. All
+    ranks but rank 0 either follow it, or make the same calls themselves. When requests finish, when
+    the engine closes and at least every 32 steps, the ranks compare checksums of the whole output
+    of each finished request and of the tokens of each step.
 
     Args:
         group: The ranks; all have the same batch.
@@ -68,11 +69,11 @@ class Followers:
         self._numbers: dict[Request, int] = {}
         self._submitted = self._steps = 0
         self._sums: list[tuple[str, int]] = []
-        """What ranks compare next, with its checksum."""
+        """Checksums that ranks compare next, by name of the step or the request."""
         self._follows = self._is_closed = False
 
     def submitted(self, request: Request) -> None:
-        """Pass a request on with the next step, under a number that all ranks give it."""
+        """Send a request with the next step. It has the same number on all ranks."""
         self._submitted += 1
         self._requests[self._submitted], self._numbers[request] = request, self._submitted
         sampling = asdict(request.sampling)
@@ -80,11 +81,11 @@ class Followers:
         self._calls.append(["submit", list(request.prompt_ids), sampling])
 
     def aborted(self, request: Request) -> None:
-        """Pass the end of a request on with the next step. The request has been submitted here."""
+        """Send the abort of a submitted request with the next step."""
         self._calls.append(["abort", self._numbers[request]])
 
     def step(self) -> None:
-        """Let all ranks run a step, after the calls since the last one.
+        """Send the calls since the last step, and let all ranks run a step.
 
         Raises:
             RankError: This rank made other calls than rank 0, or a rank has failed.
@@ -97,9 +98,9 @@ class Followers:
         Does nothing after a rank has failed.
 
         Raises:
-            RankError: A rank fails meanwhile, or generated other tokens than rank 0.
+            RankError: A rank has failed, or generated other tokens than rank 0.
         """
-        if not self._is_closed and not self._group.is_known_lost:
+        if not self._is_closed and not self._group.has_raised:
             self._is_closed = True
             if self._sums:
                 self._compare()
@@ -138,7 +139,7 @@ class Followers:
             new_tokens: Tokens of the step that has been run.
 
         Raises:
-            RankError: A rank has failed, or generated something else.
+            RankError: A rank has failed, or generated other tokens than rank 0.
         """
         self._group.require_open()
         numbered = [(self._numbers[request], tokens) for request, tokens in new_tokens]
@@ -158,7 +159,7 @@ class Followers:
         message = json.dumps([self._sums, _COMPARE])
         sent = self._channel.broadcast(message.encode())
         if _parsed(sent)[1] != _COMPARE:
-            raise self._diverged("ended a request in another step than rank 0")
+            raise self._diverged((self._group.rank,), "ended a request in another step than rank 0")
         self._compare_with(sent)
 
     def _compare_with(self, sent: bytes) -> None:
@@ -171,16 +172,14 @@ class Followers:
         wrong = tuple(rank for rank, place in enumerate(places) if place < len(first))
         if wrong:
             where = first[places[wrong[0]]][0]
-            raise self._diverged(f"generated other tokens than rank 0 in {where}", wrong)
+            raise self._diverged(wrong, f"generated other tokens than rank 0 in {where}")
 
-    def _diverged(self, what: str, ranks: tuple[int, ...] | None = None) -> RankError:
-        ranks = (self._group.rank,) if ranks is None else ranks
-        return self._group.fail(
-            ranks, f"{what}. All ranks need the same weights, settings and kernels"
-        )
+    def _diverged(self, ranks: tuple[int, ...], what: str) -> RankError:
+        advice = "All ranks need the same weights, settings and kernels."
+        return self._group.fail(ranks, f"{names_of_ranks(ranks)} {what}. {advice}")
 
     def _receive(self) -> bytes:
-        """Return the next calls of rank 0, after what it compares before."""
+        """Return the next calls of rank 0. Compares the checksums that it sends before them."""
         while _parsed(sent := self._channel.broadcast())[1] == _COMPARE:
             self._compare_with(sent)
         return sent
@@ -195,11 +194,12 @@ class Followers:
         sent = self._channel.broadcast(message) if not self._group.rank else self._receive()
         self._calls = []
         if sent != message:
+            rank = self._group.rank
             raise self._group.fail(
-                (self._group.rank,),
-                f"made other calls than rank 0: {message.decode() or _STEP!r} instead of "
-                f"{sent.decode() or _STEP!r}. Make the same calls on all ranks, or call follow() "
-                "on all but rank 0",
+                (rank,),
+                f"rank {rank} made other calls than rank 0: {message.decode() or _STEP!r} instead "
+                f"of {sent.decode() or _STEP!r}. Make the same calls on all ranks, or call "
+                "follow() on all but rank 0.",
             )
 
 

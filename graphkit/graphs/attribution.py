@@ -29,7 +29,7 @@ from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.module_names import ModuleNames
 from graphkit.graphs.operands import Operand, operands_in
 from graphkit.graphs.pool_memory import Allocation, allocations_of
-from graphkit.graphs.source_lines import caller_line
+from graphkit.graphs.source_lines import node_line
 
 
 class Stage(StrEnum):
@@ -168,7 +168,7 @@ class Attribution:
         if new > 0:
             module = self._modules[-1] if self._modules else ""
             is_graphkit = isinstance(module, Stage) and module is not Stage.FORWARD
-            line = "" if is_graphkit else caller_line()
+            line = "" if is_graphkit else node_line()
             operands = tuple(operands_in(values))
             origin = NodeOrigin(module, op, line, "/".join(self._scopes), operands)
             self.origins += [origin] * new
@@ -180,7 +180,7 @@ class Attribution:
     def _line_of_results(self, is_initialised: bool) -> str:
         """Return the line of an operation that has just run: that of its nodes, if it has some."""
         if not is_initialised:
-            return caller_line()
+            return node_line()
         return self.origins[-1].source if self.origins else ""
 
     @contextmanager

@@ -101,7 +101,7 @@ class Backend(Protocol):
 
     @property
     def loop_refusal(self) -> str:
-        """Why ``loop`` is not available, as a phrase; empty if it is."""
+        """Reason why ``loop`` is not available, as a phrase, or an empty string."""
         ...
 
     def session(self) -> AbstractContextManager[None]:

@@ -48,8 +48,8 @@ def backend_for(device: torch.device | str = "auto", backend: Backend | None = N
 
     The runners of a process share one backend per device, and so one memory pool: an output is
     valid until the next replay of any of them. Pass a runner its own ``CudaBackend()`` or
-    ``RecorderBackend()`` to give it a separate pool, which threads that replay at the same time
-    need.
+    ``RecorderBackend()`` to give it a separate pool. Threads that replay at the same time need
+    separate pools.
 
     Args:
         device: As for ``resolve_device``.

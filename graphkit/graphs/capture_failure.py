@@ -60,13 +60,13 @@ def failure_of(error: BaseException) -> CaptureFailure:
     cause = _cause_of(error)
     if cause in (CaptureCause.FORWARD_ERROR, CaptureCause.GRAPHKIT_ERROR):
         return CaptureFailure(cause, describe_exception(error))
-    line, text = location_in(_frames(error)), _type_and_message(error)
+    line, text = location_in(_frames(error)), type_and_message(error)
     return CaptureFailure(cause, f"{line} ({text})" if line else text)
 
 
 def describe_exception(error: BaseException) -> str:
     """Return which line, of which module, raised an exception, with its type and first line."""
-    frames, text, own = _frames(error), _type_and_message(error), _defect_of_graphkit(error)
+    frames, text, own = _frames(error), type_and_message(error), _defect_of_graphkit(error)
     if own is None:
         line = location_in(frames)
         return f"{line} raised {text}" if line else text
@@ -118,6 +118,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _type_and_message(error: BaseException) -> str:
+def type_and_message(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message."""
     message = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {message}".removesuffix(": ")

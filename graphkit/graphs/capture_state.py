@@ -1,6 +1,6 @@
-"""Whether a capture runs now, as graphkit, torch and other libraries ask for it.
+"""Whether a capture runs, for graphkit, torch and other libraries.
 
-The one place that replaces private names of torch during a capture. Checked on torch 2.11 and 2.13.
+Only this module replaces private names of torch during a capture. Checked on torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.overrides
 
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
-_answers_as_captured: ContextVar[bool] = ContextVar("answers_as_captured", default=False)
+_reports_capture: ContextVar[bool] = ContextVar("reports_capture", default=False)
 
 
 def is_recording() -> bool:
@@ -30,15 +30,15 @@ def is_capturing() -> bool:
 
 
 @contextmanager
-def answering_as_captured() -> Iterator[None]:
-    """Let torch answer in a block as during a capture on CUDA. Blocks may be nested.
+def reporting_capture() -> Iterator[None]:
+    """Make torch report a capture on CUDA within a block. Blocks may be nested.
 
     - ``torch.cuda.is_current_stream_capturing()`` is true. Models skip checks that read values
       then.
-    - ``torch.overrides.has_torch_function`` ignores graphkit's own function mode, for which modules
-      such as ``nn.TransformerEncoderLayer`` would leave their fast path.
+    - ``torch.overrides.has_torch_function`` ignores graphkit's own function mode, because of which
+      modules such as ``nn.TransformerEncoderLayer`` would leave their fast path.
 
-    Other threads receive torch's own answers. The caller holds ``DISPATCH_MODES``.
+    Other threads get the results of torch's own functions. The caller holds ``DISPATCH_MODES``.
     """
     graphs: Any = torch.cuda.graphs
     overrides: Any = torch.overrides
@@ -46,7 +46,7 @@ def answering_as_captured() -> Iterator[None]:
     has_override = overrides.has_torch_function
 
     def is_current_stream_capturing() -> bool:
-        return _answers_as_captured.get() or bool(stream_captures())
+        return _reports_capture.get() or bool(stream_captures())
 
     def has_torch_function(relevant_args: Any) -> bool:
         if not is_recording() or not overrides._len_torch_function_stack():
@@ -54,7 +54,7 @@ def answering_as_captured() -> Iterator[None]:
         with overrides._pop_mode_temporarily():
             return bool(has_override(relevant_args))
 
-    token = _answers_as_captured.set(True)
+    token = _reports_capture.set(True)
     graphs._cuda_isCurrentStreamCapturing = is_current_stream_capturing
     overrides.has_torch_function = has_torch_function
     try:
@@ -62,15 +62,15 @@ def answering_as_captured() -> Iterator[None]:
     finally:
         graphs._cuda_isCurrentStreamCapturing = stream_captures
         overrides.has_torch_function = has_override
-        _answers_as_captured.reset(token)
+        _reports_capture.reset(token)
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Mark a block as the capture of a recorder. See ``answering_as_captured``."""
+    """Mark a block as the capture of a recorder. See ``reporting_capture``."""
     token = _is_recording.set(True)
     try:
-        with answering_as_captured():
+        with reporting_capture():
             yield
     finally:
         _is_recording.reset(token)

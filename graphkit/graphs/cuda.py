@@ -19,7 +19,7 @@ from graphkit.graphs.backend import LoopGraph
 from graphkit.graphs.blas_workspaces import allocate_workspaces
 from graphkit.graphs.capture_failure import CaptureFailure, failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode
-from graphkit.graphs.capture_state import answering_as_captured
+from graphkit.graphs.capture_state import reporting_capture
 from graphkit.graphs.cuda_loop import CudaLoop, loop_refusal
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.driver import (
@@ -247,7 +247,7 @@ class CudaBackend:
     def diagnose(self, function: Callable[[], Any]) -> CaptureFailure | None:
         """Run the function on the current stream until an operation that captures refuse."""
         try:
-            with compilation_disabled(), answering_as_captured(), CaptureRulesMode("cuda"):
+            with compilation_disabled(), reporting_capture(), CaptureRulesMode("cuda"):
                 function()
         except CaptureFailure as failure:
             return failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,17 @@ def operands_in(values: Any) -> Iterator[Operand]:
     for tensor in tensors_in(values):
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
             yield tensor.data_ptr(), distinct_bytes(tensor)
+
+
+def arguments_written(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[torch.Tensor]:
+    """Yield the arguments that an operation writes."""
+    declared = op._schema.arguments
+    given = {**dict(zip((each.name for each in declared), args, strict=False)), **kwargs}
+    for each in declared:
+        if each.alias_info is not None and each.alias_info.is_write:
+            yield from tensors_in(given.get(each.name))
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ reads an output too late then fails on the CPU as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 from weakref import WeakSet
 
@@ -25,12 +25,11 @@ class GraphOutput:
 
     Attributes:
         session: Number of the capture session of the graph.
-        is_current: Whether the graph ran after the memory was overwritten last.
         memory: The memory by storage, each with the dtype of a tensor in it.
     """
 
     def __init__(self, output: Any, allocated: Collection[int], session: int) -> None:
-        self.session, self.is_current = session, True
+        self.session = session
         self.memory: dict[int, torch.Tensor] = {}
         for leaf in tree_leaves(output):
             if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
@@ -52,7 +51,6 @@ class GraphOutput:
             else:
                 is_float = memory.dtype.is_floating_point or memory.dtype.is_complex
                 memory.view(torch.uint8).fill_(_NAN_BYTE if is_float else _INT_BYTE)
-        self.is_current = False
 
 
 def _flat(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
@@ -64,6 +62,8 @@ class OutputPool:
 
     def __init__(self) -> None:
         self._outputs: WeakSet[GraphOutput] = WeakSet()
+        self._current: WeakSet[GraphOutput] = WeakSet()
+        """Those of graphs that ran after their memory was overwritten last."""
         self._session = 0
 
     def begin_session(self) -> None:
@@ -80,20 +80,24 @@ class OutputPool:
         """
         for each in self._outputs:
             each.keep(read)
-            if each.is_current and each.session < self._session:
-                each.overwrite()
+        self._overwrite([each for each in self._current if each.session < self._session])
         own = GraphOutput(output, allocated, self._session)
         self._outputs.add(own)
+        self._current.add(own)
         return own
 
     def overwrite_others(self, own: GraphOutput) -> None:
         """Overwrite all outputs except that of a graph that runs now."""
-        for each in self._outputs:
-            if each.is_current and each is not own:
-                each.overwrite()
-        own.is_current = True
+        self._overwrite([each for each in self._current if each is not own])
+        self._current.add(own)
 
     def remove(self, own: GraphOutput) -> None:
         """Remove the output of a graph that is closed, and release its memory."""
         self._outputs.discard(own)
+        self._current.discard(own)
         own.memory.clear()
+
+    def _overwrite(self, outputs: Iterable[GraphOutput]) -> None:
+        for each in outputs:
+            each.overwrite()
+            self._current.discard(each)

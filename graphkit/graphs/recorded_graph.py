@@ -1,118 +1,22 @@
-"""Recorded operations, and their replay."""
+"""Recorded operations, replayed like a graph."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from graphkit.errors import ReplayError
 from graphkit.graphs.attribution import Attribution, NodeOrigin
+from graphkit.graphs.capture_failure import type_and_message
 from graphkit.graphs.capture_rules import tensors_in
-from graphkit.graphs.collectives import finished, is_collective, is_wrapper
 from graphkit.graphs.loop_queue import LoopQueue
 from graphkit.graphs.output_pool import OutputPool
-from graphkit.graphs.pool_memory import UNINITIALISED, Allocation, PoolBlock
-from graphkit.ops.registration import OPS
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedOp:
-    """One operation with the arguments of its capture.
-
-    Attributes:
-        op: The ATen or custom operation.
-        args: Its positional arguments; tensors share the storage of the captured ones.
-        kwargs: Its keyword arguments.
-        results: The tensors whose storage it allocated; a replay writes them again.
-        fresh: Indices of ``results`` among all tensors that the operation returned.
-        with_grad: Whether gradients were enabled; some operations then return more tensors.
-        facts: What the recorder knows of ``op``.
-    """
-
-    op: torch._ops.OpOverload
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    results: tuple[torch.Tensor, ...]
-    fresh: tuple[int, ...]
-    with_grad: bool
-    facts: OpFacts
-
-    def run(self) -> None:
-        """Run the operation again into the same storages; see ``replay_context``.
-
-        Does nothing for an operation that leaves its results uninitialised.
-        """
-        if self.facts.is_uninitialised:
-            return
-        args: Sequence[Any] = self.args
-        kwargs = self.kwargs
-        if self.facts.is_foreign:  # it may transpose or squeeze its argument in place
-            args = [aliased(value) for value in args]
-            kwargs = {name: aliased(value) for name, value in kwargs.items()}
-        if self.with_grad:
-            with torch.enable_grad():
-                out = self.op(*args, **kwargs)
-        else:
-            out = self.facts.run(*args, **kwargs)
-        if self.facts.is_collective:
-            out = finished(self.op, out)
-        if self.fresh:
-            tensors = [out] if isinstance(out, torch.Tensor) else tensors_in(out)
-            for index, result in zip(self.fresh, self.results, strict=True):
-                _write(result, tensors[index])
-
-
-@dataclass(frozen=True, slots=True)
-class OpFacts:
-    """What a recorder must know of an operation. Reading it from torch takes microseconds.
-
-    Attributes:
-        run: Runs it in a replay. graphkit's ops run their references: the capture has checked the
-            arguments.
-    """
-
-    run: Callable[..., Any]
-    is_uninitialised: bool
-    is_foreign: bool
-    is_collective: bool
-    is_wrapper: bool
-    changes_shape: bool
-    is_mutable: bool
-    may_reshape: bool
-
-
-@cache
-def facts_of(op: torch._ops.OpOverload) -> OpFacts:
-    """Return what a recorder must know of an operation."""
-    is_foreign = op.namespace not in ("aten", "graphkit")
-    is_own = op.namespace == "graphkit"
-    return OpFacts(
-        run=OPS[op._schema.name.partition("::")[2]].reference if is_own else op,
-        is_uninitialised=op.overloadpacket in UNINITIALISED,
-        is_foreign=is_foreign,
-        is_collective=is_collective(op),
-        is_wrapper=is_wrapper(op),
-        changes_shape=torch.Tag.inplace_view in op.tags,
-        is_mutable=op._schema.is_mutable,
-        may_reshape=op._schema.is_mutable or is_foreign,
-    )
-
-
-@contextmanager
-def replay_context() -> Iterator[None]:
-    """Set inference mode on and autocast off, for a block that runs recorded operations.
-
-    Results made under inference mode can only be written under it. What autocast did at capture is
-    among the recorded operations.
-    """
-    with torch.inference_mode(), torch._C._DisableAutocast():
-        yield
+from graphkit.graphs.pool_memory import Allocation, PoolBlock
+from graphkit.graphs.recorded_op import RecordedOp, replay_context, storage_id
 
 
 class RecordedGraph:
@@ -144,18 +48,19 @@ class RecordedGraph:
         self.output = output
         self.ops = tuple(ops)
         self.num_nodes = len(ops)
-        self.pool_bytes = _storage_bytes(ops)
+        allocated = self._storages()
+        self.pool_bytes = sum(storage.nbytes() for storage in allocated.values())
         self.origins: tuple[NodeOrigin, ...] = tuple(attribution.origins) if attribution else ()
         self.allocations: tuple[Allocation, ...] = (
             tuple(attribution.allocations) if attribution else ()
         )
         self.timestamps: list[int] | None = None
-        self._pool, self._queue = pool, queue
-        allocated = {storage_id(tensor) for op in ops for tensor in op.results}
+        self._pool, self._queue, self._is_closed = pool, queue, False
         used = {storage_id(t) for op in ops for t in tensors_in((op.args, op.kwargs))}
         used |= {storage_id(t) for t in tree_leaves(output) if isinstance(t, torch.Tensor)}
         with replay_context():
-            self._own = pool.add(output, allocated.difference(host), used - allocated)
+            own = allocated.keys() - set(host)
+            self._own = pool.add(output, own, used - allocated.keys())
         # The batch may have outputs of another graph. The refresh, which is first, copies them.
         self._num_reads = int(bool(ops) and ops[0].op.name() == "graphkit::refresh")
 
@@ -171,58 +76,54 @@ class RecordedGraph:
         """Run every operation, as a part of a loop or alone.
 
         Overwrites the outputs of other graphs once the inputs have been read.
+
+        Raises:
+            ReplayError: The graph is closed, or an operation raised an exception, such as an
+                IndexError for a value out of range. Exceptions of collectives are raised as
+                they are.
         """
+        if self._is_closed:
+            raise ReplayError("the graph is closed. Capture again.")
         with replay_context():
-            self._run(self.ops[: self._num_reads])
+            self._run(0, self._num_reads)
             self._pool.overwrite_others(self._own)
-            self._run(self.ops[self._num_reads :])
+            self._run(self._num_reads, len(self.ops))
             if self.timestamps is not None:
                 self.timestamps.append(time.perf_counter_ns())
 
-    def _run(self, ops: Sequence[RecordedOp]) -> None:
-        if self.timestamps is None:
-            for op in ops:
+    def _run(self, begin: int, end: int) -> None:
+        for index in range(begin, end):
+            if self.timestamps is not None:
+                self.timestamps.append(time.perf_counter_ns())
+            op = self.ops[index]
+            try:
                 op.run()
-            return
-        for op in ops:
-            self.timestamps.append(time.perf_counter_ns())
-            op.run()
+            except Exception as error:
+                if op.facts.is_collective:
+                    raise
+                raise self._failure(index, error) from error
+
+    def _failure(self, index: int, error: Exception) -> ReplayError:
+        source = self.origins[index].source if index < len(self.origins) else ""
+        node = f"`{self.ops[index].op.name()}`" + (f" ({source})" if source else "")
+        return ReplayError(
+            f"node {index}, {node}, raised {type_and_message(error)}. Pass values in "
+            "range. GRAPHKIT_CHECK=1 names the first field that is not."
+        )
 
     def pool_memory(self) -> list[PoolBlock]:
         """Return the storages that the operations allocated. All are live: none is reused."""
-        storages = {storage_id(t): t.untyped_storage() for op in self.ops for t in op.results}
         return [
             PoolBlock(torch.empty(0, dtype=torch.uint8).set_(storage), is_live=True)
-            for storage in storages.values()
+            for storage in self._storages().values()
             if storage.nbytes()
         ]
 
     def close(self) -> None:
         """Free the operations and their storages."""
-        self.ops, self.output = (), None
+        self.ops, self.output, self._is_closed = (), None, True
         self._pool.remove(self._own)
 
-
-def _write(result: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a value into a result; of expanded dimensions only their one row."""
-    if 0 in result.stride():
-        for dim in (i for i, stride in enumerate(result.stride()) if not stride):
-            result, value = result.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
-    result.copy_(value)
-
-
-def aliased(value: Any) -> Any:
-    """Alias every tensor of an argument."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    return [aliased(each) for each in value] if type(value) in (list, tuple) else value
-
-
-def storage_id(tensor: torch.Tensor) -> int:
-    """Return what identifies the storage of a tensor while it exists."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _storage_bytes(ops: list[RecordedOp]) -> int:
-    sizes = {storage_id(t): t.untyped_storage().nbytes() for op in ops for t in op.results}
-    return sum(sizes.values())
+    def _storages(self) -> dict[int, torch.UntypedStorage]:
+        """Return the storages that the operations allocated."""
+        return {storage_id(t): t.untyped_storage() for op in self.ops for t in op.results}

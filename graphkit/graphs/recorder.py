@@ -19,14 +19,9 @@ from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.loop_queue import LoopQueue
 from graphkit.graphs.output_pool import OutputPool
-from graphkit.graphs.recorded_graph import (
-    RecordedGraph,
-    RecordedOp,
-    aliased,
-    facts_of,
-    storage_id,
-)
+from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.recorded_loop import RecordedLoop
+from graphkit.graphs.recorded_op import RecordedOp, aliased, facts_of, storage_id
 
 
 class RecorderBackend:

@@ -1,4 +1,8 @@
-"""User lines on a stack: the innermost ones that belong neither to torch nor to graphkit."""
+"""Source lines on a stack: the innermost ones that belong neither to torch nor to graphkit.
+
+Code of graphkit that is captured like a user's has lines, too: that of models everywhere, and that
+of drafters and the whole step as the source of nodes.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,11 @@ Frame = tuple[FrameType, int]
 """A frame of a stack and its line number."""
 
 _ROOMS = {room.name: str(room.resolve()) for room in Path(__file__).parents[1].iterdir()}
-_WITH_FORWARDS = ("reference", "engine")
-"""Rooms of graphkit that contain forwards. Their lines are shown like a user's."""
+_ALL_ROOMS = tuple(_ROOMS.values())
+_MODELS = (_ROOMS["reference"],)
+"""Folders of graphkit with models. Their lines are shown like a user's."""
+_STEPS = (_ROOMS["step"],)
+"""Folders with drafters and with what else is captured around forwards, outside of runners."""
 _SITE_PACKAGES = Path(torch.__file__).resolve().parents[1]
 _LIBRARIES = tuple(f"{_SITE_PACKAGES / name}{os.sep}" for name in ("torch", "triton", "numpy"))
 _CONTEXTLIB = str(Path(contextlib.__file__).resolve())
@@ -37,11 +44,15 @@ def caller_line() -> str:
     The path before the folder is left out, since records are read on other machines. Empty if the
     stack has no user line.
     """
-    frame = next(_user_frames(_current_stack()), None)
-    if frame is None:
-        return ""
-    code = frame[0].f_code
-    return f"{_short_path(code.co_filename)}:{frame[1]} in {code.co_name}"
+    return _short_line(_user_frames(_current_stack()))
+
+
+def node_line() -> str:
+    """Return the line of the current stack that creates a node, as ``caller_line`` does.
+
+    For operations around the forwards it is the line of graphkit's drafter or step.
+    """
+    return _short_line(_user_frames(_current_stack(), _STEPS))
 
 
 def caller_location() -> str:
@@ -77,25 +88,24 @@ def quoted(frame: Frame) -> str:
 
 def is_graphkit(filename: str) -> bool:
     """Return whether a file belongs to graphkit."""
-    return _is_in(filename, _ROOMS)
+    return _is_in(filename, _ALL_ROOMS)
 
 
 @cache
 def is_internal(filename: str) -> bool:
     """Return whether a file's lines are not shown: torch, graphkit or generated code.
 
-    Lines of triton and numpy are not shown either; those of graphkit's forwards are.
+    Lines of triton and numpy are not shown either; those of graphkit's models are.
     """
     is_library = _resolved(filename).startswith((*_LIBRARIES, _CONTEXTLIB))
-    is_forward = _is_in(filename, _WITH_FORWARDS)
-    return (
-        is_library or filename.startswith(_GENERATED) or (is_graphkit(filename) and not is_forward)
-    )
+    is_model = _is_in(filename, _MODELS)
+    return is_library or filename.startswith(_GENERATED) or (is_graphkit(filename) and not is_model)
 
 
-def _is_in(filename: str, rooms: Iterable[str]) -> bool:
+@cache
+def _is_in(filename: str, rooms: tuple[str, ...]) -> bool:
     path = _resolved(filename)
-    return any(path == _ROOMS[room] or path.startswith(_ROOMS[room] + os.sep) for room in rooms)
+    return any(path == room or path.startswith(room + os.sep) for room in rooms)
 
 
 def _current_stack() -> Iterator[Frame]:
@@ -105,14 +115,25 @@ def _current_stack() -> Iterator[Frame]:
         frame = frame.f_back
 
 
-def _user_frames(stack: Iterable[Frame]) -> Iterator[Frame]:
+def _user_frames(stack: Iterable[Frame], shown: tuple[str, ...] = ()) -> Iterator[Frame]:
+    """Yield the user's frames, and those of further folders of graphkit that are shown."""
     for frame, line in stack:
         module = str(frame.f_globals.get("__name__"))
         if module.startswith(_COMMAND):
             return
         # Code that torch.compile generates names a module of torch.
-        if not module.startswith("torch.") and not is_internal(frame.f_code.co_filename):
+        if module.startswith("torch."):
+            continue
+        filename = frame.f_code.co_filename
+        if not is_internal(filename) or _is_in(filename, shown):
             yield frame, line
+
+
+def _short_line(frames: Iterator[Frame]) -> str:
+    """Return the first frame as ``folder/file.py:12 in forward``; empty without one."""
+    for frame, line in frames:
+        return f"{_short_path(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"
+    return ""
 
 
 @cache

@@ -85,7 +85,6 @@ class RequestPool(RequestTable, Protocol):
         """Free rows."""
 
 
-_POOL = "RequestPool"
 _KV_COUNTS = {"size": "the number of tokens that it holds", "page_size": "its slots per page"}
 _TABLE_COUNTS = {
     "size": "the number of requests that may run at once",
@@ -103,14 +102,14 @@ def check_kv_pool(owner: str, pool: object) -> None:
     Raises:
         ConfigError: A member is missing or has the wrong type, or a buffer has too few slots.
     """
-    _require_counts(owner, pool, _KV_COUNTS, "KVPool")
+    _require_counts(owner, pool, _KV_COUNTS, KVPool)
     _require_methods(owner, pool, ("tensors", "move_kv_cache"), KVPool)
     slots, buffers = pool.size + pool.page_size, pool.tensors()  # type: ignore[attr-defined]
     if not isinstance(buffers, Mapping):
-        raise _refusal(owner, pool, "tensors()", "tensors by name", buffers, "KVPool")
+        raise _refusal(owner, pool, "tensors()", "tensors by name", buffers, KVPool)
     for name, buffer in buffers.items():
         if not isinstance(buffer, torch.Tensor):
-            raise _refusal(owner, pool, f"tensors()[{name!r}]", "a tensor", buffer, "KVPool")
+            raise _refusal(owner, pool, f"tensors()[{name!r}]", "a tensor", buffer, KVPool)
         if not buffer.ndim or buffer.shape[0] < slots:
             raise ConfigError(
                 f"{owner}.tensors()[{name!r}] has shape {tuple(buffer.shape)}, expected at least "
@@ -122,7 +121,7 @@ def check_kv_pool(owner: str, pool: object) -> None:
 
 def check_request_table(owner: str, table: object) -> None:
     """Check that an object is a ``RequestTable``; arguments and errors as for ``check_kv_pool``."""
-    _require_counts(owner, table, _TABLE_COUNTS, "RequestTable")
+    _require_counts(owner, table, _TABLE_COUNTS, RequestTable)
     rows, columns = table.size + 1, table.max_context_len  # type: ignore[attr-defined]
     slots = getattr(table, "req_to_token", None)
     fits = (
@@ -134,7 +133,7 @@ def check_request_table(owner: str, table: object) -> None:
     )
     if not fits:
         expected = f"a tensor [size + 1, max_context_len] = [{rows}, {columns}] int32 or int64"
-        raise _refusal(owner, table, "req_to_token", expected, slots, "RequestTable")
+        raise _refusal(owner, table, "req_to_token", expected, slots, RequestTable)
 
 
 def check_request_pool(owner: str, pool: object) -> RequestPool:
@@ -142,14 +141,14 @@ def check_request_pool(owner: str, pool: object) -> RequestPool:
     check_request_table(owner, pool)
     available, device = getattr(pool, "available", None), getattr(pool, "device", None)
     if not is_int(available):
-        raise _refusal(owner, pool, "available", "the number of free rows", available, _POOL)
+        raise _refusal(owner, pool, "available", "the number of free rows", available, RequestPool)
     if not isinstance(device, torch.device):
-        raise _refusal(owner, pool, "device", "the torch.device of the table", device, _POOL)
+        raise _refusal(owner, pool, "device", "the torch.device of the table", device, RequestPool)
     _require_methods(owner, pool, ("alloc", "free"), RequestPool)
     return pool  # type: ignore[return-value]  # checked
 
 
-def _require_counts(owner: str, thing: object, counts: Mapping[str, str], contract: str) -> None:
+def _require_counts(owner: str, thing: object, counts: Mapping[str, str], contract: type) -> None:
     for name, meaning in counts.items():
         value = getattr(thing, name, None)
         if not is_int(value) or value < 1:
@@ -160,13 +159,13 @@ def _require_methods(owner: str, thing: object, names: tuple[str, ...], contract
     for name in names:
         if not callable(getattr(thing, name, None)):
             value = getattr(thing, name, None)
-            raise _refusal(owner, thing, name, "a method", value, contract.__name__)
+            raise _refusal(owner, thing, name, "a method", value, contract)
         if mismatch := signature_mismatch(thing, name, contract):
             raise ConfigError(f"{owner}: {mismatch}", field=owner.rpartition(".")[2])
 
 
 def _refusal(
-    owner: str, thing: object, member: str, expected: str, value: object, contract: str
+    owner: str, thing: object, member: str, expected: str, value: object, contract: type
 ) -> ConfigError:
     found = f"a {type(value).__name__}"
     if isinstance(value, torch.Tensor):
@@ -175,6 +174,6 @@ def _refusal(
         found = "missing" if value is None else repr(value)
     return ConfigError(
         f"{owner} is a {type(thing).__name__}, whose {member} is {found}: expected {expected}. "
-        f"Pass a pool of graphkit, or implement graphkit.{contract}.",
+        f"Pass a pool of graphkit, or implement graphkit.{contract.__name__}.",
         field=owner.rpartition(".")[2],
     )

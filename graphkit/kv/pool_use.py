@@ -10,7 +10,7 @@ from graphkit.errors import ConfigError
 
 
 class UsedPool:
-    """Base of the pools, which know their users."""
+    """Base of the pools that record their users."""
 
     def __init__(self) -> None:
         self.users: WeakSet[PoolUse] = WeakSet()

@@ -118,15 +118,19 @@ class RecurrentStatePool(UsedPool):
             }
             for _ in range(layer_num)
         ]
-        self._buffers = list(self.tensors().values())
+        self._buffers = [buffer for buffers in self._layers for buffer in buffers.values()]
         self.device = self._buffers[0].device
         self._table = buffer_table(self._buffers)
         self._node = torch.arange(width, device=self.device)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return every buffer by kind and layer, such as ``ssm.0``: the mutable state of a step."""
+        """Return the states of every row by kind and layer, such as ``ssm.0``.
+
+        Declare them as the ``mutable_state`` of a step. They are views of the buffers,
+        ``[size + 1, W + 1, *shape]``: the committed state of a row, and those after its nodes.
+        """
         return {
-            f"{kind}.{layer}": buffer
+            f"{kind}.{layer}": buffer.unflatten(0, (self.size + 1, self.width + 1))
             for layer, buffers in enumerate(self._layers)
             for kind, buffer in buffers.items()
         }

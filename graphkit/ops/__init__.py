@@ -8,20 +8,14 @@ all may be captured and compiled.
 from graphkit.ops.accepted import (
     create_extend_after_decode_spec_info,
     create_num_accepted_drafts_filter,
-    fill_bonus_tokens,
 )
-from graphkit.ops.accepted_path import compact_accepted_to_front, fill_accepted_out_cache_loc
+from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.cache_locs import (
     filter_finished_cache_loc,
     get_src_tgt_cache_loc,
     get_target_cache_loc,
 )
-from graphkit.ops.draft_cache_locs import assign_draft_cache_locs
 from graphkit.ops.philox import philox_uniform
-from graphkit.ops.slot_assignment import (
-    assign_draft_cache_locs_contiguous,
-    assign_extend_cache_locs,
-)
 from graphkit.ops.token_bitmask import apply_token_bitmask
 from graphkit.ops.tree import build_tree
 from graphkit.ops.tree_sampling import tree_speculative_sampling_target_only
@@ -30,15 +24,10 @@ from graphkit.ops.windows import rotate_input_ids
 
 __all__ = [
     "apply_token_bitmask",
-    "assign_draft_cache_locs",
-    "assign_draft_cache_locs_contiguous",
-    "assign_extend_cache_locs",
     "build_tree",
     "compact_accepted_to_front",
     "create_extend_after_decode_spec_info",
     "create_num_accepted_drafts_filter",
-    "fill_accepted_out_cache_loc",
-    "fill_bonus_tokens",
     "filter_finished_cache_loc",
     "get_src_tgt_cache_loc",
     "get_target_cache_loc",

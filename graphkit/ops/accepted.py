@@ -85,36 +85,3 @@ def create_extend_after_decode_spec_info(
     positions.copy_(torch.where(is_used, position, positions))
     last = num_accepted_tokens.clamp(min=0).cumsum(0) - 1
     bonus_tokens.copy_(read(accept_tokens, (last,), bonus_tokens, num_accepted_tokens > 0))
-
-
-@register_op(mutates_args=("bonus_tokens",), sizes_from=("num_accepted_tokens",))
-def fill_bonus_tokens(
-    accept_tokens: Annotated[torch.Tensor, "[B * stride] or [B, stride] int32 or int64"],
-    num_accepted_tokens: Annotated[torch.Tensor, "[B] int32 or int64"],
-    bonus_tokens: Annotated[torch.Tensor, "[B] int32 or int64, contiguous"],
-    stride: Annotated[int, "stride >= 1"],
-) -> None:
-    """Write the last accepted token of each request, ``accept_tokens[b * stride + n - 1]``.
-
-    A request whose n is not 1 to ``stride`` keeps its bonus token. One launch on the current
-    stream. Never synchronises; may be captured.
-
-    Args:
-        accept_tokens: ``predicts[accept_index]``: ``stride`` tokens per request, n of them
-            accepted.
-        num_accepted_tokens: Accepted tokens per request (n), bonus token included; not changed.
-        bonus_tokens: Receives the tokens.
-        stride: ``accept_index.shape[1]``, which is num_steps + 1. It equals num_draft_tokens only
-            for topk == 1; with a wrong stride the first request alone is right.
-
-    Shapes:
-        accept_tokens: [B * stride] or [B, stride] int32 or int64.
-        num_accepted_tokens: [B] int32. bonus_tokens: [B] int64, contiguous. Both may be int32 or
-        int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout, or stride is below 1.
-    """
-    request = torch.arange(bonus_tokens.numel(), device=bonus_tokens.device)
-    index = (request, num_accepted_tokens - 1)
-    bonus_tokens.copy_(read(accept_tokens.reshape(-1, stride), index, bonus_tokens))

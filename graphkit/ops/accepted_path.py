@@ -1,4 +1,4 @@
-"""Rows and slots of the nodes on each request's accepted path.
+"""Rows of the nodes on each request's accepted path.
 
 Suffixes: B requests, W num_draft_tokens, A columns of accept_index (num_steps + 1), T rows (B x W).
 """
@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import torch
 
 from graphkit.errors import InputError
-from graphkit.ops.packed import read
 from graphkit.ops.registration import register_op
 
 
@@ -66,38 +65,3 @@ def compact_accepted_to_front(
         front = compacted.view(-1, num_draft_tokens, *x.shape[1:])[:, : accept_index.shape[1]]
         front.copy_(x[accept_index.clamp(0, x.shape[0] - 1)])
     return compacted
-
-
-@register_op(mutates_args=("accepted_out_cache_loc",))
-def fill_accepted_out_cache_loc(
-    accept_index: Annotated[torch.Tensor, "[...] int32 or int64"],
-    out_cache_loc: Annotated[torch.Tensor, "[T] int32 or int64"],
-    accepted_out_cache_loc: Annotated[torch.Tensor, "[N] int32 or int64, contiguous"],
-) -> None:
-    """Pack the slots of the accepted nodes: entry k receives that of the k-th node, in flat order.
-
-    Entries behind the last node's keep their values; with zeros there, ``move_kv_cache`` moves the
-    dummy slot onto itself. One launch on the current stream. Never synchronises; may be captured.
-    Each CUDA program counts the nodes before its 1024 entries itself, which is cheap up to about a
-    million entries.
-
-    Args:
-        accept_index: Row of each accepted node, negative for none.
-        out_cache_loc: Slots of this step's rows. A row outside it writes nothing.
-        accepted_out_cache_loc: Receives the slots.
-
-    Shapes:
-        accept_index: any shape, int32 or int64. out_cache_loc: [T] int64.
-        accepted_out_cache_loc: [N] int64 for any N, contiguous. Both may be int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
-    """
-    entries = accept_index.flatten()
-    targets = torch.arange(accepted_out_cache_loc.numel(), device=entries.device)
-    if entries.numel() == 0:
-        return
-    counted = (entries >= 0).cumsum(0)
-    entry = torch.searchsorted(counted, targets + 1)
-    row = read(entries, (entry,), torch.full_like(targets, -1))
-    accepted_out_cache_loc.copy_(read(out_cache_loc, (row,), accepted_out_cache_loc))

@@ -25,6 +25,7 @@ from graphkit.records.diff import (
     SizeDiff,
 )
 from graphkit.records.environment import Environment
+from graphkit.records.figures import figure_heading, figure_name
 from graphkit.records.generate import Completion, GenerateRecord
 from graphkit.records.graph import (
     Argument,
@@ -41,6 +42,7 @@ from graphkit.records.lock import LockRecord
 from graphkit.records.plan import PlanRecord, SizeListCost
 from graphkit.records.recording import Process, RecordingRecord
 from graphkit.records.text import count_of, distinct_text, extent
+from graphkit.records.timeline import Gap, Timeline, end_of, timeline_of
 from graphkit.records.with_graphs import (
     RecordWithGraphs,
     backend_of,
@@ -48,6 +50,7 @@ from graphkit.records.with_graphs import (
     require_graphs,
     title_of,
 )
+from graphkit.records.wrapper import WrapperDifference, WrapperRecord
 
 __all__ = [
     "SCHEMA",
@@ -63,6 +66,7 @@ __all__ = [
     "Environment",
     "FieldChange",
     "Finding",
+    "Gap",
     "GenerateRecord",
     "GraphDiff",
     "GraphMemory",
@@ -87,13 +91,20 @@ __all__ = [
     "SizeDiff",
     "SizeListCost",
     "SizeRecord",
+    "Timeline",
     "Timing",
+    "WrapperDifference",
+    "WrapperRecord",
     "backend_of",
     "count_of",
     "distinct_text",
+    "end_of",
     "extent",
+    "figure_heading",
+    "figure_name",
     "graphs_of",
     "load_record",
     "require_graphs",
+    "timeline_of",
     "title_of",
 ]

@@ -18,8 +18,9 @@ class Finding:
     """What an audit found, with every mode and size that it holds for.
 
     Attributes:
-        audit: Audit that found it: ``baked``, ``pointers``, ``pool-poison``, ``finite``, ``pads``,
-            ``shadow``, ``launch``, ``warmup``, ``misses``, ``loop`` or ``lock``.
+        audit: Audit that found it: ``baked``, ``forward``, ``pointers``, ``pool-poison``,
+            ``finite``, ``pads``, ``shadow``, ``launch``, ``warmup``, ``misses``, ``wrapper``,
+            ``loop`` or ``lock``.
         kind: Class of bug, such as ``baked value``; one class has the same text in all reports.
         severity: ``error`` if a replay can give a wrong result or crash, ``note`` for what is
             merely unusual, ``warning`` in between.

@@ -11,6 +11,7 @@ from graphkit.records.environment import Environment
 from graphkit.records.graph import GraphRecord
 from graphkit.records.json_text import Record
 from graphkit.records.numbers import Count, Duration
+from graphkit.records.wrapper import WrapperRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +166,7 @@ class Mismatch:
         mode: Name of the forward mode.
         batch_size: Number of live requests.
         padded_batch_size: Captured size.
+        module, source: Module path and source line that caused it; empty if unknown.
     """
 
     field: str
@@ -178,6 +180,8 @@ class Mismatch:
     mode: str = ""
     batch_size: Count = 0
     padded_batch_size: Count = 0
+    module: str = ""
+    source: str = ""
 
     @property
     def distance(self) -> str:
@@ -198,6 +202,7 @@ class CaptureRecord(Record):
         modes: One per runner.
         mismatches: Wrong rows; empty also if no replay was compared.
         graphs: Nodes of the graphs; empty if the capture was not inspected.
+        wrapper: Comparison of the target with its model; ``None`` if it declares none.
     """
 
     KIND: ClassVar[str] = "capture"
@@ -207,6 +212,12 @@ class CaptureRecord(Record):
     modes: tuple[ModeRecord, ...]
     mismatches: tuple[Mismatch, ...] = ()
     graphs: tuple[GraphRecord, ...] = ()
+    wrapper: WrapperRecord | None = None
+
+    @property
+    def differs_from_model(self) -> bool:
+        """Whether the logits of a row differ from those of the target's model."""
+        return self.wrapper is not None and self.wrapper.difference is not None
 
     @property
     def sizes(self) -> tuple[SizeRecord, ...]:

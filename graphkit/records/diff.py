@@ -73,7 +73,9 @@ class GraphDiff:
         renamed: Paths of modules that were renamed or moved, by the path before. All modules below
             them moved along.
         figures: Timing and memory figures that differ.
-        words: The changes of nodes as sentences; ``nothing changed`` if there is none.
+        words: The changes of nodes as sentences, without those of arguments; ``nothing changed`` if
+            there is no change at all.
+        details: The changes of arguments as sentences.
     """
 
     before: str
@@ -86,6 +88,7 @@ class GraphDiff:
     renamed: Mapping[str, str] = field(default_factory=dict)
     figures: tuple[MetricChange, ...]
     words: tuple[str, ...]
+    details: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:

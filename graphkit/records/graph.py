@@ -122,24 +122,27 @@ class Edge:
 class Timing:
     """Time of replays on the device.
 
+    A profiler measures the nodes and makes replays longer, above all the gaps between nodes.
+    ``timeline_of`` returns these gaps.
+
     Attributes:
-        replays: Number of measured replays.
-        p50_us, p95_us: Time from the start of the first node to the end of the last one.
-        busy_us: Time of the median replay in which at least one node ran.
-        gap_us: Time of the median replay in which no node ran.
+        replays: Number of profiled replays.
+        p50_us, p95_us: Time of a profiled replay, from the start of its first node to the end of
+            its last one.
         critical_path: Indices of the nodes on the longest path through the edges.
         critical_us: Sum of their durations.
         bound_by: How durations were assigned to nodes: ``order``, or ``name and grid``.
+        unprofiled_us: Median time of a replay without the profiler that follows another replay;
+            ``None`` if not measured.
     """
 
     replays: Count
     p50_us: Duration
     p95_us: Duration
-    busy_us: Duration
-    gap_us: Duration
     critical_path: tuple[Count, ...]
     critical_us: Duration
     bound_by: str
+    unprofiled_us: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

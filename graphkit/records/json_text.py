@@ -22,7 +22,7 @@ from graphkit.records.json_readers import (
     shortened_repr,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 """Incremented when an older reader could misread a record."""
 
 _KINDS: dict[str, type[Record]] = {}

@@ -86,7 +86,7 @@ class StoredWeights:
             optional: Names that may be missing; their tensors stay uninitialised.
             ignored: Names that are not read.
             rename: Returns the module's name of a stored name.
-            expected: Tensors whose shapes the stored ones have; ``None`` takes the module's.
+            expected: Tensors whose shapes the stored ones have; ``None`` selects the module's.
             part_of: Returns the slice of a stored tensor that the module has.
 
         Raises:

@@ -85,8 +85,8 @@ def load_eagle_head(
             ``model.safetensors`` or ``pytorch_model.bin``.
         target: The model that the head was trained for. The head uses its output head, and its
             embedding unless the folder contains one. Ranks that split it split the head too.
-        device: Device of the weights; ``None`` takes the target's.
-        dtype: Data type of the weights; ``None`` takes the target's.
+        device: Device of the weights; ``None`` selects the target's.
+        dtype: Data type of the weights; ``None`` selects the target's.
 
     Returns:
         The head, in evaluation mode and without gradients.
@@ -167,8 +167,8 @@ def load_mtp_head(
     Args:
         folder: ``config.json``, with num_hidden_layers as the number of layers, and the weights.
         target: The model that the layers were trained for. They use its embedding and output head.
-        device: Device of the weights; ``None`` takes the target's.
-        dtype: Data type of the weights; ``None`` takes the target's.
+        device: Device of the weights; ``None`` selects the target's.
+        dtype: Data type of the weights; ``None`` selects the target's.
 
     Returns:
         The head, in evaluation mode and without gradients.

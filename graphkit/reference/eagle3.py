@@ -62,11 +62,11 @@ class Eagle3Head(nn.Module):
     Args:
         config: Sizes and options of the layer.
         target: The model that the head drafts for.
-        aux_layers: Three target layers whose inputs the head reads, from 0 to the number of layers,
-            which stands for the output of the last one; see ``AuxStates``. ``None`` takes those of
-            published heads: 2, the middle, and the third to last.
-        draft_vocab_size: Tokens that the head can draft, fewer than the target has; ``None`` takes
-            the target's vocabulary, without ``d2t``.
+        aux_layers: Three target layers whose inputs the head reads. The number of layers selects
+            the output of the last one; see ``AuxStates``. ``None`` selects those of published
+            heads: 2, the middle, and the third to last.
+        draft_vocab_size: Tokens that the head can draft, fewer than the target has. ``None``
+            selects the target's vocabulary, without ``d2t``.
         fc_bias: Whether ``fc`` has a bias.
         has_embedding: Whether the head has its own embedding.
         norm_before_residual: See ``Eagle3Layer``.

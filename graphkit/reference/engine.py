@@ -55,7 +55,7 @@ def reference_engine(
         algorithm: One of ``ALGORITHMS``.
         topk: Branches per draft step: 1 drafts chains, more drafts trees.
         num_steps: Draft steps.
-        num_draft_tokens: Nodes verified per request, the bonus token included; ``None`` takes
+        num_draft_tokens: Nodes verified per request, the bonus token included; ``None`` selects
             ``num_steps + 1`` for a chain and twice that for a tree.
         max_batch_size: Most requests that run at the same time.
         max_context_len: Most tokens of a request, drafts included.
@@ -71,7 +71,7 @@ def reference_engine(
         group: As for ``SpeculativeEngine``; its ranks split the target.
         dtype: Data type of weights and KV. In bfloat16, the output of a request can depend on the
             batch that it runs in, where two logits nearly tie. float32 makes such ties rare.
-        attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
+        attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
         checkpoint: Folder of a different target. Supported for NONE and NGRAM, which need no
             trained draft model, and for EAGLE and EAGLE3 with ``draft``.
         draft: Folder of an EAGLE or EAGLE-3 head that was trained for the target, for that

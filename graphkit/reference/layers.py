@@ -67,7 +67,7 @@ class Attention(MergesProjections):
     Args:
         config: Sizes and options.
         layer: Layer number passed to ``attend``.
-        input_size: Width of the input rows; ``None`` takes the hidden size.
+        input_size: Width of the input rows; ``None`` selects the hidden size.
     """
 
     def __init__(self, config: LlamaConfig, layer: int, *, input_size: int | None = None) -> None:

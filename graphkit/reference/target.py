@@ -56,11 +56,11 @@ def reference_target(
             bfloat16.
         topk: 1 drafts and verifies chains of 4 tokens. More drafts trees of 8 tokens; sample
             batches of TARGET_VERIFY contain random trees then.
-        max_batch_size: Number of requests; ``None`` takes 64 on CUDA and 8 elsewhere.
+        max_batch_size: Number of requests; ``None`` selects 64 on CUDA and 8 elsewhere.
         checkpoint: A local Llama, Mistral, Qwen2 or Qwen3 folder. The target then has
-            TARGET_VERIFY and DECODE only, since there is no draft model for it. ``None`` takes the
-            models that ship with graphkit, with all modes.
-        attention: Attention backend; ``None`` takes Triton on CUDA and torch elsewhere.
+            TARGET_VERIFY and DECODE only, since there is no draft model for it. ``None`` selects
+            the models that ship with graphkit, with all modes.
+        attention: Attention backend; ``None`` selects Triton on CUDA and torch elsewhere.
         group: Ranks that split the model; see ``load_checkpoint``.
 
     Raises:

@@ -124,4 +124,4 @@ Algorithm = SpecAlgorithm | CustomSpecAlgorithm
 INTERFACE = tuple(name for name in vars(_AlgorithmInterface) if not name.startswith("_"))
 """Every method that a registered class must have."""
 PREDICATES = tuple(name for name in INTERFACE if name.startswith(("is_", "supports_")))
-"""Those that return whether something holds."""
+"""Those that return a bool."""

@@ -99,9 +99,8 @@ class FutureMap:
         return dict(self._buffers)
 
     def _check_indices(self, req_pool_indices: torch.Tensor) -> None:
-        # torch is not imported here, and this runs in every eager step.
-        dtype = getattr(req_pool_indices, "dtype", None)
-        is_int64 = getattr(dtype, "itemsize", 0) == 8 and not dtype.is_floating_point  # type: ignore[union-attr]
+        # By name, since torch is not imported here.
+        is_int64 = str(getattr(req_pool_indices, "dtype", None)) == "torch.int64"
         if is_int64 and req_pool_indices.ndim == 1:
             return
         raise InputError(

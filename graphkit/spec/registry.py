@@ -103,7 +103,7 @@ def get_algorithm(name: object) -> Algorithm:
 
 
 def check_methods(algorithm: Algorithm, field: str = "algorithm") -> None:
-    """Check that every method of an algorithm can be called, and that predicates answer.
+    """Check that every method of an algorithm can be called, and that predicates return bools.
 
     Raises:
         ConfigError: A method has other parameters or raised an exception, or a predicate returned

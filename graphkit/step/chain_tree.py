@@ -19,7 +19,7 @@ class ChainTree:
         max_batch_size: Most requests of a batch (M).
         device: The device of the tensors.
         drafted: Nodes that drafts can occupy, the root included; the others hold token 0 and are
-            linked to none, so that they are never accepted. ``None`` stands for all.
+            linked to none, so that they are never accepted. ``None`` selects all.
 
     Attributes:
         max_depth: Depth of the longest chain.

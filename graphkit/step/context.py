@@ -72,15 +72,15 @@ class EngineModel:
         """Check that one table of slots addresses all KV pools.
 
         Raises:
-            ConfigError: A pool of layers with a window is no ``KVPool``, or has a table of its own,
-                another page size or fewer slots than ``kv_pool``.
+            ConfigError: A pool of layers with a window is not a ``KVPool``, or has a separate
+                table, another page size or fewer slots than ``kv_pool``.
         """
         attention: Any = self.attention
         pool = self.attention.kv_pool
         table = getattr(attention, "window_req_to_token_pool", None)
         if table is not None and table is not attention.req_to_token_pool:
             raise ConfigError(
-                "window_req_to_token_pool is a table of its own, which no step fills. Pass the "
+                "window_req_to_token_pool is a separate table, which steps do not fill. Pass the "
                 "backend's req_to_token_pool as window_req_to_token_pool, with a window_kv_pool "
                 "of the size of kv_pool.",
                 field="window_req_to_token_pool",
@@ -283,7 +283,7 @@ class EngineContext:
             req_pool_indices: [B] int64. seq_lens: [B] int32. Returns [B, n] float32.
 
         Raises:
-            ConfigError: ``draws`` is no int of at least 1.
+            ConfigError: ``draws`` is not an int of at least 1.
         """
         require_int("draft_samples", "draws", draws)
         # Rejection sampling uses draws 1 to W of this position. Draw 0 of every position belongs to

@@ -85,9 +85,9 @@ class DeviceLoops:
         spec: Drafting and verification settings.
         sizes: Limits on batch and context.
         longest_path: Most tokens of a path.
-        ring_entries: Steps that wait for the host at most.
+        ring_entries: Most steps that wait for the host to read them.
         group: Ranks that run the same loops together, if any. If the host of one of them stops a
-            launch, or does not read its ring, the loops of all end after the same step.
+            launch or does not read its ring, the loops of all ranks end after the same step.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class DeviceLoops:
         return stream
 
     def stop(self) -> None:
-        """Stop all launches and wait for them. Their streams have all steps that were run."""
+        """Stop all launches and wait for them. Their streams then contain all their steps."""
         self._ring.stop(self._launched)
         for loop in self._loops.values():
             loop.graph.wait()
@@ -216,7 +216,7 @@ class DeviceLoops:
         """Stop the launches, wait for them, and close all graphs. Streams remain readable."""
         self._ring.stop(self._launched)
         loops, self._loops, self._running = self._loops, {}, None
-        with ExitStack() as last_first:  # closes all, also if a rank of a running loop has failed
+        with ExitStack() as last_first:  # closes all, even if a rank of a running loop has failed
             if self._prologue is not None:
                 last_first.callback(self._prologue.close)
             last_first.callback(self._reader.end_all)  # ranks compare how many steps they ran

@@ -43,7 +43,7 @@ def check_methods(drafter: object) -> None:
     """Check type and methods of a drafter, before ``prepare``.
 
     Raises:
-        ConfigError: It is no ``Drafter``, or an override cannot be called as the engine calls it.
+        ConfigError: It is not a ``Drafter``, or an override has another signature.
     """
     if not isinstance(drafter, Drafter):
         raise ConfigError(
@@ -58,7 +58,7 @@ def check_prepared(drafter: Drafter) -> None:
     """Check what ``prepare`` has set.
 
     Raises:
-        ConfigError: ``runners`` is no tuple of runners, or a number is out of range.
+        ConfigError: ``runners`` is not a tuple of runners, or a number is out of range.
     """
     owner = type(drafter).__name__
     runners: object = drafter.runners
@@ -129,9 +129,9 @@ def check_tree(
         context: The engine's.
 
     Raises:
-        InputError: It is no ``DraftTree``; or a tensor has the wrong type, shape, dtype or device.
+        InputError: It is not a ``DraftTree``, or a tensor has a wrong type, shape, dtype or device.
             On the CPU and in the checking mode: a token is outside the vocabulary, or the links
-            form no tree or contradict the mask. In the checking mode: ``draft_probs`` are no
+            do not form a tree or contradict the mask. In the checking mode: ``draft_probs`` are not
             distributions. ``field`` names the tensor. Values are not checked while the step is
             captured.
     """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ _SEQUENCE, _BATCH_SIZE, _LOOP_END, _LAUNCH = (
     int(EntryWord.LAUNCH),
 )  # fmt: skip
 _LOOP_ENDS = tuple(LoopEnd)
+_IS_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
+"""Whether the host needs no fence. Others, such as Arm's, reorder loads."""
 _ROW = int(Report.ROW)
 
 
@@ -182,6 +186,7 @@ class OutputRing:
         self.words = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         # numpy and torch take ten times as long for a single word.
         self._words = memoryview(self.words.numpy())  # type: ignore[arg-type]
+        self._fence = _no_fence if _IS_ORDERED else _fence
 
     @property
     def num_read(self) -> int:
@@ -216,12 +221,37 @@ class OutputRing:
             last = begin + (middle - 1) * size
             is_next = words[last + _SEQUENCE] == number + middle and words[last + _LAUNCH] == launch
             count, most = (middle, most) if is_next else (count, middle - 1)
+        self._fence()
+        # Only sequence numbers are certain before the fence: a launch may have been an old one.
+        last = begin + (count - 1) * size
+        if words[last + _LAUNCH] != words[begin + _LAUNCH]:
+            count = 1
         copy = memoryview(bytearray(words[begin : begin + count * size])).cast("q")
         return StepBlock(copy, size, self._columns)
 
     def release(self, block: StepBlock) -> None:
         """Let the device write the entries of a block again. Call it when the block is kept."""
+        self._fence()
         self._words[_READ] = block.number + len(block.places)
+
+
+def _no_fence() -> None:
+    """Do nothing: the host completes loads in order, and stores after earlier loads."""
+
+
+def _fence() -> None:
+    """Complete the loads before the call before all loads and stores after it.
+
+    Python has no memory fence. The release of a lock waits for earlier accesses, later ones wait
+    for its acquisition, and a release is completed before a later acquisition (Arm Architecture
+    Reference Manual, B2.3, barrier-ordered-before). The first block releases the lock, the second
+    one acquires it.
+    """
+    lock = Lock()
+    with lock:
+        pass
+    with lock:
+        pass
 
 
 def _request_of(line: Sequence[int]) -> RequestReport:

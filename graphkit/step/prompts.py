@@ -18,8 +18,8 @@ def validate_prompt(
     """Return the prompt's token ids, or the BOS token for an empty prompt.
 
     Raises:
-        InputError: The prompt is empty without a BOS token, is no sequence of token ids, or leaves
-            no room for a new token within ``context_limit`` tokens.
+        InputError: The prompt is empty without a BOS token, is not a sequence of token ids, or
+            leaves no room for a new token within ``context_limit`` tokens.
     """
     try:
         ids = tuple(operator.index(token) for token in prompt_ids)

@@ -127,14 +127,14 @@ class SamplingParams:
 
 
 def validate_sampling(sampling: object, *, vocab_size: int) -> SamplingParams:
-    """Return the parameters of a request; ``None`` stands for the defaults.
+    """Return the parameters of a request; ``None`` selects the defaults.
 
     Args:
         sampling: What the caller passed.
         vocab_size: Size of the target's vocabulary.
 
     Raises:
-        InputError: They are no ``SamplingParams``, or a stop token is outside the vocabulary.
+        InputError: ``sampling`` is of another type, or a stop token is outside the vocabulary.
     """
     if sampling is None:
         return SamplingParams()

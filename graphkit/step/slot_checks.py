@@ -18,10 +18,10 @@ _NUMBERS = 3
 class SlotChecks:
     """Finds wrong slots of ``req_to_token`` on the device, and reports them on the host.
 
-    A slot is wrong if it is outside the KV pool or reserved for pads, or if another entry of the
-    table uses it: an entry of a request that runs, at a position that it has reached or may reach.
-    Entries are found through a map from each slot to the entry that was last checked with it, so
-    that a check takes time in proportion to the positions it checks.
+    A slot is wrong if it is outside the KV pool, if it is reserved for pads, or if another entry of
+    the table uses it. An entry uses its slot while its request runs and may reach its position.
+    A map from each slot to the entry that was last checked with it finds the other entry, so that
+    the time of a check is proportional to the positions that it checks.
 
     Args:
         state: State of the requests.
@@ -92,7 +92,7 @@ class SlotChecks:
         slot_BC = self._table.view(-1)[entry_BC].long() * is_inside_BC
         is_live_BC = (rows_B > 0)[:, None].expand_as(entry_BC)
         is_slot_BC = (slot_BC >= self._first_slot) & (slot_BC < self._end_slot)
-        # Slot 0 stands for those that are not checked; its entry stays 0.
+        # Slots that are not checked become slot 0, whose entry stays 0.
         known_BC = torch.where(is_slot_BC & is_live_BC, slot_BC, 0)
         before_BC = self._entries[known_BC]
         is_taken_BC = (before_BC != entry_BC) & self._is_used(before_BC, known_BC)

@@ -44,32 +44,33 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     the smallest captured size that holds the others, and writes each step's tokens to memory that
     the host reads while the loop runs. Both are one ``cudaGraphLaunch`` (generation v3).
 
-    The caller owns rows and KV slots: a request needs a row of ``ReqToTokenPool`` that names slots
-    for its prompt, its new tokens and ``slots_ahead`` more, which no other running request has.
+    The caller owns rows and KV slots. The row of a request in ``ReqToTokenPool`` contains slots for
+    its prompt, its new tokens and ``slots_ahead`` more; no other running request may have them.
     Life of a request: ``admit`` -> steps -> its end is reported, or ``release``. Several runners
-    may use one pool, each for rows and slots that no other uses at the time; slots that requests of
-    two runners share are not found. An open ``SpeculativeEngine`` is the only user of its pools.
+    may use one pool, with different rows and slots at any time. Slots shared by requests of two
+    runners are not detected. An open ``SpeculativeEngine`` is the only user of its pools.
 
     Args:
         target: The model whose output the requests receive.
         drafter: Proposes draft tokens; ``None`` decodes one token per step.
         spec: Drafting and verification settings.
         sizes: Limits on batch and context.
-        batch_sizes: Batch sizes to capture, or the file of a plan; ``None`` takes the default list.
+        batch_sizes: Batch sizes to capture, or the file of a plan; ``None`` selects the default
+            list.
         device: As for ``Runner``.
         backend: As for ``Runner``.
         is_greedy: Capture steps without sampling: requests with a temperature are refused.
         chunked_prefill_size: Most prompt tokens per forward.
-        ring_entries: Steps that wait for the host at most.
+        ring_entries: Most steps that wait for the host to read them.
         group: As for ``Runner``. All ranks admit, launch and release the same requests in the same
             order. ``launch`` needs ranks with the same batch and, on CUDA, one-shot collectives;
             see ``RankGroup``. The loops of all ranks end after the same step.
-        check: As for ``Runner``. ``admit`` checks the slots of a row always; the checking mode also
-            checks, in each step, those that it writes.
+        check: As for ``Runner``. ``admit`` always checks the slots of a row. In the checking mode,
+            each step also checks the slots that it writes.
 
     Attributes:
         device_step: The step that is captured, with the state of the requests.
-        loop_refusal: Why ``launch`` is not available, as a phrase; empty if it is.
+        loop_refusal: Reason why ``launch`` is not available, or an empty string.
 
     Raises:
         ConfigError: Settings or pools contradict each other, an open engine uses the pools, or the
@@ -118,7 +119,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         ring_entries: int = 256,
         group: RankGroup | None = None,
     ) -> Self:
-        """Create a runner of a step that exists, in pools of whoever created the step.
+        """Create a runner of an existing step, whose pools the caller has reserved.
 
         Arguments and errors are those of the constructor.
         """
@@ -197,24 +198,24 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             req_pool_index: Row of the request; its KV slots, ``slots_ahead`` behind the last new
                 token included, are in ``req_to_token``.
             prompt_ids: Token ids of the prompt, at least one.
-            sampling: ``None`` takes the defaults of ``SamplingParams``. A request without a seed
-                gets the one of its number among the admissions of this runner, as from an engine
-                with ``seed=0``: each gets another one, and a repeated run the same ones.
+            sampling: ``None`` selects the defaults of ``SamplingParams``. A request without a seed
+                gets a different one for each call of ``admit``. A repeated run gets the same seeds,
+                which are those of an engine with ``seed=0``.
             max_new_tokens: Most tokens to generate; by default that of ``sampling``.
 
-        Slots are checked on the device: on the CPU this call raises for a wrong one, on CUDA a
-        later call of ``admit``, ``replay`` or ``launch``.
+        Slots are checked on the device. For a wrong slot, this call raises on the CPU, and a later
+        call of ``admit``, ``replay`` or ``launch`` raises on CUDA.
 
         Returns:
             The report of the first new token, [1, 5] int32, on the device.
 
         Raises:
-            ConfigError: ``max_new_tokens`` is no int of at least 1.
-            InputError: The row is none of a request, the prompt is no sequence of token ids,
-                ``sampling`` is no ``SamplingParams`` or has a stop token outside the vocabulary,
-                prompt and new tokens do not fit in a row of ``req_to_token``, the request has a
-                temperature although the runner is greedy, or a slot of the row is empty, outside
-                the KV pool or in use by another request.
+            ConfigError: ``max_new_tokens`` is not an int of at least 1.
+            InputError: The row is outside the table or reserved, the prompt is not a sequence of
+                token ids, ``sampling`` is not a ``SamplingParams`` or has a stop token outside the
+                vocabulary, prompt and new tokens do not fit in a row of ``req_to_token``, the
+                request has a temperature although the runner is greedy, or a slot of the row is
+                empty, outside the KV pool or in use by another request.
             ReplayError: The runner is closed.
         """
         self._require_open("admit")
@@ -248,7 +249,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         A loop that is running continues the requests until it ends; see ``StepStream.stop``.
 
         Raises:
-            InputError: The rows are no distinct rows of requests.
+            InputError: A row occurs twice, is outside the table or is reserved.
             ReplayError: The runner is closed.
         """
         self._require_open("release")
@@ -264,8 +265,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         """Stop all launches and wait until they have ended. Streams remain readable.
 
         After an exception in ``launch``, such as a ``KeyboardInterrupt``, the device may have run
-        steps that no stream has. Stop the loops, ``release`` the requests, and ``admit`` them again
-        with the text that is known.
+        steps that no stream contains. Stop the loops, ``release`` the requests, and ``admit`` them
+        again with the text received so far.
         """
         self._loops.stop()
 
@@ -334,7 +335,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     ) -> StepStream:
         """Run up to ``max_steps`` steps in one launch, behind earlier launches and replays.
 
-        Does not wait, unless four launches have not begun: then it waits for the first of them.
+        Does not wait unless four launches have not begun. Then it waits for the first of them.
 
         The loop ends when ``max_steps`` are done, a request of ``until`` ends, all requests have
         ended, the stream is stopped, or the ring is full of unread steps.
@@ -348,9 +349,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             The steps, to be read while the loop runs.
 
         Raises:
-            InputError: The rows are no distinct rows of requests, ``until`` has another row, an
-                earlier ``admit`` found a wrong slot, or, in the checking mode, an earlier step
-                found one or computed a wrong value.
+            InputError: A row occurs twice, is outside the table or is reserved, or ``until`` has
+                another row. An earlier ``admit`` found a wrong slot. In the checking mode, an
+                earlier step found a wrong slot or computed a wrong value.
             SizeError: The batch is larger than the largest size.
             ReplayError: The runner is not ``captured``, loops are not available, or earlier
                 launches may still fill the ring.
@@ -390,7 +391,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
     def close(self) -> None:
         """Stop all launches, wait for them, and close all graphs. Streams remain readable."""
-        with ExitStack() as last_first:  # closes all, also if a rank has failed
+        with ExitStack() as last_first:  # closes all, even if a rank has failed
             for runner in self.device_step.runners:
                 last_first.callback(runner.close)
             if self._use is not None:
@@ -401,7 +402,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             elif not self.group.is_lost:
                 self.group.run(self._loops.close)
             else:
-                self.group.end_waits()
+                self.group.end_collectives()
                 with suppress(RuntimeError):  # of loops that were running
                     self._loops.close()
 

@@ -54,7 +54,7 @@ def check_links(method: str, tree: DraftTree, *, is_chain: bool) -> None:
 
 
 def check_probs(method: str, tree: DraftTree, draft_probs: torch.Tensor) -> None:
-    """Refuse rows of nodes with children that are no distributions. Waits for the device.
+    """Refuse rows of nodes with children that are not distributions. Waits for the device.
 
     Args:
         method: Name of the method that returned the tree, for messages.

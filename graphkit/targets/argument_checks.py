@@ -39,6 +39,11 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
         (NoneType, Callable),  # type: ignore[dict-item]
         "a function that returns a graphkit.SpeculativeEngine, or None",
     ),
+    "model": (
+        (NoneType, Callable),  # type: ignore[dict-item]
+        "a function from token ids [1, N] to logits [1, N, V], or None",
+    ),
+    "kv_slots": ((NoneType, torch.Tensor), "a tensor of KV slots [rows, context], or None"),
 }
 """Types of each argument, and what to pass."""
 _TYPES_BY_MODE: Mapping[str, tuple[_Types, str]] = {

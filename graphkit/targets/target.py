@@ -74,6 +74,13 @@ class CaptureTarget:
             then the target's STEP. Commands admit requests with random prompts to it, and close it.
         group: Ranks whose forwards have collectives with each other; see ``Runner``. Every rank
             runs the commands, with a target that samples the same batches.
+        model: The model that TARGET_VERIFY and DECODE wrap: a causal language model of
+            transformers, or any function from token ids, int64 [1, N] on the device, to logits
+            [1, N, V], or to an object with ``logits``. It must not run through the wrapper.
+            Commands and audits compare the forwards with it, as ``testing.check_wrapper`` does.
+        kv_slots: KV slot of each position of each row of the request pool, int [rows, context],
+            for the comparison with ``model``; 0 where a position has none. ``None`` reads the
+            ``req_to_token_pool`` of ``attention``.
 
     Raises:
         TargetError: An argument has a wrong type, a forward cannot be called, ``forwards`` has a
@@ -100,6 +107,8 @@ class CaptureTarget:
     served_modes: Collection[ForwardMode] | None = None
     engine: Callable[..., SpeculativeEngine] | None = None
     group: RankGroup | None = None
+    model: Callable[[torch.Tensor], Any] | None = None
+    kv_slots: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         check_arguments(self)

@@ -1,8 +1,8 @@
 """The replay-equivalence kit: tests that replays agree with the model without graphs.
 
-``assert_replay_equivalent`` for your own tests, ``attention_conformance`` for attention backends,
-hypothesis strategies for batches, and a pytest plugin: the fixture ``replay_equivalence``, and
-``pytest --graphkit package.module:attribute``.
+``assert_replay_equivalent`` for your own tests, ``check_wrapper`` for the wrapper of a model,
+``attention_conformance`` for attention backends, hypothesis strategies for batches, and a pytest
+plugin: the fixture ``replay_equivalence``, and ``pytest --graphkit package.module:attribute``.
 Names load on first use, because pytest imports this package in every run.
 """
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from graphkit.testing.conformance import attention_conformance
     from graphkit.testing.equivalence import assert_replay_equivalent, assert_target_equivalent
     from graphkit.testing.strategies import batches, target_batches
+    from graphkit.testing.wrapper import check_wrapper
 
 _MODULES = {
     "assert_replay_equivalent": "equivalence",
     "assert_target_equivalent": "equivalence",
     "attention_conformance": "conformance",
     "batches": "strategies",
+    "check_wrapper": "wrapper",
     "target_batches": "strategies",
 }
 
@@ -29,6 +31,7 @@ __all__ = [
     "assert_target_equivalent",
     "attention_conformance",
     "batches",
+    "check_wrapper",
     "target_batches",
 ]
 

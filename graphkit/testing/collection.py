@@ -17,14 +17,15 @@ from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget, locate
 from graphkit.testing.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.testing.properties import PROPERTIES, CapturedMode
+from graphkit.testing.wrapper import check_wrapper
 from graphkit.verify import check_tolerance
 
 
 class TargetCollector(pytest.Collector):
     """Collects a target. The collector's name is the TARGET of the command line."""
 
-    def collect(self) -> Iterator[pytest.Collector]:
-        """Yield the modes."""
+    def collect(self) -> Iterator[pytest.Collector | pytest.Item]:
+        """Yield the modes, and a test against the model if the target declares one."""
         try:
             check_tolerance(self.config.option.graphkit_tolerance)
             device = str(resolve_device(self.config.option.graphkit_device))
@@ -35,6 +36,8 @@ class TargetCollector(pytest.Collector):
             yield ModeCollector.from_parent(
                 self, name=mode.name, target=target, mode=mode, device=device
             )
+        if target.model is not None:
+            yield WrapperItem.from_parent(self, name="wrapper", target=target, device=device)
 
 
 class ModeCollector(pytest.Collector):
@@ -80,7 +83,21 @@ class ModeCollector(pytest.Collector):
         return (item for item in self.session.items if isinstance(item, PropertyItem))
 
 
-class PropertyItem(pytest.Item):
+class _TargetItem(pytest.Item):
+    """A test of a target; its failures are texts."""
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *rest: Any) -> Any:
+        """Return the text of a failed check alone: its traceback shows only graphkit's code."""
+        if isinstance(excinfo.value, (AssertionError, GraphkitError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, *rest)
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        """Return the heading of a failure."""
+        return self.path, None, self.nodeid.replace("::", " ")
+
+
+class PropertyItem(_TargetItem):
     """Test of one property at one captured size.
 
     Attributes:
@@ -97,12 +114,15 @@ class PropertyItem(pytest.Item):
         """Check the property."""
         self.parent.captured.check(self.of, self._size)
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *rest: Any) -> Any:
-        """Return the text of a failed check alone: its traceback shows only graphkit's code."""
-        if isinstance(excinfo.value, (AssertionError, GraphkitError)):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, *rest)
 
-    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
-        """Return the heading of a failure."""
-        return self.path, None, self.nodeid.replace("::", " ")
+class WrapperItem(_TargetItem):
+    """Comparison of a target with its model."""
+
+    def __init__(self, *, target: CaptureTarget, device: str, **facts: Any) -> None:
+        super().__init__(**facts)
+        self._target, self._device = target, device
+
+    def runtest(self) -> None:
+        """Compare the target with its model."""
+        tolerance = self.config.option.graphkit_tolerance
+        check_wrapper(self._target, device=self._device, tolerance=tolerance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from graphkit.records import Finding, count_of, distinct_text
-from graphkit.verify import NOT_FINITE, PADDING_LEAKS, Comparison
+from graphkit.verify import INPUT_WRITTEN, NOT_FINITE, PADDING_LEAKS, Comparison
 
 
 def comparison_text(comparison: Comparison, probable_bug: str) -> str:
@@ -24,6 +24,13 @@ def comparison_text(comparison: Comparison, probable_bug: str) -> str:
             f"{size}. `graphkit audit --only finite` names the module."
         )
     expected, got = distinct_text(mismatch.expected, mismatch.got)
+    if mismatch.kind == INPUT_WRITTEN:
+        location = ", ".join(filter(None, (mismatch.module, mismatch.source)))
+        return (
+            f"{mismatch.mode}: {mismatch.kind}: row {mismatch.row} of {mismatch.field} (request "
+            f"{mismatch.request} of {mismatch.batch_size}) is {got} after the forward and "
+            f"{expected} before it{f', made by {location}' if location else ''}."
+        )
     distance = f"  distance: {mismatch.distance}\n" if mismatch.distance else ""
     return (
         f"{mismatch.mode}: the replay of {count_of(mismatch.batch_size, 'live request')} at "

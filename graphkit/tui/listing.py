@@ -152,7 +152,16 @@ class Listing:
         """Yield the lines that contain the words; none for no words."""
         matches = matcher(words, [column.name for column in self.page.columns])
         if matches:
-            yield from (line for line in lines if matches(self.cells(line.row), line.row.note))
+            rows = ((line, line.row) for line in lines)
+            yield from (line for line, row in rows if matches(self._own_cells(row), row.note))
+
+    def _own_cells(self, row: Row) -> tuple[str, ...]:
+        """Return the cells of a row without those that sum up the rows inside it."""
+        cells = self.cells(row)
+        if not row.make_children:
+            return cells
+        pairs = zip(cells, self.page.columns, strict=True)
+        return tuple("" if column.sums_up else cell for cell, column in pairs)
 
     def line_cells(self, line: Line) -> tuple[str, ...]:
         """Return a line's texts, the first one indented and marked if it can be opened."""

@@ -59,10 +59,10 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         self._fitted = ()
         self.follow()
 
-    def follow(self) -> None:
-        """Scroll to the selected row and draw."""
+    def follow(self, *, at_top: bool = False) -> None:
+        """Scroll to the selected row, and draw; it becomes the first one in sight if ``at_top``."""
         first = min(self.scroll_offset.y, self.listing.at)
-        first = max(first, self.listing.at + 1 - self.num_rows)
+        first = self.listing.at if at_top else max(first, self.listing.at + 1 - self.num_rows)
         self.scroll_to(y=first, animate=False, force=True)
         self._fit_columns()
         self.refresh()

@@ -11,10 +11,11 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 
 from graphkit.tui.export import listing_text, unused_name, write_new
 from graphkit.tui.icicle_strip import IcicleStrip
+from graphkit.tui.key_line import KeyLine
 from graphkit.tui.keys import KEYS, help_page
 from graphkit.tui.listing import Listing
 from graphkit.tui.place import common_module, place_line
@@ -25,6 +26,7 @@ from graphkit.views.columns import clip
 from graphkit.views.formatting import plain
 from graphkit.views.pages import Page
 from graphkit.views.source_code import code_of
+from graphkit.views.source_lines import source_sentence
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 _STATUS_LINES = 3
@@ -85,7 +87,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
         with Horizontal(id="prompt"):
             yield Static(id="question")
             yield self._input
-        yield Footer(compact=True)
+        yield KeyLine()
         yield Static(id="small")
 
     def on_resize(self) -> None:
@@ -125,7 +127,9 @@ class PageScreen(Screen[None], inherit_bindings=False):
         """Call a method of the listing that changes its state, or zoom and pan its time."""
         found = zoomed(self.listing, verb)
         if found:
+            is_moved = found.at != self.listing.at
             self._turn(found)
+            self._rows.follow(at_top=is_moved)
         else:
             getattr(self.listing, verb)()
             self._show_rows()
@@ -260,7 +264,7 @@ class PageScreen(Screen[None], inherit_bindings=False):
         row, (width, height) = self.listing.row, self.size
         nodes, window = row.nodes if row else (), self.listing.page.window
         most = max(2, height // (8 if window else 4))
-        code = plain(code_of(nodes[0].source)) if len(nodes) == 1 else ""
+        code = plain(code_of(nodes[0].source) if len(nodes) == 1 else source_sentence(nodes))
         note = fold(plain(row.note) if row else "", width, most - bool(code))
         self._set_text("note", f"{note}\n{clip(code, width)}" if code else note)
         crumbs = [listing.page.crumb or listing.page.title for listing in self._stack]

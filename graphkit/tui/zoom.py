@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from graphkit.records import Node, end_of
 from graphkit.tui.listing import Listing
 from graphkit.views.icicle import Box
 from graphkit.views.pages import Page, Row, Window
@@ -21,6 +22,7 @@ def zoomed(listing: Listing, verb: str) -> Listing | None:
     """Return the listing with another window of time; ``None`` if the verb is not about time.
 
     Zooming keeps the selected node in the middle, or the middle of the window if it is outside.
+    A node that leaves the window gives the selection to the nearest one in it.
     """
     window = listing.page.window
     if window is None or verb not in _ACTS:
@@ -28,7 +30,29 @@ def zoomed(listing: Listing, verb: str) -> Listing | None:
     time, middle = _time(listing), (window.begin + window.end) / 2
     is_inside = time is not None and window.begin <= time < window.end
     at = time if time is not None and is_inside else middle
-    return Listing(_ACTS[verb](window, at), listing.state)
+    found = Listing(_ACTS[verb](window, at), listing.state)
+    found.go(_nearest_in_window(found))
+    return found
+
+
+def _nearest_in_window(listing: Listing) -> int:
+    """Return the position of the selected row, or of the nearest one that runs in the window.
+
+    In a window in which no node runs, that is the last row before it.
+    """
+    window = listing.page.window
+    nodes = [(line.row.nodes[0], at) for at, line in enumerate(listing.lines) if line.row.nodes]
+    if window is None or not nodes:
+        return listing.at
+    inside = [at for node, at in nodes if _is_inside(node, window)]
+    if listing.at in inside:
+        return listing.at
+    before = (at for node, at in nodes if (node.start_us or 0.0) < window.begin)
+    return min(inside, key=lambda at: abs(at - listing.at)) if inside else max(before, default=0)
+
+
+def _is_inside(node: Node, window: Window) -> bool:
+    return end_of(node) > window.begin and (node.start_us or 0.0) < window.end
 
 
 def followed(listing: Listing) -> Listing | None:

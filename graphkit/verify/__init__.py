@@ -8,6 +8,7 @@ the kit for tests all check this here.
 from graphkit.verify.capture import capture_target
 from graphkit.verify.comparison import (
     GRAPH_DIFFERS,
+    INPUT_WRITTEN,
     NOT_FINITE,
     PADDING_LEAKS,
     Comparison,
@@ -19,6 +20,7 @@ from graphkit.verify.step_runs import StepRuns
 
 __all__ = [
     "GRAPH_DIFFERS",
+    "INPUT_WRITTEN",
     "NOT_FINITE",
     "PADDING_LEAKS",
     "Comparison",

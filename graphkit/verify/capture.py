@@ -29,6 +29,7 @@ from graphkit.verify.engine_step import (
 from graphkit.verify.request_runs import RequestRuns
 from graphkit.verify.size_check import SizeCheck
 from graphkit.verify.step_comparison import compare_loop, compare_steps
+from graphkit.verify.wrapper import WRAPPED_MODES, compare_wrapper
 
 Progress = Callable[[int, int, str], None]
 _SEED = 20
@@ -50,7 +51,8 @@ def capture_target(
 
     A replay of STEP, if that is the whole step of ``target.engine``, is compared with the same step
     without its graph, in its report and in the state of the requests; and a launch of several steps
-    with replays of single steps.
+    with replays of single steps. If the target declares its ``model``, TARGET_VERIFY and DECODE are
+    compared with it, as ``testing.check_wrapper`` does.
 
     Args:
         target: What to capture.
@@ -62,7 +64,8 @@ def capture_target(
         progress: Called with the number of steps done, the total, and a text for the step.
 
     Returns:
-        The record; its ``mismatches`` are empty if every replay was right. A mode whose attention
+        The record; its ``mismatches`` are empty if every replay was right, and its ``wrapper`` has
+        no difference if the forward computes what the model does. A mode whose attention
         backend has no graphs for it is in the record without sizes: nothing is replayed there.
 
     Raises:
@@ -84,6 +87,9 @@ def capture_target(
                 engine = stack.enter_context(open_engine(target, **settings))
                 captured.append(_captured_step(target, engine, attribution, progress))
         checks = [check for each in captured for check in each.checks]
+        wrapper = None
+        if target.model is not None and any(mode in WRAPPED_MODES for mode in chosen):
+            wrapper = compare_wrapper(target, target.model, device=device)
         # Last, since a profiler that was on once makes every later launch slower.
         graphs = tuple(check.inspected(target.weights) for check in checks) if inspect else ()
     return CaptureRecord(
@@ -93,6 +99,7 @@ def capture_target(
         modes=tuple(each.mode for each in captured),
         mismatches=tuple(mismatch for each in captured for mismatch in each.mismatches),
         graphs=graphs,
+        wrapper=wrapper,
     )
 
 

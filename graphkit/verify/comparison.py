@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphkit.graphs import StateSnapshot
+from graphkit.graphs import NodeOrigin, StateSnapshot
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.records import Mismatch
 from graphkit.runners import Runner
@@ -17,12 +17,15 @@ from graphkit.verify.differences import (
     first_not_finite,
     largest_difference,
 )
+from graphkit.verify.forward_watch import ForwardWatch, InputWrite
 from graphkit.verify.step_runs import StepRuns
 
 GRAPH_DIFFERS = "the graph differs from the same padded path without it"
 """Kind of a mismatch between a replay and the padded step without a graph."""
 PADDING_LEAKS = "padding changes live rows"
 """Kind of a mismatch between the padded and the unpadded step."""
+INPUT_WRITTEN = "the forward writes into its inputs"
+"""Kind of a mismatch between an input field before and after a forward."""
 NOT_FINITE = "the output is not finite, with and without the graph"
 """Kind of a mismatch that no comparison shows: NaN or infinity in every run."""
 
@@ -33,8 +36,8 @@ class Comparison:
 
     Attributes:
         replayed: Live rows of the replay, by field.
-        mismatches: Of the graph and of padding, at most one each; if there is none, the first row
-            that is not finite.
+        mismatches: Of the graph, of padding and of inputs that the forward writes, at most one
+            each; if there is none, the first row that is not finite.
         largest_difference: Largest difference of floating-point numbers, allowed or not.
     """
 
@@ -67,18 +70,22 @@ def compare_runs(
     """
     with StateSnapshot(restorable_state(runner), runner.device) as start:
         runs = StepRuns(runner, batch, padded_batch_size, start, tolerance)
-        replayed, padded = runs.replay(), runs.padded()
+        replayed, watch = runs.replay(), ForwardWatch(runner.step, runner.device, with_ops=False)
+        with watch.watching():
+            padded = runs.padded()
+        written = _input_mismatch(runner, runs, watch.writes)
         padding = runs.padding_difference(allowed)
         graph = runs.graph_difference(padded, replayed)
         if graph is not None:
             graph = runs.judge_graph(padded, replayed).wrong
         finite = None
-        if graph is None and padding is None:
+        if graph is None and padding is None and written is None:
             finite = first_not_finite(replayed, even_owner(batch.batch_size))
     largest = max(runs.largest_difference, largest_difference(padded, replayed))
 
     def mismatches() -> Iterator[Mismatch]:
         for kind, found in (
+            (INPUT_WRITTEN, written),
             (GRAPH_DIFFERS, graph),
             (PADDING_LEAKS, padding),
             (NOT_FINITE, finite),
@@ -93,6 +100,31 @@ def compare_runs(
                 )
 
     return Comparison(replayed, tuple(mismatches()), largest)
+
+
+def _input_mismatch(
+    runner: Runner[Any, Any], runs: StepRuns, writes: Sequence[InputWrite]
+) -> Mismatch | None:
+    """Return the first change of an input field by a forward, with the line that wrote it."""
+    write = next(iter(writes), None)
+    if write is None or write.change is None:
+        return None
+    origin = NodeOrigin()
+    if runner.group is None:  # ranks may differ in what they found, and run forwards together
+        watch = ForwardWatch(runner.step, runner.device)
+        with watch.watching():
+            runs.padded()
+        origins = (each.origin for each in watch.writes if each.field == write.field)
+        origin = next(origins, None) or origin
+    return Mismatch(
+        field=write.field,
+        row=write.change.row,
+        request=write.change.request,
+        expected=write.change.before,
+        got=write.change.after,
+        module=origin.module,
+        source=origin.source,
+    )
 
 
 def restorable_state(runner: Runner[Any, Any]) -> dict[str, Any]:

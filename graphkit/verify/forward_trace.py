@@ -16,7 +16,7 @@ from graphkit.graphs.attribution import NodeOrigin, attributing
 from graphkit.graphs.capture_rules import tensors_in
 from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.pool_memory import UNINITIALISED
-from graphkit.graphs.recorded_graph import storage_id
+from graphkit.graphs.recorded_op import storage_id
 from graphkit.runners import Output
 from graphkit.runners.step import Step
 from graphkit.verify.teacher_forcing import wrapped_forward

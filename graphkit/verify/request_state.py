@@ -29,8 +29,8 @@ def request_state(step: DeviceStep, rows: Sequence[int], positions: int) -> dict
     stashed = step.context.future_map.tensors()
     by_row |= {f"future map {name}": each for name, each in stashed.items()}
     recurrent = step.verifier.recurrent_state
-    if recurrent is not None:  # the first slot of each row is the committed state
-        committed = {k: each[:: recurrent.width + 1] for k, each in recurrent.tensors().items()}
+    if recurrent is not None:  # each row begins with the committed state
+        committed = {k: each[:, 0] for k, each in recurrent.tensors().items()}
         by_row |= {f"recurrent {name}": each for name, each in committed.items()}
     index = torch.tensor(rows, device=step.context.device)
     found = {name: each[index] for name, each in by_row.items()}

@@ -22,6 +22,19 @@ def addressed_bytes(nodes: Sequence[Node]) -> int | None:
     return sum(known) if known and len(known) == len(each) else None
 
 
+def unknown_bytes_reason(nodes: Sequence[Node]) -> str:
+    """Return why ``addressed_bytes`` is unknown, as a clause; empty if it is known."""
+    for node in nodes:
+        pointers = [pointer for argument in node.arguments for pointer in argument.pointers]
+        if not pointers:
+            return f"no argument of #{node.index} is known to be a pointer"
+        unsized = next((pointer for pointer in pointers if not pointer.size), None)
+        if unsized:
+            where = unsized.name or unsized.memory
+            return f"the record has no tensor for {where}, which #{node.index} points to"
+    return ""
+
+
 def _bytes_of(node: Node) -> int | None:
     pointers = [pointer for argument in node.arguments for pointer in argument.pointers]
     if not all(pointer.size for pointer in pointers):

@@ -13,8 +13,10 @@ from graphkit.records import (
     Mismatch,
     ModeRecord,
     SizeRecord,
+    WrapperRecord,
     count_of,
     distinct_text,
+    figure_heading,
 )
 from graphkit.views.environment import environment_line
 from graphkit.views.formatting import size
@@ -34,6 +36,8 @@ def _parts(record: CaptureRecord) -> Iterator[RenderableType]:
         if mode.eager_reason:
             yield Text(f"stays eager: {mode.eager_reason}", style="yellow")
     yield from _verdict(record)
+    if record.wrapper is not None:
+        yield from _wrapper_verdict(record.wrapper)
 
 
 def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
@@ -44,7 +48,8 @@ def _mode_table(record: CaptureRecord, mode: ModeRecord) -> Table:
         title_style="bold",
     )
     nodes = "nodes" if record.backend == "cuda" else "ops"
-    for name in ("size", nodes, "capture ms", "pool", "replay us", "eager us"):
+    times = [figure_heading(name) for name in ("capture_ms", "replay_us", "eager_us")]
+    for name in ("size", nodes, times[0], "pool", *times[1:]):
         table.add_column(name, justify="right")
     table.add_column("eager / replay", justify="right")
     table.add_column("largest difference", justify="right")
@@ -102,15 +107,36 @@ def _step_verdict(mode: ModeRecord, compared: int) -> Text:
     return Text(text, style="yellow")
 
 
+def _wrapper_verdict(wrapper: WrapperRecord) -> Iterator[Text]:
+    if wrapper.skipped:
+        yield Text(f"Not compared with the model: {wrapper.skipped}.", style="yellow")
+        return
+    found = wrapper.difference
+    if found is not None:
+        yield Text("The wrapper differs from its model:", style="bold red")
+        for line in (f"{found.mode}: {found.text}", found.source, found.advice):
+            yield Text(f"  {line}", style="red")
+        return
+    yield Text(
+        f"{count_of(wrapper.rows, 'row')} compared with the model, after prompts of up to "
+        f"{count_of(wrapper.prompt_length, 'token')}: each has its logits within rounding.",
+        style="green",
+    )
+    for name in wrapper.not_reached:
+        yield Text(f"No prompt is longer than {name} of the model.", style="yellow")
+
+
 def _sentence(m: Mismatch) -> str:
     expected, got = distinct_text(m.expected, m.got)
     is_equal = m.expected == m.got or (m.expected != m.expected and m.got != m.got)  # NaN
     value = got if is_equal else f"{got} instead of {expected}"
     if m.distance:
         value += f" ({m.distance})"
+    location = ", ".join(filter(None, (m.module, m.source)))
     return (
         f"{m.mode}, {count_of(m.batch_size, 'request')} at size {m.padded_batch_size}: {m.kind}: "
         f"{m.field} row {m.row} (request {m.request}) is {value}"
+        f"{f', made by {location}' if location else ''}"
     )
 
 

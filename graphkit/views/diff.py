@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,7 +11,15 @@ from rich.text import Text
 
 from graphkit.diff.figures import change_of
 from graphkit.diff.sentences import NOTHING_CHANGED
-from graphkit.records import DiffRecord, FieldChange, GraphDiff, MetricChange, Node, NodeChange
+from graphkit.records import (
+    DiffRecord,
+    FieldChange,
+    GraphDiff,
+    MetricChange,
+    Node,
+    NodeChange,
+    figure_heading,
+)
 from graphkit.views.formatting import facts_table, listed, plain, text_table
 
 _MAX_NODES = 12
@@ -30,13 +38,13 @@ def _parts(record: DiffRecord) -> Iterator[RenderableType]:
         yield ""
         yield _figures_table(figures)
     changed = [graph for graph in record.graphs if not graph.is_same]
-    if len(changed) > 1:
-        yield from _shared_sentences(changed)
-    shared = _shared(changed)
+    shared = _shared((_name(graph), graph.words) for graph in changed)
+    yield from _shared_sentences(shared, len(changed))
     for graph in changed:
         if any(_nodes_of(graph)) or not shared.keys() >= {*graph.words}:
             yield ""
             yield from _graph(graph, shared)
+    yield from _arguments(changed)
     same = [_name(graph) for graph in record.graphs if graph.is_same]
     if same:
         yield ""
@@ -67,7 +75,7 @@ def _figures_table(figures: Sequence[tuple[str, MetricChange]]) -> Table:
     for name, figure in figures:
         table.add_row(
             Text(plain(name if name != previous else "")),
-            Text(plain(figure.name.replace("_", " "))),
+            Text(plain(figure_heading(figure.name))),
             _number(figure.before),
             _number(figure.after),
             _ratio(figure),
@@ -87,25 +95,43 @@ def _ratio(figure: MetricChange) -> str:
     return "" if change is None else f"{change:+.1%}"
 
 
-def _shared(graphs: Sequence[GraphDiff]) -> dict[str, list[str]]:
-    """Return the sentences of several graphs, and the names of these."""
+def _shared(graphs: Iterable[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """Return the sentences of several graphs, and the names of these.
+
+    Args:
+        graphs: Name and sentences of each.
+    """
     names: dict[str, list[str]] = {}
-    for graph in graphs:
-        for sentence in graph.words:
-            names.setdefault(sentence, []).append(_name(graph))
+    for name, sentences in graphs:
+        for sentence in sentences:
+            names.setdefault(sentence, []).append(name)
     return {sentence: those for sentence, those in names.items() if len(those) > 1}
 
 
-def _shared_sentences(graphs: Sequence[GraphDiff]) -> Iterator[RenderableType]:
+def _shared_sentences(
+    shared: Mapping[str, Sequence[str]], num_graphs: int, what: str = ""
+) -> Iterator[RenderableType]:
     """Yield the sentences of several graphs once, by these graphs."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for sentence, those in _shared(graphs).items():
+    for sentence, those in shared.items():
         groups.setdefault(tuple(those), []).append(sentence)
     for names, sentences in groups.items():
         yield ""
-        where = f"all {len(graphs)} graphs" if len(names) == len(graphs) else listed(names)
-        yield Text(plain(f"in {where}"), style="bold")
+        where = f"all {num_graphs} graphs" if len(names) == num_graphs else listed(names)
+        yield Text(plain(f"{what}in {where}"), style="bold")
         yield from (_indented(Text(plain(sentence))) for sentence in sentences)
+
+
+def _arguments(graphs: Sequence[GraphDiff]) -> Iterator[RenderableType]:
+    """Yield the changes of arguments last: most of them follow from another size or address."""
+    shared = _shared((_name(graph), graph.details) for graph in graphs)
+    yield from _shared_sentences(shared, len(graphs), "arguments ")
+    for graph in graphs:
+        own = [sentence for sentence in graph.details if sentence not in shared]
+        if own:
+            yield ""
+            yield Text(plain(f"arguments in {_name(graph)}"), style="bold")
+            yield from (_indented(Text(plain(sentence))) for sentence in own)
 
 
 def _graph(graph: GraphDiff, elsewhere: Container[str]) -> Iterator[RenderableType]:
@@ -138,12 +164,17 @@ def _nodes(sign: str, nodes: Sequence[Node]) -> Iterator[Text]:
 
 
 def _changes(changed: Sequence[NodeChange]) -> Iterator[Text]:
-    for node in changed:
+    """Yield the nodes, those of which only arguments changed last."""
+    for node in sorted(changed, key=_changes_only_arguments):
         module = f" in {node.module}" if node.module else ""
         is_moved = node.before != node.after
         index = f"#{node.before} -> #{node.after}" if is_moved else f"#{node.after}"
         fields = "; ".join(map(_field, node.changes))
         yield Text(plain(f"~ {index} {node.name}{module}: {fields}"), style="yellow")
+
+
+def _changes_only_arguments(node: NodeChange) -> bool:
+    return all(change.field.startswith("argument ") for change in node.changes)
 
 
 def _field(change: FieldChange) -> str:

@@ -13,16 +13,26 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from graphkit.records import GraphRecord, RecordWithGraphs, extent, title_of
+from graphkit.records import (
+    CaptureRecord,
+    GraphRecord,
+    RecordWithGraphs,
+    extent,
+    figure_heading,
+    timeline_of,
+    title_of,
+)
 from graphkit.views.environment import environment_facts
-from graphkit.views.formatting import plain, us
+from graphkit.views.formatting import plain, size, us
 from graphkit.views.frames import frames_of
 from graphkit.views.module_tree import nodes_in_modules
-from graphkit.views.pages.kernels import kernels_page
+from graphkit.views.pages.graph import graph_facts
+from graphkit.views.pages.kernels import BYTES_NOTE, kernels_page
 from graphkit.views.parts import parts_of
 from graphkit.views.phases import phases_of
-from graphkit.views.replay import branches_of, gaps_of
+from graphkit.views.replay import branches_of
 from graphkit.views.selection import NamedGraph, with_only
+from graphkit.views.times import PROFILED
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _SCRIPTS = (
@@ -31,6 +41,8 @@ _SCRIPTS = (
 )  # fmt: skip
 """Files of the page's script, in order."""
 _HEADS = ("#", "module", "node", "us", "grid", "block", "op")
+_SIZE_TIMES = ("capture_ms", "replay_us", "eager_us")
+_NUMBER = ' class="number"'
 _SUMS = ("nodes", "us", "share", "mean us", "bytes, at most", "GB/s")
 """Numbers of a kernel on the page, as its columns in the text; the last two where it has them."""
 
@@ -42,11 +54,16 @@ def html_of(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
     with gzip and encoded in base64. It opens with the first graph that has nodes. Without
     JavaScript, and in a browser without ``DecompressionStream``, it is a table of all nodes.
     """
+    first = next((at for at, (_, graph) in enumerate(graphs) if graph.nodes), 0)
     where = ", ".join(" ".join(fact) for fact in environment_facts(record))
     texts = {
         "title": escape(plain(f"graphkit {record.KIND}: {title_of(record)}")),
         "where": escape(plain(where)),
-        "first": str(next((at for at, (_, graph) in enumerate(graphs) if graph.nodes), 0)),
+        "first": str(first),
+        "facts": _facts(graphs[first][1]) if graphs else "",
+        "sizes": "".join(_sizes(record)),
+        "profiled": PROFILED,
+        "bytes": BYTES_NOTE,
         "record": _packed(with_only(record, graphs).to_json()),
         "views": _packed(json.dumps(_views(graphs), allow_nan=False)),
         "table": "".join(line for named in graphs for line in _table(*named)),
@@ -80,7 +97,8 @@ def _charts(graph: GraphRecord) -> dict[str, Any]:
         "phases": phases_of(graph),
         "parts": [parts[node.index] for node in graph.nodes],
         "branches": branches_of(graph),
-        "gaps": gaps_of(graph),
+        "gaps": [(gap.begin, gap.us) for gap in timeline_of(graph.nodes).gaps],
+        "facts": [*graph_facts(graph)],
         "frames": [asdict(frame) for frame in frames],
         "places": places,
     }
@@ -103,6 +121,29 @@ def _kernels(graphs: Sequence[NamedGraph], index: int) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _facts(graph: GraphRecord) -> str:
+    """Return the facts of the first graph, which are in sight while the record is unpacked."""
+    pairs = ((escape(plain(name)), escape(plain(text))) for name, text in graph_facts(graph))
+    return "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in pairs)
+
+
+def _sizes(record: RecordWithGraphs) -> Iterator[str]:
+    if not isinstance(record, CaptureRecord) or not record.sizes:
+        return
+    heads = ("mode", "size", "nodes", "pool", *map(figure_heading, _SIZE_TIMES))
+    yield f"<details><summary>captured sizes: {len(record.sizes)}</summary>"
+    yield '<div class="wide"><table><thead><tr>'
+    yield from (f'<th scope="col"{_NUMBER * bool(at)}>{head}</th>' for at, head in enumerate(heads))
+    yield "</tr></thead><tbody>"
+    for mode in record.modes:
+        for each in mode.sizes:
+            times = (us(getattr(each, name)) for name in _SIZE_TIMES)
+            cells = str(each.batch_size), str(each.num_nodes), size(each.pool_bytes), *times
+            numbers = "".join(f"<td{_NUMBER}>{cell}</td>" for cell in cells)
+            yield f"<tr><td>{escape(plain(mode.mode))}</td>{numbers}</tr>"
+    yield "</tbody></table></div></details>"
 
 
 def _finite(value: float | None) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from graphkit.records import GraphRecord, Node
+from graphkit.records import GraphRecord, end_of
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.parts import common_part, parts_of
 from graphkit.views.phases import phases_of
@@ -58,11 +58,6 @@ class _Span:
     end: float
     names: tuple[str, ...]
     part: str
-
-
-def end_of(node: Node) -> float:
-    """Return the end of a node in its replay, in us."""
-    return (node.start_us or 0.0) + (node.duration_us or 0.0)
 
 
 def icicle_of(graph: GraphRecord) -> tuple[Level, ...]:

@@ -1,14 +1,11 @@
-"""A replay as it ran: the branches of the graph side by side, and the gaps."""
+"""Branches of a graph that ran side by side in a replay."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-from graphkit.records import GraphRecord, Node
-
-_LIMIT_US = 1e12
-"""Times from here on, 11 days, are damaged: they have no place on the same scale as others."""
+from graphkit.records import GraphRecord, Node, end_of, timeline_of
 
 
 def branches_of(record: GraphRecord) -> list[int | None]:
@@ -24,35 +21,11 @@ def branches_of(record: GraphRecord) -> list[int | None]:
         waits_for[edge.target].add(edge.source)
     found: dict[int, int] = {}
     last: list[Node] = []
-    for node in _by_start(record.nodes):
+    for node in timeline_of(record.nodes).nodes:
         branch = _branch(node, last, waits_for[node.index])
         last[branch : branch + 1] = [node]
         found[node.index] = branch
     return [found.get(node.index) for node in record.nodes]
-
-
-def gaps_of(record: GraphRecord) -> list[tuple[float, float]]:
-    """Return the start and the length of each gap, in us, in which no node of a replay runs."""
-    gaps = []
-    reached = 0.0
-    for node in _by_start(record.nodes):
-        start = node.start_us or 0.0
-        if start > reached:
-            gaps.append((reached, start - reached))
-        reached = max(reached, _end(node))
-    return gaps
-
-
-def _by_start(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes whose place in a replay is known, in the order in which they started."""
-    known = [
-        node
-        for node in nodes
-        if node.start_us is not None
-        and node.duration_us is not None
-        and 0 <= node.start_us <= _end(node) < _LIMIT_US
-    ]
-    return sorted(known, key=lambda node: (node.start_us or 0.0, node.index))
 
 
 def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:
@@ -64,8 +37,4 @@ def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:
 
 def _is_over(before: Node, node: Node) -> bool:
     shorter = min(before.duration_us or 0.0, node.duration_us or 0.0)
-    return _end(before) - (node.start_us or 0.0) <= shorter / 2
-
-
-def _end(node: Node) -> float:
-    return (node.start_us or 0.0) + (node.duration_us or 0.0)
+    return end_of(before) - (node.start_us or 0.0) <= shorter / 2

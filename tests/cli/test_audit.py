@@ -154,7 +154,7 @@ def test_a_check_of_one_mode_does_not_miss_the_others(run, small, here):
 def test_an_unknown_audit_is_refused_with_the_known_ones(run, small):
     ended = run("audit", f"{small}:sound", "--only", "backed")
     assert ended.code == 2
-    assert "unknown audit 'backed'; audits are warmup, baked, pointers" in ended.error
+    assert "unknown audit 'backed'; audits are warmup, baked, forward, pointers" in ended.error
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan"])

@@ -278,8 +278,9 @@ def test_a_bad_folder_or_prompt_is_refused_on_one_line(run, copied, damage, opti
 
 @pytest.mark.parametrize("package", ["tokenizers", "jinja2"])
 def test_a_missing_package_is_named(run, folders, monkeypatch, package):
+    path = folders("Llama").path  # transformers, which writes it, needs the package
     monkeypatch.setitem(sys.modules, package, None)
-    ended = run("generate", "--checkpoint", folders("Llama").path, "--prompt", "x", "--chat")
+    ended = run("generate", "--checkpoint", path, "--prompt", "x", "--chat")
     assert ended.code == 1
     assert f"needs the package {package}, which is not installed" in ended.error
     assert ended.error.endswith("Install graphkit[models].")

@@ -144,15 +144,25 @@ def test_an_option_that_does_not_apply_to_the_record_is_a_usage_error(run, saved
     ("arguments", "text"),
     [
         (("nonsense",), "cannot inspect 'nonsense': it is no file. Name the file of a saved"),
+        (("bugs.py",), "it is a Python file. Name a TARGET in it, such as bugs:target, as Python"),
+        (("folder/bugs.py",), "a Python file. Name a TARGET in it, such as folder.bugs:target, as"),
         (("folder/",), "cannot inspect 'folder/': it is a folder. Name the file of a saved record"),
         (("{}:right", "--mode", "no"), "unknown mode 'no': modes are DECODE, TARGET_VERIFY"),
     ],
 )
 def test_neither_a_record_nor_a_target_is_a_usage_error(run, tiny, here, arguments, text):
     (here / "folder").mkdir()
+    for path in ("bugs.py", "folder/bugs.py"):
+        (here / path).write_text("target = None\n")
     ended = run("inspect", *(each.format(tiny) for each in arguments))
     assert (ended.code, ended.out) == (2, "")
     assert text in ended.error
+
+
+def test_a_python_file_outside_of_the_folder_is_named_by_its_own_name(run, here, tmp_path_factory):
+    file = tmp_path_factory.mktemp("elsewhere") / "bugs.py"
+    file.write_text("target = None\n")
+    assert "such as bugs:target, as Python imports it" in run("inspect", file).error
 
 
 def test_wrong_replays_of_a_target_are_a_failure(run, tiny, here):

@@ -1,8 +1,9 @@
-"""^C at every line of an agreement: the rank leaves, or nothing has happened."""
+"""^C at every line of an agreement: the rank leaves the group, or its state is consistent."""
 
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ PLACES = tuple(
 )
 
 
+@cache
+def is_traced(filename):
+    return str(Path(filename).resolve()).startswith(PLACES)
+
+
 @pytest.fixture
 def group():
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -26,12 +32,12 @@ def group():
 
 
 def interrupted(call, line):
-    """Call, and raise KeyboardInterrupt at a line of graphkit; return whether it has so many."""
+    """Raise KeyboardInterrupt at a line of a call; return whether the call has that line."""
     seen = 0
 
     def trace(frame, event, _argument):
         nonlocal seen
-        if not str(Path(frame.f_code.co_filename).resolve()).startswith(PLACES):
+        if not is_traced(frame.f_code.co_filename):
             return None
         if event == "line":
             seen += 1
@@ -52,25 +58,25 @@ def interrupted(call, line):
 
 
 @pytest.mark.parametrize("kind", ["run", "idle"])
-def test_an_interrupted_rank_leaves_or_has_done_nothing(group, kind):
+def test_an_interrupted_rank_leaves_or_is_consistent(group, kind):
     runner = captured(group)
     calls = {"run": lambda: runner.run(batch(1)), "idle": group.idle}
     line, left = 1, 0
     while True:
-        before = runner.stats.replays, group._steps
+        before = runner.stats.replays, group.waits
         if not interrupted(calls[kind], line):
             break
         if group.is_lost:
             left += 1
             failure = group.store.failure("failure")
             assert failure.text == "rank 0 left the group after KeyboardInterrupt"
-            # The other ranks are gone for good; here the rank starts anew.
+            # A group cannot be used after a failure; this test resets it.
             group.store._store.delete_key("graphkit/failure")
             group._failure, group._has_raised = None, False
-        else:  # before the others could count on this rank, or after all was done
-            done = (runner.stats.replays, group._steps)
+        else:  # before or after the part in which other ranks rely on this one
+            done = (runner.stats.replays, group.waits)
             assert done in (before, (before[0] + (kind == "run"), before[1] + 1))
-        assert group._watched is None
+        assert group._topic is None
         line += 1
     assert left > 10, "most lines are between the agreement and its replay"
     runner.run(batch(1))

@@ -22,7 +22,7 @@ def stores(count):
     return [RankStore(store, rank) for rank in range(count)]
 
 
-def test_texts_that_are_there_are_found_after_a_rank_that_takes_all_the_time():
+def test_gather_returns_texts_although_another_rank_uses_up_the_time():
     first, _, third = stores(3)
     third.write("topic", "here")
     assert first.gather("topic", [1, 2], 0.05) == {2: "here"}
@@ -38,14 +38,14 @@ def test_all_ranks_read_the_first_failure():
     assert ranks[0].failure("another topic") is None
 
 
-def test_a_late_rank_reads_that_it_is_late():
-    failure = Failure((1,), "rank 1 did not come within 3 s", is_late=True, at=0.0)
-    assert "this rank came" in str(failure.error(1))
-    assert str(failure.error(0)) == "rank 1 did not come within 3 s."
+def test_the_error_of_a_late_rank_says_so():
+    failure = Failure((1,), "rank 1 did not arrive within 3 s", is_late=True, at=0.0)
+    assert "this rank arrived" in str(failure.error(1))
+    assert str(failure.error(0)) == "rank 1 did not arrive within 3 s."
     assert failure.error(0).ranks == (1,)
 
 
-def test_a_store_whose_host_has_ended_answers_nothing_and_says_so():
+def test_a_store_whose_host_has_ended_returns_nothing():
     store, own = RankStore(GoneStore(), 1), Failure((1,), "rank 1 left")
     store.write("topic", "text")
     assert store.is_gone

@@ -46,11 +46,15 @@ OF_TWO = (
     scenarios.close_after_unequal_replays,
     scenarios.close_too_early,
     scenarios.leave_with_an_error,
-    scenarios.leave_without_a_vote,
+    scenarios.leave_without_a_collective,
+    scenarios.drop_a_result_after_a_failure,
 )
 WAITING = (
     scenarios.capture_without_a_rank,
     scenarios.fail_before_a_collective,
+    scenarios.arrive_late_without_an_agreement,
+    scenarios.arrive_late_after_an_agreement,
+    scenarios.idle_without_an_agreement,
     scenarios.die_during_capture,
 )
 """Scenarios of two ranks that wait for a time limit."""
@@ -70,7 +74,7 @@ OF_FOUR = (
 def outcomes():
     """Outcomes by number of ranks and scenario.
 
-    Three sets of processes run at once, since those of ranks that do not come only wait.
+    Three sets of processes run at once, since ranks without partners only wait.
     """
     sets = ((2, OF_TWO), (2, WAITING), (4, OF_FOUR))
     with ThreadPoolExecutor() as pool:

@@ -5,7 +5,6 @@ import pytest
 pytest.importorskip("sybil")
 
 from documentation_blocks import DOCS, PAGES, ROOT, needs_gpu, page_of
-from graphkit.spec import registry
 
 pytestmark = pytest.mark.slow
 
@@ -14,11 +13,7 @@ GPU_PAGES = [path for path in PAGES if any(map(needs_gpu, page_of(path).examples
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path, monkeypatch):
-    """Change to a folder that has the examples and the data of the repository.
-
-    Algorithms that a page registers are forgotten after it.
-    """
-    monkeypatch.setattr(registry, "_custom", dict(registry._custom))
+    """Change to a folder that has the examples and the data of the repository."""
     for name in ("tests", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)

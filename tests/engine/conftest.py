@@ -27,6 +27,7 @@ from graphkit.engine import (
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
 from graphkit.reference import LlamaConfig, LlamaModel, StandaloneForward, full_logits
 from graphkit.spec import SpecConfig
+from own_attention import BlockTable, GatherAttention, StackedPool
 
 _MODELS = runpy.run_path(str(Path(__file__).with_name("imperfect_models.py")))
 LabellingForward, ErringForward = _MODELS["LabellingForward"], _MODELS["ErringForward"]
@@ -154,7 +155,7 @@ class Assembly:
         target: Callable[..., Any] = LabellingForward,
         token_map: torch.Tensor | None = None,
         layers: int | None = None,
-        own_attention: Any = None,
+        has_own_attention: bool = False,
         **options: Any,
     ) -> SpeculativeEngine:
         """Create an engine whose draft model errs in a third of the rows.
@@ -168,11 +169,11 @@ class Assembly:
             token_map: Tokens that the draft model of EAGLE3 can draft; ``None`` takes most of them,
                 in random order.
             layers: Draft layers of an algorithm that is no name.
-            own_attention: The module ``own_attention``, whose pools and backend are used.
+            has_own_attention: Whether backend and pools are those of ``own_attention``.
         """
         room = -(-max_context_len // page_size) * page_size
-        self._own = own_attention
-        table = own_attention.BlockTable if own_attention else ReqToTokenPool
+        self._has_own_attention = has_own_attention
+        table = BlockTable if has_own_attention else ReqToTokenPool
         self._requests = table(max_batch_size + 2, max_context_len, self.device)
         self._tokens, self._page_size = kv_tokens or max_batch_size * room, page_size
         if algorithm == "NONE":
@@ -211,11 +212,9 @@ class Assembly:
 
     def _attention(self, layers: int) -> PagedAttention:
         """Create a backend over a KV pool with the layers of so many models."""
-        if self._own:
-            pool = self._own.StackedPool(
-                self._tokens, self._page_size, LAYERS * layers, 1, 16, self.device
-            )
-            return self._own.GatherAttention(self._requests, pool)
+        if self._has_own_attention:
+            pool = StackedPool(self._tokens, self._page_size, LAYERS * layers, 1, 16, self.device)
+            return GatherAttention(self._requests, pool)
         kind = TritonAttention if self.device == "cuda" else SdpaAttention
         pool = MHATokenToKVPool(
             self._tokens, self._page_size, torch.float32, 1, 16, LAYERS * layers, self.device

@@ -117,7 +117,7 @@ def test_other_objects_and_requests_of_other_engines_are_refused(make_engine, ta
     assert caught.value.field == "request"
     assert request.finish_reason is None
     for value in (3, None, task.prompts[0]):
-        with pytest.raises(InputError, match=r"abort got .*, expected a request that") as caught:
+        with pytest.raises(InputError, match=r"abort got .*, expected a Request that") as caught:
             engine.abort(value)
         assert caught.value.field == "request"
     other.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from graphkit.engine import EagleDrafter, MultiLayerDrafter, NgramDrafter, SamplingParams
-from graphkit.errors import ConfigError
+from graphkit.errors import CaptureError, ConfigError, OutputError
 from graphkit.spec import CustomSpecAlgorithm, FutureMap, SpecAlgorithm
 
 REQUESTS = 20
@@ -159,6 +160,23 @@ def test_nodes_that_no_draft_step_creates_are_refused(make_engine, kind, topk, n
             num_draft_tokens=nodes,
             layers=3 if kind is MultiLayerDrafter else None,
         )
+
+
+@each_generation
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE"])
+def test_a_target_without_the_hidden_states_that_drafters_read(
+    make_engine, labelling_forward, task, generation, captured, algorithm
+):
+    def without_hidden_states(model, attention):
+        forward = labelling_forward(model, attention)
+        return lambda inputs: replace(forward(inputs), hidden_states=None)
+
+    engine = make_engine(algorithm, generation=generation, target=without_hidden_states)
+    message = "the target's forward returned no hidden_states, but the draft model of .*Drafter"
+    with pytest.raises(CaptureError if captured else OutputError, match=message):
+        engine.capture() if captured else engine.generate(task.prompts[:1])
+    assert not engine.has_work
 
 
 class Plain(CustomSpecAlgorithm):

@@ -229,7 +229,7 @@ class TestCapture:
 
     @each_generation
     def test_a_closed_engine_cannot_capture(self, make_engine, generation):
-        """Nor does it run a forward."""
+        """No forward runs."""
         calls = []
 
         def target(model, attention):
@@ -242,14 +242,14 @@ class TestCapture:
         assert not calls
 
     @pytest.mark.parametrize("progress", [None, "log", 5])
-    def test_progress_can_be_called(self, make_engine, progress):
+    def test_a_progress_that_is_not_callable_is_refused(self, make_engine, progress):
         with pytest.raises(ConfigError, match=r"capture\.progress must be a function") as caught:
             make_engine().capture(progress)
         assert caught.value.field == "progress"
 
 
 def test_layers_of_a_drafter_may_be_modules(make_engine, task):
-    """A ModuleList is callable in the sense of Python, but no forward."""
+    """A ``ModuleList`` is callable but is not a forward."""
 
     def in_modules(model):
         layers = [torch.nn.Identity() for _ in model.forward]
@@ -306,14 +306,14 @@ class TestPrompts:
             assert caught.value.field == option
 
     @pytest.mark.parametrize("prompts", [5, None, 1.5])
-    def test_prompts_are_a_sequence(self, make_engine, prompts):
+    def test_prompts_that_are_no_sequence_are_refused(self, make_engine, prompts):
         engine = make_engine()
         with pytest.raises(InputError, match=r"generate got .*expected a sequence") as caught:
             engine.generate(prompts)
         assert caught.value.field == "prompts"
 
     @pytest.mark.parametrize("sampling", [5, {}, "greedy", SamplingParams, 0], ids=str)
-    def test_sampling_is_checked(self, make_engine, sampling):
+    def test_an_invalid_sampling_is_refused(self, make_engine, sampling):
         engine = make_engine()
         for call in (
             lambda: engine.submit([1], sampling),

@@ -1,4 +1,4 @@
-"""An exception ends the request that caused it, and no other; a later call does not spin."""
+"""An exception ends only the request that caused it, and later steps make progress."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_restart_continues_sampled_text(make_engine, task, labelling_forward, 
         assert found == (undisturbed, 1)
 
 
-def test_a_closed_engine_says_so(make_engine, task):
+def test_steps_of_a_closed_engine_are_refused(make_engine, task):
     engine = make_engine()
     engine.submit(task.prompts[0])
     engine.close()

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from graphkit.engine import EagleDrafter, SamplingParams
-from graphkit.engine.generations import HostInLoop, Overlapped
+from graphkit.engine.schedules import HostInLoop, Overlapped
 from graphkit.engine.transfers import PendingReport
 from graphkit.errors import ReplayError
 from graphkit.graphs.capture_rules import HOST_READS, CaptureRulesMode

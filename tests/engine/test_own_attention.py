@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +11,9 @@ import torch
 import graphkit as gk
 from graphkit.audit import audit_target
 from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from no_metadata import NoMetadata
+from own_attention import BlockTable, GatherAttention, StackedPool
 
-OWN = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("own_attention.py"))))
 CASES = [
     ("EAGLE", 1, "v1", False),
     ("EAGLE", 2, "v2", True),
@@ -33,7 +32,7 @@ def test_steps_over_own_pools_are_lossless(
     page_size = 4 if topk == 1 else 1
     engine = make_engine(
         algorithm, topk=topk, generation=generation, page_size=page_size, batch_sizes=[8],
-        own_attention=OWN,
+        has_own_attention=True,
     )  # fmt: skip
     if captured:
         engine.capture()
@@ -46,7 +45,7 @@ def attention(*, requests=None, pool=None):
         requests = ReqToTokenPool(2, 16, "cpu")
     if pool is None:
         pool = MHATokenToKVPool(32, 1, torch.float32, 1, 4, 1, "cpu")
-    return OWN.GatherAttention(requests, pool)
+    return GatherAttention(requests, pool)
 
 
 def forward(inputs):
@@ -61,7 +60,7 @@ def without(name, thing):
 
 
 def pool_with(**members):
-    pool = OWN.StackedPool(8, 2, 1, 1, 4, "cpu")
+    pool = StackedPool(8, 2, 1, 1, 4, "cpu")
     for name, value in members.items():
         setattr(pool, name, value)
     return pool
@@ -114,7 +113,7 @@ def test_a_pool_that_is_no_kv_pool_is_refused_by_member(pool, message):
 
 
 def table_with(**members):
-    table = OWN.BlockTable(2, 16, "cpu")
+    table = BlockTable(2, 16, "cpu")
     for name, value in members.items():
         setattr(table, name, value)
     return table
@@ -142,23 +141,10 @@ def table_with(**members):
         ),
     ],
 )
-def test_a_table_that_is_none_is_refused_by_member(requests, message):
+def test_a_table_that_is_no_request_table_is_refused_by_member(requests, message):
     with pytest.raises(gk.ConfigError, match=message) as caught:
         gk.EngineModel(forward, attention(requests=requests))
     assert caught.value.field == "req_to_token_pool"
-
-
-class NoPools(gk.AttentionBackend):
-    """Enough for a runner."""
-
-    def supports(self, mode):
-        return True
-
-    def init_state(self, sizes, max_tokens):
-        pass
-
-    def metadata(self, mode, inputs):
-        return None
 
 
 @pytest.mark.parametrize(
@@ -171,8 +157,8 @@ class NoPools(gk.AttentionBackend):
         ),
         (object(), "EngineModel.attention is a object", "attention"),
         (
-            NoPools(),
-            "is a NoPools without req_to_token_pool.*graphkit.PooledAttention",
+            NoMetadata(),
+            "is a NoMetadata without req_to_token_pool.*graphkit.PooledAttention",
             "req_to_token_pool",
         ),
     ],
@@ -212,8 +198,11 @@ class WritingForward:
 
 
 def engine(**options):
-    table, pool = OWN.BlockTable(2, 32, "cpu"), OWN.StackedPool(64, 1, 1, 1, 2, "cpu")
-    backend = OWN.GatherAttention(table, pool)
+    table, pool = (
+        BlockTable(2, 32, "cpu"),
+        StackedPool(64, 1, 1, 1, 2, "cpu"),
+    )
+    backend = GatherAttention(table, pool)
     model = gk.EngineModel(WritingForward(backend), backend)
     sizes = replace(SIZES, max_context_len=32)
     return gk.SpeculativeEngine(model, gk.NgramDrafter(), spec=SPEC, sizes=sizes, **options)

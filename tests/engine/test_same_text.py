@@ -10,17 +10,15 @@ from functools import cache
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
 from graphkit.config import BufferSizes
-from graphkit.engine import Drafter, EngineModel, SamplingParams, SpeculativeEngine
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
+from graphkit.engine import SamplingParams, SpeculativeEngine
 from graphkit.ops import philox_uniform
 from graphkit.ops.target_probs import target_probs
 from graphkit.ops.target_samples import target_samples
-from graphkit.runners import ForwardOutput
-from graphkit.spec import SpecConfig
+from graphkit.spec import CustomSpecAlgorithm, SpecConfig
 from graphkit.step import SpecStepInputs, SpecStepRunner
 from graphkit.step.chain_tree import ChainTree
+from table_models import StatelessDrafter, filtered, table_model
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +45,7 @@ def table(device="cpu"):
     return (torch.randn(VOCAB, PERIOD, VOCAB, generator=generator) * 1.5).to(device)
 
 
-class Guesser(Drafter):
+class Guesser(StatelessDrafter):
     """Proposes K chains from the root, made from what the target is going to draw.
 
     Args:
@@ -62,14 +60,17 @@ class Guesser(Drafter):
         self.context, self.topk, self.steps = context, context.spec.topk, context.spec.num_steps
         width, device = context.verify_width, context.device
         self._logits = table(device)
-        self._tree = ChainTree(self.topk, width, context.sizes.max_batch_size, device)
+        self._tree = ChainTree(
+            self.topk,
+            width,
+            context.sizes.max_batch_size,
+            device,
+            drafted=context.spec.num_draft_tokens,
+        )
 
     @property
     def max_path(self):
         return self.steps + 1
-
-    def prefill(self, chunk):
-        pass
 
     def draft(self, req_pool_indices, seq_lens, bonus_tokens):
         state, drawn = self.context.state, [bonus_tokens]
@@ -82,12 +83,6 @@ class Guesser(Drafter):
             drawn.append(target_samples(*args))
         drafts = self._guess(self, torch.stack(drawn[1:], 1), req_pool_indices, seq_lens)
         return self._tree.of(torch.cat([bonus_tokens[:, None], drafts.flatten(1)], 1))
-
-    def extend(self, verified):
-        pass
-
-    def extend_accepted(self, verified, num_accepted_tokens):
-        pass
 
 
 def oracle(drafter, drawn, rows, seq_lens):
@@ -116,17 +111,13 @@ def sometimes(drafter, drawn, rows, seq_lens):
     return torch.stack([wrong] * (drafter.topk - 1) + [last], 2)
 
 
-def table_model(device, batch_size, page_size):
-    """The target, over a pool with room for a batch."""
-    requests = ReqToTokenPool(batch_size, CONTEXT, device)
-    pool = MHATokenToKVPool(batch_size * CONTEXT, page_size, torch.float32, 1, 16, 1, device)
+def target(device, batch_size, page_size=1):
     logits = table(device)
 
-    def forward(inputs):
-        return ForwardOutput(next_token_logits=logits[inputs.input_ids, inputs.positions % PERIOD])
+    def logits_of(inputs):
+        return logits[inputs.input_ids, inputs.positions % PERIOD]
 
-    kind = TritonAttention if device == "cuda" else SdpaAttention
-    return EngineModel(forward, kind(requests, pool))
+    return table_model(logits_of, device, batch_size, CONTEXT, page_size=page_size)
 
 
 def limits(batch_size, page_size):
@@ -136,7 +127,7 @@ def limits(batch_size, page_size):
 def generated(device, generation, batch_size=1, guess=None, spec=PLAIN):
     """Texts of all requests, of which one joins per step, and the mean of tokens per step."""
     with SpeculativeEngine(
-        table_model(device, batch_size, spec.page_size),
+        target(device, batch_size, spec.page_size),
         None if guess is None else Guesser(guess),
         spec=spec,
         sizes=limits(batch_size, spec.page_size),
@@ -171,15 +162,17 @@ def simulated(prompt, params):
         if params.temperature == 0:
             text.append(int(row.argmax()))
             continue
-        probs = (row / params.temperature).softmax(0)
-        order = probs.argsort(descending=True)
-        kept = order[: params.top_k or VOCAB]
-        share = probs[kept] / probs[kept].sum()
-        kept = kept[share.cumsum(0) - share < params.top_p]
-        kept = kept[probs[kept] >= params.min_p * probs.max()].sort().values
+        probs = filtered(
+            row,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+        )
+        kept = probs.nonzero().flatten()
         seed, at = torch.tensor([params.seed]), torch.tensor([position], dtype=torch.int32)
-        limit = philox_uniform(seed, at, 1).item() * probs[kept].sum()
-        text.append(int(kept[probs[kept].cumsum(0) > limit][0]))
+        coin = philox_uniform(seed, at, 1).item()
+        text.append(int(kept[probs[kept].cumsum(0) > coin][0]))
     return text[len(prompt) :]
 
 
@@ -213,7 +206,7 @@ CASES = [
 
 @pytest.mark.parametrize(("guess", "generation", "settings", "batch_size"), CASES)
 def test_any_drafts(device, guess, generation, settings, batch_size):
-    """Whether they are right, wrong or in between."""
+    """Right drafts, wrong drafts, and both."""
     steps = settings["num_steps"]
     spec = SpecConfig("EAGLE", **settings, num_draft_tokens=1 + steps * settings["topk"])
     texts, accepted = generated(device, generation, batch_size, guess, spec)
@@ -224,6 +217,26 @@ def test_any_drafts(device, guess, generation, settings, batch_size):
         assert accepted == 1
     else:
         assert accepted > 1
+
+
+class Wider(CustomSpecAlgorithm):
+    """Verifies three more rows than the draft tree has nodes."""
+
+    def get_num_tokens_per_bs_for_target_verify(self, num_draft_tokens, is_draft_worker):
+        return num_draft_tokens + 3
+
+
+@pytest.mark.parametrize("guess", [oracle, sometimes])
+@pytest.mark.parametrize(
+    ("generation", "topk", "page_size"), [("v1", 2, 1), ("v2", 1, 4), ("v3", 1, 1), ("v3", 2, 4)]
+)
+def test_verify_may_be_wider_than_the_tree(device, guess, generation, topk, page_size):
+    """The rows behind the tree are never accepted."""
+    spec = SpecConfig(Wider("WIDER"), 3, topk, 1 + 3 * topk, page_size)
+    texts, accepted = generated(device, generation, 4, guess, spec)
+    assert texts == plain(device)
+    assert 1 < accepted <= 4
+    assert guess is not oracle or accepted > 2.8
 
 
 @pytest.mark.parametrize(
@@ -261,7 +274,7 @@ WARM = SamplingParams(max_new_tokens=8, temperature=1.0)
 
 def test_requests_without_a_seed_get_different_ones(device):
     with SpeculativeEngine(
-        table_model(device, 3, 1), spec=PLAIN, sizes=limits(3, 1), device=device, generation="v2"
+        target(device, 3), spec=PLAIN, sizes=limits(3, 1), device=device, generation="v2"
     ) as engine:
         seeded = SamplingParams(max_new_tokens=8, temperature=1.0, seed=1)
         requests = [engine.submit([3], sampling) for sampling in (WARM, WARM, seeded)]
@@ -272,7 +285,7 @@ def test_requests_without_a_seed_get_different_ones(device):
 
 def admitted(device, params):
     """Texts of a ``SpecStepRunner``, one request after the other."""
-    model = table_model(device, 1, 1)
+    model = target(device, 1)
     pool, texts = model.attention.req_to_token_pool, []
     with SpecStepRunner(model, spec=PLAIN, sizes=limits(1, 1), device=device) as runner:
         pool.req_to_token[1] = torch.arange(1, CONTEXT + 1, device=device)
@@ -287,7 +300,7 @@ def admitted(device, params):
 
 
 def test_admissions_without_a_seed_get_different_ones(device):
-    """And the same ones in a run that is repeated, as all ranks need."""
+    """A repeated run derives the same seeds, which ranks of a group need."""
     texts = admitted(device, [WARM, WARM, WARM])
     assert len(set(texts)) == 3
     assert admitted(device, [WARM, WARM]) == texts[:2]

@@ -13,17 +13,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from graphkit.attention import SdpaAttention, TritonAttention
-from graphkit.config import BufferSizes
-from graphkit.engine import Drafter, EngineModel, SamplingParams, SpeculativeEngine
-from graphkit.kv import MHATokenToKVPool, ReqToTokenPool
-from graphkit.runners import ForwardOutput
-from graphkit.spec import SpecConfig
+from graphkit.engine import SamplingParams
 from graphkit.step.chain_tree import ChainTree
+from table_models import STEPS, StatelessDrafter, filtered, table_engine
 
 pytestmark = pytest.mark.slow
 
-VOCAB, REQUESTS, NEW, STEPS = 16, 8, 200, 3
+VOCAB, REQUESTS, NEW = 16, 8, 200
 GREEDY = {"temperature": 0.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1}
 SETTINGS = (
     {"temperature": 0.6},
@@ -47,7 +43,7 @@ def table(seed):
     return torch.randn(VOCAB, VOCAB, generator=generator) * 1.5
 
 
-class TableDrafter(Drafter):
+class TableDrafter(StatelessDrafter):
     """Samples K chains that start at the root from a table, the first drafts without replacement.
 
     Args:
@@ -66,9 +62,6 @@ class TableDrafter(Drafter):
         # Close to the target: about half of the drafts are accepted.
         self._probs = (table(1) + table(2) / 2).softmax(1).to(context.device)
 
-    def prefill(self, chunk):
-        pass
-
     def draft(self, req_pool_indices, seq_lens, bonus_tokens):
         width, topk = self._context.verify_width, self._topk
         samples = self._context.draft_samples(req_pool_indices, seq_lens, width - 1)
@@ -84,35 +77,6 @@ class TableDrafter(Drafter):
         probs = self._probs[tokens].flatten(0, 1) if self._has_probs else None
         return replace(self._tree.of(tokens), draft_probs=probs)
 
-    def extend(self, verified):
-        pass
-
-    def extend_accepted(self, verified, num_accepted_tokens):
-        pass
-
-
-def engine_of(device, topk, drafter, generation, max_batch_size, **options):
-    """An engine over the tables, captured."""
-    context_len, width = NEW + 30, 1 + STEPS * topk
-    requests = ReqToTokenPool(max_batch_size, context_len, device)
-    pool = MHATokenToKVPool(max_batch_size * context_len, 1, torch.float32, 1, 16, 1, device)
-    attention = (TritonAttention if device == "cuda" else SdpaAttention)(requests, pool)
-    logits = table(1).to(device)
-    engine = SpeculativeEngine(
-        EngineModel(
-            lambda inputs: ForwardOutput(next_token_logits=logits[inputs.input_ids]), attention
-        ),
-        drafter,
-        spec=SpecConfig("EAGLE", STEPS, topk, width),
-        sizes=BufferSizes(max_batch_size, context_len, 8, VOCAB, torch.float32),
-        batch_sizes=[max_batch_size],
-        device=device,
-        generation=generation,
-        **options,
-    )
-    engine.capture()
-    return engine
-
 
 @cache
 def sampled(device, topk, has_probs, generation, new, start=0, stride=1):
@@ -126,25 +90,13 @@ def sampled(device, topk, has_probs, generation, new, start=0, stride=1):
         for number, setting in enumerate(settings)
     ][start::stride]
     drafter = TableDrafter(has_probs)
-    with engine_of(device, topk, drafter, generation, len(params)) as engine:
+    settings = {"context_len": NEW + 30, "max_batch_size": len(params), "generation": generation}
+    with table_engine(table(1).to(device), topk, drafter, **settings) as engine:
         requests = [engine.submit([each.seed % VOCAB], each) for each in params]
         while engine.has_work:
             engine.step()
         texts = [(*request.prompt_ids, *request.output_ids) for request in requests]
         return texts, engine.stats.accept_length - 1
-
-
-def filtered(logits, *, temperature, top_k=0, top_p=1.0, min_p=0.0):
-    """The distribution of one row, in float64, by sorting."""
-    probs = (logits.double() / temperature).softmax(0)
-    order = probs.argsort(descending=True)
-    kept = order[:top_k] if top_k else order
-    share = probs[kept] / probs[kept].sum()
-    kept = kept[share.cumsum(0) - share < top_p]
-    kept = kept[probs[kept] >= min_p * probs.max()]
-    result = torch.zeros_like(probs)
-    result[kept] = probs[kept] / probs[kept].sum()
-    return result
 
 
 def p_value(texts, setting, logits=None):
@@ -254,7 +206,10 @@ def constrained(device, topk, has_probs):
         for number, setting in enumerate(settings)
     ]
     drafter = TableDrafter(has_probs)
-    with engine_of(device, topk, drafter, "v2", len(params), structured_output=True) as engine:
+    options = {"context_len": NEW + 30, "generation": "v2", "structured_output": True}
+    with table_engine(
+        table(1).to(device), topk, drafter, max_batch_size=len(params), **options
+    ) as engine:
         requests = [
             engine.submit(
                 [each.seed % VOCAB],

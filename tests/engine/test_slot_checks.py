@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def test_slots_may_be_used_again(runner):
     runner.release([2])
     fill(runner, 3, 110)
     admit(runner, 3)
-    fill(runner, 2, 90, 10)  # columns behind still name slots of row 3
+    fill(runner, 2, 90, 10)  # later columns still contain slots of row 3
     short = 10 - len(PROMPT) - SPEC.num_draft_tokens
     admit(runner, 2, short)
     fill(runner, 2, 60)
@@ -249,3 +250,24 @@ def test_random_tables_against_a_search(device, seed):
         done = draw.randint(1, length - ahead - 1)
         state.seq_lens[row], state.remaining[row] = done, length - ahead - done
     assert 20 < refused < 100
+
+
+def replay(runner, rows):
+    return runner.replay(SpecStepInputs(req_pool_indices=torch.tensor(rows)))
+
+
+@pytest.mark.parametrize("run", [replay, text])
+@pytest.mark.parametrize("slot", [SLOTS + 1, -3])
+def test_a_slot_outside_the_pool_that_is_set_after_admit_fails_the_step(device, slot, run):
+    if device == "cuda":
+        pytest.skip("CUDA reads and writes other memory")
+    runner = make_runner(device, check=True)
+    fill(runner, 1, 100)
+    admit(runner, 1)
+    table(runner)[1, 5] = slot
+    with pytest.raises(gk.ReplayError, match=rf"raised IndexError: .*index {slot} is out of"):
+        run(runner, [1])
+    with pytest.raises(gk.InputError, match=rf"\[1, 5\] is slot {slot}"):
+        run(runner, [1])
+    with suppress(gk.ReplayError):  # of the loop that has failed
+        runner.close()

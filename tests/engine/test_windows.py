@@ -1,4 +1,4 @@
-"""Layers with a window whose KV is in a pool of its own: text and refusals."""
+"""Layers with a window whose KV is in a separate pool: text and refusals."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_whole_step_moves_the_window_pool(model, texts):
         (
             {"table": "own"},
             "window_req_to_token_pool",
-            "a table of its own, which no step fills. Pass the backend's req_to_token_pool as",
+            "a separate table, which steps do not fill. Pass the backend's req_to_token_pool as",
         ),
     ],
 )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import runpy
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 
 from graphkit.engine import FinishReason, SamplingParams, TokenMatcher
 from graphkit.errors import InputError
+from table_models import table_engine
 
 xgrammar = pytest.importorskip("xgrammar")
-table_engine = runpy.run_path(str(Path(__file__).with_name("table_models.py")))["table_engine"]
 
 SCHEMA = {
     "type": "object",

@@ -19,7 +19,44 @@ ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "tools" / "examples" / "broken"
 FOUND = [
     ("baked_temperature", "baked", "baked value", "follows `temperature` ("),
+    (
+        "frozen_temperature",
+        "baked",
+        "baked value",
+        "`Broken.python_temperature` = 1.0 is frozen in ",
+    ),
+    (
+        "frozen_length",
+        "baked",
+        "baked value",
+        "`len(Broken.adapters)` = 3 is frozen in argument 1 ",
+    ),
+    (
+        "frozen_global",
+        "baked",
+        "baked value",
+        "`frozen_global.penalty` = 1.2 is frozen in argument ",
+    ),
+    (
+        "frozen_branch",
+        "baked",
+        "baked value",
+        "`Broken.is_smooth` = True is frozen in the kernel of",
+    ),
+    ("changed_temperature", "shadow", "baked value", "has changed since capture (1.0, then 0.5), "),
     ("counting_warmup", "warmup", "warm-up leak", "changed `Broken.steps` from 0 to"),
+    (
+        "dropped_positions",
+        "wrapper",
+        "wrapper differs from model",
+        "row 0 of the drafts of request 0 (position 60 of request 0)",
+    ),
+    (
+        "dropped_window",
+        "wrapper",
+        "wrapper differs from model",
+        "row 8 of the prompt of request 0 (position 8 of request 0)",
+    ),
     ("freed_weight", "pointers", "freed memory", "points to memory that was freed"),
     (
         "grown_workspace",
@@ -55,6 +92,8 @@ FOUND = [
         "memory allocated by `new_empty` at broken/",
     ),
     ("stale_positions", "pointers", "dead input", "no node reads the input field `positions`"),
+    ("written_input", "forward", "written input", "writes into the input field `positions`"),
+    ("active_dropout", "forward", "random draw", "draws random numbers outside of a sampler"),
 ]
 """Example, audit, kind of the finding, and a part of its text."""
 LINES = {
@@ -71,6 +110,15 @@ LINES = {
     ),
     "training_batch_norm": ("pads", "broken/sound.py", "in forward"),
     "leaking_pad_row": ("pads", "broken/sound.py", "in forward"),
+    "written_input": ("forward", "broken/written_input.py", "in position_term"),
+    "active_dropout": ("forward", "broken/sound.py", "in forward"),
+    "dropped_window": ("wrapper", "mistral/modeling_mistral.py", "in forward"),
+    "dropped_positions": ("wrapper", "llama/modeling_llama.py", "in forward"),
+    "frozen_temperature": ("baked", "broken/baked_temperature.py", "in scores"),
+    "frozen_length": ("baked", "broken/frozen_length.py", "in scores"),
+    "frozen_global": ("baked", "broken/frozen_global.py", "in scores"),
+    "frozen_branch": ("baked", "broken/frozen_branch.py", "in scores"),
+    "changed_temperature": ("shadow", "broken/baked_temperature.py", "in scores"),
 }
 """Audit, file and function that the finding names as the source of a node."""
 
@@ -99,10 +147,11 @@ def audited_for(name, device, audit):
 
 
 @devices
-def test_the_sound_model_has_no_finding(device):
+def test_the_sound_model_has_no_finding_but_its_constants(device):
     report = audit_target(locate("tools.examples.broken.sound:target", device), device=device)
     # Other tests of this process use more streams.
-    assert not [each for each in report.findings if each.audit != "launch"]
+    (finding,) = [each for each in report.findings if each.audit != "launch"]
+    assert (finding.severity, finding.names) == ("note", ("sound.CONTEXT = 64",))
     assert {check.audit for check in report.checks} == set(AUDITS)
 
 
@@ -118,7 +167,14 @@ def test_a_broken_model_is_found(name, audit, kind, text, device):
 FIRST = {
     "baked_temperature": ("error", "baked value"),
     "counting_warmup": ("error", "warm-up leak"),
+    "dropped_positions": ("error", "wrapper differs from model"),
+    "dropped_window": ("error", "wrapper differs from model"),
+    "changed_temperature": ("error", "baked value"),
     "freed_weight": ("error", "freed memory"),
+    "frozen_branch": ("note", "baked value"),
+    "frozen_global": ("note", "baked value"),
+    "frozen_length": ("note", "baked value"),
+    "frozen_temperature": ("note", "baked value"),
     "grown_workspace": ("error", "replaced buffer"),
     "lazy_mask": ("error", "lazy cache"),
     "leaking_pad_row": ("error", "leaking pad row"),
@@ -130,6 +186,8 @@ FIRST = {
     "metadata_of_another_size": ("error", "metadata of another size"),
     "training_batch_norm": ("error", "leaking pad row"),
     "undeclared_state": ("warning", "undeclared state"),
+    "written_input": ("error", "written input"),
+    "active_dropout": ("note", "random draw"),
 }
 """Severity and kind of the first finding of all audits."""
 
@@ -146,6 +204,7 @@ def test_the_planted_error_comes_first_and_once(name, is_declared):
         # The undeclared cache is a warning, too.
         is_planted = name == "undeclared_state"
         findings = tuple(e for e in findings if is_planted or e.kind != "undeclared state")
+    findings = tuple(each for each in findings if each.kind != "architecture constants")
     first, *others = findings
     assert (first.severity, first.kind) == FIRST[name]
     assert set(first.batch_sizes) <= {2, 8}
@@ -185,6 +244,15 @@ def test_a_finding_names_the_line(name, device):
     found = audited_for(name, device, audit)
     sources = {each.source for each in found if each.audit == audit}
     assert any(source.startswith(file) and source.endswith(function) for source in sources), sources
+
+
+MODULES = {"dropped_window": "model.layers.0.self_attn", "dropped_positions": "model"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_wrapper_that_drops_something_leads_to_the_module(name):
+    (found,) = audited(name, "cpu", "wrapper")
+    assert found.module == MODULES[name]
 
 
 @devices

@@ -33,7 +33,7 @@ def test_verify_chain_is_an_example():
 
 @pytest.mark.parametrize("command", ["capture", "audit"])
 def test_the_command_accepts_the_own_target_example(command, monkeypatch, capsys):
-    """It has no finding, because users start from it."""
+    """It has no finding but its constants, because users start from it."""
     from graphkit.cli import main
 
     monkeypatch.chdir(ROOT)
@@ -48,9 +48,19 @@ def test_the_command_accepts_the_own_target_example(command, monkeypatch, capsys
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "own model on cpu" in printed
-    assert {"capture": "36 live batches replayed: each", "audit": "no finding."}[command] in (
+    assert {"capture": "36 live batches replayed: each", "audit": ": 1 note."}[command] in (
         " ".join(printed.split())
     )
+
+
+def test_the_command_audits_recurrent_layers_without_a_finding(monkeypatch, capsys):
+    from graphkit.cli import main
+
+    monkeypatch.chdir(ROOT)
+    assert main(["audit", "tools.examples.mamba:target", "--device", "cpu"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Mamba on cpu" in printed
+    assert "no finding." in printed
 
 
 def test_the_code_of_the_readme_runs(capsys):
@@ -98,7 +108,7 @@ def test_the_readme_shows_the_commands():
         "deepseek_v3", "deepseek_v32",
     ],
 )  # fmt: skip
-def test_a_transformers_model_has_no_finding(factory, monkeypatch):
+def test_a_transformers_model_has_no_finding_but_its_constants(factory, monkeypatch):
     """Use a model that this project did not write, in a wrapper of some thirty lines."""
     from graphkit.audit import audit_target
     from graphkit.testing import assert_target_equivalent
@@ -107,7 +117,8 @@ def test_a_transformers_model_has_no_finding(factory, monkeypatch):
     path = ROOT / "tools" / "examples" / "transformers_models.py"
     target = runpy.run_path(str(path))[factory]()
     assert_target_equivalent(target, batch_sizes=[2, 8], device="cpu")
-    assert not audit_target(target, batch_sizes=[8], device="cpu").findings
+    findings = audit_target(target, batch_sizes=[8], device="cpu").findings
+    assert [each.kind for each in findings] == ["architecture constants"]
 
 
 @pytest.mark.parametrize("factory", ["dense", "moe"])

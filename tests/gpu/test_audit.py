@@ -121,6 +121,31 @@ def test_a_scale_inside_a_library_kernel_is_reported():
     assert any("scale" in finding.text for finding in report.findings)
 
 
+def test_an_undeclared_scalar_is_a_note(model):
+    settings = {"temperature": 0.7}
+    target = target_of(lambda i: model(i.input_ids) / settings["temperature"], model)
+    report = audit_target(target, only=["baked"], device="cuda")
+    (finding,) = [each for each in report.findings if each.kind == "baked value"]
+    assert finding.severity == "note"
+    assert finding.names[0].endswith("settings['temperature']")
+    assert finding.source
+
+
+def test_a_scalar_that_has_changed_is_refused_in_the_checking_mode(model, monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_CHECK", "1")
+    settings = {"temperature": 0.7, "steps": 0}
+    target = target_of(
+        lambda i: model(i.input_ids) / (settings["temperature"] or settings["steps"]), model
+    )
+    with target.runner(MODE, batch_sizes=[4], device="cuda") as runner:
+        runner.capture(attribution=gk.Attribution())
+        settings["steps"] = 7
+        runner.replay(sample(MODE, 4, 1))
+        settings["temperature"] = 0.9
+        with pytest.raises(gk.ReplayError, match=r"settings\['temperature'\]` has changed since"):
+            runner.replay(sample(MODE, 4, 1))
+
+
 def test_a_freed_weight_is_found_in_a_descriptor_that_points_to_it():
     """cuBLAS keeps the weight's address in a descriptor inside one large argument."""
     model = nn.Sequential(nn.Embedding(64, 2048), nn.Linear(2048, 64, bias=False)).cuda().bfloat16()
@@ -171,4 +196,5 @@ def test_a_transformers_model_in_a_wrapper_has_no_finding(factory):
     assert_target_equivalent(target, batch_sizes=[2, 8], device="cuda")
     findings = audit_target(target, batch_sizes=[2, 8], device="cuda").findings
     # Other tests of this process use more streams.
-    assert not [each for each in findings if each.audit != "launch"]
+    kinds = [each.kind for each in findings if each.audit != "launch"]
+    assert kinds == ["architecture constants"]

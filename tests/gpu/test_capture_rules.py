@@ -60,7 +60,7 @@ def test_a_failure_and_its_diagnosis_name_the_module():
 
 
 def test_a_diagnosis_takes_the_path_of_the_capture():
-    """A read that the model leaves out during captures is not to blame."""
+    """A read that the model skips during captures is not reported."""
     backend, inputs = gk.CudaBackend(), make_inputs("cuda")
 
     def function():

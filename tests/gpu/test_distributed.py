@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +13,9 @@ import rank_commands as commands
 import rank_models as models
 import rank_scenarios as scenarios
 from rank_processes import PASSED, run_scenarios
+
+sys.path.append(str(Path(__file__).parents[2] / "tools" / "bench"))  # processes import it, too
+cases = importlib.import_module("rank_failure_cases")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,6 +46,9 @@ SCENARIOS = (
     scenarios.fail_before_a_collective,
 )
 """The last ones leave collectives without partners, which NCCL may not survive."""
+PHASES = ("capture", "agreement", "replay", "replay, same_batch", "eager", "engine step")
+FAULTS = ("exception", "killed", "late")
+FAILURES = [each for each in cases.CASES if each.phase in PHASES and each.fault in FAULTS]
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +59,9 @@ def outcomes():
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
 def test_two_gpus(scenario, outcomes):
     assert outcomes[scenario.__name__] == [PASSED] * 2
+
+
+@pytest.mark.parametrize("case", FAILURES, ids=lambda each: each.name)
+def test_collectives_that_wait_for_a_rank_are_aborted(case):
+    """Without the abort, the other rank waits for its device forever."""
+    assert not case.problems(cases.run_case(case, 2, limit_s=120, backend="nccl"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from graphkit.engine import SamplingParams
-from graphkit.engine.generations import Overlapped
+from graphkit.engine.schedules import Overlapped
 from graphkit.reference import encode, reference_engine
 
 pytestmark = pytest.mark.gpu
@@ -100,7 +100,7 @@ def test_admission_never_waits(make_engine, algorithm, generation):
 
 def test_a_launch_returns_while_the_device_still_works(make_engine):
     engine = make_engine(generation="v2")
-    steps = engine._steps
+    steps = engine._schedule
     engine.submit(PROMPTS[0], LONG)
     engine.step()
     launch, device_was_idle = steps._launch, []

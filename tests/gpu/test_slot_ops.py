@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphkit.ops.accepted_path import compact_accepted_to_front, fill_accepted_out_cache_loc
+from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.windows import rotate_input_ids
 
 pytestmark = [
@@ -19,7 +19,6 @@ CASES, Draw = map(
     runpy.run_path(str(Path(__file__).parents[1] / "unit" / "ops" / "slot_cases.py")).get,
     ("CASES", "Draw"),
 )
-LAUNCHES = {"assign_draft_cache_locs, pages of 4": 2, "assign_draft_cache_locs, pages of 16": 2}
 
 
 def on_device(args):
@@ -85,7 +84,7 @@ def test_launches(name):
         op(*args)
         torch.cuda.synchronize()
     kernels = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
-    assert len([each for each in kernels if each.endswith("_kernel")]) == LAUNCHES.get(name, 1)
+    assert len([each for each in kernels if each.endswith("_kernel")]) == 1
     assert not [each for each in kernels if each.startswith("Memcpy")]
 
 
@@ -101,18 +100,6 @@ def test_threads_do_not_overwrite_ids_before_they_are_read(length):
         rotate_input_ids(ids, start, lengths, tokens - turn * 1000, start.long() + length - 1)
         expected = torch.cat([expected[:, 1:], (tokens - turn * 1000)[:, None]], 1)
     assert torch.equal(ids.view(requests, length), expected)
-
-
-@pytest.mark.parametrize("entries", [65_536, 300_001])
-def test_many_entries_are_filled_in(entries):
-    torch.manual_seed(entries)
-    index = torch.randint(-entries, entries, (entries,), dtype=torch.int32)
-    slots = torch.randperm(entries)
-    filled = torch.zeros(entries, dtype=torch.int64, device="cuda")
-    fill_accepted_out_cache_loc(index.cuda(), slots.cuda(), filled)
-    expected = torch.zeros(entries, dtype=torch.int64)
-    fill_accepted_out_cache_loc(index, slots, expected)
-    assert torch.equal(filled.cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.bfloat16, torch.float64])

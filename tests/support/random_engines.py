@@ -59,7 +59,7 @@ HANG_S = 120.0
 
 
 class FaultError(RuntimeError):
-    """Raised on purpose."""
+    """The error that faults raise."""
 
 
 # Plain decoding.
@@ -102,7 +102,7 @@ def chosen_token(logits: np.ndarray, params: SamplingParams, position: int) -> t
 
 
 def plain_text(logits_after, prompt, params, limit):
-    """Return the text of a request, and how many of its tokens do not hang on rounding."""
+    """Return the text of a request, and how many of its tokens do not depend on rounding."""
     ids, text, certain = list(prompt), [], None
     while len(text) < limit:
         token, is_close = chosen_token(logits_after(ids), params, len(ids) - 1)

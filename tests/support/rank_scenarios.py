@@ -1,7 +1,8 @@
-"""What ranks go through together. Every rank runs every function; see ``rank_processes``."""
+"""Scenarios of several ranks. Every rank runs every function; see ``rank_processes``."""
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from dataclasses import replace
@@ -31,7 +32,7 @@ from rank_steps import (
 )
 
 SHORT = 8.0
-"""Time limit of groups in which a rank does not come, in seconds."""
+"""Time limit of groups in which a rank does not arrive, in seconds."""
 
 
 def raises(error, call, *words):
@@ -133,7 +134,7 @@ def fall_back_together():
 
 
 def run_different_modes():
-    """Ranks that run different modes hear of it, and go on with the next step."""
+    """Ranks that run different modes raise an error, and may run the next step."""
     group = rank_group()
     runners = [captured(group), captured(group, width=1)]
     chosen, width = (runners[1], 1) if is_rank(1) else (runners[0], WIDTH)
@@ -145,7 +146,7 @@ def run_different_modes():
 
 
 def check_the_same_batch():
-    """Ranks with ``same_batch`` do not vote, but do in the checking mode."""
+    """Ranks with ``same_batch`` agree in the checking mode only."""
     group = rank_group(same_batch=True)
     verify, checked = captured(group), captured(group, check=True)
     check(verify.replay(batch(2)), 2, 2 * WIDTH * group.size)
@@ -315,9 +316,9 @@ def capture_without_a_rank():
     made = runner(group)
     if is_rank(1):
         time.sleep(2.5)
-        raises(gk.RankError, made.capture, "this rank came", "did not come within 1 s")
+        raises(gk.RankError, made.capture, "this rank arrived", "did not arrive within 1 s")
         return
-    found = raises(gk.CaptureError, made.capture, "rank 1 did not come within 1 s")
+    found = raises(gk.CaptureError, made.capture, "rank 1 did not arrive within 1 s")
     assert (found.rank, found.cause) == (1, gk.CaptureCause.MISSING_RANK)
     raises(gk.GraphkitError, made.capture, "rank 1")
 
@@ -326,7 +327,7 @@ def capture_without_a_rank():
 
 
 def close_in_the_wrong_order():
-    """A runner that outlives its process group says so, and is closed."""
+    """A runner whose process group was destroyed raises an error, and is closed."""
     group = rank_group()
     verify = captured(group)
     dist.destroy_process_group()
@@ -336,13 +337,14 @@ def close_in_the_wrong_order():
     verify.close()
 
 
+def alone(inputs):
+    """Return token ids as logits, without a collective."""
+    return gk.ForwardOutput(next_token_logits=inputs.input_ids[:, None].float().repeat(1, 8))
+
+
 def close_after_unequal_replays():
     """Replays that other ranks do not have are found at the end."""
     group = rank_group(same_batch=True)
-
-    def alone(inputs):
-        return gk.ForwardOutput(next_token_logits=inputs.input_ids[:, None].float().repeat(1, 8))
-
     verify = captured(group, alone)
     for _ in range(3 if is_rank(1) else 2):
         verify.replay(batch(1))
@@ -359,11 +361,11 @@ def close_too_early():
     found = raises(gk.RankError, call, "rank 1 closed TARGET_VERIFY after 1 replays")
     assert found.ranks == (1, 0)
     raises(gk.RankError, lambda: captured(group), "rank 1 closed")
-    verify.close()  # at once: no rank votes any more
+    verify.close()  # without waiting: the ranks do not agree after a failure
 
 
 def leave_with_an_error():
-    """An error that leaves the block of a runner on one rank reaches the others."""
+    """An exception in the block of a runner on one rank is an error on the others."""
     group = rank_group()
 
     def work():
@@ -377,17 +379,74 @@ def leave_with_an_error():
     raises(error, work, "no such request")
 
 
-def leave_without_a_vote():
-    """A rank leaves no collective behind that others do not have: its end would wait for them."""
+def leave_without_a_collective():
+    """A rank that leaves starts no collective: it would wait for the others."""
     group = rank_group(same_batch=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_reduce", lambda *_, **__: pytest.fail("voted"))
+        patch.setattr(dist, "all_reduce", lambda *_, **__: pytest.fail("a collective"))
         group.leave(LookupError("no such request"))
     assert group.is_lost
 
 
+def wait_until_lost(group):
+    """Wait as a rank does that waits for its device: outside of any call."""
+    deadline = time.monotonic() + 60.0
+    while not group.is_lost and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def arrive_late_without_an_agreement():
+    """The heartbeat reports a rank that does not begin a replay of the others."""
+    group = rank_group(time_limit=4.0, same_batch=True)
+    verify = captured(group, alone)
+    for _ in range(1 if is_rank(1) else 2):
+        verify.replay(batch(1))
+    wait_until_lost(group)
+    late = "this rank arrived" if is_rank(1) else "rank 1"
+    raises(gk.RankError, lambda: verify.replay(batch(1)), late, "rank 1 did not arrive within 4 s")
+
+
+def arrive_late_after_an_agreement():
+    """The heartbeat reports a rank that does not launch the replay that all ranks agreed on."""
+    group = rank_group(time_limit=4.0)
+    verify = captured(group, alone)
+
+    def launch_late(launch):
+        wait_until_lost(group)
+        return launch()
+
+    if is_rank(1):
+        with verify.observe(launch_late):
+            raises(gk.RankError, lambda: verify.replay(batch(1)), "this rank arrived")
+        return
+    verify.replay(batch(1))
+    wait_until_lost(group)
+    raises(gk.RankError, lambda: verify.replay(batch(1)), "rank 1 did not arrive within 4 s")
+
+
+def idle_without_an_agreement():
+    """Ranks that made the same calls, or dropped their group, may be idle beyond the time limit."""
+    groups = [rank_group(time_limit=1.0, same_batch=True) for _ in range(2)]
+    verify = captured(groups[0], alone)
+    verify.replay(batch(1))
+    if is_rank(1):
+        groups.pop()
+        gc.collect()
+    time.sleep(3.0)
+    assert not any(group.is_lost for group in groups)
+    verify.close()
+
+
+def drop_a_result_after_a_failure():
+    """A call during which a rank fails returns nothing: its collective may have been aborted."""
+    group = rank_group(same_batch=True)
+    raises(
+        gk.RankError, lambda: group.guard(group.leave, LookupError("no such request")), "no such"
+    )
+
+
 def die_between_replays():
-    """The other ranks end with an error that names the rank that is gone."""
+    """The other ranks end with an error that names the rank that ended."""
     group = rank_group(time_limit=SHORT)
     verify = captured(group)
     verify.run(batch(1))

@@ -70,6 +70,6 @@ def test_the_text_names_what_the_colours_show(capture, drive):
         await on.press(*GRAPH)
         return on.lines
 
-    lines = drive(capture, script, (80, 24))
+    lines = drive(capture, script, (120, 24))
     attention = next(line for line in lines if "self_attn" in line)
-    assert attention.split()[-3:] == ["29.6%", "██▍", "attn"]
+    assert attention.split()[-5:-1] == ["29.6%", "██▍", "attn", "module"]

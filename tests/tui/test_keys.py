@@ -155,15 +155,21 @@ def test_keys_are_text_while_the_prompt_is_open(capture, drive):
     assert (now.title, now.at, now.is_running, now.focus) == ("tiny", 0, True, "search:")
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_the_footer_shows_the_keys_of_the_table_in_order_and_help_first(capture, drive, width):
-    async def script(on):
-        return on.lines[-1]
+@pytest.mark.parametrize("width", [40, 60, 80, 101, 140, 250])
+def test_the_footer_shows_whole_keys_in_the_order_of_the_table(capture, drive, width):
+    keys = [f"{key.key_display} {key.description}" for key in KEYS if key.show]
 
-    footer = drive(capture, script, size=(width, 24))
-    every = " ".join(f"{key.key_display} {key.description}" for key in KEYS if key.show)
-    assert footer == every[:width].rstrip()
-    assert footer.startswith("enter open ? help q quit")
+    def fitting(width):
+        lines = (" ".join(keys[:number]) for number in range(len(keys), 0, -1))
+        return next(line for line in lines if len(line) <= width)
+
+    async def script(on):
+        assert on.lines[-1] == fitting(width)
+        await on.resize(97, 24)
+        assert on.lines[-1] == fitting(97)
+
+    assert fitting(width).startswith("enter open ? help q quit")
+    drive(capture, script, size=(width, 24))
 
 
 def test_the_footer_shows_only_the_keys_that_work_while_typing(capture, drive):

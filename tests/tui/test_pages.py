@@ -109,7 +109,7 @@ def test_an_unmeasured_graph_has_no_columns_of_time(capture):
     assert [column.name for column in page.page.columns] == [
         "module and node", "nodes", "part", "kind", "source",
     ]  # fmt: skip
-    assert page.page.facts[:2] == (("nodes", "23"), ("replay", "not measured"))
+    assert page.page.facts[:2] == (("nodes", "23"), ("times", "not measured"))
     assert page.follow("memory") == "the record has no memory map of this graph"
     assert page.follow("buffers") == "the record has no input buffers of this graph"
     assert page.follow("compare") == "there is no other graph to compare it with"
@@ -206,7 +206,7 @@ def test_a_comparison_lists_sentences_figures_and_nodes(graph):
         "module": "model.layers.0.self_attn.o_proj",
     }  # fmt: skip
     assert page.cells("p50_us") == {
-        "change": "p50_us", "before": "116.90", "after": "129.90", "module": "",
+        "change": "profiled p50 us", "before": "116.90", "after": "129.90", "module": "",
     }  # fmt: skip
     assert page.cells("graph_bytes")["after"] == "2.0 MiB"
     assert page.cells("changed 5 grid") == {

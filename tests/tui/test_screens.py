@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -331,3 +332,13 @@ def test_a_note_has_the_origin_of_a_node_before_its_long_name(h200, drive):
     assert len(node.name) > 600
     for fact in (f"#{at} ", node.module, node.op, node.source):
         assert fact in note
+
+
+def test_the_line_of_a_module_is_in_sight_in_80_columns(h200, drive):
+    async def script(driver):
+        await driver.press("end")
+        return driver.text
+
+    shown = drive(h200, script, mode="TARGET_VERIFY", batch_size=1)
+    assert re.search(r"\w\.py:\d+ \+\d+\n", shown), "in the column"
+    assert re.search(r"\w\.py:\d+ in \w+", shown), "in the note of the selected row"

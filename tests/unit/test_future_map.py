@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -154,7 +155,7 @@ def test_a_result_has_a_row_per_request(relay, shape):
         relay.stash(rows(1), {"tokens": torch.zeros(shape, dtype=torch.int64)})
 
 
-def test_a_first_result_has_rows(relay):
+def test_a_first_result_without_rows_is_refused(relay):
     with pytest.raises(
         InputError, match=r"result 'tokens' is \(\) .* for 1 requests, expected \(1,\)"
     ):
@@ -163,7 +164,16 @@ def test_a_first_result_has_rows(relay):
 
 @pytest.mark.parametrize(
     "indices",
-    [torch.tensor(1), [1], 1, None, torch.tensor([1.0]), torch.tensor([1]).int()],
+    [
+        torch.tensor(1),
+        [1],
+        1,
+        None,
+        np.array([1]),
+        torch.tensor([1.0]),
+        torch.tensor([1j]),
+        torch.tensor([1]).int(),
+    ],
     ids=str,
 )
 def test_request_rows_are_an_int64_tensor(relay, indices):
@@ -177,7 +187,7 @@ def test_request_rows_are_an_int64_tensor(relay, indices):
         assert caught.value.field == "req_pool_indices"
 
 
-def test_results_have_names(relay):
+def test_results_without_names_are_refused(relay):
     with pytest.raises(InputError, match="got a list, expected tensors by name") as caught:
         relay.stash(rows(1), [rows(7)])
     assert caught.value.field == "results"

@@ -20,6 +20,7 @@ LEVELS = (
     ("benchmarks", "metrics"),
     ("reference",),
     ("testing", "audit"),
+    ("functions",),
     ("verify",),
     ("engine", "targets", "recording", "plan"),
     ("step",),

@@ -299,7 +299,7 @@ def lazily(self):
     ("method", "kind"), [(later, "an async function"), (lazily, "a generator")]
 )
 def test_a_method_is_a_plain_function(method, kind):
-    """Both are true as a condition, whatever they would return."""
+    """Both return an object that is true as a condition."""
     with pytest.raises(ConfigError, match=rf"Mine\.is_none is {kind}.*Define it with def"):
         register_algorithm("mine", overriding("is_none", method))
 

@@ -1,4 +1,4 @@
-"""What one rank does wrong in each phase, and how processes run it; see ``rank_failures``."""
+"""Failures of one rank in each phase, and the processes that run them; see ``rank_failures``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -23,10 +24,10 @@ import graphkit as gk
 
 LIMIT_S, LATE_S = 5.0, 9.0
 """Time limit of the groups, and how long a late rank sleeps."""
-VICTIM = 1
+_FAILING_RANK = 1
 _CONTEXT, _VOCAB = 64, 64
 SPEC = gk.SpecConfig("EAGLE", num_steps=1, topk=1, num_draft_tokens=2)
-SIZES = gk.BufferSizes(4, _CONTEXT, 1, _VOCAB, torch.float32)
+SIZES = gk.BufferSizes(2, _CONTEXT, 1, _VOCAB, torch.float32)
 Point = Callable[[], None]
 _PRELOADED = [
     "torch._dynamo", "torch.distributed", "rich.console", "graphkit.engine", "graphkit.runners",
@@ -49,14 +50,22 @@ class Case:
     words: str
 
     @property
-    def victim(self) -> int:
+    def failing_rank(self) -> int:
         """The rank that fails."""
-        return 0 if self.fault == "host of the store killed" else VICTIM
+        return 0 if self.fault == "host of the store killed" else _FAILING_RANK
 
     @property
     def name(self) -> str:
         """Phase and fault."""
         return f"{self.phase}: {self.fault}"
+
+    def problems(self, endings: Sequence[Ending]) -> list[str]:
+        """Return the errors of ranks that do not end, or do not name the failure."""
+        return [
+            f"rank {rank}: {each.text}"
+            for rank, each in enumerate(endings)
+            if not each.has_ended or (rank != self.failing_rank and not each.names(self.words))
+        ]
 
 
 @dataclass(frozen=True)
@@ -65,18 +74,33 @@ class Ending:
 
     Attributes:
         seconds: Time from the fault to the end of the call; of a killed rank 0.
-        exit_s: Time from the fault to the end of the process.
+        has_ended: Whether its process ended by itself.
         text: Type and text of its error; ``passed`` without one, ``killed`` or ``hung``.
     """
 
     seconds: float
-    exit_s: float
+    has_ended: bool
     text: str
+
+    def names(self, words: str) -> bool:
+        """Return whether it ended with an error of graphkit that contains words."""
+        return self.text.startswith(("RankError", "CaptureError")) and words in self.text
+
+
+def _device() -> torch.device:
+    """Return the device of this rank: its GPU with NCCL, else the CPU."""
+    is_cuda = dist.get_backend() == "nccl"
+    return torch.device("cuda", dist.get_rank()) if is_cuda else torch.device("cpu")
+
+
+def _read(output: gk.ForwardOutput) -> None:
+    """Wait for the device, as programs do that read tokens."""
+    output.next_token_logits.cpu()
 
 
 def _shared(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
     """Return token ids as logits, plus the rows of all ranks."""
-    rows = torch.full((1,), float(inputs.num_tokens))
+    rows = torch.full((1,), float(inputs.num_tokens), device=inputs.input_ids.device)
     dist.all_reduce(rows)
     return gk.ForwardOutput(next_token_logits=(inputs.input_ids[:, None] + rows).repeat(1, _VOCAB))
 
@@ -98,7 +122,7 @@ def _runner(
 ) -> gk.TargetVerifyRunner:
     group = gk.RankGroup(time_limit=LIMIT_S, same_batch=same_batch)
     return gk.TargetVerifyRunner(
-        forward, spec=SPEC, sizes=SIZES, batch_sizes=[1, 2], device="cpu", group=group
+        forward, spec=SPEC, sizes=SIZES, batch_sizes=[1, 2], device=_device(), group=group
     )
 
 
@@ -137,9 +161,9 @@ def agreement(point: Point) -> None:
 def _observed(runner: gk.TargetVerifyRunner, point: Point) -> None:
     with runner:
         runner.capture()
-        runner.replay(_batch())
+        _read(runner.replay(_batch()))
         with runner.observe(lambda launch: (point(), launch())[1]):
-            runner.replay(_batch())
+            _read(runner.replay(_batch()))
 
 
 def replay(point: Point) -> None:
@@ -164,7 +188,7 @@ def eager(point: Point) -> None:
 
     runner = _runner(forward)
     for _ in range(3):
-        runner.run(_batch())
+        _read(runner.run(_batch()))
 
 
 def close(point: Point) -> None:
@@ -176,7 +200,7 @@ def close(point: Point) -> None:
     runner.close()
 
 
-# Batches that one rank refuses: the others end with the cause, and the group goes on.
+# Batches that one rank refuses.
 
 
 def bad_replay(point: Point) -> None:
@@ -203,7 +227,7 @@ def bad_staged(point: Point) -> None:
         staged = runner.stage(1)
         staged.num_accepted_tokens[:] = staged.extend_seq_lens[:] = 2
         staged.num_accepted_drafts[:] = 1
-        with suppress(_Skip):
+        with suppress(_OtherInput):
             point()
             staged.hidden_states = torch.zeros(2, 1)
         staged.replay()
@@ -229,7 +253,7 @@ def bad_same_batch(point: Point) -> None:
 
 
 def ignored(point: Point) -> None:
-    """Replay a batch that one rank refuses, and that rank does not care."""
+    """Replay a batch that one rank refuses, and ignore the error on that rank."""
     runner = _runner(same_batch=True)
     runner.capture()
     try:
@@ -241,13 +265,13 @@ def ignored(point: Point) -> None:
 def _bad_batch(point: Point, requests: int = 1) -> gk.TargetVerifyInputs:
     try:
         point()
-    except _Skip:
+    except _OtherInput:
         return _batch(requests, positions=np.zeros(9, dtype=np.int64))
     return _batch(requests)
 
 
 def idle(point: Point) -> None:
-    """Be idle without the runner that the others run."""
+    """Call ``idle`` on a rank that has dropped the runner of the others."""
     runner: gk.TargetVerifyRunner | None = _runner()
     assert runner is not None
     assert runner.group is not None
@@ -256,7 +280,7 @@ def idle(point: Point) -> None:
     runner.run(_batch())
     try:
         point()
-    except _Skip:
+    except _OtherInput:
         runner = None
     if runner is None:
         group.idle()
@@ -268,11 +292,12 @@ def idle(point: Point) -> None:
 
 
 def _engine(forward: Callable[..., object], generation: str | None) -> gk.SpeculativeEngine:
-    requests = gk.ReqToTokenPool(4, _CONTEXT, torch.device("cpu"))
-    pool = gk.MHATokenToKVPool(4 * _CONTEXT, 1, torch.float32, 1, 1, 1, torch.device("cpu"))
+    requests = gk.ReqToTokenPool(1, _CONTEXT, _device())
+    pool = gk.MHATokenToKVPool(_CONTEXT, 1, torch.float32, 1, 1, 1, _device())
     model = gk.EngineModel(forward, gk.SdpaAttention(requests, pool))
     return gk.SpeculativeEngine(
-        model, spec=gk.SpecConfig("NONE", 0, 1, 1), sizes=SIZES, device="cpu",
+        model, spec=gk.SpecConfig("NONE", 0, 1, 1), sizes=replace(SIZES, max_batch_size=1),
+        device=_device(),
         generation=generation,  # type: ignore[arg-type]
         group=gk.RankGroup(time_limit=LIMIT_S, same_batch=True),
     )  # fmt: skip
@@ -282,7 +307,7 @@ def _generate(
     at: int, point: Point, *, generation: str | None = None, captures: bool = False, tokens: int = 8
 ) -> None:
     """Generate on rank 0, follow on the others, and fail in a call of the forward."""
-    table, calls = TableForward(Table(torch.device("cpu"))), [-1000]
+    table, calls = TableForward(Table(_device())), [-1000]
 
     def forward(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         calls[0] += 1
@@ -322,9 +347,9 @@ def weights(point: Point) -> None:
     shift = 0
     try:
         point()
-    except _Skip:
+    except _OtherInput:
         shift = 1
-    table = TableForward(Table(torch.device("cpu")))
+    table = TableForward(Table(_device()))
 
     def forward(inputs: gk.TargetVerifyInputs) -> gk.ForwardOutput:
         return gk.ForwardOutput(next_token_logits=table(inputs).next_token_logits.roll(shift, 1))
@@ -338,7 +363,7 @@ def weights(point: Point) -> None:
 
 
 def _between_requests(point: Point, *, closes: bool) -> None:
-    table = TableForward(Table(torch.device("cpu")))
+    table = TableForward(Table(_device()))
     engine = _engine(table, "v3")
     engine.capture()
     if dist.get_rank() and not closes:
@@ -370,8 +395,8 @@ def engine_close(point: Point) -> None:
     _between_requests(point, closes=True)
 
 
-class _Skip(Exception):  # noqa: N818 - it only marks the rank
-    """The rank does something else than the others."""
+class _OtherInput(Exception):  # noqa: N818 - no error
+    """Raised on the rank that fails, which then passes another input than the others."""
 
 
 def _late_interrupt() -> None:
@@ -406,7 +431,7 @@ _COMMON = {
     "exception": "rank 1 left the group after ValueError: no memory left",
     "^C": "rank 1 left the group after KeyboardInterrupt",
     "killed": _ENDED,
-    "late": f"rank 1 did not come within {LIMIT_S:g} s",
+    "late": f"rank 1 did not arrive within {LIMIT_S:g} s",
     "host of the store killed": "rank 0 ended: the process that hosts the store",
 }
 _CAPTURES = {
@@ -459,7 +484,7 @@ CASES = (
 
 
 def _act(fault: str) -> None:
-    """Do what the rank that fails does."""
+    """Fail in one of the ways of ``Case.fault``."""
     if fault == "exception":
         raise ValueError("no memory left")
     if fault == "^C":
@@ -471,81 +496,102 @@ def _act(fault: str) -> None:
     elif fault == "late":
         time.sleep(LATE_S)
     else:
-        raise _Skip
+        raise _OtherInput
 
 
-def run_case(case: Case, size: int, limit_s: float = 60.0) -> list[Ending]:
+def run_case(
+    case: Case,
+    size: int,
+    limit_s: float = 60.0,
+    busy: AbstractContextManager[object] | None = None,
+    backend: str = "gloo",
+) -> list[Ending]:
     """Run a case on processes, and return how each rank ended.
 
     Args:
         case: What goes wrong.
         size: Number of ranks.
         limit_s: Time after which processes are killed.
+        busy: Entered until the fault, after which the processes mostly wait.
+        backend: ``gloo``, or ``nccl`` with a GPU per rank.
     """
-    context = multiprocessing.get_context("forkserver")
+    # A forked process cannot use CUDA if its server has.
+    context = multiprocessing.get_context("spawn" if backend == "nccl" else "forkserver")
     context.set_forkserver_preload(_PRELOADED)
     store, port = None, _free_port()
-    if case.victim:
+    if case.failing_rank:
         store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     faulted = context.Value("d", 0.0)
     processes = [
-        context.Process(target=_serve, args=(case, rank, size, port, pipes[rank][1], faulted))
+        context.Process(
+            target=_serve, args=(case, rank, size, port, pipes[rank][1], faulted, backend)
+        )
         for rank in range(size)
     ]
-    for process, (_, sender) in zip(processes, pipes, strict=True):
-        process.start()
-        sender.close()
-    endings = list(_endings(processes, [receiver for receiver, _ in pipes], faulted, limit_s))
+    deadline = time.monotonic() + limit_s
+    with busy or nullcontext():
+        for process, (_, sender) in zip(processes, pipes, strict=True):
+            process.start()
+            sender.close()
+        while (
+            not faulted.value
+            and any(process.is_alive() for process in processes)
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.0))
+    endings = [
+        _ending(process, receiver, faulted.value)
+        for process, (receiver, _) in zip(processes, pipes, strict=True)
+    ]
     del store
     return endings
 
 
-def _endings(
-    processes: list[multiprocessing.process.BaseProcess],
-    receivers: list[Connection],
-    faulted: object,
-    limit_s: float,
-) -> Iterator[Ending]:
-    deadline = time.monotonic() + limit_s
-    exits: dict[int, float] = {}
-    while len(exits) < len(processes) and time.monotonic() < deadline:
-        for rank, process in enumerate(processes):
-            if rank not in exits and not process.is_alive():
-                exits[rank] = time.time()
-        time.sleep(0.02)
-    start: float = faulted.value  # type: ignore[attr-defined]
-    for rank, (process, receiver) in enumerate(zip(processes, receivers, strict=True)):
-        ended, text = start, "killed" if rank in exits else "hung"
-        with suppress(EOFError):
-            if receiver.poll():
-                ended, text = json.loads(receiver.recv())
-        if rank not in exits:
-            text += ", and its process did not end"
-            process.kill()
-        process.join()
-        yield Ending(round(ended - start, 2), round(exits.get(rank, time.time()) - start, 2), text)
+def _ending(
+    process: multiprocessing.process.BaseProcess, receiver: Connection, start: float
+) -> Ending:
+    has_ended = not process.is_alive()
+    ended, text = start, "killed" if has_ended else "hung"
+    with suppress(EOFError):
+        if receiver.poll():
+            ended, text = json.loads(receiver.recv())
+    process.kill()
+    process.join()
+    return Ending(round(ended - start, 2), has_ended, text)
 
 
 def _serve(
-    case: Case, rank: int, size: int, port: int, sender: Connection, faulted: object
+    case: Case,
+    rank: int,
+    size: int,
+    port: int,
+    sender: Connection,
+    faulted: object,
+    backend: str,
 ) -> None:
     torch.set_num_threads(1)
-    is_host = rank == 0 and case.victim == 0
+    device = torch.device("cuda", rank) if backend == "nccl" else None
+    if device is not None:
+        torch.cuda.set_device(device)
+    is_host = rank == 0 and case.failing_rank == 0
     store = dist.TCPStore("127.0.0.1", port, is_master=is_host, wait_for_workers=False)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100)
-    )
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100),
+        device_id=device,
+    )  # fmt: skip
 
     def point() -> None:
-        if rank == case.victim:
+        if rank == case.failing_rank:
             faulted.value = time.time()  # type: ignore[attr-defined]
             _act(case.fault)
         elif case.fault == "^C while it waits" and case.phase == "agreement":
             time.sleep(2.0)
 
     text = "passed"
-    with _printed_nowhere():
+    with _without_stderr():
         try:
             PHASES[case.phase](point)
         except BaseException as error:
@@ -554,7 +600,7 @@ def _serve(
 
 
 @contextmanager
-def _printed_nowhere() -> Iterator[None]:
+def _without_stderr() -> Iterator[None]:
     """Drop warnings of torch about connections, which are what these cases are about."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -565,8 +611,6 @@ def _printed_nowhere() -> Iterator[None]:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -68,10 +68,13 @@ class ErringDrafter(gk.Drafter):
     Args:
         table: The target's.
         topk: 1 or 2.
+
+    Attributes:
+        topk: As passed.
     """
 
     def __init__(self, table: Table, topk: int) -> None:
-        self._next, self._topk = table.next_tokens, topk
+        self._next, self.topk = table.next_tokens, topk
         device = self._next.device
         following, ahead = torch.arange(VOCAB, device=device).expand(PERIOD, -1), []
         for depth in range(STEPS):
@@ -95,7 +98,7 @@ class ErringDrafter(gk.Drafter):
     @property
     def width(self) -> int:
         """Nodes of each request."""
-        return 1 + STEPS * self._topk
+        return 1 + STEPS * self.topk
 
     @property
     def max_path(self) -> int:
@@ -120,7 +123,7 @@ class ErringDrafter(gk.Drafter):
         wrong = (right + 1) % VOCAB
         kind = (3 * (seq_lens[:, None] + self._depth) + 5 * bonus_tokens[:, None]) % 7
         candidates = [torch.where(kind < 4, right, wrong)]
-        if self._topk > 1:
+        if self.topk > 1:
             second = torch.where(kind < 6, right, (wrong + 1) % VOCAB)
             candidates.append(torch.where(kind < 4, wrong, second))
         drafts = torch.stack(candidates, 2).flatten(1)
@@ -151,21 +154,15 @@ def table_runner(
     drafter_type: type[ErringDrafter] = ErringDrafter,
 ) -> gk.SpecStepRunner:
     """Create a runner of the table's step; each row has its own KV slots."""
-    device = table.next_tokens.device
-    requests = gk.ReqToTokenPool(rows, CONTEXT, device)
-    slots = torch.arange(1, 1 + rows * CONTEXT, dtype=torch.int32, device=device)
-    requests.req_to_token[1:] = slots.view(rows, -1)
-    pool = gk.MHATokenToKVPool(rows * CONTEXT, 1, torch.float32, 1, 1, 0, device)
-    drafter = drafter_type(table, topk)
+    model, settings = _step_of(table, drafter_type(table, topk), rows, max(batch_sizes))
+    slots = torch.arange(1, 1 + rows * CONTEXT, dtype=torch.int32, device=settings["device"])
+    model.attention.req_to_token_pool.req_to_token[1:] = slots.view(rows, -1)
     return gk.SpecStepRunner(
-        gk.EngineModel(TableForward(table), gk.SdpaAttention(requests, pool)),
-        drafter,
-        spec=gk.SpecConfig("NGRAM", STEPS, topk, drafter.width),
-        sizes=gk.BufferSizes(max(batch_sizes), CONTEXT, 1, VOCAB, torch.float32),
+        model,
         batch_sizes=batch_sizes,
-        device=device,
         chunked_prefill_size=4,
         ring_entries=ring_entries,
+        **settings,
     )
 
 
@@ -180,15 +177,20 @@ def table_engine(
         max_batch_size: Most requests that run at once.
         **options: Further arguments of ``SpeculativeEngine``.
     """
+    model, settings = _step_of(table, ErringDrafter(table, topk), max_batch_size, max_batch_size)
+    return gk.SpeculativeEngine(model, **settings, **options)
+
+
+def _step_of(
+    table: Table, drafter: ErringDrafter, rows: int, max_batch_size: int
+) -> tuple[gk.EngineModel, dict[str, Any]]:
+    """Return the target over a pool with KV slots for ``rows`` requests, and what else it needs."""
     device = table.next_tokens.device
-    requests = gk.ReqToTokenPool(max_batch_size, CONTEXT, device)
-    pool = gk.MHATokenToKVPool(max_batch_size * CONTEXT, 1, torch.float32, 1, 1, 0, device)
-    drafter = ErringDrafter(table, topk)
-    return gk.SpeculativeEngine(
-        gk.EngineModel(TableForward(table), gk.SdpaAttention(requests, pool)),
-        drafter,
-        spec=gk.SpecConfig("NGRAM", STEPS, topk, drafter.width),
-        sizes=gk.BufferSizes(max_batch_size, CONTEXT, 1, VOCAB, torch.float32),
-        device=device,
-        **options,
-    )
+    requests = gk.ReqToTokenPool(rows, CONTEXT, device)
+    pool = gk.MHATokenToKVPool(rows * CONTEXT, 1, torch.float32, 1, 1, 0, device)
+    return gk.EngineModel(TableForward(table), gk.SdpaAttention(requests, pool)), {
+        "drafter": drafter,
+        "spec": gk.SpecConfig("NGRAM", STEPS, drafter.topk, drafter.width),
+        "sizes": gk.BufferSizes(max_batch_size, CONTEXT, 1, VOCAB, torch.float32),
+        "device": device,
+    }

@@ -4,6 +4,7 @@ A rejected draft token must leave no trace in the states. The forward therefore 
 after every node of a verify step, and the engine commits those of the last accepted node.
 
 python -m tools.examples.mamba
+graphkit audit tools.examples.mamba:target
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import linear, softplus
 from transformers import MambaConfig, MambaForCausalLM
@@ -18,16 +20,18 @@ from transformers import MambaConfig, MambaForCausalLM
 import graphkit as gk
 from graphkit.attention import SdpaAttention
 from graphkit.engine import EngineModel, NgramDrafter
+from graphkit.graphs import resolve_device
 from graphkit.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
 
-REQUESTS, CONTEXT, WIDTH = 4, 96, 4
+REQUESTS, CONTEXT, WIDTH, VOCAB = 4, 96, 4, 128
+SPEC = gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH, linear_attention=True)
 
 
 def small_mamba() -> MambaForCausalLM:
     """Create a Mamba with two layers and random weights."""
     torch.manual_seed(0)
     config = MambaConfig(
-        vocab_size=128, hidden_size=32, state_size=8, num_hidden_layers=2, initializer_range=0.6
+        vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, initializer_range=0.6
     )
     return MambaForCausalLM(config).eval().requires_grad_(False)
 
@@ -84,13 +88,52 @@ def engine_model(forward: MambaForward, requests: int = REQUESTS) -> EngineModel
     return EngineModel(forward, SdpaAttention(*pools), forward.states)
 
 
+def engine_of(model: MambaForCausalLM, **options: Any) -> gk.SpeculativeEngine:
+    """Create an engine with states of its own; ``options`` are those of ``SpeculativeEngine``."""
+    target = engine_model(MambaForward(model, WIDTH))
+    return gk.SpeculativeEngine(target, NgramDrafter(), spec=SPEC, sizes=sizes(model), **options)
+
+
+def sizes(model: MambaForCausalLM) -> gk.BufferSizes:
+    """Return the sizes of the buffers."""
+    return gk.BufferSizes(REQUESTS, CONTEXT, model.config.hidden_size, VOCAB, torch.float32)
+
+
+def sample_batch(_mode: gk.ForwardMode, batch_size: int, seed: int) -> gk.TargetVerifyInputs:
+    """Return a batch of chains, deterministic for the same arguments."""
+    random = np.random.default_rng([seed, batch_size])
+    rows = 1 + random.permutation(REQUESTS)[:batch_size]
+    lengths = random.integers(1, CONTEXT - WIDTH, batch_size)
+    positions = lengths[:, None] + np.arange(WIDTH)
+    return gk.TargetVerifyInputs(
+        req_pool_indices=rows,
+        seq_lens=lengths,
+        input_ids=random.integers(0, VOCAB, batch_size * WIDTH),
+        positions=positions.ravel(),
+        out_cache_loc=(1 + (rows[:, None] - 1) * CONTEXT + positions).ravel(),
+    )
+
+
+def target(device: str = "auto") -> gk.CaptureTarget:
+    """Create the target; commands call this factory."""
+    model = small_mamba().to(resolve_device(device))
+    forward = MambaForward(model, WIDTH)
+    return gk.CaptureTarget(
+        name="Mamba",
+        spec=SPEC,
+        sizes=sizes(model),
+        forwards={gk.ForwardMode.TARGET_VERIFY: forward},
+        sample_batch=sample_batch,
+        weights=model,
+        mutable_state=forward.states.tensors(),
+        engine=partial(engine_of, model),
+    )
+
+
 def main() -> int:
     """Compare speculative decoding with the model's own greedy decoding, and print both."""
     model, prompt, count = small_mamba(), [5, 17, 3, 17, 3], 24
-    spec = gk.SpecConfig("NGRAM", WIDTH - 1, 1, WIDTH, linear_attention=True)
-    sizes = gk.BufferSizes(REQUESTS, CONTEXT, model.config.hidden_size, 128, torch.float32)
-    target = engine_model(MambaForward(model, WIDTH))
-    with gk.SpeculativeEngine(target, NgramDrafter(), spec=spec, sizes=sizes) as engine:
+    with engine_of(model) as engine:
         engine.capture()
         (request,) = engine.generate([prompt], gk.SamplingParams(max_new_tokens=count))
         accepted = engine.stats.accept_length

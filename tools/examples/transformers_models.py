@@ -6,11 +6,15 @@ Qwen3, of Mixtral and Qwen3-MoE with experts, of Mistral, Gemma 2, Gemma 3 and g
 windows, of DeepSeek-V3 with latent attention, and of DeepSeek-V3.2, whose rows attend to the keys
 that an indexer selects.
 
+Each target names its model, so that commands and audits compare the two. The attention function
+refuses arguments that it does not serve.
+
 graphkit audit tools.examples.transformers_models:llama
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -40,13 +44,30 @@ NO_MASK = torch.zeros(1, 1, 1, 1)
 """transformers passes a mask of four dimensions on as it is; the backend has that of the batch."""
 
 
+WITHOUT_EFFECT = {"position_ids", "use_cache", "output_hidden_states", "output_router_logits"}
+"""Arguments that transformers passes on to attention, and that change nothing in it."""
+
+
 def paged(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any,
-    *, inputs: gk.TargetVerifyInputs, backend: PagedAttention,
-    sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: torch.Tensor | None = None, indices: IndexRows | None = None, **_: Any,
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    mask: torch.Tensor | None, *, inputs: gk.TargetVerifyInputs, backend: PagedAttention,
+    scaling: float, dropout: float = 0.0, sliding_window: int | None = None,
+    softcap: float | None = None, s_aux: torch.Tensor | None = None,
+    indices: IndexRows | None = None, **others: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attend in one layer, called by transformers: [1, heads, T, D] to [1, T, heads, D]."""
+    """Attend in one layer, called by transformers: [1, heads, T, D] to [1, T, heads, D].
+
+    Raises:
+        NotImplementedError: The layer passes something that the backend does not serve.
+    """
+    unknown = [name for name, each in others.items() if name not in WITHOUT_EFFECT and each]
+    unknown += ["a mask"] if mask is not None and mask.numel() > 1 else []
+    unknown += ["dropout"] if dropout else []
+    unknown += [f"scaling {scaling}"] if scaling != backend.scale else []
+    if unknown:
+        raise NotImplementedError(
+            f"{type(module).__name__} passes {', '.join(unknown)} to its attention: not served"
+        )
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     layer, slots, metadata = module.layer_idx, inputs.out_cache_loc, inputs.attention
     if not hasattr(module, "absorbed"):
@@ -104,6 +125,14 @@ def attention_of(
     return SparseAttention(requests, pool, scale=layers[0].scaling, topk=topk, kind=kind)
 
 
+def with_own_attention(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model that shares its weights and attends as transformers does."""
+    tensors = (*model.parameters(), *model.buffers())
+    own = deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    own.config._attn_implementation = "eager"
+    return own
+
+
 def run(
     model: PreTrainedModel, inputs: gk.TargetVerifyInputs, backend: PagedAttention
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,6 +172,8 @@ class Samples:
 def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTarget:
     """Create a target for a transformers model."""
     model, device = model.to(device).eval(), torch.device(device)
+    # The pool of DeepSeek-V3.2 keeps index keys in FP8, so that it may select other keys.
+    own = None if hasattr(model.config, "index_topk") else with_own_attention(model)
     config, slots = model.config, REQUESTS * CONTEXT
     requests = ReqToTokenPool(REQUESTS, CONTEXT, device)
     backend = attention_of(model, requests)
@@ -161,6 +192,7 @@ def wrapped(model: PreTrainedModel, device: torch.device | str) -> gk.CaptureTar
         weights=model,
         mutable_state=backend.kv_pool.tensors(),
         attention=backend,
+        model=own,
     )
 
 

@@ -9,7 +9,8 @@ import torch
 
 from graphkit.audit.object_snapshot import checksum
 from graphkit.graphs.pool_memory import UNINITIALISED
-from graphkit.graphs.recorded_graph import RecordedGraph, RecordedOp, replay_context
+from graphkit.graphs.recorded_graph import RecordedGraph
+from graphkit.graphs.recorded_op import RecordedOp, replay_context
 from graphkit.verify.forward_trace import arguments_written
 
 

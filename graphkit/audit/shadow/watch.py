@@ -24,7 +24,11 @@ from graphkit.runners.launch import Launch
 from graphkit.verify import StepRuns, check_tolerance
 from graphkit.verify.differences import Tensors
 
-_GRAPH = "The graph kept a value or an address that has changed since. Run the other audits."
+_GRAPH = (
+    "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "
+    "the other audits."
+)
+_FROZEN = "Read it from a tensor that every replay refreshes, or capture again after each change."
 _FAILED = "Run the batch with runner.fall_back, and fix the error that it raises."
 
 
@@ -72,7 +76,8 @@ class ShadowWatch:
         weights: The model, or its weights by name, to name graph nodes by.
         tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
         bisect: Whether to capture the size of a wrong graph again, next to it, and find the first
-            node that differs. Takes as long as a capture, and runs the forward.
+            node that differs; and, if a host number has changed since capture, whether the graph
+            keeps it. Takes as long as a capture, and runs the forward.
 
     Attributes:
         compared: Number of replays compared so far.
@@ -142,6 +147,8 @@ class ShadowWatch:
 
     def _compare(self, replay: _Replay) -> None:
         self.compared += 1
+        if self._bisect and self._report_frozen(replay):
+            return  # a run without a graph uses other values
         padded = replay.runs.padded()
         state = self._changed_state(replay.after, replay)
         graph = replay.runs.graph_difference(padded, replay.output)
@@ -151,6 +158,15 @@ class ShadowWatch:
         if padding is not None:
             runs, bug = ("with pads", "without them"), Bug.LEAKING_PAD_ROW
             self._report_cause(replay, padding, runs, bug, self._why_padding)
+
+    def _report_frozen(self, replay: _Replay) -> bool:
+        """Report host numbers that have changed since capture and that the graph keeps."""
+        found = self._runner.frozen_values(replay.size)
+        for each in found:
+            values = {"before": each.before, "after": each.after, "names": (each.name,)}
+            facts = {**values, "argument": each.argument, "node": each.node}
+            self._report("baked value", replay, each.name, each.text, _FROZEN, **facts)
+        return bool(found)
 
     def _judge_graph(self, replay: _Replay, padded: Tensors, state: list[str]) -> bool:
         """Report why a replay differs from its padded run.

@@ -16,7 +16,7 @@ from graphkit.graphs.walk.arguments import decode
 from graphkit.graphs.walk.driver_nodes import DriverNode, DriverWalk
 from graphkit.graphs.walk.kernel_names import short_name
 from graphkit.graphs.walk.memory_map import MemoryMap, NamedTensors
-from graphkit.graphs.walk.timing import Span, profile_launches
+from graphkit.graphs.walk.timing import Span, profile_launches, unprofiled_us
 from graphkit.records import Edge, GraphMemory, Node
 
 
@@ -61,6 +61,10 @@ class CudaWalk:
     def launches(self, replay: Callable[[], object]) -> Sequence[Sequence[Span]]:
         """Replay a few times, and return the spans of device work per replay."""
         return profile_launches(replay, len(self._graphs))
+
+    def unprofiled_us(self, replay: Callable[[], object]) -> float:
+        """Return the median time of a replay without the profiler, in us."""
+        return unprofiled_us(replay)
 
     def _memory_record(self, memory: MemoryMap) -> GraphMemory:
         addresses = [

@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import median, quantiles
 from typing import Any
 
@@ -23,8 +23,8 @@ from graphkit.graphs.walk.node_order import critical_path, execution_order
 from graphkit.records import Edge, Node, Timing
 
 _TIMED_KINDS = ("kernel", "memcpy", "memset", "op")
-REPLAYS = 20
-"""Profiled replays of a CUDA graph."""
+REPLAYS, UNPROFILED_REPLAYS = 20, 10
+"""Replays of a CUDA graph that are measured with and without the profiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,28 @@ def with_times(
                 spans[node.index].append(replace(each, start=each.start - launch[0].start))
     timed = tuple(_node_with_times(node, spans.get(node.index, ())) for node in nodes)
     return timed, _graph_timing(timed, edges, launches, "order" if by_order else "name and grid")
+
+
+def unprofiled_us(replay: Callable[[], object]) -> float:
+    """Return the median time on the device of a replay without a profiler, in us.
+
+    The replays follow each other, so that the host enqueues each one while the device is busy with
+    the one before. If that takes the host longer than the device takes for a replay, the result is
+    the time of the host. Call this before the first profiler of the process starts: afterwards all
+    launches take longer.
+
+    Args:
+        replay: Replays once on the current stream; called ``UNPROFILED_REPLAYS`` + 1 times.
+    """
+    replay()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(UNPROFILED_REPLAYS + 1)]
+    events[0].record()
+    for event in events[1:]:
+        replay()
+        event.record()
+    events[-1].synchronize()
+    times_ms: list[float] = [begin.elapsed_time(end) for begin, end in pairwise(events)]
+    return median(times_ms) * 1e3
 
 
 def profile_launches(replay: Callable[[], object], graphs: int = 1) -> list[list[Span]]:
@@ -153,20 +175,15 @@ def _node_with_times(node: Node, spans: Sequence[Span]) -> Node:
 def _graph_timing(
     nodes: Sequence[Node], edges: Sequence[Edge], launches: Sequence[Sequence[Span]], bound_by: str
 ) -> Timing:
-    launches = sorted(launches, key=_duration)
-    durations = [_duration(launch) for launch in launches]
-    middle = (len(launches) - 1) // 2
-    busy = _busy_time(launches[middle])
+    durations = sorted(_duration(launch) for launch in launches)
     p95 = float(durations[0])
     if len(durations) > 1:  # quantiles() needs two values
         p95 = quantiles(durations, n=20, method="inclusive")[-1]
     path = critical_path(nodes, edges)
     return Timing(
         replays=len(launches),
-        p50_us=durations[middle] / 1e3,
+        p50_us=durations[(len(durations) - 1) // 2] / 1e3,
         p95_us=p95 / 1e3,
-        busy_us=busy / 1e3,
-        gap_us=(durations[middle] - busy) / 1e3,
         critical_path=path,
         critical_us=sum(nodes[index].duration_us or 0.0 for index in path),
         bound_by=bound_by,
@@ -175,12 +192,3 @@ def _graph_timing(
 
 def _duration(launch: Sequence[Span]) -> int:
     return max(span.end for span in launch) - launch[0].start
-
-
-def _busy_time(launch: Sequence[Span]) -> int:
-    """Return the nanoseconds in which at least one of the spans ran."""
-    total, at = 0, launch[0].start
-    for span in launch:
-        total += max(span.end - max(at, span.start), 0)
-        at = max(at, span.end)
-    return total

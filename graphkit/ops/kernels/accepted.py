@@ -9,8 +9,6 @@ import triton.language as tl
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.kernels.packed import COUNTS, RUN, total_before
 
-BLOCK = 256
-
 
 @triton.jit(do_not_specialize=["unfinished"])
 def create_num_accepted_drafts_filter_kernel(
@@ -67,24 +65,3 @@ def launch_create_extend_after_decode_spec_info(given: Any) -> None:
         create_extend_after_decode_spec_info_kernel, (given.seq_lens.numel(),), given,
         tokens=given.accept_tokens.numel(), size=given.positions.numel(),
     )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["requests", "stride"])
-def fill_bonus_tokens_kernel(
-    accept_tokens, num_accepted_tokens, bonus_tokens, requests, stride, BLOCK: tl.constexpr
-):
-    """BLOCK requests per program."""
-    request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_request = request < requests
-    accepted = tl.load(num_accepted_tokens + request, mask=is_request, other=0)
-    has_bonus = is_request & (accepted >= 1) & (accepted <= stride)
-    last = request * stride + accepted - 1
-    token = tl.load(accept_tokens + last, mask=has_bonus)
-    tl.store(bonus_tokens + request, token, mask=has_bonus)
-
-
-def launch_fill_bonus_tokens(given: Any) -> None:
-    """Launch ``fill_bonus_tokens``."""
-    requests = given.bonus_tokens.numel()
-    grid = (triton.cdiv(requests, BLOCK),)
-    launch(fill_bonus_tokens_kernel, grid, given, requests=requests, BLOCK=BLOCK)

@@ -9,7 +9,6 @@ import triton.language as tl
 from graphkit.ops.kernels.launch import launch
 
 TILE = 1024
-ENTRIES = 1024
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Dtypes to copy rows as, by bytes per element."""
@@ -50,33 +49,3 @@ def launch_compact_accepted_to_front(given: Any) -> torch.Tensor:
         path_nodes=given.accept_index.shape[1], ROW=row, BLOCK_T=block_t, BLOCK_H=block_h,
     )  # fmt: skip
     return compacted
-
-
-@triton.jit(do_not_specialize=["entries", "slots", "size"])
-def fill_accepted_out_cache_loc_kernel(
-    accept_index, out_cache_loc, accepted_out_cache_loc, entries, slots, size,
-    ENTRIES: tl.constexpr,
-):  # fmt: skip
-    """ENTRIES entries per program, which counts the accepted ones before them itself."""
-    each = tl.arange(0, ENTRIES)
-    begin = tl.program_id(0) * ENTRIES
-    before = tl.zeros([ENTRIES], tl.int32)
-    for first in range(0, begin, ENTRIES):
-        before += (tl.load(accept_index + first + each) >= 0).to(tl.int32)
-
-    entry = begin + each
-    row = tl.load(accept_index + entry, mask=entry < entries, other=-1)
-    target = tl.sum(before, 0) + tl.cumsum((row >= 0).to(tl.int32), 0) - 1
-    filled = (row >= 0) & (row < slots) & (target < size)
-    slot = tl.load(out_cache_loc + row, mask=filled)
-    tl.store(accepted_out_cache_loc + target, slot, mask=filled)
-
-
-def launch_fill_accepted_out_cache_loc(given: Any) -> None:
-    """Launch ``fill_accepted_out_cache_loc``."""
-    entries = given.accept_index.numel()
-    launch(
-        fill_accepted_out_cache_loc_kernel, (triton.cdiv(entries, ENTRIES),), given,
-        entries=entries, slots=given.out_cache_loc.numel(),
-        size=given.accepted_out_cache_loc.numel(), ENTRIES=ENTRIES,
-    )  # fmt: skip

@@ -1,7 +1,7 @@
 """Collectives of small tensors over GPUs that write to the memory of each other.
 
 Each rank writes its words into a part of every other rank's memory, each word together with the
-number of the call. A rank that reads the number of this call has the word too, because both arrive
+stamp of the call. A rank that reads the stamp of this call has the word too, because both arrive
 in one store of 8 bytes (the protocol LL of NCCL). It doubles the bytes and needs no barrier, which
 takes most of the time of a small collective.
 
@@ -9,6 +9,10 @@ Calls are counted by span of the memory, because they may use different spans. T
 two parts per pair of ranks in turn. A rank writes the words of call n + 2 where those of call n
 were. It then has the words of call n + 1 of all others, who had read those of call n before they
 wrote them.
+
+The stamp of a call is its number with the lowest bit set: the two parts are separate memory, so
+that calls n and n + 1 may share a stamp. It is never 0, the content of memory that no call wrote,
+also after the number wraps around.
 """
 
 from typing import Any, NamedTuple
@@ -32,7 +36,7 @@ class PushMemory(NamedTuple):
     """Memory of a group of ranks for words that they push.
 
     Attributes:
-        calls: Calls so far by span, int32 [capacity / SPAN].
+        calls: Calls so far by span, modulo 2**32, int32 [capacity / SPAN].
         parts: Address of the memory of each rank, int64 [R]. It has 2 x R parts of ``capacity``
             words of 8 bytes, 0 before the first call.
         rank: This rank.
@@ -53,7 +57,7 @@ class PushMemory(NamedTuple):
 @triton.jit
 def _push(own, place, is_word, call, parts, RANK, RANKS: tl.constexpr, CAPACITY):
     """Write words into the memory of all other ranks."""
-    stamp = (call.to(tl.int64) + 1) << 32
+    stamp = (call | 1).to(tl.int64) << 32
     for peer in tl.static_range(RANKS):
         if peer != RANK:
             theirs = tl.load(parts + peer).to(tl.pointer_type(tl.int64))
@@ -64,7 +68,7 @@ def _push(own, place, is_word, call, parts, RANK, RANKS: tl.constexpr, CAPACITY)
 @triton.jit
 def _received(rank, place, is_word, call, parts, RANK, RANKS, CAPACITY):
     """Wait for the words of another rank and return them."""
-    stamp = (call.to(tl.int64) + 1) << 32
+    stamp = (call | 1).to(tl.int64) << 32
     mine = tl.load(parts + RANK).to(tl.pointer_type(tl.int64))
     source = mine + ((call & 1) * RANKS + rank) * CAPACITY + place
     got = tl.load(source, mask=is_word, other=stamp, volatile=True)

@@ -6,10 +6,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphkit.diff import diff_graphs
-from graphkit.records import GraphDiff, GraphRecord, MetricChange, Node, NodeChange
+from graphkit.records import (
+    GraphDiff,
+    GraphRecord,
+    MetricChange,
+    Node,
+    NodeChange,
+    figure_heading,
+)
 from graphkit.views.formatting import size, us
 from graphkit.views.pages.node import page_of_node
-from graphkit.views.pages.page import Column, Link, Page, Row, Siblings, section
+from graphkit.views.pages.page import Column, GraphLinks, Link, Page, Row, Siblings, section
 from graphkit.views.selection import NamedGraph
 
 _COLUMNS = (
@@ -20,19 +27,22 @@ _COLUMNS = (
 )
 
 
-def comparison_link(graphs: Sequence[NamedGraph], index: int) -> Link:
+def comparison_link(graphs: Sequence[NamedGraph], index: int, links: GraphLinks) -> Link:
     """Return the link to a graph's comparison with the one before it, for the first the next."""
     if len(graphs) < 2:
         return "there is no other graph to compare it with"
-    return partial(comparison_page, graphs, index, max(index - 1, 0))
+    return partial(comparison_page, graphs, index, links, max(index - 1, 0))
 
 
-def comparison_page(graphs: Sequence[NamedGraph], index: int, other: int) -> Page:
+def comparison_page(
+    graphs: Sequence[NamedGraph], index: int, links: GraphLinks, other: int
+) -> Page:
     """Return what changed to a graph from one of the other graphs.
 
     Args:
         graphs: All graphs of the group.
         index: Index of the graph.
+        links: Links to its other pages.
         other: Index among the other graphs.
     """
     others = [graph for at, graph in enumerate(graphs) if at != index]
@@ -43,8 +53,9 @@ def comparison_page(graphs: Sequence[NamedGraph], index: int, other: int) -> Pag
         columns=_COLUMNS,
         rows=tuple(_sections(diff_graphs(before, after), before, after)),
         opened=frozenset({"summary", "figures"}),
+        links={**links(index), "compare": "tab compares with another graph"},
         siblings=Siblings(
-            count=len(others), index=other, make=partial(comparison_page, graphs, index)
+            count=len(others), index=other, make=partial(comparison_page, graphs, index, links)
         ),
     )
 
@@ -53,6 +64,7 @@ def _sections(diff: GraphDiff, before: GraphRecord, after: GraphRecord) -> Itera
     sections = {
         "summary": ("", [_sentence(each) for each in diff.words]),
         "figures": ("", [_metric(each) for each in diff.figures]),
+        "arguments": ("", [_sentence(each) for each in diff.details]),
         "changed": ("", [_change(each, after) for each in diff.changed]),
         "added": ("good", [_node(each, after, is_new=True) for each in diff.added]),
         "removed": ("bad", [_node(each, before, is_new=False) for each in diff.removed]),
@@ -69,7 +81,7 @@ def _sentence(text: str) -> Row:
 def _metric(change: MetricChange) -> Row:
     show = size if change.name.endswith("_bytes") else us
     before, after = (None if each is None else show(each) for each in (change.before, change.after))
-    return Row(key=change.name, values=(change.name, before, after, None))
+    return Row(key=change.name, values=(figure_heading(change.name), before, after, None))
 
 
 def _change(change: NodeChange, after: GraphRecord) -> Row:

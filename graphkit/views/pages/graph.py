@@ -11,15 +11,16 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from graphkit.records import GraphRecord, Node, count_of, extent
+from graphkit.records import GraphRecord, Node, extent
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import Branch, duration_of, shortened
-from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.node import note_of, page_of_node
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.parts import common_part, parts_of
 from graphkit.views.phases import phases_of, step_tree
+from graphkit.views.source_lines import source_cell
+from graphkit.views.times import further_time_facts, time_facts
 
 _OPEN_ROWS = 16
 """Rows that a terminal of 24 lines shows."""
@@ -33,11 +34,11 @@ def graph_page(group: GraphGroup, index: int) -> Page:
     return Page(
         title=title,
         crumb=_crumb(title, graph),
-        facts=tuple(_facts(graph, tree.root)),
+        facts=tuple(graph_facts(graph)),
         columns=tree.columns,
         rows=rows,
         opened=frozenset(_opened(rows)),
-        links={"buffers": buffers_link(group.modes, graph.mode), **group.links(index)},
+        links=group.links(index),
         siblings=Siblings(count=len(group.graphs), index=index, make=partial(graph_page, group)),
         empty="this graph has no nodes",
         nodes=graph.nodes,
@@ -61,17 +62,10 @@ def _opened(rows: Sequence[Row]) -> Iterator[str]:
         yield from (row.key for row in parents)
 
 
-def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
+def graph_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
+    """Yield name and text of what is known of a whole graph, the most important first."""
     yield "nodes", f"{len(graph.nodes):,}"
-    timing = graph.timing
-    if timing is None:
-        yield "replay", "not measured"
-    else:
-        whole = timing.busy_us + timing.gap_us
-        share = f" ({timing.gap_us / whole:.0%})" if whole > 0 else ""
-        count = count_of(timing.replays, "replay")
-        yield "replay", f"p50 {us(timing.p50_us)} us, p95 {us(timing.p95_us)} us ({count})"
-        yield "busy", f"{us(timing.busy_us)} us, gaps {us(timing.gap_us)} us{share}"
+    yield from time_facts(graph)
     if graph.memory:
         memory = f"{size(graph.memory.graph_bytes)} in a pool of {size(graph.memory.pool_bytes)}"
         yield "memory", memory
@@ -80,11 +74,7 @@ def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
     kinds = Counter(node.kind for node in graph.nodes).most_common()
     if kinds:
         yield "kinds", ", ".join(f"{count:,} {kind}" for kind, count in kinds)
-    if timing:
-        count = count_of(len(timing.critical_path), "node")
-        yield "critical path", f"{us(timing.critical_us)} us, {count}"
-    if root.duration_us is not None:
-        yield "sum of nodes", f"{us(root.duration_us)} us"
+    yield from further_time_facts(graph)
     programmatic = sum(edge.kind == "programmatic" for edge in graph.edges)
     yield "edges", f"{len(graph.edges):,}, {programmatic:,} programmatic (PDL)"
 
@@ -92,17 +82,17 @@ def _facts(graph: GraphRecord, root: Branch) -> Iterator[tuple[str, str]]:
 _ALWAYS, _MEASURED, _LAUNCHED, _IN_PARTS = range(4)
 _COLUMNS = (
     (_ALWAYS, Column(name="module and node", least=40, narrow=34)),
-    (_ALWAYS, count_column("nodes", 5)),
+    (_ALWAYS, count_column("nodes", 4)),
     (_MEASURED, count_column("us", 1, us)),
     (_MEASURED, replace(count_column("share", 2, "{:.1%}".format), tint="heat")),
-    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=3, draw=bar, tint="part")),
-    (_IN_PARTS, Column(name="part", rank=4, most=8, tint="part")),
+    (_MEASURED, Column(name="bar", show=partial(bar, width=8), rank=5, draw=bar, tint="part")),
+    (_IN_PARTS, Column(name="part", rank=6, most=8, tint="part")),
     (_ALWAYS, Column(name="kind", rank=8)),
     (_LAUNCHED, Column(name="grid", show=extent, rank=6)),
     (_LAUNCHED, Column(name="block", show=extent, rank=7)),
     (_LAUNCHED, count_column("shared", 9, size)),
     (_LAUNCHED, count_column("pdl", 10)),
-    (_ALWAYS, Column(name="source", rank=11, most=40)),
+    (_ALWAYS, Column(name="source", rank=3, most=40, sums_up=True)),
 )
 
 
@@ -185,14 +175,15 @@ class _Tree:
         whole = self.root.duration_us
         share = duration / whole if duration is not None and whole else None
         programmatic = sum(node.index in self._programmatic for node in nodes)
-        kind, grid, block, shared, source = (
-            (launch.kind, launch.grid, launch.block, launch.shared_memory_bytes, launch.source)
+        kind, grid, block, shared = (
+            (launch.kind, launch.grid, launch.block, launch.shared_memory_bytes)
             if launch
-            else (kind, (), (), 0, "")
+            else (kind, (), (), 0)
         )
         values = (
             name, len(nodes), duration, share, share, self._part(nodes) or None, kind,
-            grid or None, block or None, shared or None, programmatic or None, source or None,
+            grid or None, block or None, shared or None, programmatic or None,
+            source_cell(nodes) or None,
         )  # fmt: skip
         return tuple(v for v, used in zip(values, self._is_used, strict=True) if used)
 

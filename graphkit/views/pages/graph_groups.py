@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from graphkit.records import CaptureRecord, ModeRecord, RecordWithGraphs
+from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.comparison import comparison_link
 from graphkit.views.pages.kernels import kernels_page
 from graphkit.views.pages.memory import memory_link
@@ -27,12 +28,13 @@ class GraphGroup:
     modes: tuple[ModeRecord, ...] = ()
 
     def links(self, index: int) -> dict[str, Link]:
-        """Return the links to a graph's kernels, timeline, comparison and memory."""
+        """Return the links to the pages of a graph; each of these pages has them, too."""
         return {
-            "kernels": partial(kernels_page, self.graphs, index),
-            "time": partial(timeline_page, self.graphs, index),
-            "compare": comparison_link(self.graphs, index),
-            "memory": memory_link(self.graphs, index),
+            "kernels": partial(kernels_page, self.graphs, index, self.links),
+            "time": partial(timeline_page, self.graphs, index, self.links),
+            "compare": comparison_link(self.graphs, index, self.links),
+            "memory": memory_link(self.graphs, index, self.links),
+            "buffers": buffers_link(self.modes, self.graphs[index][1].mode),
         }
 
 

@@ -59,5 +59,6 @@ def initial_pages(
     if not isinstance(record, GraphRecord):
         pages.append(graph_page(group, index))
     if by != "module":
-        pages.append((kernels_page if by == "kernel" else timeline_page)(group.graphs, index))
+        make_page = kernels_page if by == "kernel" else timeline_page
+        pages.append(make_page(group.graphs, index, group.links))
     return tuple(pages)

@@ -8,11 +8,19 @@ from dataclasses import replace
 from functools import partial
 
 from graphkit.records import GraphRecord, Node, count_of
-from graphkit.views.addressed_bytes import addressed_bytes
+from graphkit.views.addressed_bytes import addressed_bytes, unknown_bytes_reason
 from graphkit.views.formatting import bar, size, us
 from graphkit.views.module_tree import duration_of
 from graphkit.views.pages.node import note_of, page_of_node
-from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
+from graphkit.views.pages.page import (
+    Column,
+    GraphLinks,
+    Page,
+    Row,
+    Siblings,
+    count_column,
+    no_links,
+)
 from graphkit.views.selection import NamedGraph
 
 _COLUMNS = (
@@ -28,10 +36,16 @@ _BYTES = (count_column("bytes, at most", 7, size), count_column("GB/s", 6, "{:,.
 """Columns of a record that knows the sizes of tensors; empty where it does not."""
 _MOST_GB_PER_S = 20_000.0
 """More than caches and memories of present GPUs deliver: the kernel used a part of the tensors."""
+_TOO_FAST = f"no GB/s: above {_MOST_GB_PER_S:,.0f}, so that it uses a part of its tensors"
+BYTES_NOTE = (
+    "Bytes are those of the tensors that the arguments of a kernel point to. They are unknown "
+    "where the record has no tensor for a pointer, such as a workspace of cuBLAS. A rate above "
+    f"{_MOST_GB_PER_S:,.0f} GB/s is left out, because such a kernel uses a part of its tensors."
+)
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
+def kernels_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
     """Return the kernels of a graph by total time, in each its modules, in these their nodes.
 
     Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row. The
@@ -50,8 +64,12 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int) -> Page:
             ("sum of nodes", "not measured" if costs.whole is None else f"{us(costs.whole)} us"),
         ),
         columns=costs.columns,
+        notes=(BYTES_NOTE,) if costs.has_bytes else (),
         rows=tuple(_kernel(graph, nodes, costs) for nodes in by_kernel),
-        siblings=Siblings(count=len(graphs), index=index, make=partial(kernels_page, graphs)),
+        links={**links(index), "kernels": "this page shows the kernels"},
+        siblings=Siblings(
+            count=len(graphs), index=index, make=partial(kernels_page, graphs, links=links)
+        ),
         empty="this graph has no nodes",
         nodes=graph.nodes,
     )
@@ -63,7 +81,7 @@ def _kernel(graph: GraphRecord, nodes: Sequence[Node], costs: _Costs) -> Row:
     return Row(
         key=f"{first.kind} {first.short_name}",
         values=costs.values(first.short_name, nodes),
-        note=first.name,
+        note=" · ".join(filter(None, (first.name, costs.reason(nodes)))),
         make_children=lambda: _modules(graph, modules, costs),
         nodes=nodes,
     )
@@ -99,8 +117,19 @@ class _Costs:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.whole = duration_of(nodes)
-        has_bytes = any(addressed_bytes([node]) is not None for node in nodes)
-        self.columns = (*_COLUMNS, *_BYTES) if has_bytes else _COLUMNS
+        self.has_bytes = any(addressed_bytes([node]) is not None for node in nodes)
+        self.columns = (*_COLUMNS, *_BYTES) if self.has_bytes else _COLUMNS
+
+    def reason(self, nodes: Sequence[Node]) -> str:
+        """Return why the columns of bytes are empty for these nodes; empty if they are not."""
+        if not self.has_bytes:
+            return ""
+        unknown = unknown_bytes_reason(nodes)
+        if unknown:
+            return f"bytes unknown: {unknown}"
+        *_, rate = self.values("", nodes)
+        is_measured = all(node.duration_us for node in nodes)
+        return _TOO_FAST if rate is None and is_measured else ""
 
     def values(self, name: str, nodes: Sequence[Node]) -> tuple[object, ...]:
         duration, whole = duration_of(nodes), self.whole

@@ -8,7 +8,16 @@ from itertools import pairwise
 
 from graphkit.records import GraphRecord, Segment, count_of
 from graphkit.views.formatting import size
-from graphkit.views.pages.page import Column, Link, Page, Row, Siblings, count_column
+from graphkit.views.pages.page import (
+    Column,
+    GraphLinks,
+    Link,
+    Page,
+    Row,
+    Siblings,
+    count_column,
+    no_links,
+)
 from graphkit.views.selection import NamedGraph
 from graphkit.views.uses import LiveCounts, live_counts, uses_of
 
@@ -20,14 +29,14 @@ _Targets = dict[tuple[int, str, str], set[int]]
 """Positions of the nodes with a pointer, by its address, memory and name."""
 
 
-def memory_link(graphs: Sequence[NamedGraph], index: int) -> Link:
+def memory_link(graphs: Sequence[NamedGraph], index: int, links: GraphLinks) -> Link:
     """Return the link to the memory of a graph."""
     if graphs[index][1].memory is None:
         return "the record has no memory map of this graph"
-    return partial(memory_page, graphs, index)
+    return partial(memory_page, graphs, index, links)
 
 
-def memory_page(graphs: Sequence[NamedGraph], index: int) -> Page:
+def memory_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
     """Return the segments of memory, and in each the targets of the nodes' pointers."""
     title, graph = graphs[index]
     return Page(
@@ -37,7 +46,10 @@ def memory_page(graphs: Sequence[NamedGraph], index: int) -> Page:
         columns=_columns(len(graph.nodes)),
         rows=tuple(_rows(graph)),
         notes=(_NOTE,),
-        siblings=Siblings(count=len(graphs), index=index, make=partial(memory_page, graphs)),
+        links={**links(index), "memory": "this page shows the memory"},
+        siblings=Siblings(
+            count=len(graphs), index=index, make=partial(memory_page, graphs, links=links)
+        ),
         empty="the record has no pointers of its nodes",
     )
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from graphkit.records import CaptureRecord, LoopRecord, ModeRecord, SizeRecord, count_of
+from graphkit.records import (
+    CaptureRecord,
+    LoopRecord,
+    ModeRecord,
+    SizeRecord,
+    count_of,
+    figure_heading,
+)
 from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import size, us
 from graphkit.views.loops import loop_text
@@ -45,8 +52,8 @@ def _columns(record: CaptureRecord) -> tuple[Column, ...]:
         Column(name="mode and size", least=24),
         count_column("nodes" if record.backend == "cuda" else "ops", 2),
         count_column("pool", 3, size),
-        count_column("capture ms", 6, "{:,.1f}".format),
-        count_column("replay us", 1, us),
+        count_column(figure_heading("capture_ms"), 6, "{:,.1f}".format),
+        count_column(figure_heading("replay_us"), 1, us),
         count_column("replays", 5),
         count_column("padded rows", 7),
         count_column("fallbacks", 4),
@@ -138,8 +145,9 @@ def _links(
     record: CaptureRecord, mode: ModeRecord, each: SizeRecord, groups: Sequence[GraphGroup]
 ) -> dict[str, Link]:
     links: dict[str, Link] = dict.fromkeys(("open", "compare", "memory"), _NO_GRAPHS)
+    links["buffers"] = buffers_link(record.modes, mode.mode)
     for group in groups:
         for index, (_, graph) in enumerate(group.graphs):
             if (graph.mode, graph.batch_size) == (mode.mode, each.batch_size):
                 links = {"open": partial(graph_page, group, index), **group.links(index)}
-    return links | {"buffers": buffers_link(record.modes, mode.mode)}
+    return links

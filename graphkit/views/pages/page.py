@@ -13,6 +13,13 @@ from graphkit.views.icicle import Level
 
 Link: TypeAlias = "Callable[[], Page] | str"
 """Makes the page that a key leads to; or a sentence that says why there is none."""
+GraphLinks: TypeAlias = "Callable[[int], Mapping[str, Link]]"
+"""Returns the links to the pages of a graph, given its index in a group."""
+
+
+def no_links(_index: int) -> Mapping[str, Link]:
+    """Return no links: the pages of a graph in a pipe lead nowhere."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,8 @@ class Column:
         draw: Returns a picture of a value in that many cells, for the screen; ``None`` for text.
         axis: Texts at both ends of the heading of a picture; empty for the column's name.
         tint: Colours cells by ``part``, that of their row, or by ``heat``, a value that is a share.
+        sums_up: True if the cell of a row repeats what those of the rows inside it say: a search
+            finds only the innermost of them.
     """
 
     name: str
@@ -42,6 +51,7 @@ class Column:
     draw: Callable[[Any, int], str] | None = None
     axis: tuple[str, str] = ("", "")
     tint: str = ""
+    sums_up: bool = False
 
 
 @dataclass(eq=False, kw_only=True)

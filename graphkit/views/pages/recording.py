@@ -7,7 +7,7 @@ from functools import partial
 
 from graphkit.records import RecordingRecord
 from graphkit.views.environment import environment_facts
-from graphkit.views.formatting import size, us
+from graphkit.views.formatting import size
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import GraphGroup, graph_groups
 from graphkit.views.pages.page import Column, Page, Row, count_column, section
@@ -17,7 +17,6 @@ _COLUMNS = (
     count_column("graphs", 2),
     count_column("nodes", 0),
     count_column("memory", 1, size),
-    count_column("replay us", 3, us),
 )
 
 
@@ -58,7 +57,7 @@ def _line_rows(group: GraphGroup) -> Iterator[Row]:
 
 def _sum_row(key: str, name: str, rows: tuple[Row, ...]) -> Row:
     graphs, nodes, num_bytes = (sum(row.values[at] or 0 for row in rows) for at in (1, 2, 3))
-    return section(key, (name, graphs, nodes, num_bytes, None), rows, note=name)
+    return section(key, (name, graphs, nodes, num_bytes), rows, note=name)
 
 
 def _graph_row(group: GraphGroup, index: int) -> Row:
@@ -67,7 +66,6 @@ def _graph_row(group: GraphGroup, index: int) -> Row:
         key=title,
         values=(
             title, 1, len(graph.nodes), graph.memory.graph_bytes if graph.memory else None,
-            graph.timing.p50_us if graph.timing else None,
         ),
         note=title,
         links={"open": partial(graph_page, group, index), **group.links(index)},

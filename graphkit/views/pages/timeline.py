@@ -8,29 +8,40 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from graphkit.records import GraphRecord, Node
+from graphkit.records import GraphRecord, Node, end_of, timeline_of
 from graphkit.views.formatting import us
-from graphkit.views.icicle import end_of, icicle_of
+from graphkit.views.icicle import icicle_of
 from graphkit.views.pages.node import note_of, page_of_node
-from graphkit.views.pages.page import Column, Page, Row, Siblings, Window, count_column
+from graphkit.views.pages.page import (
+    Column,
+    GraphLinks,
+    Page,
+    Row,
+    Siblings,
+    Window,
+    count_column,
+    no_links,
+)
 from graphkit.views.parts import parts_of
 from graphkit.views.replay import branches_of
 from graphkit.views.selection import NamedGraph
+from graphkit.views.source_lines import source_cell
+from graphkit.views.times import PROFILED, time_facts
 
 _WIDTH = 20
 """Cells of a node's place in the replay, as text."""
 
 
 class _Span(NamedTuple):
-    """Times of a node, in us; ``reached`` is when the nodes before it had ended."""
+    """Times of a node, in us, and of the gap before it, if there is one."""
 
     begin: float
     end: float
-    reached: float
+    gap: float | None
     branch: int
 
 
-def timeline_page(graphs: Sequence[NamedGraph], index: int) -> Page:
+def timeline_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
     """Return the measured nodes of a graph in the order in which they started."""
     title, graph = graphs[index]
     spans = _spans(graph)
@@ -43,7 +54,11 @@ def timeline_page(graphs: Sequence[NamedGraph], index: int) -> Page:
         facts=tuple(_facts(graph, spans)),
         columns=(),
         rows=tuple(_rows(graph, spans, has_branches=has_branches)),
-        siblings=Siblings(count=len(graphs), index=index, make=partial(timeline_page, graphs)),
+        notes=(PROFILED,) if spans else (),
+        links={**links(index), "time": "this page shows the timeline"},
+        siblings=Siblings(
+            count=len(graphs), index=index, make=partial(timeline_page, graphs, links=links)
+        ),
         empty="no replay of this graph was measured",
         nodes=graph.nodes,
     )
@@ -61,7 +76,7 @@ def timeline_page(graphs: Sequence[NamedGraph], index: int) -> Page:
 
 
 def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> tuple[Column, ...]:
-    branch = count_column("branch", 5)
+    branch = count_column("branch", 6)
     time = Column(
         name="time", show=lambda span: _picture(span, _WIDTH, 0.0, whole), rank=1, least=18,
         draw=lambda span, width: _picture(span, width, begin, end),
@@ -69,13 +84,14 @@ def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> t
     )  # fmt: skip
     return (
         Column(name="node", most=40, narrow=24),
-        count_column("start us", 4, us),
+        count_column("start us", 5, us),
         count_column("us", 2, us),
         count_column("gap us", 3, us),
         *([branch] if has_branches else []),
         time,
-        Column(name="part", rank=6, most=8, tint="part"),
-        Column(name="module", rank=7, most=32),
+        Column(name="source", rank=4, most=40),
+        Column(name="part", rank=7, most=8, tint="part"),
+        Column(name="module", rank=8, most=32),
     )
 
 
@@ -88,7 +104,8 @@ def _picture(span: _Span, width: int, begin: float, end: float) -> str:
         return "<"
     if span.begin >= end:
         return " " * (width - 1) + ">"
-    gap, first = _cell(span.reached, width, begin, end), _cell(span.begin, width, begin, end)
+    gap = _cell(span.begin - (span.gap or 0.0), width, begin, end)
+    first = _cell(span.begin, width, begin, end)
     last = max(first, math.ceil(_share(span.end, begin, end) * width) - 1)
     mark = "█" if not span.branch else "▓"
     return " " * min(gap, first) + "░" * max(first - gap, 0) + mark * (last - first + 1)
@@ -104,17 +121,10 @@ def _share(time: float, begin: float, end: float) -> float:
 
 
 def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, _Span]]) -> Iterator[tuple[str, str]]:
-    if graph.timing:
-        yield "replay", f"p50 {us(graph.timing.p50_us)} us"
-        yield "busy", f"{us(graph.timing.busy_us)} us"
-        yield "gaps", f"{us(graph.timing.gap_us)} us"
-    gap, node = max(
-        ((span.begin - span.reached, node) for node, span in spans),
-        key=lambda pair: pair[0],
-        default=(0.0, None),
-    )
-    if node and gap > 0:
-        yield "longest gap", f"{us(gap)} us before #{node.index}"
+    yield from time_facts(graph)
+    longest = max(timeline_of(graph.nodes).gaps, key=lambda gap: gap.us, default=None)
+    if longest:
+        yield "longest gap", f"{us(longest.us)} us before #{longest.node}"
     branches = max((span.branch for _, span in spans), default=0) + 1
     if branches > 1:
         yield "branches", f"{branches}, side by side"
@@ -124,12 +134,11 @@ def _spans(graph: GraphRecord) -> list[tuple[Node, _Span]]:
     pairs = zip(graph.nodes, branches_of(graph), strict=True)
     found = [(node, branch or 0) for node, branch in pairs if node.start_us is not None]
     found.sort(key=lambda pair: (pair[0].start_us or 0.0, pair[0].index))
-    spans, reached = [], 0.0
-    for node, branch in found:
-        begin = node.start_us or 0.0
-        spans.append((node, _Span(begin, end_of(node), reached, branch)))
-        reached = max(reached, end_of(node))
-    return spans
+    gaps = {gap.node: gap.us for gap in timeline_of(graph.nodes).gaps}
+    return [
+        (node, _Span(node.start_us or 0.0, end_of(node), gaps.get(node.index), branch))
+        for node, branch in found
+    ]
 
 
 def _rows(
@@ -137,12 +146,13 @@ def _rows(
 ) -> Iterator[Row]:
     parts = parts_of(graph)
     for node, span in spans:
-        part, gap = parts[node.index], span.begin - span.reached
+        part = parts[node.index]
         yield Row(
             key=f"#{node.index}",
             values=(
-                node.short_name, span.begin, node.duration_us, gap if gap > 0 else None,
-                *([span.branch + 1] if has_branches else []), span, part or None,
+                node.short_name, span.begin, node.duration_us, span.gap,
+                *([span.branch + 1] if has_branches else []), span,
+                source_cell([node]) or None, part or None,
                 node.module or None,
             ),
             note=note_of(node),

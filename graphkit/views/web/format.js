@@ -25,6 +25,9 @@ const isNumber = (value) => typeof value === "number";
 const us = (value) => isNumber(value)
   ? value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }) : "-";
 const percent = (share) => isNumber(share) ? `${(100 * share).toFixed(1)}%` : "-";
+// A text with places where a line may break: behind the dots and underscores of names.
+const breakable = (text) => text.split(/(?<=[._/,]|::)/).flatMap((part, at) =>
+  at ? [make("wbr"), part] : [part]);
 const counted = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
 const clamped = (value, least, most) => Math.min(Math.max(value, least), most);
 const hex = (address) => "0x" + BigInt(address).toString(16);

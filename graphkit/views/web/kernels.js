@@ -1,5 +1,7 @@
 // The cost by kernel; a kernel selects its nodes.
 function showKernels() {
+  $("kernels-note").hidden = !state.graphs.some(({ kernels }) =>
+    kernels.some((kernel) => "bytes, at most" in kernel));
   $("kernels").replaceChildren(...state.graphs.map(kernelTable));
   markKernel();
 }
@@ -26,7 +28,7 @@ const kernelColumns = {
   us,
   share: percent,
   "mean us": us,
-  "bytes, at most": (bytes) => isNumber(bytes) ? size(bytes) : "-",
+  "bytes, at most": (bytes) => isNumber(bytes) ? size(bytes) : "unknown",
   "GB/s": (rate) => isNumber(rate) ? rate.toLocaleString("en",
     { minimumFractionDigits: 1, maximumFractionDigits: 1 }) : "-",
 };
@@ -43,10 +45,11 @@ function kernelTable(graph) {
 }
 
 function kernelRow(kernel, numbers) {
-  const number = (name) => make("td", { class: "number" },
+  const number = (name) => make("td", { class: "number",
+    title: isNumber(kernel[name]) ? undefined : kernel.note },
     name === "share" ? shareBar(kernel.share) : "", kernelColumns[name](kernel[name]));
   kernel.button = make("button", { type: "button", title: kernel.note,
-    onclick: () => chooseKernel(kernel) }, kernel.name);
+    onclick: () => chooseKernel(kernel) }, ...breakable(kernel.name));
   kernel.row = make("tr", {}, make("td", {}, kernel.button),
     ...numbers.map(number),
     make("td", { class: "modules" }, modulesOf(kernel)));
@@ -54,7 +57,7 @@ function kernelRow(kernel, numbers) {
 }
 
 function modulesOf({ modules }) {
-  const names = modules.join(", ");
-  return modules.length === 1 ? names
-    : make("details", {}, make("summary", {}, `${modules[0]} and ${modules.length - 1} more`), names);
+  const names = make("span", {}, ...breakable(modules.join(", ")));
+  return modules.length === 1 ? names : make("details", {},
+    make("summary", {}, ...breakable(modules[0]), ` and\u00a0${modules.length - 1}\u00a0more`), names);
 }

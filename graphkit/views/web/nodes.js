@@ -3,11 +3,18 @@ const STEP = 300;
 const state = { graphs: [], found: [], shown: STEP, sort: null, isDown: false, open: null,
   opener: null, kernel: null };
 
+// The file and the line of a source, without the folder and the function.
+function shortSource(source) {
+  const found = source.match(/[^/\\]+\.py:\d+/);
+  return found ? found[0] : source;
+}
+
 const COLUMNS = [
   { head: "graph", of: (node) => node.graph.title },
   { head: "#", of: (node) => node.index, isNumber: true },
   { head: "node", of: (node) => node.short_name },
   { head: "us", of: (node) => node.duration_us, show: us, isNumber: true },
+  { head: "source", of: (node) => node.source || "", show: shortSource },
   { head: "module", of: (node) => node.path },
   { head: "op", of: (node) => node.op || "" },
   { head: "grid", of: (node) => (node.grid || []).reduce((a, b) => a * b, 1),
@@ -90,7 +97,8 @@ function bodyRow(node, columns) {
       const value = column.of(node);
       const text = column.show ? column.show(value, node) : String(value);
       return make("td", { class: column.isNumber ? "number" : "" },
-        column.head === "node" ? make("button", { type: "button", title: node.name }, text) : text);
+        column.head !== "node" ? text
+          : make("button", { type: "button", title: node.name }, ...breakable(text)));
     }));
 }
 

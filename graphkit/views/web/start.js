@@ -1,18 +1,4 @@
-// The table of sizes, and the start of the page.
-function showSizes() {
-  const rows = (page.record.modes || []).flatMap((mode) => mode.sizes.map((each) => [mode.mode,
-    each.batch_size, each.num_nodes, size(each.pool_bytes), us(each.capture_ms),
-    us(each.replay_us), us(each.eager_us)]));
-  if (!rows.length) return;
-  const heads = ["mode", "size", "nodes", "pool", "capture ms", "replay us", "eager us"];
-  const cells = (tag, row, facts) => make("tr", {}, ...row.map((text, place) =>
-    make(tag, { class: place ? "number" : "", ...facts }, String(text))));
-  $("sizes").append(make("details", {}, make("summary", {}, `captured sizes: ${rows.length}`),
-    make("div", { class: "wide" }, make("table", {},
-      make("thead", {}, cells("th", heads, { scope: "col" })),
-      make("tbody", {}, ...rows.map((row) => cells("td", row)))))));
-}
-
+// The start of the page.
 function choose() {
   const chosen = $("graph").value;
   state.graphs = chosen === "all" ? page.graphs : [page.graphs[Number(chosen)]];
@@ -38,19 +24,23 @@ function start() {
   $("save").addEventListener("click", save);
   $("icicle").addEventListener("keydown", pressIcicle);
   $("page").hidden = false;
+  $("loading").remove();
   startReplay();
-  showSizes();
   choose();
 }
 
 // The table of all nodes, which browsers without JavaScript show, too.
-function showPlainTable() {
+function showPlainTable(reason) {
   const plain = new DOMParser().parseFromString($("table").textContent, "text/html");
-  $("failure").textContent = "This browser cannot decompress the record: it has no " +
-    "DecompressionStream. A newer one shows the tree, the charts and the search.";
+  $("failure").textContent = `${reason} This is the table of its nodes alone.`;
   $("failure").hidden = false;
+  $("loading").remove();
   document.body.append(...plain.body.childNodes);
 }
 
-if (typeof DecompressionStream === "undefined") showPlainTable();
-else load().then(start);
+if (typeof DecompressionStream === "undefined") {
+  showPlainTable("This browser cannot decompress the record: it has no DecompressionStream. " +
+    "A newer one shows the tree, the charts and the search.");
+} else {
+  load().then(start, (error) => showPlainTable(`The record cannot be unpacked: ${error.message}.`));
+}

@@ -19,12 +19,19 @@ function label(name, width) {
   return name.length <= most ? name : `${name.slice(0, most - 1)}\u2026`;
 }
 
+// Returns where the text of a tick is: behind the tick, or before it where the edge would cut it.
+function tickText(x, text, left, right) {
+  const width = 3 + 6.7 * text.length;
+  if (x + width <= right) return { x: x + 3, "text-anchor": "start" };
+  return x - width >= left ? { x: x - 3, "text-anchor": "end" } : null;
+}
+
 function showReplay(graph) {
   const bars = graph.nodes.filter((node) => isNumber(node.branch));
   bars.sort((a, b) => a.start_us - b.start_us || a.index - b.index);
   const end = bars.reduce((most, node) => Math.max(most, node.start_us + node.duration_us), 0) || 1;
   Object.assign(replay, { graph, bars, end, rects: new Map(), current: -1 });
-  for (const id of ["replay", "replay-keys", "zoom"]) $(id).hidden = !bars.length;
+  for (const id of ["replay", "replay-note", "replay-keys", "zoom"]) $(id).hidden = !bars.length;
   $("at").textContent = "";
   $("replay-sum").textContent = sumOfReplay();
   $("parts").replaceChildren(...legend(bars));
@@ -61,7 +68,7 @@ function sumOfReplay() {
   const idle = graph.gaps.reduce((sum, [, time]) => sum + time, 0);
   const branches = numBranches(bars);
   return `${counted(bars.length, "node")} in ${branches} ${branches === 1 ? "branch" : "branches"}, ` +
-    `${us(end)} us by the median times of nodes; ` +
+    `${us(end)} us of profiled replays, by the median times of nodes; ` +
     `${counted(graph.gaps.length, "gap")}, ${us(idle)} us (${percent(idle / end)})`;
 }
 
@@ -84,8 +91,11 @@ function drawLabels() {
   const [left, right] = [view.scrollLeft, view.scrollLeft + view.clientWidth];
   const scale = view.clientWidth * replay.zoom / replay.end;
   const times = ticks(left / scale, right / scale, Math.max(view.clientWidth / 110, 1));
-  const texts = times.map((time) => draw("text", { x: time * scale + 3, y: AXIS - 7 },
-    time.toLocaleString("en", { maximumFractionDigits: 3 })));
+  const texts = times.flatMap((time) => {
+    const text = time.toLocaleString("en", { maximumFractionDigits: 3 });
+    const place = tickText(time * scale, text, left, right);
+    return place ? [draw("text", { ...place, y: AXIS - 7 }, text)] : [];
+  });
   const lines = times.map((time) =>
     draw("line", { x1: time * scale, x2: time * scale, y1: 2, y2: AXIS - 3 }));
   for (const node of replay.bars) {

@@ -98,7 +98,9 @@ def test_an_empty_batch_changes_nothing(pool):
 
 def test_tensors_are_the_mutable_state_of_every_layer(pool):
     assert sorted(pool.tensors()) == ["last.0", "last.1", "sum.0", "sum.1"]
-    assert pool.tensors()["sum.1"] is pool.state(1, "sum")
+    states = pool.tensors()["sum.1"]
+    assert states.data_ptr() == pool.state(1, "sum").data_ptr()
+    assert states.shape == (pool.size + 1, pool.width + 1, *pool.state(1, "sum").shape[1:])
 
 
 @pytest.mark.parametrize(("layer", "kind"), [(2, "sum"), (-1, "sum"), (0, "conv")])

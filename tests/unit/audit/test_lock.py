@@ -59,7 +59,7 @@ def checked(before, *now):
 
 
 TIMING = Timing(
-    replays=3, p50_us=1.0, p95_us=1.0, busy_us=1.0, gap_us=0.0, critical_path=(0,),
+    replays=3, p50_us=1.0, p95_us=1.0, critical_path=(0,),
     critical_us=1.0, bound_by="order",
 )  # fmt: skip
 

@@ -11,11 +11,11 @@ import torch
 
 import graphkit as gk
 from declared_modes import MODES
-from graphkit.attention import AttentionBackend
 from graphkit.audit import AuditLog
 from graphkit.audit.finding_text import spans
 from graphkit.audit.misses import audit_misses
 from graphkit.reference import reference_target
+from no_metadata import NoMetadata
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
@@ -125,23 +125,13 @@ def test_a_field_that_cannot_be_converted():
 
 
 def test_an_attention_backend_without_graphs():
-    class WithoutGraphs(AttentionBackend):
-        def supports(self, mode):
-            return False
-
-        def init_state(self, sizes, max_tokens):
-            pass
-
-        def metadata(self, mode, inputs):
-            return None
-
     target = reference_target("cpu", max_batch_size=2)
-    target = replace(target, attention=WithoutGraphs(), forwards={EXTEND_V2: never})
+    target = replace(target, attention=NoMetadata(EXTEND_V2), forwards={EXTEND_V2: never})
     log = AuditLog()
     audit_misses(target, log, modes=[EXTEND_V2], device="cpu")
     (finding,) = log.findings
     assert (finding.kind, finding.severity) == ("batch falls back", "warning")
-    assert "WithoutGraphs does not support DRAFT_EXTEND_V2 graphs" in finding.text
+    assert "NoMetadata does not support DRAFT_EXTEND_V2 graphs" in finding.text
     assert log.checks[0].text == "0 of 2 batch sizes with a graph"
 
 

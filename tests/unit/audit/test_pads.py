@@ -8,10 +8,10 @@ from torch import nn
 
 import graphkit as gk
 from declared_modes import every_mode
-from graphkit.attention import AttentionBackend
 from graphkit.audit import AuditLog
 from graphkit.audit.pads import audit_pads, live_sizes
 from graphkit.reference.target import model_target
+from no_metadata import NoMetadata
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 VOCAB, HIDDEN, WIDTH, SLOTS = 32, 8, 4, 64
@@ -235,20 +235,12 @@ def test_writes_to_own_slots_are_correct_in_any_layout_and_dtype(dtype):
     assert (cache.float() == 1).all()
 
 
-class PlansOnlyLiveRows(AttentionBackend):
+class PlansOnlyLiveRows(NoMetadata):
     """Writes the live slots of each batch into a buffer, and does not pad its tail."""
 
     def __init__(self):
+        super().__init__()
         self.slots = torch.zeros(SLOTS, dtype=torch.int64)
-
-    def supports(self, mode):
-        return True
-
-    def init_state(self, sizes, max_tokens):
-        pass
-
-    def metadata(self, mode, inputs):
-        return None
 
     def before_replay(self, mode, batch, padded_batch_size):
         self.slots[: batch.num_tokens] = batch.out_cache_loc

@@ -17,6 +17,7 @@ from graphkit.audit.row_axes import (
 )
 from graphkit.audit.shadow.changed_state import changed_state
 from graphkit.graphs import StateSnapshot
+from graphkit.kv import RecurrentStatePool
 
 CPU = torch.device("cpu")
 HIDDEN, REQUESTS, PAGES = 6, 8, 9
@@ -39,6 +40,7 @@ LAYOUTS = {
     "pages": ((PAGES, 16, HIDDEN), 16, (1, 4), (1, 5)),
     "pages of keys and values": ((PAGES, 2, 16, HIDDEN), 16, (1, 1, 4), (5, 1, 4)),
     "requests behind layers": ((3, REQUESTS + 1, 40, 4), 1, (2, 3), (2, 4)),
+    "nodes of requests": ((REQUESTS + 1, 5, 40, 4), 1, (3, 2), (4, 2)),
 }
 
 
@@ -55,6 +57,23 @@ def test_writes_to_own_rows_are_correct_in_any_layout(shape, page_size, own, oth
     pool[other] = 2.0
     write = state.stray_write(batch)
     assert (write.name, write.before, write.after) == ("pool", "0", "2")
+
+
+def test_recurrent_states_belong_to_the_request_of_their_row():
+    pool = RecurrentStatePool(REQUESTS, 4, 1, "cpu", shapes={"sum": (HIDDEN,)})
+    state = WatchedState(StateSnapshot(pool.tensors(), CPU), 1, FULL_BATCH)
+    inputs = SimpleNamespace(
+        req_pool_indices=torch.tensor([0, 3, 5]), batch_size=3, num_tokens=3 * 4
+    )
+    rows = torch.ones(inputs.num_tokens, HIDDEN)
+    pool.scan(0, pool.slots(inputs), lambda _states, row: ({"sum": row}, row), rows)
+    batch = batch_of([3, 5], [20])
+    assert state.stray_write(batch) is None
+    pool.commit(torch.tensor([3, 5]), torch.tensor([3, 0]))
+    assert state.stray_write(batch) is None
+    pool.state(0, "sum")[4 * 5 + 2] = 2.0
+    write = state.stray_write(batch)
+    assert (write.name, write.row, write.after) == ("sum.0", 4, "2")
 
 
 def test_a_counter_is_restored_and_not_judged():

@@ -25,7 +25,7 @@ from graphkit.reference.target import model_target
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 VOCAB, HIDDEN, WIDTH = 32, 8, 4
 LEAK, CACHE, REPLACED = "warm-up leak", "lazy cache", "replaced buffer"
-RAN = "capture ran the step on pad rows and"
+REPLAYED = "and each replay changes it further: it starts from what pad rows left."
 COUNT = 0
 KEPT: dict[int, torch.Tensor] = {}
 
@@ -140,13 +140,31 @@ def test_a_flag_that_is_set():
 
 def test_a_buffer_that_counts():
     found = of_model(lambda model, inputs: model.seen.add_(1))
-    assert found == [(LEAK, f"{RAN} changed `seen` from int64 [1] [0] to int64 [1] [4].")]
+    assert found == [
+        (LEAK, f"capture changed `seen` from int64 [1] [0] to int64 [1] [4], {REPLAYED}")
+    ]
+
+
+def test_a_buffer_that_only_the_host_counts():
+    model = Tiny(lambda model, inputs: np.add(model.view, 1, out=model.view))
+    model.view = model.seen.numpy()
+    change = "capture changed `Tiny.seen` from int64 [1] [0] to int64 [1] [4]: replays do not."
+    assert (LEAK, change) in audited(model)[0]
+
+
+def test_running_statistics_of_a_batch_norm():
+    """Replays update them, too, from what pad rows left."""
+    norm = nn.BatchNorm1d(HIDDEN)
+    model = Tiny(lambda model, inputs: norm(model.embedding(inputs.input_ids)))
+    model.norm = norm
+    found = dict.fromkeys(text.rpartition(", and ")[2] for _, text in audited(model)[0])
+    assert list(found) == [REPLAYED.removeprefix("and ")]
 
 
 def test_an_undeclared_buffer():
     model = Tiny(lambda model, inputs: model.seen.add_(1))
     assert audited(model)[0] == [
-        (LEAK, f"{RAN} changed `Tiny.seen` from int64 [1] [0] to int64 [1] [4].")
+        (LEAK, f"capture changed `Tiny.seen` from int64 [1] [0] to int64 [1] [4], {REPLAYED}")
     ]
 
 
@@ -172,10 +190,7 @@ def test_declared_state_may_change():
 def test_a_weight_that_is_written():
     found = of_model(lambda model, inputs: model.inner[0].weight.data.mul_(2))
     assert found == [
-        (
-            LEAK,
-            f"{RAN} changed the contents of `inner.0.weight` (float32 [8, 8]).",
-        )
+        (LEAK, f"capture changed the contents of `inner.0.weight` (float32 [8, 8]), {REPLAYED}")
     ]
 
 

@@ -1,4 +1,4 @@
-"""During a capture of the recorder, torch answers as during a capture on CUDA."""
+"""During a capture of the recorder, torch reports a capture, as on CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import graphkit as gk
 from graphkit.graphs import CaptureFailure, RecorderBackend
-from graphkit.graphs.capture_state import answering_as_captured
+from graphkit.graphs.capture_state import reporting_capture
 from graphkit.testing import assert_replay_equivalent
 
 ASKED = {
@@ -42,7 +42,7 @@ def answer(ask):
         return False
 
 
-def test_every_way_to_ask_for_a_capture_is_answered():
+def test_every_query_reports_the_capture():
     found = []
     assert not any(answers())
     capture(lambda: found.extend(answers()))
@@ -51,7 +51,7 @@ def test_every_way_to_ask_for_a_capture_is_answered():
     assert not any(answers())
 
 
-def test_a_capture_in_a_capture_ends_alone():
+def test_the_end_of_an_inner_capture_leaves_the_outer_one():
     found = []
 
     def outer():
@@ -65,10 +65,10 @@ def test_a_capture_in_a_capture_ends_alone():
 
 def test_a_diagnosis_on_cuda_takes_the_path_of_the_capture():
     """Its tensors on the CPU are in host memory, so that it is no recording."""
-    with answering_as_captured():
+    with reporting_capture():
         assert torch.cuda.is_current_stream_capturing()
         assert not gk.graphs.is_recording()
-        with answering_as_captured():
+        with reporting_capture():
             pass
         assert torch.cuda.is_current_stream_capturing()
     assert not any(answers())

@@ -43,7 +43,7 @@ def test_overwritten_floats_are_nan(backend, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
-def test_overwritten_integers_are_no_index(backend, dtype):
+def test_overwritten_integers_are_out_of_range(backend, dtype):
     held = backend.capture(lambda: X.to(dtype).clone())
     backend.capture(lambda: X + 1).replay()
     assert (held.output < -100).all()

@@ -88,7 +88,7 @@ def test_everything_else_of_the_backend_waits_for_the_loops(backend, looping, ac
     assert looping.found == [1] * (2 * STEPS)
 
 
-def test_who_checks_the_device_lets_the_oldest_loop_advance(backend, looping):
+def test_a_check_of_the_device_advances_the_oldest_loop(backend, looping):
     backend.check_device()
     looping.loop.replay()
     backend.check_device()
@@ -116,7 +116,7 @@ def test_a_dropped_loop_does_not_run(backend):
     assert kept.found == [1, 1, 1, 9]
 
 
-def test_a_step_that_fails_is_reported_to_all_who_wait_until_the_loop_is_closed(looping):
+def test_every_wait_reports_a_step_that_failed_until_the_loop_is_closed(looping):
     looping.divisor.zero_()
     looping.loop.replay()
     for wait in (looping.loop.poll, looping.loop.wait, looping.replayed.replay, looping.loop.close):

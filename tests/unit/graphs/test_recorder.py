@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from graphkit.errors import CaptureCause, ConfigError, InputError
-from graphkit.graphs import CaptureFailure, RecorderBackend, backend_for
+from graphkit.errors import CaptureCause, ConfigError, InputError, ReplayError
+from graphkit.graphs import Attribution, CaptureFailure, RecorderBackend, backend_for
 from graphkit.ops.tree_walk import pick
 
 SYNC, SHAPE = CaptureCause.HOST_SYNCHRONISATION, CaptureCause.DATA_DEPENDENT_SHAPE
@@ -410,3 +410,27 @@ def test_the_cpu_gets_the_recorder():
 def test_an_unsupported_device_is_a_config_error(device):
     with pytest.raises(ConfigError, match=device):
         backend_for(device)
+
+
+def test_a_closed_graph_cannot_be_replayed():
+    graph = capture(lambda: ROWS + 1)
+    graph.close()
+    for run in (graph.replay, graph.run):
+        with pytest.raises(ReplayError, match="the graph is closed"):
+            run()
+
+
+def test_an_operation_that_fails_in_a_replay_is_named_with_its_line():
+    rows = ROWS.clone()
+    backend, attribution = RecorderBackend(), Attribution()
+    graph = backend.capture(lambda: (rows + 0)[rows], attribution)
+    rows.fill_(3)
+    text = (
+        r"node 1, `aten::index.Tensor` \(\S*test_recorder.py:\d+ .*\), raised IndexError: index 3"
+    )
+    with pytest.raises(ReplayError, match=text) as caught:
+        graph.replay()
+    assert isinstance(caught.value.__cause__, IndexError)
+    rows.copy_(ROWS)
+    graph.replay()
+    assert graph.output.tolist() == ROWS[ROWS].tolist()

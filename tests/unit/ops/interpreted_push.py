@@ -26,7 +26,7 @@ PEERS = (0, 2)
 def words_of(x, call):
     """Return what a rank sends of a tensor in a call, from 0."""
     words = x.contiguous().view(-1).view(torch.int32).long() & 0xFFFFFFFF
-    return words | (call + 1) << 32
+    return words | (call | 1) << 32
 
 
 def part(memory, call, source):
@@ -79,6 +79,32 @@ def test_a_call_waits_for_the_words_of_all():
     late.start()
     assert torch.equal(launch_push_all_reduce(xs[RANK], ranks.own), xs[0] + xs[1] + xs[2])
     late.join()
+
+
+def test_a_call_waits_in_memory_that_no_call_wrote_when_the_count_wraps():
+    """Int32 counts the calls of a span up to 2**31 - 1, and on from -2**31."""
+    for call in (2**31 - 1, -(2**31), -2, -1, 0):
+        ranks, xs = Ranks(), torch.randn(RANKS, 8)
+        ranks.own.calls.fill_(call)
+        ranks.send(xs[0], call, 0)
+        late = Timer(0.1, ranks.send, [xs[2], call, 2])
+        late.start()
+        assert torch.equal(launch_push_all_reduce(xs[RANK], ranks.own), xs[0] + xs[1] + xs[2])
+        late.join()
+    assert ranks.own.calls[0] == 1
+
+
+def test_calls_follow_each_other_when_the_count_wraps():
+    ranks = Ranks()
+    ranks.own.calls.fill_(-3)
+    for call in range(-3, 3):
+        xs = torch.randn(RANKS, 8)
+        for source in PEERS:
+            ranks.send(xs[source], call, source)
+        out = launch_push_all_gather(xs[RANK : RANK + 1].view(1, 8), ranks.own)
+        assert torch.equal(out, xs.view(1, -1))
+        assert torch.equal(ranks.sent(call, 0, 0, 8), words_of(xs[RANK], call))
+    assert ranks.own.calls[0] == 3
 
 
 def test_calls_of_different_sizes():

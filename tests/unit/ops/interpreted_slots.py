@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from graphkit.ops.accepted_path import compact_accepted_to_front, fill_accepted_out_cache_loc
-from graphkit.ops.kernels import accepted, packed, slot_assignment
+from graphkit.ops.accepted_path import compact_accepted_to_front
+from graphkit.ops.kernels import accepted, packed
 from graphkit.ops.registration import OPS
 from graphkit.ops.windows import rotate_input_ids
 
@@ -61,10 +61,10 @@ def test_launcher_matches_the_reference(name, requests, invalid):
 @pytest.mark.parametrize(
     "name",
     ["get_target_cache_loc", "filter_finished_cache_loc", "create_extend_after_decode_spec_info",
-     "assign_extend_cache_locs", "create_num_accepted_drafts_filter"],
+     "create_num_accepted_drafts_filter"],
 )  # fmt: skip
 def test_more_requests_than_are_summed_at_once(name, monkeypatch):
-    for kernels in (accepted, packed, slot_assignment):
+    for kernels in (accepted, packed):
         monkeypatch.setattr(kernels, "COUNTS", tl.constexpr(4))
     op, make = CASES[name]
     args = make(Draw(11, width=2))
@@ -72,19 +72,6 @@ def test_more_requests_than_are_summed_at_once(name, monkeypatch):
     got = results(launch(op, *ours), ours)
     for one, other in zip(got, results(op(*theirs), theirs), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("entries", [1024, 1025, 5000])
-def test_accepted_slots_of_several_blocks(entries):
-    torch.manual_seed(entries)
-    index = torch.randint(-entries, entries, (entries,), dtype=torch.int32)
-    accepted = index[index >= 0].long()
-    for places in (entries, 100):
-        roomy = torch.full((entries,), LEFT)
-        launch(fill_accepted_out_cache_loc, index, torch.arange(entries) * 2, roomy[:places])
-        filled = min(places, len(accepted))
-        assert torch.equal(roomy[:filled], accepted[:filled] * 2)
-        assert roomy[filled:].eq(LEFT).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.int32, torch.complex64])

@@ -12,18 +12,12 @@ import torch
 from graphkit.ops.accepted import (
     create_extend_after_decode_spec_info,
     create_num_accepted_drafts_filter,
-    fill_bonus_tokens,
 )
-from graphkit.ops.accepted_path import compact_accepted_to_front, fill_accepted_out_cache_loc
+from graphkit.ops.accepted_path import compact_accepted_to_front
 from graphkit.ops.cache_locs import (
     filter_finished_cache_loc,
     get_src_tgt_cache_loc,
     get_target_cache_loc,
-)
-from graphkit.ops.draft_cache_locs import assign_draft_cache_locs
-from graphkit.ops.slot_assignment import (
-    assign_draft_cache_locs_contiguous,
-    assign_extend_cache_locs,
 )
 from graphkit.ops.windows import rotate_input_ids
 
@@ -96,64 +90,9 @@ def filter_args(draw):
     return left(kept.sum() + 2), draw.slots(int((drafts + 1).clamp(min=0).sum())), drafts, kept
 
 
-def fill_accepted_args(draw):
-    index = draw.accept_index()
-    return index, draw.slots(draw.requests * draw.width), left(index.numel() - draw.invalid)
-
-
 def compact_args(draw):
     rows = draw.requests * draw.width
     return draw.integers(0, 9, rows, 3).bfloat16(), draw.accept_index(), draw.width
-
-
-def extend_args(draw):
-    rows, table = draw.table(context=150)
-    start = draw.counts(0, 12)
-    end = start + torch.where(draw.counts(0, 4) == 0, 137, draw.counts(0, draw.width))
-    return rows, table, start, end, left((end - start).clamp(min=0).sum() + 2)
-
-
-def contiguous_args(draw):
-    rows, table = draw.table(context=20)
-    lengths = draw.counts(0, 20 if draw.invalid else 11)
-    return rows, table, lengths, left(draw.requests * 9), 3, 3
-
-
-def draft_args(draw):
-    rows, table = draw.table(context=20)
-    lengths, none = draw.counts(0, 20 if draw.invalid else 11), (None,) * 3
-    slots = draw.slots(draw.requests * 9)
-    return rows, table, lengths, None, None, slots, *none, None, 3, 3, 1
-
-
-def paged_draft_args(draw, topk=3, steps=5, page=4):
-    rows, table = draw.table(context=70)
-    lengths = draw.counts(0, 69 if draw.invalid else 25).clamp(min=0)
-    tails = lengths % page
-    pages = (tails + steps + page - 1) // page
-    extend = topk * pages * page - tails
-    slots, pairs = draw.slots(int(extend.sum())), int(tails.sum()) * (topk - 1)
-    tails = tails.cumsum(0).to(draw.dtype)
-    source, target = left(pairs + 1), left(pairs + 1)
-    return (
-        rows,
-        table,
-        lengths,
-        extend,
-        pages,
-        slots,
-        source,
-        target,
-        tails,
-        pairs,
-        topk,
-        steps,
-        page,
-    )
-
-
-def large_page_draft_args(draw):
-    return paged_draft_args(draw, topk=2, steps=1, page=16)
 
 
 def drafts_filter_args(draw):
@@ -167,11 +106,6 @@ def spec_info_args(draw):
     lengths = draw.counts(10, 40)
     positions = left(total + (-1 if draw.invalid else 3))
     return draw.slots(total), lengths, tokens, positions, left(draw.requests)
-
-
-def bonus_args(draw):
-    tokens = draw.slots(draw.requests * 4).view(-1, 4)
-    return tokens, draw.counts(1, 4), left(draw.requests), 4
 
 
 def rotate_args(draw):
@@ -191,15 +125,8 @@ CASES = {
     "get_src_tgt_cache_loc": (get_src_tgt_cache_loc, src_tgt_args),
     "get_target_cache_loc": (get_target_cache_loc, target_args),
     "filter_finished_cache_loc": (filter_finished_cache_loc, filter_args),
-    "fill_accepted_out_cache_loc": (fill_accepted_out_cache_loc, fill_accepted_args),
     "compact_accepted_to_front": (compact_accepted_to_front, compact_args),
-    "assign_extend_cache_locs": (assign_extend_cache_locs, extend_args),
-    "assign_draft_cache_locs_contiguous": (assign_draft_cache_locs_contiguous, contiguous_args),
-    "assign_draft_cache_locs": (assign_draft_cache_locs, draft_args),
-    "assign_draft_cache_locs, pages of 4": (assign_draft_cache_locs, paged_draft_args),
-    "assign_draft_cache_locs, pages of 16": (assign_draft_cache_locs, large_page_draft_args),
     "create_num_accepted_drafts_filter": (create_num_accepted_drafts_filter, drafts_filter_args),
     "create_extend_after_decode_spec_info": (create_extend_after_decode_spec_info, spec_info_args),
-    "fill_bonus_tokens": (fill_bonus_tokens, bonus_args),
     "rotate_input_ids": (rotate_input_ids, rotate_args),
 }

@@ -80,10 +80,11 @@ def test_an_op_has_a_launcher(op):
 
 
 def test_arguments_may_be_named():
-    args = (torch.tensor([[1, 2]]), torch.tensor([2]))
-    bonus = torch.zeros(1, dtype=torch.int64)
-    graphkit.ops.fill_bonus_tokens(*args, stride=2, bonus_tokens=bonus)
-    assert bonus.tolist() == [2]
+    accept_index = torch.tensor([[1, -1]], dtype=torch.int32)
+    compacted = graphkit.ops.compact_accepted_to_front(
+        torch.tensor([5, 6]), num_draft_tokens=2, accept_index=accept_index
+    )
+    assert compacted.tolist() == [6, 5]
 
 
 def test_an_op_without_a_gradient_refuses_backward():

@@ -40,49 +40,12 @@ def filter_finished_cache_loc(out, targets, drafts, kept):
     out[: len(packed)] = packed
 
 
-def fill_accepted_out_cache_loc(index, out, filled):
-    slots = [out[row] for path in index for row in path if row != -1]
-    filled[: len(slots)] = slots
-
-
 def compact_accepted_to_front(x, index, width):
     compacted = list(x)
     for b, path in enumerate(index):
         for column, row in enumerate(path):
             compacted[b * width + column] = x[max(row, 0)]
     return (compacted,)
-
-
-def assign_extend_cache_locs(rows, table, start, end, out):
-    slots = []
-    for row, first, last in zip(rows, start, end, strict=True):
-        slots += table[row][first:last]
-    out[: len(slots)] = slots
-
-
-def assign_draft_cache_locs_contiguous(rows, table, seq_lens, out, topk, steps):
-    out[:] = [table[row][s + i] for row, s in zip(rows, seq_lens, strict=True)
-              for i in range(topk * steps)]  # fmt: skip
-
-
-def assign_draft_cache_locs(
-    rows, table, seq_lens, extend, pages, out, source, target, _tails, _pairs, topk, steps, page
-):
-    new, drafts, pairs = iter(list(out)), [], []
-    dense = page == 1 or topk == 1
-    for b, (row, seq) in enumerate(zip(rows, seq_lens, strict=True)):
-        for i in range(topk * steps if dense else extend[b]):
-            table[row][seq + i] = next(new)
-        if not dense:
-            begin, per_branch = seq - seq % page, pages[b] * page
-            for k in range(topk):
-                branch = table[row][begin + k * per_branch :]
-                drafts += branch[seq % page :][:steps]
-                if k > 0:
-                    pairs += zip(table[row][begin:seq], branch[: seq % page], strict=True)
-    out[: len(drafts)] = drafts
-    for at, (one, other) in enumerate(pairs):
-        source[at], target[at] = one, other
 
 
 def create_num_accepted_drafts_filter(drafts, unfinished, seq_lens):
@@ -98,11 +61,6 @@ def create_extend_after_decode_spec_info(tokens, seq_lens, counts, positions, bo
             positions[at] = position
             bonus[b] = tokens[at]
             at += 1
-
-
-def fill_bonus_tokens(tokens, counts, bonus, _stride):
-    for b, count in enumerate(counts):
-        bonus[b] = tokens[b][count - 1]
 
 
 def rotate_input_ids(ids, start, lengths, topk, select):

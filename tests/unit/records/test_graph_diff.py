@@ -104,7 +104,7 @@ def test_each_fact_of_a_launch_is_compared(make_graph, fact, before, after, chan
     diff = diff_graphs(*graphs)
     assert fields(diff) == [change]
     name, was, now = change
-    assert diff.words == (f"{name} {was or 'none'} -> {now or 'none'} in 1 node",)
+    assert diff.words == (f"{name} {was or 'none'} -> {now or 'none'} in 1 node of gemm",)
 
 
 def test_the_same_change_in_many_nodes_is_one_sentence(make_graph):
@@ -112,16 +112,22 @@ def test_the_same_change_in_many_nodes_is_one_sentence(make_graph):
     after = [{**row, "grid": (16, 1, 1)} for row in rows]
     diff = diff_graphs(make_graph(*rows), make_graph(*after))
     assert len(diff.changed) == 24
-    assert diff.words == ("grid 8x1x1 -> 16x1x1 in 24 nodes",)
+    assert diff.words == ("grid 8x1x1 -> 16x1x1 in 24 nodes of gemm",)
 
 
 @pytest.mark.parametrize(
     ("grids", "words"),
     [
-        ([9, 9, 8], ["grid 8x1x1 -> 9x1x1 in 2 nodes"]),
-        ([9, 10, 11], [f"grid 8x1x1 -> {n}x1x1 in 1 node" for n in (9, 10, 11)]),
-        ([9, 10, 11, 12], ["grid differs in 4 nodes"]),
-        ([9, 9, 10, 11, 12], ["grid 8x1x1 -> 9x1x1 in 2 nodes", "grid differs in 3 more nodes"]),
+        ([9, 9, 8], ["grid 8x1x1 -> 9x1x1 in 2 nodes of gemm"]),
+        ([9, 10, 11], [f"grid 8x1x1 -> {n}x1x1 in 1 node of gemm" for n in (9, 10, 11)]),
+        ([9, 10, 11, 12], ["grid differs in 4 nodes of gemm"]),
+        (
+            [9, 9, 10, 11, 12],
+            [
+                "grid 8x1x1 -> 9x1x1 in 2 nodes of gemm",
+                "grid differs in 3 more nodes of gemm",
+            ],
+        ),
     ],
 )
 def test_of_many_changes_those_of_several_nodes_are_spelled_out(make_graph, grids, words):
@@ -134,18 +140,45 @@ def test_a_value_that_is_too_long_for_a_sentence_is_counted(make_graph):
     values = [Argument(size=4, kind="value", text=letter * 50) for letter in "ab"]
     diff = diff_graphs(*(with_argument(make_graph, value) for value in values))
     assert fields(diff) == [("argument 0", "a" * 50, "b" * 50)]
-    assert diff.words == ("argument 0 of gemm: differs in 1 node",)
+    assert (diff.words, diff.details) == ((), ("argument 0 of gemm: differs in 1 node",))
 
 
-def test_arguments_come_last(make_graph):
+def test_arguments_are_details(make_graph):
     def numbers(text):
         return (Argument(size=4, kind="number", text=text),)
 
     row = {"short_name": "gemm"}
     before = make_graph({**row, "arguments": numbers("1")}, {**row, "grid": (2, 1, 1)})
     after = make_graph({**row, "arguments": numbers("2")}, {**row, "grid": (4, 1, 1)})
-    words = diff_graphs(before, after).words
-    assert [sentence.split()[0] for sentence in words] == ["grid", "argument"]
+    diff = diff_graphs(before, after)
+    assert diff.words == ("grid 2x1x1 -> 4x1x1 in 1 node of gemm",)
+    assert diff.details == ("argument 0 of gemm: 1 -> 2 in 1 node",)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "named"),
+    [("ab", "a and b"), ("abb", "b and a"), ("abc", "a, b and c"), ("aabcd", "a, b and 2 more")],
+)
+def test_a_launch_that_changed_is_named_with_its_kernels(make_graph, kernels, named):
+    rows = [{"short_name": name, "module": f"m{at}"} for at, name in enumerate(kernels)]
+    after = [{**row, "registers": 255} for row in rows]
+    rows = [{**row, "registers": 64} for row in rows]
+    count = len(kernels)
+    assert diff_graphs(make_graph(*rows), make_graph(*after)).words == (
+        f"registers 64 -> 255 in {count} nodes of {named}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_shown"),
+    [("-80", "48", False), ("0", "-80", False), ("0", "1", True)],
+)
+def test_a_byte_that_nothing_sets_is_no_change(make_graph, before, after, is_shown):
+    values = [Argument(offset=4, size=1, kind="number", text=text) for text in (before, after)]
+    graphs = [with_argument(make_graph, value) for value in values]
+    assert diff_graphs(*graphs).is_same is not is_shown
+    named = [dataclasses.replace(value, name="flag") for value in values]
+    assert not diff_graphs(*(with_argument(make_graph, value) for value in named)).is_same
 
 
 def test_times_and_source_lines_are_no_change_of_a_node(make_graph):
@@ -161,7 +194,7 @@ def test_a_number_that_changed_is_named_with_its_kernel(make_graph):
         with_argument(make_graph, *numbers), with_argument(make_graph, *numbers[:1], other)
     )
     assert fields(diff) == [("argument 1 m", "64", "128")]
-    assert diff.words == ("argument 1 m of gemm: 64 -> 128 in 1 node",)
+    assert diff.details == ("argument 1 m of gemm: 64 -> 128 in 1 node",)
 
 
 @pytest.mark.parametrize("named", [0, 1])
@@ -242,7 +275,7 @@ def test_an_edge_that_became_programmatic_is_a_change_of_its_target(make_graph):
     diff = diff_graphs(before, after)
     assert [node.after for node in diff.changed] == [1]
     assert fields(diff) == [("edge from #0 a", "full", "programmatic")]
-    assert diff.words == ("edge full -> programmatic in 1 node",)
+    assert diff.words == ("edge full -> programmatic in 1 node of b",)
 
 
 def test_a_removed_edge_is_a_change(make_graph):
@@ -297,7 +330,7 @@ def test_a_larger_memset_is_the_same_node(make_graph):
 
 def test_timing_and_memory_are_figures(make_graph):
     timing = Timing(
-        replays=20, p50_us=10.0, p95_us=12.0, busy_us=8.0, gap_us=2.0, critical_path=(0,),
+        replays=20, p50_us=10.0, p95_us=12.0, critical_path=(0,),
         critical_us=8.0, bound_by="order",
     )  # fmt: skip
     before = make_graph("m op a", timing=timing, memory=GraphMemory(graph_bytes=1, pool_bytes=2))

@@ -33,7 +33,7 @@ def graph_body(count=3, **facts):
 
 
 def timing(**facts):
-    times = dict.fromkeys(("p50_us", "p95_us", "busy_us", "gap_us", "critical_us"), 1.0)
+    times = dict.fromkeys(("p50_us", "p95_us", "critical_us"), 1.0)
     return {"replays": 1, "critical_path": [0], "bound_by": "order", **times, **facts}
 
 

@@ -112,7 +112,7 @@ def test_an_operation_with_another_kernel_in_a_renamed_module_is_a_replacement(m
 def test_a_module_that_both_graphs_contain_was_not_renamed(make_graph):
     before = make_graph("a op one", "b op two")
     assert diff_graphs(before, make_graph("a op one", "a op two")).words == (
-        "module b -> a in 1 node",
+        "module b -> a in 1 node of two",
     )
 
 

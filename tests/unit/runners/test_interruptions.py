@@ -36,7 +36,7 @@ def observed(runner, batch):
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("act", [by_numpy, by_stage, by_padded_run, observed])
-def test_at_any_line(runner, make_batch, expect, assert_same, act, kind):
+def test_an_interrupt_at_any_line(runner, make_batch, expect, assert_same, act, kind):
     batches = [make_batch(1 + i % 4, seed=i, kind=kind) for i in range(6)]
     act(runner, batches[0])
     lines = list(lines_of(lambda: act(runner, batches[0])))
@@ -49,7 +49,7 @@ def test_at_any_line(runner, make_batch, expect, assert_same, act, kind):
 
 
 class LateBackend(RecorderBackend):
-    """A recorder whose replays run when someone waits for them, as those of a device."""
+    """A recorder whose replays run when the host waits for the device."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ class LateBackend(RecorderBackend):
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
-def test_in_a_launch_that_the_device_has_yet_to_run(
+def test_an_interrupt_of_a_launch_that_the_device_has_not_run(
     make_runner, make_batch, expect, assert_same, monkeypatch, is_launched
 ):
     """The driver may have enqueued the graph before the interrupt arrived, or not."""

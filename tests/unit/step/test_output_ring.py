@@ -18,7 +18,7 @@ from graphkit.ops.loop_layout import (
     RequestEnd,
     RingWord,
 )
-from graphkit.step import LoopReader, StepReport
+from graphkit.step import LoopReader, StepReport, output_ring
 from graphkit.step.output_ring import OutputRing, RequestReport
 
 ENTRIES, REQUESTS, LONGEST_PATH = 8, 3, 2
@@ -30,6 +30,7 @@ class Writer:
 
     def __init__(self):
         self.ring = OutputRing(ENTRIES, REQUESTS, LONGEST_PATH, torch.device("cpu"))
+        self.ring._fence = output_ring._fence  # also on hosts that need none
         self.written = 0
 
     @property
@@ -110,6 +111,28 @@ def test_an_entry_without_its_sequence_is_not_read(writer):
     assert take(writer.ring) is None
     entry[EntryWord.SEQUENCE] = 2
     assert len(take(writer.ring).places) == 1
+
+
+def test_words_of_an_entry_are_read_after_the_fence(writer):
+    """A host that reorders loads may see a sequence number before the words written before it."""
+    for launch in (1, 2, 2):
+        writer.write(launch)
+    entries = writer.ring.words[RING_WORDS:].view(ENTRIES, -1)
+    new, sequences = entries.clone(), entries[:, EntryWord.SEQUENCE].clone()
+    entries.zero_()
+    entries[:, EntryWord.SEQUENCE] = sequences
+    writer.ring._fence = lambda: entries.copy_(new)
+    blocks = [take(writer.ring) for _ in range(2)]
+    assert [[step.launch for step in steps_of(block)] for block in blocks] == [[1], [2, 2]]
+    assert [step.lines[0][4] for block in blocks for step in steps_of(block)] == [0, 1, 2]
+
+
+def test_an_entry_is_released_after_the_fence(writer):
+    writer.write(1)
+    block, seen = writer.ring.read(), []
+    writer.ring._fence = lambda: seen.append(writer.ring.num_read)
+    writer.ring.release(block)
+    assert (seen, writer.ring.num_read) == ([0], 1)
 
 
 def test_a_report_keeps_its_words_when_the_entry_is_written_again(writer):

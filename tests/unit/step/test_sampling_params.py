@@ -1,4 +1,4 @@
-"""Sampling parameters are stored as numbers of Python, which other ranks receive as JSON."""
+"""Sampling parameters are stored as Python numbers, which other ranks receive as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import graphkit as gk
 
 
-def test_numbers_of_numpy_are_stored_as_those_of_python():
+def test_numpy_numbers_are_stored_as_python_numbers():
     params = gk.SamplingParams(
         max_new_tokens=np.int64(5), temperature=np.float32(0.5), top_k=np.int32(3),
         top_p=np.float64(0.25), min_p=np.float16(0.125), stop_token_ids=np.array([4, 2]),

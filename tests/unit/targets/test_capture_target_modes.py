@@ -7,9 +7,9 @@ import torch
 
 import graphkit as gk
 from declared_modes import MODES
-from graphkit.attention import AttentionBackend
 from graphkit.runners import draft, multi_layer
 from graphkit.runners.tree_growth import TreeGrowth
+from no_metadata import NoMetadata
 
 DRAFT, EXTEND = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND
 EXTEND_V2, LAYERS = gk.ForwardMode.DRAFT_EXTEND_V2, gk.ForwardMode.MULTI_LAYER_EAGLE
@@ -227,22 +227,9 @@ def test_declared_state_is_restored_around_every_run(make_target, mode):
     assert counter.item() == 3
 
 
-class WithoutExtendV2(AttentionBackend):
-    """Returns no metadata."""
-
-    def supports(self, mode):
-        return mode is not EXTEND_V2
-
-    def init_state(self, sizes, max_tokens):
-        pass
-
-    def metadata(self, mode, inputs):
-        return None
-
-
 def test_a_mode_that_stays_eager_has_no_sizes(make_target):
     seen = []
-    target = make_target(modes=[EXTEND, EXTEND_V2, LAYERS], attention=WithoutExtendV2())
+    target = make_target(modes=[EXTEND, EXTEND_V2, LAYERS], attention=NoMetadata(EXTEND_V2))
     record = gk.capture_target(target, device="cpu", progress=lambda *step: seen.append(step))
     assert record.mismatches == ()
     sizes = {mode.mode: [size.batch_size for size in mode.sizes] for mode in record.modes}

@@ -9,28 +9,15 @@ import torch
 
 import graphkit as gk
 from declared_modes import MODES, every_mode
-from graphkit.attention import AttentionBackend
 from graphkit.buffers import Axis, Rows, declare
 from graphkit.errors import ConfigError, TargetError
 from graphkit.runners import RUNNERS
+from no_metadata import NoMetadata
 
 VERIFY, DECODE = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DECODE
 DRAFT, EXTEND_V2 = gk.ForwardMode.DRAFT, gk.ForwardMode.DRAFT_EXTEND_V2
 LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
 """Modes whose inputs and outputs are fixed."""
-
-
-class Attention(AttentionBackend):
-    """Returns no metadata."""
-
-    def supports(self, mode):
-        return True
-
-    def init_state(self, sizes, max_tokens):
-        pass
-
-    def metadata(self, mode, inputs):
-        return None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,13 +42,13 @@ def test_every_mode_gets_its_runner(make_target, mode):
 
 @every_mode
 def test_one_attention_backend_serves_all_modes(make_target, mode):
-    attention = Attention()
+    attention = NoMetadata()
     runner = make_target(modes=MODES, attention=attention).runner(mode, device="cpu")
     assert runner.attention is attention
 
 
 def test_every_mode_may_have_an_attention_backend_of_its_own(make_target):
-    backends = {VERIFY: Attention(), DRAFT: Attention()}
+    backends = {VERIFY: NoMetadata(), DRAFT: NoMetadata()}
     target = make_target(modes=MODES, attention=backends)
     for mode in MODES:
         assert target.runner(mode, device="cpu").attention is backends.get(mode)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +13,7 @@ from graphkit.graphs import is_capturing
 from graphkit.kv import MHATokenToKVPool
 from graphkit.spec import ForwardMode
 from graphkit.testing import attention_conformance
+from own_attention import GatherAttention, StackedPool
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -133,17 +131,12 @@ def test_a_backend_that_accepts_any_pool_fails():
     ]
 
 
-OWN = SimpleNamespace(
-    **runpy.run_path(str(Path(__file__).parents[2] / "engine" / "own_attention.py"))
-)
-
-
-def over_own_pools(kind=OWN.GatherAttention):
+def over_own_pools(kind=GatherAttention):
     """Return a function that makes a backend over a copy of the histories."""
 
     def make(req_to_token_pool, kv_pool, scale):
         layers = range(kv_pool.layer_num)
-        pool = OWN.StackedPool(
+        pool = StackedPool(
             kv_pool.size, kv_pool.page_size, len(layers), kv_pool.head_num, kv_pool.head_dim, "cpu"
         )
         for layer in layers:
@@ -161,13 +154,13 @@ def test_a_backend_over_own_pools_passes_in_every_mode():
 
 
 def test_a_function_may_attend():
-    class Separate(OWN.GatherAttention):
+    class Separate(GatherAttention):
         """Its kernel is a function of the model."""
 
         attend = None
 
     def attend(backend, *args):
-        return OWN.GatherAttention.attend(backend, *args)
+        return GatherAttention.attend(backend, *args)
 
     assert run(over_own_pools(Separate), attend=attend)
     with pytest.raises(
@@ -178,7 +171,7 @@ def test_a_function_may_attend():
 
 
 def test_a_wrong_backend_over_own_pools_fails():
-    class Causal(OWN.GatherAttention):
+    class Causal(GatherAttention):
         """Ignores the mask of trees."""
 
         def metadata(self, mode, inputs):
@@ -190,7 +183,7 @@ def test_a_wrong_backend_over_own_pools_fails():
 
 
 def test_a_backend_is_prepared_and_pads_have_its_fill_value():
-    class Prepared(OWN.GatherAttention):
+    class Prepared(GatherAttention):
         seq_len_fill_value = 3
 
         def metadata(self, mode, inputs):
@@ -203,7 +196,7 @@ def test_a_backend_is_prepared_and_pads_have_its_fill_value():
 
 
 @pytest.mark.parametrize("made", [None, object()])
-def test_what_is_no_backend_is_refused(made):
+def test_values_that_are_no_backend_are_refused(made):
     with pytest.raises(ConfigError, match=r"backend must be a callable that returns a graphkit\.A"):
         run(lambda *pools, scale: made)
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 
 import graphkit as gk
 from declared_modes import every_mode
-from graphkit.attention import AttentionBackend
 from graphkit.audit.bugs import Bug
 from graphkit.runners import Runner
 from graphkit.testing import assert_replay_equivalent, assert_target_equivalent, batches
+from no_metadata import NoMetadata
 
 VERIFY, EXTEND_V2 = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT_EXTEND_V2
 STEP = gk.ForwardMode.STEP
@@ -277,21 +277,10 @@ def test_a_planned_runner_is_refused(target_of):
         assert_replay_equivalent(target.runner(VERIFY, device="cpu"), [target.batch(VERIFY, 1, 0)])
 
 
-class WithoutExtendV2(AttentionBackend):
-    def supports(self, mode):
-        return mode is not EXTEND_V2
-
-    def init_state(self, sizes, max_tokens):
-        pass
-
-    def metadata(self, mode, inputs):
-        return None
-
-
 def test_a_mode_that_stays_eager_is_refused(real_target):
     runner = gk.DraftExtendV2Runner(
         print, spec=real_target.spec, sizes=real_target.sizes, device="cpu",
-        attention=WithoutExtendV2(),
+        attention=NoMetadata(EXTEND_V2),
     )  # fmt: skip
     runner.capture()
     with pytest.raises(gk.ReplayError, match="does not support DRAFT_EXTEND_V2 graphs: there is"):

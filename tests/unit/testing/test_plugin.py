@@ -38,7 +38,26 @@ def test_every_audit_of_the_library_is_a_property(run_target):
 
     result = run_target(RIGHT, "--collect-only", "-q")
     names = {each.rpartition("::")[2].partition("[")[0] for each in ids(result)}
-    assert names == {*OURS, *AUDITS} - {"loop", "misses"}  # those are about no captured size
+    assert names == {*OURS, *AUDITS} - {
+        "loop",
+        "misses",
+        "wrapper",
+    }  # those are about no captured size
+
+
+MODEL = (
+    "lambda ids: {scale} * (torch.nn.functional.embedding(ids, torch.eye(16))"
+    " + torch.arange(ids.shape[1])[:, None] / 64)"
+)
+
+
+@pytest.mark.parametrize(("scale", "outcome"), [(2, "passed"), (3, "failed")])
+def test_a_target_is_compared_with_the_model_that_it_declares(run_target, scale, outcome):
+    slots = "torch.arange(4 * 32).view(4, 32) + 1"
+    result = run_target(RIGHT, "-k", "wrapper", model=MODEL.format(scale=scale), kv_slots=slots)
+    assert result.parseoutcomes()[outcome] == 1
+    if outcome == "failed":
+        result.stdout.fnmatch_lines(["*models:target wrapper*", "TARGET_VERIFY: row 0 of the pro*"])
 
 
 def test_warnings_fail_no_test(run_target):

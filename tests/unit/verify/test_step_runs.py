@@ -9,6 +9,7 @@ import torch
 import graphkit as gk
 from graphkit.graphs import StateSnapshot
 from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, PADDING_LEAKS, StepRuns, compare_runs
+from no_metadata import NoMetadata
 
 CPU = torch.device("cpu")
 VOCAB, SIZE = 16, 4
@@ -132,18 +133,10 @@ def test_a_comparison_returns_the_replay_and_its_largest_difference(capture):
 def test_state_that_a_snapshot_cannot_restore_is_left_out(capture):
     """An attention backend may hold expanded tensors."""
 
-    class Attention(gk.AttentionBackend):
+    class Attention(NoMetadata):
         def __init__(self):
+            super().__init__()
             self.ones = torch.ones(1).expand(4)
-
-        def supports(self, mode):
-            return True
-
-        def init_state(self, sizes, max_tokens):
-            pass
-
-        def metadata(self, mode, inputs):
-            return None
 
     runner = capture(lambda rows: rows)
     with gk.DecodeRunner(

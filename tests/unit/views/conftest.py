@@ -134,7 +134,7 @@ def graph_of(mode, size, *, measured=True, places=nodes_of, environment=ENVIRONM
         for i, j in itertools.pairwise(outer)
     )
     timing = Timing(
-        replays=20, p50_us=100.0 + size, p95_us=110.0, busy_us=60.0, gap_us=40.0 + size,
+        replays=20, p50_us=100.0 + size, p95_us=110.0, unprofiled_us=90.0,
         critical_path=tuple(outer), critical_us=55.5, bound_by="order",
     )  # fmt: skip
     memory = GraphMemory(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
 from graphkit.diff import diff_records
+from graphkit.records import load_record
 from graphkit.views import diff_view
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ def test_sentences_of_several_graphs_are_shown_once(capture, text):
 
     after = dataclasses.replace(capture, graphs=tuple(map(slower, capture.graphs)))
     shown = text(diff_view(diff_records(capture, after)), 200)
-    assert "in TARGET_VERIFY 4, DRAFT 4\n  grid 8x1x1 -> 9x9x9 in 2 nodes" in shown
+    assert "in TARGET_VERIFY 4, DRAFT 4\n  grid 8x1x1 -> 9x9x9 in 2 nodes of gemm_kernel" in shown
     assert shown.count("  grid 8x1x1 -> 9x9x9 in 2 nodes") == 1
 
 
@@ -105,3 +110,13 @@ def test_graphs_of_which_nothing_is_left_to_say_have_no_part(capture, text):
     shown = text(diff_view(diff_records(capture, after)), 200)
     assert shown.count("module renamed: layers -> model.layers") == 1
     assert " nodes" not in shown
+
+
+def test_arguments_are_below_what_matters(text):
+    records = [load_record(DATA / f"h200-{name}.json") for name in ("capture", "tree")]
+    shown = text(diff_view(diff_records(*records)), 200)
+    last_kernel = shown.rindex("replaced by")
+    assert shown.index("arguments in all 2 graphs") > last_kernel
+    assert not re.search(r"^  argument", shown[:last_kernel], re.MULTILINE)
+    assert "registers 64 -> 255 in 4 nodes of paged_attention_kernel" in shown
+    assert "[cos]: -80 -> 48" not in shown

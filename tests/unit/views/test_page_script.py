@@ -29,6 +29,9 @@ console.log(JSON.stringify({{
   scroll: [zoomedScroll(0, 100, 2), zoomedScroll(100, 100, 0.5), zoomedScroll(30, 0, 1)],
   labels: [label("gemm", 60), label("elementwise_kernel", 60), label("elementwise_kernel", 20)],
   whole: places(0), inside: places(1), path: pathTo(frames, 2),
+  tickTexts: [tickText(90, "6,000", 0, 200), tickText(180, "6,000", 0, 200),
+    tickText(20, "6,000", 0, 30)],
+  sources: ["a/layers.py:110 in forward", "serve.py:88", "<string>:1"].map(shortSource),
   leads: [leads(0, "ArrowDown"), leads(1, "ArrowDown"), leads(2, "ArrowUp"),
     leads(1, "ArrowRight"), leads(3, "ArrowLeft"), leads(3, "ArrowRight"), leads(0, "ArrowUp")],
   times: [timeOf([outer, {{ duration_us: 3, holder: outer }}]), timeOf([{{}}]) === undefined],
@@ -87,4 +90,14 @@ def test_numbers_are_those_of_the_package(found):
 
 
 def test_bytes_of_a_kernel_have_a_unit_and_a_rate(found):
-    assert found["bytes"] == [["-", "1.5 KiB"], ["-", "1,536.0"]]
+    assert found["bytes"] == [["unknown", "1.5 KiB"], ["-", "1,536.0"]]
+
+
+def test_no_time_of_the_axis_is_cut(found):
+    assert found["tickTexts"] == [
+        {"x": 93, "text-anchor": "start"}, {"x": 177, "text-anchor": "end"}, None,
+    ]  # fmt: skip
+
+
+def test_a_source_is_shown_by_file_and_line(found):
+    assert found["sources"] == ["layers.py:110", "serve.py:88", "<string>:1"]

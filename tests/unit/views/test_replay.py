@@ -1,11 +1,11 @@
-"""Branches of a replay are those of the graph, and gaps are times in which no node runs."""
+"""Branches of a replay are those of the graph."""
 
 from __future__ import annotations
 
 import pytest
 
-from graphkit.records import Edge, GraphRecord, Node
-from graphkit.views.replay import branches_of, gaps_of
+from graphkit.records import Edge, GraphRecord, Node, timeline_of
+from graphkit.views.replay import branches_of
 
 
 @pytest.fixture
@@ -51,9 +51,4 @@ def test_an_overlap_of_up_to_half_a_node_is_no_second_branch(make):
 def test_nodes_without_a_time_have_no_branch(make):
     record = make([None, (0, 1), (float("nan"), 1), (1e13, 1), (0, float("inf"))])
     assert branches_of(record) == [None, 0, None, None, None]
-    assert gaps_of(record) == []
-
-
-def test_gaps_are_between_the_nodes_of_all_branches(make):
-    record = make([(1, 2), (2, 6), (3, 1), (10, 1), (11, 1)])
-    assert gaps_of(record) == [(0, 1), (8, 2)]
+    assert timeline_of(record.nodes).gaps == ()

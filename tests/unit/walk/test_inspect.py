@@ -142,10 +142,16 @@ def test_replays_are_measured(allocator, monkeypatch):
         asked.append((replay, parts))
         return [[Span("k", (2, 1, 1), 0, 1000)], [Span("k", (2, 1, 1), 0, 3000)]] * 2
 
+    def unprofiled_us(replay):
+        asked.append(replay)
+        return 1.5
+
     monkeypatch.setattr(cuda_walk, "profile_launches", launches)
+    monkeypatch.setattr(cuda_walk, "unprofiled_us", unprofiled_us)
     graph, replay = Captured(allocator.graph(node)), print
     record = gk.inspect_graph(graph, replay=replay)
-    assert asked == [(replay, 1)]
+    assert asked == [replay, (replay, 1)], "a profiler slows down all later launches"
+    assert record.timing.unprofiled_us == 1.5
     assert record.nodes[0].duration_us == 2.0
     assert (record.timing.replays, record.timing.critical_path) == (4, (0,))
 
@@ -187,8 +193,16 @@ def test_a_closed_recorded_graph_is_refused():
 def test_timestamps_of_the_recorder_are_switched_off_again():
     x = torch.ones(3)
     graph = RecorderBackend().capture(lambda: (x + 1) * 2)
-    record = gk.inspect_graph(graph, replay=graph.replay)
+    calls = []
+
+    def replay():
+        calls.append(graph.timestamps)
+        graph.replay()
+
+    record = gk.inspect_graph(graph, replay=replay)
     assert record.timing.replays == 3
+    assert [each is None for each in calls] == [True] * 3 + [False] * 3
+    assert record.timing.unprofiled_us > 0
     assert all(node.duration_us > 0 for node in record.nodes)
     assert graph.timestamps is None
 

@@ -85,3 +85,29 @@ def test_launches_of_a_sequence_are_joined(profiled):
 def test_a_span_may_have_no_grid(profiled, metadata):
     profiled([Event("a", 1, 10, 5, metadata=metadata)])
     assert profile_launches(lambda: None)[0][0].grid == ()
+
+
+def test_unprofiled_replays_are_timed_one_behind_the_other(monkeypatch):
+    calls = []
+
+    class Event:
+        """An event that counts the calls before it."""
+
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = len(calls)
+            calls.append("record")
+
+        def synchronize(self):
+            calls.append("synchronize")
+
+        def elapsed_time(self, end):
+            return (end.at - self.at) * self.at / 1e3
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    found = timing.unprofiled_us(lambda: calls.append("replay"))
+    count = timing.UNPROFILED_REPLAYS
+    assert calls == [*["replay", "record"] * (count + 1), "synchronize"]
+    assert found == pytest.approx(2 * count), "the median of 2 * (1, 3, 5, ...)"

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import graphkit
+from graphkit import ForwardMode, capture_target
+from graphkit.graphs import Stage
 from graphkit.graphs.source_lines import caller_line, caller_location, is_internal
+from graphkit.reference import reference_target
 
 PACKAGE = Path(graphkit.__file__).parent
 
@@ -58,9 +61,9 @@ def line_of(text):
         (PACKAGE / "graphs" / "recorder.py", True),
         (PACKAGE / "runners" / "runner.py", True),
         (PACKAGE.parent / "runners" / "runner.py", True),  # where the package links to
-        (PACKAGE / "spec" / "tree.py", True),
+        (PACKAGE / "spec" / "config.py", True),
+        (PACKAGE / "step" / "eagle.py", True),
         (PACKAGE / "reference" / "model.py", False),
-        (PACKAGE / "engine" / "eagle.py", False),
         ("/home/graphs/model.py", False),
         ("<string>", True),
     ],
@@ -68,6 +71,22 @@ def line_of(text):
 )
 def test_internal_files(path, expected):
     assert is_internal(str(path)) is expected
+    is_own = isinstance(path, Path) and path.is_relative_to(PACKAGE.parent)
+    assert not is_own or path.exists(), "a file of graphkit has moved"
+
+
+def test_nodes_of_a_step_have_the_lines_of_drafters_and_models():
+    target = reference_target(device="cpu", max_batch_size=2)
+    record = capture_target(
+        target, modes=[ForwardMode.STEP], batch_sizes=[2], device="cpu", inspect=True
+    )
+    (graph,) = record.graphs
+    around = (Stage.REFRESH, Stage.METADATA, Stage.STEP)
+    files = {node.source.partition(":")[0] for node in graph.nodes if node.module not in around}
+    assert {"step/eagle.py", "step/verifier.py", "reference/layers.py"} <= files
+    folders = {file.partition("/")[0] for file in files}
+    assert folders == {"step", "reference"}
+    assert graph.captured_at.startswith(f"walk/{Path(__file__).name}:")
 
 
 def test_frames_outside_of_the_command_are_not_shown(tmp_path):

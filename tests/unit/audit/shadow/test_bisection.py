@@ -18,6 +18,7 @@ HIDDEN = 8
 GRAPH = "graph bug"
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_a_frozen_number_is_a_graph_bug(capture, batch_of, watched, scaled):
     runner, model = capture(scaled)
     model.scale = 0.5
@@ -81,6 +82,7 @@ def test_a_node_with_equal_arguments_is_found_by_its_results(capture, batch_of, 
     assert text in finding.text
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 @pytest.mark.parametrize("first", ["index", "mul"])
 def test_the_earlier_of_two_nodes_is_named(capture, first, batch_of, watched):
     """One node differs in its arguments, the other one in its results."""
@@ -97,6 +99,7 @@ def test_the_earlier_of_two_nodes_is_named(capture, first, batch_of, watched):
     assert finding.kernel == first
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_a_graph_that_lacks_a_node(capture, batch_of, watched):
     def mix(model, hidden, inputs):
         return hidden * 2 if model.steps < 0 else hidden
@@ -107,6 +110,7 @@ def test_a_graph_that_lacks_a_node(capture, batch_of, watched):
     assert finding.text.endswith("Node 4 of a new capture is mul; in the graph it is addmm.")
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_a_graph_that_lacks_the_last_node(capture, batch_of, target_of, watched, tiny):
     class Longer(tiny):
         def forward(self, inputs):
@@ -149,6 +153,7 @@ def test_a_bisection_that_fails_still_reports_the_bug(capture, batch_of, watched
     assert "ulp of float32). A new capture fails: CaptureError: cannot capture" in finding.text
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_a_chain_of_graphs_is_bisected_as_one(models, capture):
     target = model_target(*models, name="tiny", max_batch_size=2)
     head, calls = target.forwards[LAYERS][1], {"scale": 1.0}

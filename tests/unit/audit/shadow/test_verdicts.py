@@ -81,6 +81,7 @@ def test_both_bugs_are_reported(capture, batch_of, watched):
     assert sorted(finding.kind for finding in watch.findings) == [GRAPH, PADDING]
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_state_that_the_graph_writes_elsewhere(capture, batch_of, watched):
     """A write to a constant row; the output is right."""
 

@@ -82,6 +82,7 @@ def test_the_caller_gets_the_output_of_the_graph(capture, batch_of, scaled):
     assert torch.equal(output.hidden_states, right.hidden_states)
 
 
+@pytest.mark.usefixtures("unseen_numbers")
 def test_the_caller_gets_it_also_after_a_bisection(capture, monkeypatch, batch_of, scaled):
     runner, model = capture(scaled)
     right = runner.replay(batch_of(3), clone=True).next_token_logits

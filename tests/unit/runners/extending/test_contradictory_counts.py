@@ -6,11 +6,14 @@ returns it without an error.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from graphkit import (
+    DraftExtendRunner,
     DraftExtendV2Runner,
     InputError,
     MultiLayerDraftExtendInputs,
@@ -94,3 +97,44 @@ def test_selected_rows(extend_case, make_model, assert_in_step, bad):
         return case.batch([2, 3], width=6, seed=1, **{**good, **fields})
 
     refuses(runner, batch(), batch(**SELECT[bad]), assert_in_step)
+
+
+@pytest.mark.parametrize(
+    ("cls", "front", "field", "wrong", "expected"),
+    [
+        (DraftExtendRunner, 0, "num_accepted_tokens", [2, 2, 2], "num_accepted_drafts + 1"),
+        (DraftExtendRunner, 0, "extend_seq_lens", [3, 2, 1], "num_accepted_tokens, the rows of"),
+        (DraftExtendV2Runner, 0, "extend_seq_lens", [6, 7, 6], "1 to 6, the rows of a request"),
+        (DraftExtendV2Runner, 0, "num_accepted_drafts", [1, 1, 0], "num_accepted_drafts + 1"),
+        (MultiLayerEagleRunner, 0, "select_index", [1, 9, 12], "the row of the last accepted"),
+        (MultiLayerEagleRunner, 0, "select_index", [1, 8, 1], "the row of the last accepted"),
+        (MultiLayerEagleRunner, 2, "select_index", [3, 12, 17], "the row of the last accepted"),
+    ],
+)
+def test_contradictions_on_the_device_are_reported_by_the_next_call(
+    extend_case, make_model, cls, front, field, wrong, expected
+):
+    """Bound storage is read by the graph alone, as the tensors of an engine are."""
+    case, forward, options, kind = extend_case(front=front), make_model(), {}, {}
+    if cls is MultiLayerEagleRunner:
+        forward = [make_model(layer=i) for i in range(3)]
+        options, kind = {"num_front_tokens": front}, {"cls": MultiLayerDraftExtendInputs}
+    width = None if cls is DraftExtendRunner else 6 + front
+    batch = case.batch([2, 3, 1], width=width, seed=1, **kind)  # at size 4, with a pad request
+    right = torch.from_numpy(getattr(batch, field))
+    storage = torch.zeros(4, dtype=right.dtype)
+    runner = case.runner(cls, forward, check=True, bound_fields={field: storage}, **options)
+    slots = 1 + np.arange(batch.num_tokens)
+    batch = replace(batch, out_cache_loc=slots, **{field: None})
+    storage[:3] = right
+    for _ in range(2):
+        runner.replay(batch)
+    storage[:3] = torch.tensor(wrong)
+    runner.replay(batch)  # its own result is not known yet
+    storage[:3] = right
+    with pytest.raises(InputError, match="of an earlier replay contains") as caught:
+        runner.replay(batch)
+    assert expected in str(caught.value)
+    assert caught.value.field == ("num_accepted_tokens" if "+ 1" in expected else field)
+    runner.replay(batch)
+    runner.close()

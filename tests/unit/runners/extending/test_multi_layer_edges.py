@@ -18,6 +18,7 @@ from graphkit import (
     InputError,
     OutputError,
     RecorderBackend,
+    ReplayError,
 )
 from graphkit.buffers import MultiLayerDraftExtendInputs
 from graphkit.runners import MultiLayerEagleRunner, Reason
@@ -189,7 +190,7 @@ def test_a_layer_that_fails_leaves_no_trace(case, layers, batch, assert_in_step,
 def test_a_replay_that_fails_in_its_chain_loses_nothing(
     case, layers, batch, assert_in_step, one_graph
 ):
-    """A slot that the first graph consumed stays consumed when the second one stumbles."""
+    """An entry that the first graph consumed stays consumed if the second graph fails."""
     table = torch.arange(64)
 
     def forward(inputs):
@@ -202,7 +203,7 @@ def test_a_replay_that_fails_in_its_chain_loses_nothing(
         bad = case.batch(
             [3, 1], width=6, cls=MultiLayerDraftExtendInputs, positions=np.full(12, 99)
         )
-        with pytest.raises(IndexError):
+        with pytest.raises(ReplayError, match="raised IndexError"):
             runner.replay(bad)
         assert torch.equal(runner.replay(batch).topk_index, expected.topk_index)
         assert_in_step(runner)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from graphkit.engine.generations import Overlapped, RunningBatch
 from graphkit.engine.request import Request
+from graphkit.engine.schedules import Overlapped, RunningBatch
 from graphkit.engine.transfers import PendingReport, deliver
 from graphkit.ops.loop_layout import Report
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepReport, StepResult, StepStream
@@ -34,6 +34,11 @@ class OnDevice(Overlapped):
         self._by_row: dict[int, Request] = {}
 
     @property
+    def runners(self) -> tuple[SpecStepRunner]:
+        """The runner of the whole step."""
+        return (self._runner,)
+
+    @property
     def can_admit(self) -> bool:
         """Whether no loop is running."""
         return not self._streams
@@ -59,7 +64,7 @@ class OnDevice(Overlapped):
         self._read()
 
     def drain(self) -> None:
-        """See ``Generation.drain``. Stops the loops; does not wait for those of pads alone."""
+        """See ``Schedule.drain``. Stops the loops; does not wait for those of pads alone."""
         super().drain()
         self.interrupt()
         while self._streams and not all(each.is_finished for each in self._by_row.values()):
@@ -68,7 +73,7 @@ class OnDevice(Overlapped):
         self._runner.join_loops()
 
     def reset(self) -> None:
-        """See ``Generation.reset``. Waits for the loops, which end after the steps that run."""
+        """See ``Schedule.reset``. Stops the loops and waits for them."""
         super().reset()
         self._runner.stop_loops()
         self._streams.clear()
@@ -94,7 +99,7 @@ class OnDevice(Overlapped):
         self._streams.append(stream)
 
     def _read(self) -> None:
-        """Wait for a step of the oldest loop, and deliver those that are there; on ranks, all."""
+        """Wait for a step of the oldest loop and deliver all completed ones; on ranks, the loop."""
         stream = self._streams[0]
         for step in stream.available() if self._runner.group is None else stream:
             self._deliver_step(step)

@@ -1,4 +1,4 @@
-"""Generations: when the host waits for the device in a step. See ``device_generation`` for v3.
+"""Schedules: when the host waits for the device in a step. See ``device_schedule`` for v3.
 
 v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
 have finished before the draft model catches up, and KV slots are reserved one step at a time.
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ from graphkit.engine.transfers import PendingReport
 from graphkit.engine.tree_bitmask import tree_bitmask
 from graphkit.graphs import Backend
 from graphkit.ops.loop_layout import Report
+from graphkit.runners import Runner
 from graphkit.step import DeviceStep, StepResult, Verified
 from graphkit.step.acceptance import Links
 from graphkit.step.transfers import to_device
@@ -57,7 +59,7 @@ class RunningBatch:
         return to_device([request.row for request in self.requests], self._device)
 
 
-class Generation(ABC):
+class Schedule(ABC):
     """Runs steps and delivers their tokens to the requests.
 
     Args:
@@ -68,12 +70,17 @@ class Generation(ABC):
         self._device_step = device_step
 
     @property
+    def runners(self) -> tuple[Runner[Any, Any], ...]:
+        """The runners of the steps, the target's first."""
+        return self._device_step.runners
+
+    @property
     def can_admit(self) -> bool:
         """Whether requests can join now."""
         return True
 
     def interrupt(self) -> None:  # noqa: B027 - only loops run on without the host
-        """Let requests join as soon as possible; ``can_admit`` says when. Does not wait."""
+        """Let requests join soon; ``can_admit`` becomes true. Does not wait."""
 
     @abstractmethod
     def begin(self, request: Request, report: torch.Tensor) -> None:
@@ -93,7 +100,7 @@ class Generation(ABC):
         """Wait for all tokens on their way to the host and deliver them."""
 
     def reset(self) -> None:  # noqa: B027 - v1 keeps nothing between steps
-        """Discard all tokens on their way to the host. Call it after a step that raised."""
+        """Discard all tokens on their way to the host, after an interrupted step."""
 
     def _draft_and_verify(self, batch: RunningBatch) -> StepResult:
         fill = partial(self._fill_bitmask, batch.requests) if batch.is_constrained else None
@@ -124,10 +131,10 @@ class Generation(ABC):
         sizes = {1, min(2, self._device_step.context.sizes.max_batch_size)}
         steps = product(sorted(sizes), (True, False))
         with ExitStack() as stack:
-            for runner in self._device_step.runners:
+            for runner in self.runners:
                 stack.enter_context(runner.uncounted())
             runs = [partial(self._run_pads, size, is_greedy=kind) for size, kind in steps]
-            warm_up(backend, self._device_step.runners[0].mode, runs)
+            warm_up(backend, self.runners[0].mode, runs)
 
     def _run_pads(self, batch_size: int, *, is_greedy: bool) -> None:
         device = self._device_step.context.device
@@ -135,7 +142,7 @@ class Generation(ABC):
         self._catch_up(self._device_step.draft_and_verify(pads, is_greedy=is_greedy).verified)
 
 
-class HostInLoop(Generation):
+class HostInLoop(Schedule):
     """Generation v1: waits for each step's tokens; reserves KV slots for one step at a time.
 
     Args:
@@ -148,7 +155,7 @@ class HostInLoop(Generation):
         self._memory = memory
 
     def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Generation.begin``. Waits for the token."""
+        """See ``Schedule.begin``. Waits for the token."""
         PendingReport.send([request], report, is_verify=False).deliver()
 
     def advance(
@@ -157,7 +164,7 @@ class HostInLoop(Generation):
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
     ) -> None:
-        """See ``Generation.advance``. Waits for verify, before the draft model catches up."""
+        """See ``Schedule.advance``. Waits for verify, before the draft model catches up."""
         requests = batch.requests
         # The newest token of a request is its bonus token, which has no KV slot yet.
         ahead = self._device_step.slots_ahead - 1
@@ -183,7 +190,7 @@ class HostInLoop(Generation):
         self._device_step.drafter.extend_accepted(verified, counts)
 
 
-class Overlapped(Generation):
+class Overlapped(Schedule):
     """Generation v2: launches a step before it reads the previous one's tokens.
 
     Args:
@@ -195,7 +202,7 @@ class Overlapped(Generation):
         self._pending: deque[PendingReport] = deque()
 
     def begin(self, request: Request, report: torch.Tensor) -> None:
-        """See ``Generation.begin``. Does not wait; the next step delivers the token."""
+        """See ``Schedule.begin``. Does not wait; the next step delivers the token."""
         self._pending.append(PendingReport.send([request], report, is_verify=False))
 
     def advance(
@@ -204,16 +211,16 @@ class Overlapped(Generation):
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
     ) -> None:
-        """See ``Generation.advance``. Waits for earlier steps only, after launching this one."""
+        """See ``Schedule.advance``. Waits for earlier steps only, after launching this one."""
         self._launch(batch)
         self._deliver(len(self._pending) - 1)
 
     def drain(self) -> None:
-        """See ``Generation.drain``."""
+        """See ``Schedule.drain``."""
         self._deliver(len(self._pending))
 
     def reset(self) -> None:
-        """See ``Generation.reset``."""
+        """See ``Schedule.reset``."""
         self._pending.clear()
 
     def _launch(self, batch: RunningBatch) -> None:

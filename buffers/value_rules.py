@@ -1,0 +1,166 @@
+"""Rules for the values of inputs: ranges, repeated slots, finite numbers, fields that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graphkit.buffers.layout import Capacity, FieldLayout
+
+Bad = tuple[torch.Tensor, torch.Tensor]
+"""Which elements break a rule, bool, and their values; both one-dimensional."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of index values.
+
+    Attributes:
+        context_len: Most tokens of a request.
+        vocab_size: Size of the target's vocabulary.
+        request_rows: Rows of the request pool, row 0 included; ``None`` if unknown.
+        kv_slots: Slots of the KV pool, slot 0 included; ``None`` if unknown.
+    """
+
+    context_len: int
+    vocab_size: int
+    request_rows: int | None = None
+    kv_slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule for the values of a field.
+
+    Attributes:
+        field: The field.
+        expected: What its values must be, for messages.
+        find: Returns the values that break the rule, from the tensors of ``field`` and ``others``.
+        others: Fields that the values must agree with.
+        is_float: Whether the field has floating-point numbers.
+        is_padded: Whether the rule is for padded batches alone.
+    """
+
+    field: str
+    expected: str
+    find: Callable[..., Bad]
+    others: tuple[str, ...] = ()
+    is_float: bool = False
+    is_padded: bool = False
+
+    def tensors(self, fields: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return what ``find`` reads; ``None`` if a field is missing."""
+        names = (self.field, *self.others)
+        return [fields[name] for name in names] if fields.keys() >= set(names) else None
+
+
+def rules_of(layouts: Sequence[FieldLayout], capacity: Capacity, limits: Limits) -> list[Rule]:
+    """Return the rules of all fields."""
+    fields = {layout.name for layout in layouts}
+    return [
+        *(rule for layout in layouts for rule in _field_rules(layout, limits)),
+        *_agreement_rules(fields, capacity),
+    ]
+
+
+def _field_rules(layout: FieldLayout, limits: Limits) -> Iterator[Rule]:
+    name = layout.name
+    bounds: dict[str, tuple[str, int | None]] = {
+        "req_pool_indices": ("a row of the request pool", limits.request_rows),
+        "out_cache_loc": ("a slot of the KV pool", limits.kv_slots),
+        "seq_lens": ("a length within max_context_len", limits.context_len + 1),
+        "positions": ("a position within max_context_len", limits.context_len),
+        "input_ids": ("a token id", limits.vocab_size),
+        "topk_index": ("a token id", limits.vocab_size),
+    }
+    counts: dict[str, tuple[str, int]] = {
+        "extend_seq_lens": ("rows of a request", 1),
+        "num_accepted_tokens": ("accepted tokens of a request", 1),
+        "num_accepted_drafts": ("accepted drafts of a request", 0),
+    }
+    if name in counts:
+        meaning, least = counts[name]
+        last = limits.context_len  # a prefill has more rows than a step
+        yield Rule(name, f"{meaning}, {least} to {last}", _outside(least, last))
+    if name in bounds:
+        meaning, end = bounds[name]
+        last = 2**62 if end is None else end - 1
+        text = "at least 0" if end is None else f"0 to {last}"
+        yield Rule(name, f"{meaning}, {text}", _outside(0, last))
+    if name == "out_cache_loc":
+        yield Rule(name, "each slot at most once", _repeated)
+    if layout.dtype.is_floating_point:
+        yield Rule(name, "finite numbers", _not_finite, is_float=True)
+
+
+def _agreement_rules(fields: set[str], capacity: Capacity) -> Iterator[Rule]:
+    """Yield rules by which fields agree with each other and with the width of a step.
+
+    The host checks them in every replay where it can read the values; see ``StepInputs.check``.
+    """
+    drafts, tokens, lengths = "num_accepted_drafts", "num_accepted_tokens", "extend_seq_lens"
+    width = capacity.tokens_per_request
+    for name in (tokens, lengths):
+        if name in fields:
+            expected = f"1 to {width}, the rows of a request"
+            yield Rule(name, expected, _outside(1, width), is_padded=True)
+    if {drafts, tokens} <= fields:
+        yield Rule(tokens, "num_accepted_drafts + 1", _other_than(1), (drafts,))
+    if capacity.ragged and {tokens, lengths} <= fields:
+        yield Rule(
+            lengths, "num_accepted_tokens, the rows of the request", _other_than(0), (tokens,)
+        )
+    others = ("req_pool_indices", tokens, "input_ids")
+    if {"select_index", *others} <= fields:
+        front = capacity.front_tokens
+        expected = "the row of the last accepted token of each request"
+        # A prefill has no front tokens.
+        yield Rule("select_index", expected, _other_row(front), others, is_padded=front > 0)
+
+
+def _other_than(more: int) -> Callable[[torch.Tensor, torch.Tensor], Bad]:
+    """Find rows that are not those of the other field plus ``more``."""
+
+    def find(rows: torch.Tensor, others: torch.Tensor) -> Bad:
+        return rows != others + more, rows
+
+    return find
+
+
+def _other_row(front_tokens: int) -> Callable[..., Bad]:
+    """Find requests that select another row than that of their last accepted token.
+
+    A pad request has request row 0, and selects row 0.
+    """
+
+    def find(
+        select: torch.Tensor, request_rows: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor
+    ) -> Bad:
+        width = len(ids) // max(len(select), 1)
+        starts = torch.arange(len(select), device=select.device) * width
+        return (select != starts + front_tokens + tokens - 1) & (request_rows != 0), select
+
+    return find
+
+
+def _outside(low: int, high: int) -> Callable[[torch.Tensor], Bad]:
+    def find(rows: torch.Tensor) -> Bad:
+        values = rows.flatten()
+        return (values < low) | (values > high), values
+
+    return find
+
+
+def _repeated(rows: torch.Tensor) -> Bad:
+    """Find slots that occur twice; slot 0 takes the writes of all pad rows."""
+    ordered = rows.flatten().sort().values
+    before = ordered.roll(1)
+    before[:1] = 0
+    return (ordered == before) & (ordered != 0), ordered
+
+
+def _not_finite(rows: torch.Tensor) -> Bad:
+    values = rows.flatten()
+    return ~values.isfinite(), values

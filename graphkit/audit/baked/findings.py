@@ -1,0 +1,167 @@
+"""Findings of host values that graphs captured."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphkit.audit.audit_log import Check
+from graphkit.audit.baked.confirmed_differences import DifferencesBySize
+from graphkit.audit.baked.host_changes import HostChange
+from graphkit.audit.baked.undeclared import Candidate, comparable
+from graphkit.audit.finding_text import argument_text
+from graphkit.graphs.walk.capture_differences import CaptureDifference
+from graphkit.records import Node, count_of
+from graphkit.runners.host_numbers import HostNumber
+
+_VALUE = (
+    "Read it from a tensor that every replay refreshes: declare it as an input field, or write it "
+    "in place before each replay."
+)
+_UNDECLARED = (
+    "If it may change, read it from a tensor, or capture again after each change. Declared in "
+    "host_values with the values that it takes, it is an error."
+)
+_CONSTANTS = "Capture again after one of them has changed."
+_NUMBER = re.compile(r"-?(?:inf|\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+_STRUCTURE = (
+    "A graph does not branch on host values: compute each case on the device and select with "
+    "torch.where, or capture again when the value changes."
+)
+
+
+def report_change(
+    check: Check,
+    change: HostChange,
+    differences: Sequence[CaptureDifference],
+    size: int,
+    nodes: Sequence[Node],
+) -> None:
+    """Report one finding per captured value, which many nodes may share, such as all layers."""
+    groups: dict[Any, list[CaptureDifference]] = {}
+    for each in comparable(differences):
+        facts = each.what, each.argument, each.offset, each.before, each.after
+        groups.setdefault((_name(each, nodes), *facts), []).append(each)
+    for first, *others in groups.values():
+        more = f" The same holds for {count_of(len(others), 'more node')}." if others else ""
+        check.report(
+            "baked value",
+            f"{_sentence(first, change, nodes)}{more}",
+            node=nodes[first.node] if first.node < len(nodes) else None,
+            batch_size=size,
+            argument=first.argument,
+            offset=first.offset,
+            before=first.before,
+            after=first.after,
+            advice=_STRUCTURE if first.what in ("kernel", "number of nodes") else _VALUE,
+        )
+
+
+def report_followed(
+    check: Check,
+    candidate: Candidate,
+    found: DifferencesBySize,
+    records: Mapping[int, Sequence[Node]],
+) -> None:
+    """Report an undeclared number that graphs follow, once per size."""
+    number = candidate.first
+    for size, differences in ((size, each) for size, each in found.items() if each):
+        first, *others = comparable(differences)
+        nodes = records[size]
+        check.report(
+            "baked value",
+            f"`{number.name}` = {number.before!r} is frozen in {_frozen_in(number, first, nodes)}"
+            f"{_more(others)}.",
+            severity="note",
+            node=nodes[first.node] if first.node < len(nodes) else None,
+            batch_size=size,
+            argument=first.argument,
+            offset=first.offset,
+            before=first.before,
+            after=first.after,
+            names=tuple(each.name for each in candidate.values),
+            cause=number.name,
+            advice=_UNDECLARED,
+        )
+
+
+def report_constants(
+    check: Check, constants: Sequence[HostNumber], records: Mapping[int, Sequence[Node]]
+) -> int:
+    """Report constants of the architecture that are among the arguments of nodes, as one note.
+
+    Returns:
+        Their number.
+    """
+    arguments = {
+        float(text)
+        for nodes in records.values()
+        for node in nodes
+        for argument in node.arguments
+        if argument.kind in ("value", "number", "struct") and "#" not in argument.text
+        for text in _NUMBER.findall(argument.text)
+    }
+    kept = [each for each in constants if _is_among(each.before, arguments)]
+    if kept:
+        check.report(
+            "architecture constants",
+            "constants of the architecture are among the arguments of nodes; the audit did not "
+            "change them.",
+            severity="note",
+            names=tuple(f"{each.name} = {each.before!r}" for each in kept),
+            cause="constants",
+            advice=_CONSTANTS,
+        )
+    return len(kept)
+
+
+def _is_among(value: float, arguments: set[float]) -> bool:
+    if isinstance(value, bool) or value in (0, 1):
+        return False
+    return value in arguments or any(math.isclose(value, each, rel_tol=1e-6) for each in arguments)
+
+
+def _frozen_in(number: HostNumber, difference: CaptureDifference, nodes: Sequence[Node]) -> str:
+    place = location(difference, nodes)
+    if difference.what in ("kernel", "number of nodes"):
+        return f"{place} ({difference.before}): the graph captured one case"
+    if difference.before == repr(number.before):
+        return place
+    return f"{place}, which is {difference.before}"
+
+
+def _more(others: Sequence[CaptureDifference]) -> str:
+    nodes = len({each.node for each in others})
+    return f", and in {count_of(nodes, 'more node')}" if nodes else ""
+
+
+def _sentence(difference: CaptureDifference, change: HostChange, nodes: Sequence[Node]) -> str:
+    before, after = difference.before, difference.after
+    captured = "a value derived from it"
+    if difference.what in ("kernel", "number of nodes"):
+        captured = "one case"
+    elif (before, after) == (change.before, change.after):
+        captured = "its value"
+    values = f"{before}, then {after}"
+    if captured != "its value":
+        values = f"{before} for {change.before}, then {after} for {change.after}"
+    place = location(difference, nodes)
+    return f"{place} follows {change.subject} ({values}): the graph captured {captured}."
+
+
+def location(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
+    """Return where two captures differ, such as ``argument 1 of `mul` (node 4)``."""
+    if difference.what == "number of nodes":
+        return "the number of nodes"
+    if difference.what == "kernel":
+        return f"the kernel of node {difference.node}"
+    if difference.argument is not None:
+        node = nodes[difference.node]
+        return argument_text(node, difference.argument, difference.offset or 0)
+    return f"{difference.what} of `{_name(difference, nodes)}` (node {difference.node})"
+
+
+def _name(difference: CaptureDifference, nodes: Sequence[Node]) -> str:
+    return nodes[difference.node].short_name if difference.node < len(nodes) else ""

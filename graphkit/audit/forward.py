@@ -1,0 +1,157 @@
+"""Search for what a forward does beside computing its output.
+
+A padded run without a graph is watched: writes into the inputs, by torch's operations or by any
+kernel, and random draws. The graph is captured from the same code. Its node is found by operation
+and line; a kernel that no operation launched, by replaying the first nodes of the graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphkit.audit.audit_log import AuditLog, Check
+from graphkit.audit.node_switches import Incomparable, bisected, switches
+from graphkit.graphs import NodeOrigin, Stage, StateSnapshot
+from graphkit.records import GraphRecord, Node, count_of, distinct_text
+from graphkit.runners import Runner
+from graphkit.targets import CaptureTarget
+from graphkit.verify import StepRuns
+from graphkit.verify.comparison import restorable_state
+from graphkit.verify.forward_watch import SAMPLER, ForwardWatch, InputWrite
+
+_SEED = 70
+_WRITE_ADVICE = (
+    "Write the result to a new tensor, such as `positions + 1`. The inputs belong to the runner: "
+    "later stages of the step read them, and other graphs."
+)
+_DRAW_ADVICE = (
+    "Call eval() on the model if it is dropout. If the forward samples tokens, put the sampler "
+    f'into `with graphkit.scope("{SAMPLER}")`.'
+)
+
+
+def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
+    """Report writes of a forward into its inputs, and random draws outside of a sampler.
+
+    Restores declared state and random numbers.
+
+    Args:
+        target: Draws the batches.
+        runner: A runner of the target, captured with attribution.
+        log: Collects the findings.
+    """
+    for size in runner.table:
+        with (
+            log.check("forward", runner.mode.name, size) as check,
+            StateSnapshot(restorable_state(runner), runner.device) as start,
+        ):
+            live = min(size, runner.table.max_batch_size)
+            runs = StepRuns(runner, target.batch(runner.mode, live, _SEED), size, start)
+            watch = ForwardWatch(runner.step, runner.device, target.weights)
+            with watch.watching():
+                runs.padded()
+            check.text = (
+                f"{count_of(watch.num_ops, 'operation')}: "
+                f"{count_of(len(watch.writes), 'input')} written, "
+                f"{count_of(len(watch.draws), 'random draw')}"
+            )
+            if watch.writes or watch.draws:
+                record = runner.inspect(size, weights=target.weights)
+                for write in watch.writes:
+                    _report_write(check, write, _writing_node(runner, runs, record, write))
+                _report_draws(check, watch.draws, record)
+
+
+def _report_write(check: Check, write: InputWrite, node: Node | None) -> None:
+    origin, change = write.origin, write.change
+    facts: dict[str, Any] = {"field": write.field, "names": (write.field,), "cause": write.field}
+    if origin is not None:
+        facts |= {"module": origin.module, "source": origin.source, "cause": origin.source}
+    effect = "It left the values of this batch as they were."
+    if change is not None:
+        before, after = distinct_text(change.before, change.after)
+        effect = (
+            f"Row {change.row} (request {change.request}) is {after} after the forward and "
+            f"{before} before it."
+        )
+        facts |= {"row": change.row, "request": change.request, "before": before, "after": after}
+    check.report(
+        "written input",
+        f"{_name(node, origin)} writes into the input field `{write.field}`. {effect}",
+        node=node,
+        advice=_WRITE_ADVICE,
+        **facts,
+    )
+
+
+def _report_draws(check: Check, draws: Sequence[NodeOrigin], record: GraphRecord) -> None:
+    """Report one note per operation and line, which many layers may share."""
+    for (op, source), count in Counter((each.op, each.source) for each in draws).items():
+        first = next(each for each in draws if (each.op, each.source) == (op, source))
+        node = _node_of(first, record)
+        more = f" It does so {count} times." if count > 1 else ""
+        check.report(
+            "random draw",
+            f"{_name(node, first)} draws random numbers outside of a sampler: replays of a batch "
+            f"give different results.{more}",
+            node=node,
+            module=first.module,
+            source=source,
+            cause=f"{op} {source}",
+            severity="note",
+            advice=_DRAW_ADVICE,
+        )
+
+
+def _name(node: Node | None, origin: NodeOrigin | None) -> str:
+    if node is not None:
+        return f"`{node.short_name}` (node {node.index})"
+    return "the forward" if origin is None else f"`{origin.op.partition('::')[2]}`"
+
+
+def _writing_node(
+    runner: Runner[Any, Any], runs: StepRuns, record: GraphRecord, write: InputWrite
+) -> Node | None:
+    """Return the node that writes an input field; ``None`` if it cannot be found."""
+    if write.origin is not None:
+        return _node_of(write.origin, record)
+    is_stored = any(layout.name == write.field for layout in runner.buffers.layouts)
+    if not is_stored or runner.group is not None:  # ranks would replay other parts of their graphs
+        return None
+    try:
+        index = _first_writer(runner, runs, record, write.field)
+    except Incomparable:
+        return None
+    return None if index is None else record.nodes[index]
+
+
+def _node_of(origin: NodeOrigin, record: GraphRecord) -> Node | None:
+    """Return the first node that an operation created; compiled functions have other nodes."""
+    facts = origin.op, origin.module, origin.source
+    return next((n for n in record.nodes if (n.op, n.module, n.source) == facts), None)
+
+
+def _first_writer(
+    runner: Runner[Any, Any], runs: StepRuns, record: GraphRecord, field: str
+) -> int | None:
+    """Return the index of the first node after which an input field has other bytes."""
+    size = runs.padded_batch_size
+    always_on = {node.index for node in record.nodes if node.module == Stage.REFRESH}
+    with switches(runner.graphs[size], record.nodes) as switched:
+
+        def rows_after(count: int) -> torch.Tensor:
+            switched.keep_first(count, always_on)
+            graph: Any = switched.graph
+            runs.replay_of(graph)
+            # A graph whose last nodes are off lets the stream go on before the others have ended.
+            runner.backend.wait_for_device()
+            return runner.buffers.live_rows(field, size).contiguous().view(torch.uint8).clone()
+
+        refreshed = rows_after(0)
+        return bisected(
+            lambda count: not torch.equal(rows_after(count), refreshed), len(record.nodes)
+        )

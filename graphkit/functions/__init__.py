@@ -1,0 +1,13 @@
+"""Capture of any function of tensors: its inputs and outputs are learnt from an example.
+
+``arguments`` and ``results`` turn the function into a step with declared inputs and outputs, which
+a ``StepRunner`` captures. ``function_capture`` captures it and compares it with the function
+itself, and ``captured_function`` is what callers get.
+"""
+
+from graphkit.functions.arguments import Arguments
+from graphkit.functions.captured_function import CapturedFunction, StagedCall
+from graphkit.functions.function_capture import capture
+from graphkit.functions.results import Results
+
+__all__ = ["Arguments", "CapturedFunction", "Results", "StagedCall", "capture"]

@@ -1,0 +1,210 @@
+"""``graphkit.capture``: a function of tensors, captured per batch size and compared with itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkit.buffers import StepInputs
+from graphkit.config import BufferSizes
+from graphkit.errors import ConfigError, OutputError
+from graphkit.functions.arguments import Arguments
+from graphkit.functions.captured_function import CapturedFunction
+from graphkit.functions.held_modules import weights_of
+from graphkit.functions.results import Results
+from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, tensors_of
+from graphkit.graphs.capture_failure import describe_exception
+from graphkit.graphs.snapshot import check_restorable
+from graphkit.records import count_of
+from graphkit.runners import Output, Runner
+from graphkit.runners.step import name_of
+from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.targets import CaptureTarget
+from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, check_tolerance, compare_runs
+
+_NO_DRAFTS = SpecConfig("NONE", num_steps=0, topk=1, num_draft_tokens=1)
+
+
+def capture(
+    fn: Callable[..., Any],
+    example: Any,
+    *,
+    batch_sizes: Iterable[int],
+    device: torch.device | str | None = None,
+    backend: Backend | None = None,
+    mutable_state: Mapping[str, torch.Tensor] | None = None,
+    weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+    tolerance: float = 1.0,
+    attribution: Attribution | None = None,
+) -> CapturedFunction:
+    """Capture a function of tensors whose first dimension is the batch, once per batch size.
+
+    A call of the result pads the batch to the smallest captured size, replays that graph and
+    returns the live rows. Names, dtypes and row shapes of arguments and results are learnt from
+    the example; nothing is declared::
+
+        encode = gk.capture(model, {"input_ids": ids, "attention_mask": mask}, batch_sizes=[1, 8])
+        hidden = encode(input_ids=other_ids, attention_mask=other_mask).last_hidden_state
+
+    Each row of the results must depend on the same row of the arguments alone. Pad rows hold the
+    smallest number of each argument in the example. After the capture, rows of the example are
+    replayed at every size and compared with ``fn``. No gradients are recorded.
+
+    Args:
+        fn: A function or a module in evaluation mode. It returns tensors with a row per row of its
+            arguments, alone or in tuples, lists, dicts and dataclasses, in which ``None`` stands
+            for a result that it leaves out. It does not change its arguments. Random numbers that
+            it needs are arguments, too.
+        example: Arguments of a call, each with the same number of rows: a tensor or a tuple of
+            tensors (positional arguments), tensors by name (keyword arguments), or a dataclass of
+            tensors (the only argument). Other arguments are bound with ``functools.partial``.
+            Where the example has a tensor, on the CPU or on the device, batches should have it,
+            too: the graph then reads it without a further copy.
+        batch_sizes: Sizes to capture, in rows. Larger batches run without a graph.
+        device: Device of ``fn``; ``None`` takes the device of the example.
+        backend: As for ``Runner``.
+        mutable_state: Tensors that ``fn`` changes, by name. Capture restores them.
+        weights: The model, or its weights by name, for names in records; ``None`` takes the modules
+            that ``fn`` is, holds or is bound to.
+        tolerance: Multiple of the usual rounding by which padded and unpadded results may differ,
+            as ``graphkit audit --tolerance`` takes it. float32 convolutions may need more than 1
+            with TF32, which cuDNN uses by default.
+        attribution: As for ``Runner.capture``.
+
+    Raises:
+        CaptureError: The function cannot be captured.
+        ConfigError: The example or a setting is invalid, ``fn`` raised an error for the example,
+            or such a module is in training mode.
+        DeviceError: The device does not exist.
+        OutputError: The function returns something else than such tensors, or a replay gives other
+            results than the function.
+    """
+    if not callable(fn):
+        raise ConfigError(f"fn must be callable, got {fn!r}.", field="fn")
+    check_tolerance(tolerance)
+    held = weights_of(fn)
+    name, sizes = _name_of(fn), _checked_sizes(batch_sizes)
+    arguments = Arguments(fn, name, example)
+    if backend is None:
+        backend = backend_for(arguments.device if device is None else device)
+    elif device is not None:
+        backend_for(device, backend)
+    if arguments.device.type != "cpu" and arguments.device != backend.device:
+        raise ConfigError(
+            f"the example of {name} is on {arguments.device}, but the function is to run on "
+            f"{backend.device}. Move the example there, or to the CPU.",
+            field="device",
+        )
+    weights = held if weights is None else weights
+    with StateSnapshot(check_restorable(mutable_state or {}), backend.device):
+        results = _learnt(arguments, name, max(sizes), backend.device)
+
+    def forward(inputs: StepInputs) -> Output:
+        return results.output(arguments.call(inputs))
+
+    forward.__qualname__ = name
+    target = CaptureTarget(
+        name=name,
+        spec=_NO_DRAFTS,
+        sizes=BufferSizes(max(sizes), 1, 1, 1, _dtype(arguments, results, weights)),
+        forwards={ForwardMode.STEP: forward},
+        sample_batch=partial(_sample_batch, arguments),
+        weights=weights,
+        mutable_state=mutable_state,
+        batch_sizes=sizes,
+        inputs_type=arguments.inputs_type,
+        output_type=results.output_type,
+        served_modes=[ForwardMode.STEP],
+    )
+    runner = target.runner(ForwardMode.STEP, device=backend.device, backend=backend)
+    try:
+        record = runner.capture(attribution=attribution)
+        _compare(runner, target, tolerance)
+    except BaseException:
+        runner.close()
+        raise
+    return CapturedFunction(runner, arguments, results, target, record)
+
+
+def _name_of(fn: Any) -> str:
+    while isinstance(fn, partial):
+        fn = fn.func
+    return name_of(fn).rpartition("<locals>.")[2]
+
+
+def _checked_sizes(given: object) -> list[int]:
+    sizes = list(given) if isinstance(given, Iterable) else []
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        raise ConfigError(
+            f"batch_sizes must be ints >= 1, at least one, got {given!r}.", field="batch_sizes"
+        )
+    return sizes
+
+
+def _learnt(arguments: Arguments, name: str, largest: int, device: torch.device) -> Results:
+    """Return the results of the function, from runs on the example at two batch sizes."""
+    returned, first = {}, min(arguments.num_rows, largest)
+    for count in (first, first + 1):
+        rows = arguments.sample([index % arguments.num_rows for index in range(count)])
+        on_device = {field: getattr(rows, field).to(device) for field in arguments.fields.values()}
+        try:
+            with torch.no_grad():
+                returned[count] = arguments.call(type(rows)(**on_device))
+        except Exception as error:
+            raise ConfigError(
+                f"{name} raised an error for {count_of(count, 'row')} of the example: "
+                f"{describe_exception(error)}.",
+                field="fn",
+            ) from error
+    return Results(name, returned)
+
+
+def _dtype(
+    arguments: Arguments,
+    results: Results,
+    weights: nn.Module | Mapping[str, torch.Tensor] | None,
+) -> torch.dtype:
+    """Return the coarsest dtype that the function computes in; FP8 weights are converted first."""
+    held: Collection[object] = tensors_of(weights).values()
+    used = {each.dtype for each in held if isinstance(each, torch.Tensor)}
+    used |= arguments.dtypes | results.dtypes
+    floats = [each for each in used if each.is_floating_point and each.itemsize > 1]
+    return max(floats, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def _sample_batch(arguments: Arguments, _mode: ForwardMode, count: int, seed: int) -> StepInputs:
+    """Return rows of the example, drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    return arguments.sample(
+        torch.randint(arguments.num_rows, (count,), generator=generator).tolist()
+    )
+
+
+def _compare(runner: Runner[Any, Any], target: CaptureTarget, tolerance: float) -> None:
+    """Compare replays of rows of the example with the function, with a pad row where possible.
+
+    Raises:
+        OutputError: They differ.
+    """
+    with runner.uncounted():
+        for size in runner.table:
+            batch = target.batch(runner.mode, max(size - 1, 1), size)
+            for wrong in compare_runs(runner, batch, size, tolerance=tolerance).mismatches:
+                if wrong.kind == NOT_FINITE:  # as without the graph
+                    continue
+                where = (
+                    f"row {wrong.row} of `{wrong.field}` is {wrong.got} instead of "
+                    f"{wrong.expected}{f' ({wrong.distance})' if wrong.distance else ''} with "
+                    f"{count_of(wrong.batch_size, 'live row')} at batch size {size}"
+                )
+                advice = (
+                    "Results must not depend on values that the host changes between calls."
+                    if wrong.kind == GRAPH_DIFFERS
+                    else "A row may depend on the same row of the arguments alone, and random "
+                    "numbers must be arguments. If this is rounding, pass a larger tolerance."
+                )
+                raise OutputError(f"{target.name}: {wrong.kind}: {where}. {advice}")

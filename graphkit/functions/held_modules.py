@@ -1,0 +1,53 @@
+"""Modules that a function calls, found where Python holds them."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from graphkit.errors import ConfigError
+
+
+def weights_of(fn: Any) -> nn.Module | None:
+    """Return the module that a function holds, or several of them by name; ``None`` without any.
+
+    Raises:
+        ConfigError: One is in training mode.
+    """
+    held = _modules_in(fn)
+    for module in held.values():
+        if module.training:
+            raise ConfigError(
+                f"{type(module).__name__} is in training mode, in which results may be random and "
+                "depend on the whole batch. Call its eval() first.",
+                field="fn",
+            )
+    if len(held) > 1:
+        return nn.ModuleDict(held)
+    return next(iter(held.values()), None)
+
+
+def _modules_in(fn: Any) -> dict[str, nn.Module]:
+    """Return the modules among a function's object, bound arguments and variables, by name."""
+    if isinstance(fn, nn.Module):
+        return {type(fn).__name__: fn}
+    if isinstance(fn, partial):
+        bound = {f"argument_{index}": each for index, each in enumerate(fn.args)}
+        return {**_modules_in(fn.func), **_modules_among({**bound, **fn.keywords})}
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return {type(owner).__name__: owner}
+    try:
+        variables = inspect.getclosurevars(fn)
+    except (TypeError, ValueError):  # a built-in, or a variable without a value
+        return {}
+    return _modules_among(
+        {**getattr(owner, "__dict__", {}), **variables.globals, **variables.nonlocals}
+    )
+
+
+def _modules_among(values: dict[str, Any]) -> dict[str, nn.Module]:
+    return {name: each for name, each in values.items() if isinstance(each, nn.Module)}

@@ -1,0 +1,113 @@
+"""Comparison of the logits of a target's forwards with those of the model that they wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from graphkit.graphs import StateSnapshot
+from graphkit.records import WrapperRecord
+from graphkit.runners import Runner
+from graphkit.spec import ForwardMode
+from graphkit.targets import CaptureTarget
+from graphkit.verify.comparison import restorable_state
+from graphkit.verify.rounding import Rounding
+from graphkit.verify.wrapper.batch_comparison import BatchComparison
+from graphkit.verify.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
+from graphkit.verify.wrapper.model_logits import ModelLogits
+from graphkit.verify.wrapper.requests import TreeRequest, tree_requests, window_settings
+
+WRAPPED_MODES = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
+"""Modes whose logits are those of the model."""
+
+
+def compare_wrapper(
+    target: CaptureTarget,
+    model: Callable[[torch.Tensor], Any],
+    *,
+    prompt_length: int | None = None,
+    device: str = "auto",
+    tolerance: float = 1.0,
+) -> WrapperRecord:
+    """Compare the forwards of TARGET_VERIFY and DECODE with the model that they wrap.
+
+    The forwards run eagerly, as for batches without a graph: on the rows of a prompt, on a tree of
+    drafts behind it (a chain without ``custom_mask``), on the prompt of a second request, and on
+    the drafts of both requests side by side. Each row must have the logits that the model computes
+    on the prompt and the path to that row, up to rounding. The comparison ends with the first batch
+    that differs. Restores declared state and random numbers.
+
+    Args:
+        target: What to compare.
+        model: As for ``CaptureTarget``.
+        prompt_length: Tokens of the longer prompt; ``None`` exceeds the windows and chunks that the
+            config of the model names, as far as the context of the target allows.
+        device: ``auto``, ``cpu`` or ``cuda``; that of the model.
+        tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
+
+    Raises:
+        ConfigError: ``prompt_length`` does not fit the context, or the tolerance is invalid.
+        TargetError: The KV slots of the target are unknown, or the model returns no logits of every
+            token, or its logits of a prompt depend on later tokens.
+    """
+    modes = [mode for mode in WRAPPED_MODES if mode in target.forwards]
+    skipped = _skip_reason(target, modes)
+    if skipped:
+        return WrapperRecord(skipped=skipped)
+    with ExitStack() as stack:
+        runners = [stack.enter_context(target.runner(mode, device=device)) for mode in modes]
+        unserved = _unserved_field(runners)
+        if unserved:
+            return WrapperRecord(skipped=unserved)
+        windows = window_settings(model, target.weights, *target.forwards.values())
+        requests = tree_requests(target, runners[0], windows, prompt_length)
+        logits = ModelLogits(model, runners[0].device, target.sizes.vocab_size)
+        rounding = Rounding(target.sizes.dtype, tolerance)
+        comparison = BatchComparison(target, logits, rounding, windows)
+        comparison.measure_rounding(requests[0])
+        length = len(requests[0].prompt)
+        state = {name: each for r in runners for name, each in restorable_state(r).items()}
+        stack.enter_context(StateSnapshot(state, runners[0].device))
+        for runner, batch in _batches(runners, requests):
+            if not comparison.agrees(runner, batch):
+                break
+    return replace(
+        comparison.record,
+        prompt_length=length,
+        not_reached=tuple(f"{name} {size}" for name, size in windows.items() if size >= length),
+    )
+
+
+def _batches(
+    runners: Sequence[Runner[Any, Any]], requests: Sequence[TreeRequest]
+) -> Iterator[tuple[Runner[Any, Any], WrapperBatch]]:
+    """Yield all batches of the first runner, then a step of every other runner."""
+    first, *others = runners
+    for batch in WrapperBatches(first, requests).all():
+        yield first, batch
+    for runner in others:
+        yield runner, WrapperBatches(runner, requests).step(range(len(requests)))
+
+
+def _skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:
+    """Return why the target cannot be compared, as a phrase; empty if it can."""
+    if not modes:
+        return "the target has no forward for TARGET_VERIFY or DECODE"
+    if target.group is not None:
+        return "the target runs on several ranks"
+    if target.spec.linear_attention:
+        return "the target has recurrent layers, whose states are committed by an engine"
+    return ""
+
+
+def _unserved_field(runners: Sequence[Runner[Any, Any]]) -> str:
+    """Return which field of the inputs has no values here, as a phrase; empty if none."""
+    for runner in runners:
+        for layout in runner.buffers.layouts:
+            if layout.name not in SERVED_FIELDS:
+                return f"there are no values for the field {layout.name!r} of {runner.mode.name}"
+    return ""

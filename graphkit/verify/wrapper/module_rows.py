@@ -1,0 +1,198 @@
+"""The first module in which a row of a wrapper and the same row of its model differ.
+
+A wrapper calls the modules of its model. So the tensors that enter and leave each module can be
+compared by the path of the module, one row of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._pytree import tree_leaves
+
+from graphkit.graphs import caller_line
+
+OUTPUT = "the output"
+_LEVELS = 2
+"""How deep a wrapper may hold its model, such as ``self.runner.model``."""
+Key = tuple[str, str, int]
+"""Path of a module, what it received or returned, and how often that happened before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleDifference:
+    """The first difference.
+
+    Attributes:
+        module: Path of the module that computed it.
+        source: Line that calls the module which received or returned it.
+        text: What differs, as a sentence.
+    """
+
+    module: str
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowValue:
+    """A row of a tensor that a module received or returned.
+
+    Attributes:
+        row: The row, flat.
+        caller: Path of the module that called; empty outside of all modules.
+        source: Line of the call.
+    """
+
+    row: torch.Tensor
+    caller: str
+    source: str
+
+
+@contextmanager
+def recorded_rows(
+    modules: Mapping[nn.Module, str], row: int, num_rows: int
+) -> Iterator[dict[Key, RowValue]]:
+    """Record one row of what each module receives and returns in the block, in order.
+
+    Args:
+        modules: Path of each module.
+        row: Index of the row.
+        num_rows: Number of rows of the run. Tensors with another number of rows are ignored.
+    """
+    found: dict[Key, RowValue] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    calls = [("", "")]  # path and source of each call that runs
+
+    def record(path: str, what: str, value: Any, caller: str, source: str) -> None:
+        for tensor in tree_leaves(value):
+            values = _row(tensor, row, num_rows)
+            if values is not None:
+                found[path, what, counts[path, what]] = RowValue(values, caller, source)
+                counts[path, what] += 1
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        path, source, (caller, _) = modules[module], caller_line(), calls[-1]
+        for name, value in [*enumerate(args), *kwargs.items()]:
+            record(path, f"argument {name}", value, caller, source)
+        calls.append((path, source))
+
+    def after(_module: nn.Module, _args: Any, output: Any) -> None:
+        path, source = calls.pop()
+        record(path, OUTPUT, output, calls[-1][0], source)
+
+    with ExitStack() as stack:
+        for module in modules:
+            for handle in (
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after),
+            ):
+                stack.callback(handle.remove)
+        yield found
+
+
+def first_module_difference(
+    expected: Mapping[Key, RowValue], got: Mapping[Key, RowValue], ulps: float, dtype: torch.dtype
+) -> ModuleDifference | None:
+    """Return the first recorded row that differs.
+
+    Args:
+        expected: Rows of the model.
+        got: Rows of the wrapper.
+        ulps: Largest difference, in units in the last place of ``dtype`` relative to the row's
+            largest number.
+        dtype: Dtype that the step computes in.
+    """
+    for key, value in got.items():
+        other = expected.get(key)
+        if other is None or _agree(other.row, value.row, ulps, dtype):
+            continue
+        path, what, _ = key
+        if what == OUTPUT:
+            text = f"The first difference is the output of `{path}`."
+            return ModuleDifference(path, value.source, text)
+        caller = f" in `{value.caller}`" if value.caller else ""
+        text = f"The first difference is {what} of `{path}`, computed{caller}."
+        return ModuleDifference(value.caller or path, value.source, text)
+    return None
+
+
+def outer_modules(run: Callable[[], object]) -> list[nn.Module]:
+    """Return the modules that a run calls outside of all other modules."""
+    found: list[nn.Module] = []
+    running: list[nn.Module] = []
+
+    def before(module: nn.Module, _args: Any) -> None:
+        if not running:
+            found.append(module)
+        running.append(module)
+
+    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+        running.pop()
+
+    with register_module_forward_pre_hook(before), register_module_forward_hook(after):
+        run()
+    return found
+
+
+def module_paths(roots: Iterable[object], known: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
+    """Return the path of each module below some roots, so that paths agree with known ones.
+
+    A root may contain the model as a submodule: paths then begin there.
+
+    Args:
+        roots: Modules, and objects that are none and are ignored.
+        known: Paths of the modules of the other run. They apply to the same modules here.
+    """
+    paths: dict[nn.Module, str] = {}
+    modules = [root for root in roots if isinstance(root, nn.Module)]
+    shared = set(known.values())
+    for root in [*(_counterpart(each, shared) for each in modules), *modules]:
+        for path, module in root.named_modules():
+            paths.setdefault(module, known.get(module, path or type(module).__name__))
+    return paths
+
+
+def _counterpart(root: nn.Module, known: Collection[str]) -> nn.Module:
+    """Return the module below a root, or the root, with the most known paths below it."""
+
+    def shared(module: nn.Module) -> int:
+        return sum(path in known for path, _ in module.named_modules())
+
+    candidates = (each for path, each in root.named_modules() if path.count(".") < _LEVELS)
+    best: nn.Module = max(candidates, key=shared)
+    return best
+
+
+def _row(tensor: object, row: int, num_rows: int) -> torch.Tensor | None:
+    """Return a row of [T, ...] or [1, T, ...] as a flat copy."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    if tensor.dim() > 1 and tensor.shape[:2] == (1, num_rows):
+        tensor = tensor[0]
+    elif not tensor.dim() or len(tensor) != num_rows:
+        return None
+    return tensor[row].detach().flatten().clone()
+
+
+def _agree(expected: torch.Tensor, got: torch.Tensor, ulps: float, dtype: torch.dtype) -> bool:
+    """Return whether two rows agree; rows of different length cannot be compared."""
+    if expected.shape != got.shape:
+        return True
+    if not (expected.is_floating_point() and got.is_floating_point()):
+        return torch.equal(expected, got)
+    eps = max(torch.finfo(each).eps for each in (dtype, expected.dtype, got.dtype))
+    one, other = expected.double(), got.double()
+    return torch.allclose(
+        one, other, rtol=0, atol=ulps * eps * float(one.abs().max()), equal_nan=True
+    )

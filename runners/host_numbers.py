@@ -1,0 +1,127 @@
+"""Numbers of the host that a forward can read, and their values at capture."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from graphkit.runners.reachable_objects import Container, ReachableObjects, roots_of
+
+_NUMBERS = (bool, int, float)
+_MISSING = object()
+_ITEM = re.compile(r"\[[^\]]*\]")
+
+
+@dataclass(frozen=True, slots=True)
+class HostNumber:
+    """A number that a forward can read, or the length of a list.
+
+    Attributes:
+        container: What holds it.
+        key: Its key there.
+        before: Its value when it was found.
+        is_length: Whether it is the length of the list at ``key``.
+    """
+
+    container: Container
+    key: Any
+    before: float
+    is_length: bool = False
+
+    @property
+    def name(self) -> str:
+        """Where it is, such as ``Model.temperature`` or ``len(Model.history)``."""
+        name = self.container.name(self.key)
+        return f"len({name})" if self.is_length else name
+
+    @property
+    def now(self) -> Any:
+        """Its present value; the earlier one if it is gone."""
+        value = self.container.get(self.key, _MISSING)
+        if value is _MISSING or (self.is_length and not isinstance(value, list)):
+            return self.before
+        return len(value) if self.is_length else value
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its value differs from the earlier one."""
+        now = self.now
+        if now is self.before:
+            return False
+        both_nan = all(isinstance(each, float) and math.isnan(each) for each in (now, self.before))
+        return type(now) is not type(self.before) or (now != self.before and not both_nan)
+
+    @property
+    def now_text(self) -> str:
+        """Its present value as text, or the type of what has replaced it."""
+        now = self.now
+        return repr(now) if now is None or type(now) in _NUMBERS else f"a {type(now).__name__}"
+
+    def set(self, value: Any) -> None:
+        """Change it; a list is cut, or lengthened by its last item."""
+        if not self.is_length:
+            self.container.set(self.key, value)
+            return
+        items = self.container.get(self.key)
+        del items[value:]
+        items.extend(items[-1:] * (value - len(items)))
+
+
+class HostNumbers:
+    """The numbers that a forward can read: attributes, closure variables, globals and list lengths.
+
+    A number counts if the code of the forward contains its name, or the name of the list or the
+    dict that holds it.
+
+    Args:
+        forward: The forward, or a sequence of forwards.
+
+    Attributes:
+        numbers: Each number once, with its value at construction.
+    """
+
+    def __init__(self, forward: Any) -> None:
+        self._roots = roots_of(forward)
+        objects = ReachableObjects(self._roots)
+        found: dict[tuple[int, Any], HostNumber] = {}
+        for container, values in objects.entries:
+            for key, value in values.items():
+                is_list = type(value) is list
+                if (is_list or type(value) in _NUMBERS) and _word(container, key) in objects.words:
+                    number = HostNumber(container, key, len(value) if is_list else value, is_list)
+                    found.setdefault((container.place, key), number)
+        self.numbers = tuple(found.values())
+
+    def changed(self) -> list[HostNumber]:
+        """Return the numbers whose values differ from those at construction."""
+        return [each for each in self.numbers if each.is_changed]
+
+    @contextmanager
+    def varied(self, values: Mapping[HostNumber, Any]) -> Iterator[None]:
+        """Change numbers for a block.
+
+        All references that the forward can reach are as before after the block, also caches that
+        the forward creates in it. The contents of tensors are not restored.
+        """
+        objects = ReachableObjects(self._roots)
+        lists = [each.container.get(each.key) for each in values if each.is_length]
+        items = [list(each) for each in lists]
+        try:
+            for number in sorted(values, key=lambda each: each.is_length):  # items before lengths
+                number.set(values[number])
+            yield
+        finally:
+            objects.restore()
+            for each, saved in zip(lists, items, strict=True):
+                each[:] = saved
+
+
+def _word(container: Container, key: Any) -> str:
+    """Return the name under which code reads a value, or the list or dict that holds it."""
+    if isinstance(key, str):
+        return key
+    return _ITEM.sub("", container.prefix).rpartition(".")[2]

@@ -1,0 +1,254 @@
+"""Host numbers that have changed since capture, and that graphs keep."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graphkit as gk
+from graphkit.runners.host_numbers import HostNumbers
+
+FACTOR = 2.0
+
+
+class Scaled(nn.Module):
+    """Multiplies its logits by what ``factor(self)`` returns."""
+
+    share = 0.5
+
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(32, 32)
+        self.factor = factor
+        self.temperature, self.is_greedy, self.unread = 1.0, True, 1.0
+        self.adapters = ["one"]
+        self.settings = SimpleNamespace(scale=3.0, scales=[4.0, 5.0])
+        self.table = {"scale": 6.0, "steps": 0}
+
+    def forward(self, inputs):
+        self.table["steps"] += 1
+        factor = self.factor(self)
+        return gk.ForwardOutput(next_token_logits=self.embedding(inputs.input_ids) * factor)
+
+
+@pytest.fixture
+def batch(make_batch):
+    return make_batch(2, out_cache_loc=np.arange(1, 9))
+
+
+@pytest.fixture
+def capture(make_runner):
+    """``capture(factor, **settings)``: a captured runner of a ``Scaled``, and the model."""
+
+    def make(factor, **settings):
+        model = Scaled(factor)
+        runner = make_runner(model, **settings)
+        runner.capture(attribution=gk.Attribution(model))
+        return runner, model
+
+    return make
+
+
+def changed(container, **values):
+    """Return a function that changes a model, for a table of cases."""
+    return lambda model: vars(container(model)).update(values)
+
+
+def append(model):
+    model.adapters.append("two")
+
+
+def change_item(model):
+    model.settings.scales[1] = 1.0
+
+
+def change_key(model):
+    model.table["scale"] = 1.0
+
+
+def change_class(_model):
+    Scaled.share = 0.25
+
+
+def change_global(_model):
+    globals()["FACTOR"] = 1.0
+
+
+CASES = {
+    "Scaled.temperature": (lambda m: m.temperature, changed(lambda m: m, temperature=0.5)),
+    "Scaled.is_greedy": (
+        lambda m: 2.0 if m.is_greedy else 3.0, changed(lambda m: m, is_greedy=False)
+    ),
+    "len(Scaled.adapters)": (lambda m: len(m.adapters), append),
+    "Scaled.settings.scale": (
+        lambda m: 1 / m.settings.scale, changed(lambda m: m.settings, scale=1.0)
+    ),
+    "Scaled.settings.scales[1]": (lambda m: m.settings.scales[1], change_item),
+    "Scaled.table['scale']": (lambda m: m.table["scale"], change_key),
+    "Scaled.share": (lambda m: m.share, change_class),
+    "test_frozen_values.FACTOR": (lambda _: FACTOR, change_global),
+}  # fmt: skip
+"""Name of the number: how the forward reads it, and what changes it."""
+
+
+@pytest.fixture(autouse=True)
+def constants(monkeypatch):
+    """Restore the class and the module that tests change."""
+    monkeypatch.setattr(Scaled, "share", Scaled.share)
+    monkeypatch.setitem(globals(), "FACTOR", FACTOR)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_checking_mode_refuses_a_graph_that_keeps_a_changed_number(capture, batch, name):
+    factor, change = CASES[name]
+    runner, model = capture(factor, check=True)
+    runner.replay(batch)
+    change(model)
+    for run in (runner.replay, runner.run, lambda batch: runner.stage(batch.batch_size)):
+        with pytest.raises(gk.ReplayError) as caught:
+            run(batch)
+        text = str(caught.value)
+        assert text.startswith("size 2: ")
+        assert f"`{name}` has changed since capture (" in text
+        assert "and the graph keeps its value in " in text
+        assert "test_frozen_values.py:" in text
+
+
+def test_a_number_with_its_value_of_capture_is_accepted_again(capture, batch):
+    runner, model = capture(lambda m: m.temperature, check=True)
+    before = runner.replay(batch, clone=True).next_token_logits
+    model.temperature = 0.5
+    with pytest.raises(gk.ReplayError, match="argument 1 of `mul`"):
+        runner.replay(batch)
+    model.temperature = 1.0
+    assert torch.equal(runner.replay(batch).next_token_logits, before)
+
+
+def test_a_value_with_which_the_forward_fails_is_compared_again_when_it_changes(capture, batch):
+    runner, model = capture(lambda m: m.temperature, check=True)
+    model.temperature = None
+    runner.replay(batch)
+    model.temperature = 0.5
+    with pytest.raises(gk.ReplayError, match=r"\(1.0, then 0.5\)"):
+        runner.replay(batch)
+
+
+def test_without_the_checking_mode_a_replay_accepts_everything(capture, batch, monkeypatch):
+    monkeypatch.delenv("GRAPHKIT_CHECK", raising=False)
+    runner, model = capture(lambda m: m.temperature)
+    model.temperature = 0.5
+    runner.replay(batch)
+    (found,) = runner.frozen_values(2)
+    assert (found.name, found.before, found.after) == ("Scaled.temperature", "1.0", "0.5")
+
+
+@pytest.mark.parametrize("size", [3, 8, None, [2]])
+def test_a_size_that_was_not_captured_is_refused(capture, size):
+    runner, _ = capture(lambda m: m.temperature)
+    with pytest.raises(gk.SizeError, match="was not captured"):
+        runner.frozen_values(size)
+
+
+def test_a_change_is_compared_once_per_size_and_only_if_there_is_one(capture, batch):
+    runner, model = capture(lambda m: m.temperature, check=True)
+    captured_aside, sizes = runner.captured_aside, []
+
+    def counted(**options):
+        sizes.extend(options["batch_sizes"])
+        return captured_aside(**options)
+
+    runner.captured_aside = counted
+    runner.replay(batch)
+    assert sizes == []
+    for turn in range(3):  # the forward counts in it, and no graph keeps it
+        model.table["steps"] += turn + 1
+        runner.replay(batch)
+    assert sizes == [2, 2]
+    model.temperature = 0.5
+    for _ in range(3):
+        with pytest.raises(gk.ReplayError):
+            runner.replay(batch)
+    assert sizes == [2, 2, 2, 2]
+    runner.frozen_values(4)
+    assert set(sizes[4:]) == {4}
+
+
+def test_a_comparison_leaves_the_model_as_it_is(capture, batch):
+    def factor(model):
+        model.cache = getattr(model, "cache", None) or {}
+        return model.cache.setdefault(model.temperature, 2 * model.temperature)
+
+    runner, model = capture(factor, check=True)
+    model.temperature = 0.5
+    before = copy.deepcopy((model.table, model.cache, model.adapters))
+    with pytest.raises(gk.ReplayError):
+        runner.replay(batch)
+    assert (model.table, model.cache, model.adapters) == before
+    assert model.temperature == 0.5
+
+
+def test_an_interrupted_comparison_restores_the_numbers(capture, batch):
+    stop = []
+
+    def factor(model):
+        if stop:
+            raise KeyboardInterrupt
+        return model.temperature * len(model.adapters)
+
+    runner, model = capture(factor, check=True)
+    model.temperature = 0.5
+    model.adapters.append("two")
+    stop.append(True)
+    with pytest.raises(KeyboardInterrupt):
+        runner.replay(batch)
+    assert (model.temperature, model.adapters) == (0.5, ["one", "two"])
+    stop.clear()
+    with pytest.raises(gk.ReplayError):
+        runner.replay(batch)
+
+
+def test_numbers_that_no_code_of_the_forward_names_do_not_count():
+    model = Scaled(lambda m: m.temperature)
+    names = {each.name for each in HostNumbers(model).numbers}
+    assert "Scaled.temperature" in names
+    assert "Scaled.unread" not in names
+    assert "Scaled.settings.scale" not in names
+
+
+def test_a_proxy_whose_object_is_gone_does_not_prevent_the_walk():
+    class Owner:
+        pass
+
+    model = Scaled(lambda m: m.temperature)
+    model.settings.owner = weakref.proxy(Owner())
+    assert "Scaled.temperature" in {each.name for each in HostNumbers(model).numbers}
+
+
+def test_items_and_the_length_of_one_list_may_change_at_once():
+    model = Scaled(lambda m: m.settings.scales[1] / len(m.settings.scales))
+    host = HostNumbers(model)
+    values = {each: 1 if each.is_length else 0.5 for each in host.numbers if "scales" in each.name}
+    assert len(values) == 3
+    with host.varied(dict(sorted(values.items(), key=lambda each: not each[0].is_length))):
+        assert model.settings.scales == [0.5]
+    assert model.settings.scales == [4.0, 5.0]
+
+
+def test_a_runner_is_freed_without_a_collection(capture, make_runner):
+    runner = make_runner(Scaled(lambda m: m.temperature), check=True)
+    runner.capture()
+    frozen = weakref.ref(runner)
+    gc.disable()
+    try:
+        del runner
+        assert frozen() is None
+    finally:
+        gc.enable()

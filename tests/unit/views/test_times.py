@@ -1,0 +1,93 @@
+"""Each time of a graph has one name and one value on all screens."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from graphkit.diff import diff_records
+from graphkit.records import figure_heading, figure_name, load_record, timeline_of
+from graphkit.views import capture_view, diff_view
+from graphkit.views.formatting import us
+from graphkit.views.html import html_of
+from graphkit.views.pages import first_page, timeline_page
+from graphkit.views.pages.graph import graph_page
+from graphkit.views.pages.graph_groups import graph_groups
+from graphkit.views.selection import named_graphs
+from graphkit.views.times import time_facts
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The record of an 8B step, with the unprofiled time that its release did not measure."""
+    record = load_record(DATA / "h200-8b-step.json")
+    (graph,) = record.graphs
+    timing = dataclasses.replace(graph.timing, unprofiled_us=5713.0)
+    return dataclasses.replace(record, graphs=(dataclasses.replace(graph, timing=timing),))
+
+
+def test_what_the_profiler_adds_is_said(step):
+    facts = dict(time_facts(step.graphs[0]))
+    assert facts["unprofiled"] == "5,713.00 us"
+    assert facts["profiled"] == "p50 6,131.07 us, p95 6,203.04 us"
+    assert facts["the profiler adds"] == "418.07 us"
+    assert next(iter(facts)) == "unprofiled", "the time that is true comes first"
+
+
+def test_a_replay_that_the_profiler_does_not_slow_down_has_no_such_fact(step):
+    (graph,) = step.graphs
+    timing = dataclasses.replace(graph.timing, unprofiled_us=6200.0)
+    assert "the profiler adds" not in dict(time_facts(dataclasses.replace(graph, timing=timing)))
+
+
+def test_a_time_that_an_older_release_did_not_measure_is_said_to_be_missing():
+    (graph,) = load_record(DATA / "h200-8b-step.json").graphs
+    assert dict(time_facts(graph))["unprofiled"] == "not measured"
+    assert dict(time_facts(dataclasses.replace(graph, timing=None))) == {"times": "not measured"}
+
+
+def test_gaps_are_equal_on_the_page_the_timeline_its_rows_and_the_html(step):
+    (group,) = graph_groups(step)
+    (graph,) = step.graphs
+    page, timeline = graph_page(group, 0), timeline_page(group.graphs, 0)
+    gap_us = timeline_of(graph.nodes).gap_us
+    assert dict(page.facts)["gaps"] == dict(timeline.facts)["gaps"] == f"{us(gap_us)} us (7%)"
+    column = [each.name for each in timeline.columns].index("gap us")
+    assert sum(row.values[column] or 0.0 for row in timeline.rows) == pytest.approx(gap_us)
+    html = html_of(step, named_graphs(step))
+    (view,) = views_of(html)
+    assert sum(time for _, time in view["gaps"]) == pytest.approx(gap_us)
+    assert dict(view["facts"]).items() >= dict(time_facts(graph)).items()
+
+
+def views_of(html):
+    packed = re.search(r'id="views"[^>]*>([^<]*)<', html)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def test_the_time_of_a_call_and_the_profiled_time_have_different_names(step):
+    columns = {each.name for each in first_page(step).columns}
+    assert figure_heading("replay_us") in columns
+    assert "replay" not in dict(graph_page(graph_groups(step)[0], 0).facts)
+    assert len({figure_name(each) for each in ("replay_us", "unprofiled_us", "p50_us")}) == 3
+
+
+def test_tables_and_differences_have_the_same_names(capture, text):
+    shown = text(diff_view(diff_of(capture)), 120)
+    assert figure_heading("p50_us") in shown
+    assert figure_heading("replay_us") in text(capture_view(capture), 160)
+
+
+def diff_of(capture):
+    later = dataclasses.replace(
+        capture.graphs[0], timing=dataclasses.replace(capture.graphs[0].timing, p50_us=1.0)
+    )
+    return diff_records(capture, dataclasses.replace(capture, graphs=(later, *capture.graphs[1:])))
