@@ -47,7 +47,10 @@ def _merged(findings: Sequence[Finding]) -> Finding:
 def _without_consequences(findings: Sequence[Finding]) -> list[Finding]:
     """Drop what follows from another finding: in the same modes, it has one kind or one line."""
     kept: list[Finding] = []
+    frozen = {_argument(e) for e in findings if (e.audit, e.kind) == ("shadow", "baked value")}
     for each in findings:
+        if each.audit == "baked" and _argument(each) in frozen:
+            continue  # shadow names the host number
         earlier = [other for other in kept if other.audit in _EARLIER.get(each.audit, ())]
         known = {mode for other in earlier if _is_same(each, other) for mode in other.modes}
         is_explained = each.modes and {*each.modes} <= known
@@ -63,19 +66,7 @@ def _is_same(finding: Finding, earlier: Finding) -> bool:
     return finding.kind == earlier.kind or (is_one_line and earlier.severity == finding.severity)
 
 
-def _explains(cause: Finding, other: Finding) -> bool:
-    """Return whether a finding follows from a cause that another audit names."""
-    if other.audit == "baked":  # of an argument for which ``shadow`` names a host number
-        is_named = (cause.audit, cause.kind) == ("shadow", "baked value")
-        return is_named and _argument(cause) == _argument(other)
-    return _explains_leak(cause, other)
-
-
-def _argument(finding: Finding) -> tuple[object, ...]:
-    return finding.kernel, finding.source, finding.argument
-
-
-def _explains_leak(cause: Finding, leak: Finding) -> bool:
+def _explains(cause: Finding, leak: Finding) -> bool:
     """Return whether a capture changes a tensor because it is state, or statistics over rows."""
     if leak.kind != _WARM_UP_LEAK or not leak.names:
         return False
@@ -83,3 +74,7 @@ def _explains_leak(cause: Finding, leak: Finding) -> bool:
         return {*leak.names} <= {*cause.names}
     is_of_module = all(name.rpartition(".")[0] == cause.module != "" for name in leak.names)
     return cause.audit in ("pads", "shadow") and cause.severity == "error" and is_of_module
+
+
+def _argument(finding: Finding) -> tuple[str, str, int | None]:
+    return finding.kernel, finding.source, finding.argument
