@@ -241,6 +241,14 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             gk.audit_target,
             {"target": target, **modes, "only": ["pointers"], "tolerance": 1.0, "lock": None},
         ),
+        "capture": (
+            gk.capture,
+            {
+                "fn": torch.relu, "example": torch.ones(2, 3), "batch_sizes": [2], "device": "cpu",
+                "backend": None, "mutable_state": None, "weights": None, "tolerance": 1.0,
+                "attribution": None,
+            },
+        ),
         "capture_target": (gk.capture_target, {"target": target, **modes, "backend": None}),
         "declare": (gk.declare, field | {"meaning": "", "pad": 0, "lead": 0, "flat": False}),
         "declare_output": (gk.declare_output, field),
@@ -273,8 +281,11 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     }  # fmt: skip
 
 
-MADE_BY_GRAPHKIT = {"DeviceStep", "RequestState", "StagedBatch", "StepReport", "StepStream"}
-"""Classes whose instances runners make."""
+MADE_BY_GRAPHKIT = {
+    "CapturedFunction", "DeviceStep", "RequestState", "StagedBatch", "StagedCall", "StepReport",
+    "StepStream",
+}  # fmt: skip
+"""Classes whose instances graphkit makes."""
 WITHOUT_ARGUMENTS = {
     "AttentionBackend", "Drafter", "NamedTensors", "NewTokens", "NgramDrafter", "NullDrafter",
     "PagedAttention", "PooledAttention", "RecorderBackend", "Rows",
