@@ -182,7 +182,7 @@ class AttentionError(GraphkitError, ValueError):
 
 
 class TargetError(GraphkitError, ValueError):
-    """A TARGET cannot be imported, is no ``CaptureTarget``, or contradicts itself."""
+    """A TARGET cannot be imported, is not a ``CaptureTarget``, or contradicts itself."""
 
 
 class CheckpointError(GraphkitError, ValueError):

@@ -69,7 +69,7 @@ class RecorderBackend:
     Attributes:
         name: ``recorder``.
         device: The CPU.
-        warm_ups: 1, which creates lazy state. There are no kernels to compile and no memory pool
+        warm_ups: 1, which creates lazy state. There are not kernels to compile and no memory pool
             to fill.
     """
 

@@ -14,7 +14,7 @@ def selected_modes(target: object, modes: object = None) -> list[ForwardMode]:
 
     Args:
         target: A ``CaptureTarget``.
-        modes: Modes of the target; ``None`` takes all of it.
+        modes: Modes of the target; ``None`` selects all of it.
 
     Raises:
         TargetError: ``target`` is no target or has no mode, or ``modes`` has something other than

@@ -56,8 +56,8 @@ def capture_target(
 
     Args:
         target: What to capture.
-        modes: Modes to capture; ``None`` takes all that the target has.
-        batch_sizes: Sizes to capture; ``None`` takes the target's.
+        modes: Modes to capture; ``None`` selects all that the target has.
+        batch_sizes: Sizes to capture; ``None`` selects the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: As for ``Runner``.
         inspect: Whether to inspect every graph and measure its nodes: the record's ``graphs``.
