@@ -194,7 +194,7 @@ class InspectError(GraphkitError, RuntimeError):
 
 
 class RecordError(GraphkitError, ValueError):
-    """A saved record is truncated, has a newer schema, or is no record of graphkit."""
+    """A saved record is truncated, has a newer schema, or is not a record of graphkit."""
 
 
 class DeviceError(GraphkitError, RuntimeError):

@@ -33,7 +33,7 @@ def layer_config(data: Mapping[str, object]) -> Mapping[str, object]:
     """Return the configuration of the decoder layer.
 
     Raises:
-        CheckpointError: It is no object, or the head has norms that are not supported.
+        CheckpointError: It is not an object, or the head has norms that are not supported.
     """
     if found := [key for key in _UNSUPPORTED if hf.flag(data, key)]:
         raise CheckpointError(

@@ -70,7 +70,7 @@ def capture_target(
 
     Raises:
         CaptureError: A forward cannot be captured.
-        TargetError: ``target`` is no target, lacks a mode, or has an invalid engine.
+        TargetError: ``target`` is not a target, lacks a mode, or has an invalid engine.
     """
     chosen = selected_modes(target, modes)
     used = backend_for(device, backend)
