@@ -31,7 +31,7 @@ class AcceptedCounts:
         both: [B] int32, tensors or numpy arrays.
 
     Raises:
-        InputError: The counts are no integers, have different shapes or contradict each other.
+        InputError: The counts are not integers, have different shapes or contradict each other.
             Values on a device are not checked, because reading them would wait for the device.
     """
 

@@ -64,7 +64,7 @@ class BufferSizes:
     """Sizes of a runner's input buffers, fixed for its lifetime.
 
     Raises:
-        ConfigError: A size is no int from 1 to 2**31 - 1, or the dtype is not floating-point.
+        ConfigError: A size is not an int from 1 to 2**31 - 1, or the dtype is not floating-point.
 
     Attributes:
         max_batch_size: Largest number of requests in a batch.

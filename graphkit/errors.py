@@ -182,7 +182,7 @@ class AttentionError(GraphkitError, ValueError):
 
 
 class TargetError(GraphkitError, ValueError):
-    """A TARGET cannot be imported, is no ``CaptureTarget``, or contradicts itself."""
+    """A TARGET cannot be imported, is not a ``CaptureTarget``, or contradicts itself."""
 
 
 class CheckpointError(GraphkitError, ValueError):
@@ -194,7 +194,7 @@ class InspectError(GraphkitError, RuntimeError):
 
 
 class RecordError(GraphkitError, ValueError):
-    """A saved record is truncated, has a newer schema, or is no record of graphkit."""
+    """A saved record is truncated, has a newer schema, or is not a record of graphkit."""
 
 
 class DeviceError(GraphkitError, RuntimeError):

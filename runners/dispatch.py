@@ -51,7 +51,7 @@ class Decision:
 
 
 def require_count(field: str, value: object) -> None:
-    """Refuse a number of requests or rows that is no int.
+    """Refuse a number of requests or rows that is not an int.
 
     Raises:
         InputError: It is not; ``field`` names it.

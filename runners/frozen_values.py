@@ -46,8 +46,8 @@ class FrozenValue:
 class FrozenValues:
     """Finds the numbers that have changed since capture and that graphs keep.
 
-    A change alone is no error: the step is captured again with both values, and only a graph that
-    differs keeps one. A number that a graph does not keep is not compared again for its size.
+    A change alone is not an error: the step is captured again with both values, and only a graph
+    that differs keeps one. A number that a graph does not keep is not compared again for its size.
 
     Args:
         runner: Captures. Its forward has just been captured.

@@ -25,7 +25,7 @@ class OutputCheck:
     rows: Mapping[str, OutputRow] = field(default_factory=dict)
 
     def check_field(self, name: str, tensor: Any, allowed: Mapping[str, int]) -> None:
-        """Refuse a field that is no tensor with one of the allowed numbers of rows.
+        """Refuse a field that is not a tensor with one of the allowed numbers of rows.
 
         Args:
             name: The output field.

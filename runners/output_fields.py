@@ -58,7 +58,7 @@ class OutputRow:
 
     Attributes:
         shape: Shape of one row.
-        dtype: Dtype of the field; ``None`` stands for any floating-point one.
+        dtype: Dtype of the field; ``None`` selects any floating-point one.
         source: Where the numbers of ``shape`` come from, as a phrase.
     """
 

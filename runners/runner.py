@@ -79,7 +79,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             takes the device's own.
         attention: Backend that makes ``inputs.attention``; ``None`` if the forward has its own.
         multiple_of: Captured sizes are multiples of it.
-        optional_fields: Optional fields that every batch brings; ``None`` takes what ``spec``
+        optional_fields: Optional fields that every batch brings; ``None`` selects what ``spec``
             implies.
         inputs_type: Subclass of the mode's inputs that declares further fields.
         bound_fields: Storage of fields that another graph writes in place. Batches omit them.
@@ -200,7 +200,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """Let a planned runner capture and replay with other ranks, as ``group=`` does.
 
         Raises:
-            ConfigError: ``group`` is no ``RankGroup``.
+            ConfigError: ``group`` is not a ``RankGroup``.
             ReplayError: The runner is not ``planned``, or has a group.
         """
         check_group(group)
@@ -277,8 +277,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         Args:
             batch_of: Returns the batch of a size that warm-ups and captures run on, instead of
                 pads.
-            batch_sizes: Sizes to capture; ``None`` takes the runner's.
-            backend: Backend that captures; ``None`` takes the runner's.
+            batch_sizes: Sizes to capture; ``None`` selects the runner's.
+            backend: Backend that captures; ``None`` selects the runner's.
             attribution: As for ``capture``.
 
         Raises:
@@ -300,7 +300,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """Return a backend that captures on all ranks at once; without ``group`` as it is.
 
         Args:
-            backend: Backend of this rank; ``None`` takes the runner's.
+            backend: Backend of this rank; ``None`` selects the runner's.
         """
         backend = backend or self.backend
         if self.group is None:
@@ -382,7 +382,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 request.
 
         Raises:
-            InputError: An argument is no int, or the mode does not have ``num_tokens`` rows.
+            InputError: An argument is not an int, or the mode does not have ``num_tokens`` rows.
             SizeError: The batch is larger than the largest size, or empty.
             ReplayError: The runner is not ``captured``, or its attention backend plans on the host.
         """

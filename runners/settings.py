@@ -84,11 +84,11 @@ def check_inputs_type(given: Any, base: type[StepInputs]) -> None:
 
 
 def check_draft_token_map(given: Any, sizes: BufferSizes, device: torch.device) -> None:
-    """Check the target tokens of a draft vocabulary; ``None`` is no map. Waits for the device.
+    """Check the target tokens of a draft vocabulary; ``None`` is not a map. Waits for the device.
 
     Raises:
-        ConfigError: It is no int64 tensor of the right size on the device, or has a number that is
-            no target token.
+        ConfigError: It is not an int64 tensor of the right size on the device, or has a number that
+            is not a target token.
     """
     if given is None:
         return

@@ -198,7 +198,7 @@ class Step(Generic[OutputT]):
         width = max(tokens // requests, 1)
         if buffers.inputs.width_is_fixed:
             width = capacity.tokens_per_request
-        if not capacity.ragged:  # a number of rows that is no multiple is refused by its shape
+        if not capacity.ragged:  # a number of rows that is not a multiple is refused by its shape
             tokens = requests * width
         letters = {**capacity.letters, "W": width}
         live = replace(capacity, requests=requests, letters=letters)

@@ -134,8 +134,8 @@ def check_pooled_attention(owner: str, attention: object) -> None:
         attention: The backend.
 
     Raises:
-        ConfigError: It is no ``AttentionBackend``, or a pool or a member of one is missing or has
-            the wrong type or device; ``field`` names the attribute.
+        ConfigError: It is not an ``AttentionBackend``, or a pool or a member of one is missing or
+            has the wrong type or device; ``field`` names the attribute.
     """
     if not isinstance(attention, AttentionBackend):
         raise ConfigError(

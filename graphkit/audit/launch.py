@@ -40,7 +40,7 @@ class GraphShape:
         dependencies: For each of the graph's own nodes, the nodes that it waits for.
         forks, joins: Own nodes with several dependents, and with several dependencies. Several
             first nodes count as a fork.
-        others: Number of nodes that are no kernels, by kind.
+        others: Number of nodes that are not kernels, by kind.
     """
 
     num_nodes: int

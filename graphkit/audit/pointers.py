@@ -2,8 +2,8 @@
 
 The walk names every address in every argument: a weight, an input field, declared state, or the
 graph's own pool. Other memory was either freed, so that a replay reads what was allocated there
-since, or a live Python object holds it. The latter is no error: a note lists where the objects are
-found. A declared input that no node reads is the opposite mistake: replays ignore it.
+since, or a live Python object holds it. The latter is not an error: a note lists where the objects
+are found. A declared input that no node reads is the opposite mistake: replays ignore it.
 
 Memory that no tensor holds is a library's workspace and is not reported, see ``live_tensors``.
 """

@@ -85,7 +85,7 @@ def audit_target(
         CaptureError: A forward cannot be captured.
         ConfigError: ``only`` has an unknown name, the tolerance is not above 0, or ``lock`` is no
             lock.
-        TargetError: ``target`` is no target, or lacks a mode.
+        TargetError: ``target`` is not a target, or lacks a mode.
     """
     chosen = _names(only)
     check_tolerance(tolerance)

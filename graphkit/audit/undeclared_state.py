@@ -31,7 +31,7 @@ def undeclared_state(runner: Runner[Any, Any], batch: Any) -> dict[str, torch.Te
     """Return the tensors by name in which a replay changes the rows of its requests.
 
     Only tensors that the forward reaches and the runner does not declare. A tensor with other
-    changes, such as a counter or a maximum over all steps, is no state of requests. Restores what
+    changes, such as a counter or a maximum over all steps, is not state of requests. Restores what
     the replay changes.
 
     Args:

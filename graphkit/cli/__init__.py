@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: Arguments after ``graphkit``; ``None`` takes those of the process.
+        argv: Arguments after ``graphkit``; ``None`` selects those of the process.
 
     Returns:
         The exit code.

@@ -56,7 +56,7 @@ Examples:
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=float, default=1.0, metavar="X",
-        help="multiple of the usual rounding of the dtype that is no error; default: 1",
+        help="multiple of the usual rounding of the dtype that is not an error; default: 1",
     )  # fmt: skip
     lock = parser.add_mutually_exclusive_group()
     lock.add_argument(

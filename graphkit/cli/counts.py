@@ -9,7 +9,7 @@ def parse_count(text: str) -> int:
     """Parse a whole number of at least 1.
 
     Raises:
-        ArgumentTypeError: The text is no such number, or has ten digits or more, a mistake.
+        ArgumentTypeError: The text is not such a number, or has ten digits or more.
     """
     if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= 1:
         return int(text)

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     if path.suffix == ".json" or (exists(path) and not is_folder(path)):
         return _show(_load(path, arguments), arguments)
     if ":" not in source:
-        found = "is a folder" if is_folder(path) else "is no file"
+        found = "is a folder" if is_folder(path) else "is not a file"
         raise UsageError(
             f"cannot inspect {source!r}: it {found}. Name the file of a saved record, or a TARGET "
             "as package.module:attribute."

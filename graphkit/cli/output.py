@@ -45,7 +45,7 @@ def print_result(result: RenderableType, *, has_styles: bool = True) -> None:
 
 
 def write_stdout(text: str) -> None:
-    """Write to stdout and flush. A reader that closed the pipe, as ``head`` does, is no error.
+    """Write to stdout and flush. A reader that closed the pipe, as ``head`` does, is not an error.
 
     Raises:
         UsageError: stdout is closed, or the system refuses the write, for example on a full disk.

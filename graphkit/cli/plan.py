@@ -98,7 +98,7 @@ def _bytes(text: str) -> float:
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kmg]?)(?:i?b)?", text.lower())
     if found and float(found[1]) > 0:
         return float(found[1]) * _BYTES[found[2]]
-    raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, such as 500M or 1.5G")
+    raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory, such as 500M or 1.5G")
 
 
 def _seconds(text: str) -> float:

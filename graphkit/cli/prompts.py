@@ -47,7 +47,7 @@ def read_prompt_file(file: Path) -> list[str]:
     end.
 
     Raises:
-        UsageError: The file cannot be read, holds no prompt, or a line is no such object.
+        UsageError: The file cannot be read, holds no prompt, or a line is not such an object.
     """
     try:
         text = file.read_bytes().decode(errors="surrogateescape")
@@ -65,7 +65,7 @@ def read_prompt_file(file: Path) -> list[str]:
         prompt = _prompt_of(line)
         if prompt is None:
             raise UsageError(
-                f"line {number} of {file} is no JSON object with a prompt, as its first line is. "
+                f"line {number} of {file} is not a JSON object with a prompt like the first line. "
                 'Write {"prompt": "..."} on every line, or plain text on every line.'
             )
         prompts.append(prompt)

@@ -96,7 +96,7 @@ def select_target(
     Raises:
         ConfigError: A mode is unknown.
         DeviceError: The device is missing.
-        TargetError: The TARGET cannot be imported or is no CaptureTarget.
+        TargetError: The TARGET cannot be imported or is not a CaptureTarget.
     """
     from graphkit.graphs import resolve_device
     from graphkit.targets import locate

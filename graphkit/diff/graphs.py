@@ -32,8 +32,8 @@ def diff_graphs(
     """Compare two graphs, which may be two sizes of one record.
 
     Pointers are compared by the memory that they point to. Durations of single nodes and source
-    lines are not compared. The new path of a module that was renamed or moved is no change of its
-    nodes.
+    lines are not compared. The new path of a module that was renamed or moved is not a change of
+    its nodes.
 
     Args:
         before: A graph.

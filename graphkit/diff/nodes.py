@@ -95,7 +95,7 @@ def _arguments(*nodes: Node) -> Iterator[dict[str, str]]:
 
 
 def _is_unset(argument: Argument | None) -> bool:
-    """Return True for one byte that is no flag.
+    """Return True for one byte that is not a flag.
 
     Compilers pass a functor without members as one byte, which nothing sets.
     """

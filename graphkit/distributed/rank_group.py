@@ -78,7 +78,7 @@ class RankGroup(FailureDetector):
             ranks; ``None`` before the first step.
 
     Raises:
-        ConfigError: ``torch.distributed`` is not initialised, this process is no member, or the
+        ConfigError: ``torch.distributed`` is not initialised, this process is not a member, or the
             ranks share no memory for ``one_shot``.
     """
 

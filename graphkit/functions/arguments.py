@@ -34,7 +34,7 @@ class Arguments:
         device: Device of the example; the CPU if all of it is there.
 
     Raises:
-        ConfigError: The example has a value that is no tensor, or that has no row per request.
+        ConfigError: The example has a value that is not a tensor, or that has no row per request.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, example: Any) -> None:

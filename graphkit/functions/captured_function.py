@@ -80,7 +80,7 @@ class CapturedFunction:
             batch_size: Number of live rows.
 
         Raises:
-            InputError: ``batch_size`` is no int.
+            InputError: ``batch_size`` is not an int.
             ReplayError: The function is closed.
             SizeError: The batch is larger than the largest size, or empty.
         """

@@ -65,11 +65,11 @@ def capture(
             Where the example has a tensor, on the CPU or on the device, batches should have it,
             too: the graph then reads it without a further copy.
         batch_sizes: Sizes to capture, in rows. Larger batches run without a graph.
-        device: Device of ``fn``; ``None`` takes the device of the example.
+        device: Device of ``fn``; ``None`` selects the device of the example.
         backend: As for ``Runner``.
         mutable_state: Tensors that ``fn`` changes, by name. Capture restores them.
-        weights: The model, or its weights by name, for names in records; ``None`` takes the modules
-            that ``fn`` is, holds or is bound to.
+        weights: The model, or its weights by name, for names in records. ``None`` selects the
+            modules that ``fn`` is, holds or is bound to.
         tolerance: Multiple of the usual rounding by which padded and unpadded results may differ,
             as ``graphkit audit --tolerance`` takes it. float32 convolutions may need more than 1
             with TF32, which cuDNN uses by default.

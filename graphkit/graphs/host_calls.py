@@ -227,7 +227,7 @@ def _device_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device
             return None
     try:
         return torch.device(device)
-    except RuntimeError:  # a string that is no device
+    except RuntimeError:  # a string that is not a device
         return None
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 _NAN_BYTE = 0xFF
 """All bits set are NaN in every floating-point dtype that has one."""
 _INT_BYTE = 0x80
-"""Gives large negative integers, which are no index, token or padding value."""
+"""Gives large negative integers, which are not an index, token or padding value."""
 
 
 class GraphOutput:

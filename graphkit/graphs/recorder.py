@@ -54,7 +54,7 @@ class RecorderBackend:
       ``linalg.svd`` is one of them;
     - values that a custom op reads inside of its kernel;
     - generators that are registered with a graph: it refuses all but the default one;
-    - work that is no torch operation, such as writes through NumPy: it runs at capture and is
+    - work that is not a torch operation, such as writes through NumPy: it runs at capture and is
       missing at replay;
     - the order of work on several streams: operations run one after the other;
     - operations of the caller while a loop runs: they run at once;
@@ -69,7 +69,7 @@ class RecorderBackend:
     Attributes:
         name: ``recorder``.
         device: The CPU.
-        warm_ups: 1, which creates lazy state. There are no kernels to compile and no memory pool
+        warm_ups: 1, which creates lazy state. There are not kernels to compile and no memory pool
             to fill.
     """
 

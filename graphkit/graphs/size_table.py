@@ -34,7 +34,7 @@ class SizeTable:
 
     Args:
         max_batch_size: Largest live batch, in requests.
-        batch_sizes: Sizes to capture, in requests, or the file of a plan; ``None`` takes
+        batch_sizes: Sizes to capture, in requests, or the file of a plan; ``None`` selects
             ``default_batch_sizes``. ``max_batch_size`` is always added, so that every live batch
             has a size.
         multiple_of: Every size is rounded up to a multiple of it, for models that shard or align
@@ -109,7 +109,7 @@ class SizeTable:
         """Return whether a captured size holds ``batch_size`` requests.
 
         Raises:
-            ConfigError: ``batch_size`` is no int of at least 0.
+            ConfigError: ``batch_size`` is not an int of at least 0.
         """
         if not is_int(batch_size) or batch_size < 0:
             raise ConfigError(
@@ -124,7 +124,7 @@ class SizeTable:
             batch_size: Live requests.
 
         Raises:
-            ConfigError: ``batch_size`` is no int of at least 0.
+            ConfigError: ``batch_size`` is not an int of at least 0.
             SizeError: The batch is larger than the largest size.
         """
         if not self.fits(batch_size):

@@ -65,7 +65,7 @@ def check_restorable(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     """Return the state as a dict if a snapshot can restore every tensor.
 
     Raises:
-        ConfigError: The state is no mapping, or a value is no tensor, an inference tensor, or
+        ConfigError: The state is not a mapping, or a value is not a tensor, an inference tensor, or
             expanded.
     """
     require_type("Runner", "mutable_state", state, Mapping, "tensors by name, or None")

@@ -33,7 +33,7 @@ _LIBRARIES = tuple(f"{_SITE_PACKAGES / name}{os.sep}" for name in ("torch", "tri
 _CONTEXTLIB = str(Path(contextlib.__file__).resolve())
 """Runs the ends of graphkit's context managers on behalf of the line that entered them."""
 _COMMAND = "graphkit.cli"
-"""Frames outside of the command are no user's."""
+"""Frames outside of the command are not those of a user."""
 _GENERATED = ("<eval_with_key", "<frozen ", "<string>")
 """Names of code without a file, other than code typed at a prompt."""
 

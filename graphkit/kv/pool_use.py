@@ -25,7 +25,7 @@ class PoolUse:
 
     Args:
         user: Name of the user's class.
-        pools: Its pools. Those that are no ``UsedPool`` are skipped.
+        pools: Its pools. Those that are not a ``UsedPool`` are skipped.
         allocates: Whether the user allocates rows and slots.
 
     Attributes:
@@ -54,7 +54,7 @@ def check_unused(user: str, pools: Iterable[object], *, allocates: bool) -> None
 
     Args:
         user: Name of the class that is going to use them.
-        pools: The pools. Those that are no ``UsedPool`` are skipped.
+        pools: The pools. Those that are not a ``UsedPool`` are skipped.
         allocates: Whether the user allocates rows and slots.
 
     Raises:

@@ -51,7 +51,7 @@ class ReqToTokenPool(UsedPool):
         """Allocate ``n`` rows, lowest numbers first in a new pool.
 
         Raises:
-            AttentionError: ``n`` is no int, negative or more than ``available``; no row was
+            AttentionError: ``n`` is not an int, negative or more than ``available``; no row was
                 allocated.
         """
         if not is_int(n) or not 0 <= n <= self.available:

@@ -15,7 +15,7 @@ from graphkit.ops.registration import register_op
 
 
 def _check_rows(given: Any) -> None:
-    """Refuse logits that are no floats, or do not have a row per token."""
+    """Refuse logits that are not floats, or do not have a row per token."""
     logits, tokens = given.logits, given.tokens
     if not logits.is_floating_point() or (given.index is None and len(logits) != len(tokens)):
         rows = f"{len(tokens)}" if given.index is None else "rows"

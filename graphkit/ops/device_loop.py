@@ -157,7 +157,7 @@ def advance_loop(
         batch_sizes: Captured sizes in ascending order.
         ring: The output ring; on the CPU, pinned if the other tensors are on CUDA.
         entries: Entries of the ring.
-        signals: Sum of the ``end_signals`` of all ranks; ``None`` takes those of this one.
+        signals: Sum of the ``end_signals`` of all ranks; ``None`` selects those of this one.
 
     Shapes:
         report: [B, C] int32. loop_rows: [M] int64. loop_watched: [M] bool. control: [5] int64.

@@ -22,7 +22,7 @@ def empty_candidates(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _check_logits(given: Any) -> None:
-    """Refuse logits that are no floats or fewer than K, and a wrong number of temperatures."""
+    """Refuse logits that are not floats or fewer than K, and a wrong number of temperatures."""
     logits, topk, temperature = given.logits, given.topk, given.temperature
     if not logits.is_floating_point() or topk > logits.shape[1]:
         raise InputError(

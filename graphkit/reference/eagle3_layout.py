@@ -33,7 +33,7 @@ def layer_config(data: Mapping[str, object]) -> Mapping[str, object]:
     """Return the configuration of the decoder layer.
 
     Raises:
-        CheckpointError: It is no object, or the head has norms that are not supported.
+        CheckpointError: It is not an object, or the head has norms that are not supported.
     """
     if found := [key for key in _UNSUPPORTED if hf.flag(data, key)]:
         raise CheckpointError(
@@ -46,7 +46,7 @@ def aux_layers(data: Mapping[str, object]) -> tuple[int, ...] | None:
     """Return the target layers whose inputs the head reads; ``None`` if the file has none.
 
     Raises:
-        CheckpointError: They are no ints of at least 0, or the head reads the final hidden states.
+        CheckpointError: They are not ints of at least 0, or the head reads the final hidden states.
     """
     outputs = _object(data, "eagle_config")
     if outputs.get("use_aux_hidden_state", True) is not True:

@@ -73,7 +73,7 @@ def sliding_window(data: Mapping[str, object], model_type: str, max_positions: i
     the longest context.
 
     Raises:
-        CheckpointError: The window is no int of at least 1.
+        CheckpointError: The window is not an int of at least 1.
     """
     if model_type != "mistral" or data.get("sliding_window", 4096) is None:
         return None

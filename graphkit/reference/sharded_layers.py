@@ -140,7 +140,7 @@ def local_config(config: LlamaConfig, ranks: int) -> LlamaConfig:
     """Return the sizes of one rank's layers.
 
     Raises:
-        ConfigError: A size is no multiple of the number of ranks.
+        ConfigError: A size is not a multiple of the number of ranks.
     """
     for field in _SPLIT:
         if getattr(config, field) % ranks:

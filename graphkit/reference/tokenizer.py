@@ -69,7 +69,7 @@ def encode(text: str) -> list[int]:
     """Return the UTF-8 bytes of ``text`` as token ids.
 
     Raises:
-        InputError: The text contains a surrogate that is no byte of ``surrogateescape``.
+        InputError: The text contains a surrogate that is not a byte of ``surrogateescape``.
     """
     try:
         return list(text.encode(errors="surrogateescape"))

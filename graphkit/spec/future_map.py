@@ -56,9 +56,9 @@ class FutureMap:
             results[name]: [B, ...].
 
         Raises:
-            InputError: ``req_pool_indices`` is no int64 tensor [B], a result is no tensor or does
-                not have a row per request, or its rows differ in shape or dtype from the first ones
-                of that name.
+            InputError: ``req_pool_indices`` is not an int64 tensor [B], a result is not a tensor or
+                does not have a row per request, or its rows differ in shape or dtype from the first
+                ones of that name.
         """
         self._check_indices(req_pool_indices)
         if not isinstance(results, Mapping):
@@ -80,7 +80,7 @@ class FutureMap:
         """Return a copy of the rows stashed under ``name`` for these requests, [B, ...].
 
         Raises:
-            InputError: ``req_pool_indices`` is no int64 tensor [B].
+            InputError: ``req_pool_indices`` is not an int64 tensor [B].
             ReplayError: Nothing was stashed under that name or, in debug, not since a row was last
                 resolved.
         """

@@ -32,7 +32,7 @@ def register_algorithm(name: str, cls: type[CustomSpecAlgorithm]) -> None:
         cls: A class with the whole interface, such as a subclass of ``CustomSpecAlgorithm``.
 
     Raises:
-        ConfigError: The name is taken, ``cls(name)`` is no valid call, or ``cls`` lacks methods of
+        ConfigError: The name is taken, ``cls(name)`` cannot be called, or ``cls`` lacks methods of
             the interface, which the message lists, or has one with other parameters.
     """
     if type(name) is not str or not name:

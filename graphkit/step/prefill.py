@@ -17,7 +17,7 @@ from graphkit.step.warm_up import warm_up
 
 
 class Prefill:
-    """Prefills prompts chunk by chunk. Chunks run eagerly: their length is no captured width.
+    """Prefills prompts chunk by chunk. Chunks run eagerly: their length is not a captured width.
 
     Args:
         device_step: The step that continues the requests.

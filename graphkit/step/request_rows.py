@@ -28,7 +28,7 @@ def validate_rows(
         may_be_empty: Whether there may be no rows.
 
     Raises:
-        InputError: A value is no row or occurs twice, or ``until`` has another one.
+        InputError: A value is not a row or occurs twice, or ``until`` has another one.
     """
     field = "req_pool_indices"
     rows = req_pool_indices

@@ -212,7 +212,7 @@ class Verifier:
         return None if self._all_allowed is None else self._all_allowed[:rows]
 
     def _optional_fields(self) -> tuple[str, ...] | None:
-        """Return the optional fields of verify; ``None`` stands for those that the spec implies."""
+        """Return the optional fields of verify; ``None`` selects those that the spec implies."""
         if not self._context.structured_output:
             return None
         return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)

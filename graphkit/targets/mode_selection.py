@@ -14,11 +14,11 @@ def selected_modes(target: object, modes: object = None) -> list[ForwardMode]:
 
     Args:
         target: A ``CaptureTarget``.
-        modes: Modes of the target; ``None`` takes all of it.
+        modes: Modes of the target; ``None`` selects all of it.
 
     Raises:
-        TargetError: ``target`` is no target or has no mode, or ``modes`` has something other than
-            modes that it has.
+        TargetError: ``target`` is not a target or has no mode, or ``modes`` has something other
+            than its modes.
     """
     if not isinstance(target, CaptureTarget):
         raise TargetError(f"a target must be a graphkit.CaptureTarget, got {target!r}.")

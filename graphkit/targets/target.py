@@ -58,15 +58,15 @@ class CaptureTarget:
             values for it. A value applies from the next step on, whether that is a replay or not.
         attention: Attention backend that forwards read ``inputs.attention`` from. A draft model
             has its own KV pool, hence its own backend.
-        batch_sizes: Sizes to capture in addition to the largest; ``None`` takes the default list.
-        optional_fields: Optional fields that batches bring; ``None`` takes what the spec implies,
+        batch_sizes: Sizes to capture in addition to the largest; ``None`` selects the default list.
+        optional_fields: Optional fields that batches bring; ``None`` selects what the spec implies,
             such as ``custom_mask`` for trees.
         inputs_type: Subclass of the mode's inputs that declares further fields.
         output_type: Class of the output of STEP, which has no fixed one.
         draft_token_map: Target token of each id of a reduced draft vocabulary, as ``Runner`` takes
             it; ``None`` without one.
         served_modes: Modes that this target serves; an audit warns of each that has no graph, and
-            of no other. ``None`` stands for the modes of ``forwards``; an audit then notes which
+            of no other. ``None`` selects the modes of ``forwards``; an audit then notes which
             further modes the algorithm runs.
         engine: ``engine(batch_sizes=..., device=..., backend=...)`` returns a new
             ``SpeculativeEngine`` with these arguments, for ``sizes.max_batch_size`` requests. It
@@ -168,7 +168,7 @@ class CaptureTarget:
         """Check that the target has a forward for a mode, or an engine for STEP.
 
         Raises:
-            TargetError: It has none, or ``mode`` is no ``ForwardMode``.
+            TargetError: It has none, or ``mode`` is not a ``ForwardMode``.
         """
         _check_type_of(mode)
         if mode not in self.modes:

@@ -41,7 +41,7 @@ class CapturedStep:
         target: Has an engine.
         device: ``auto``, ``cpu`` or ``cuda``.
         tolerance: Multiple of the usual rounding that is allowed, see ``verify.Rounding``.
-        batch_sizes: Sizes to capture; ``None`` takes the target's.
+        batch_sizes: Sizes to capture; ``None`` selects the target's.
 
     Attributes:
         eager_reason: Why there is no graph of the whole step, as a sentence; empty if there is.

@@ -47,8 +47,8 @@ def assert_replay_equivalent(
         rtol: Allowed difference between padded and unpadded numbers, relative to the unpadded one,
             instead of the limit in ulp.
         atol: Allowed absolute difference, in addition to ``rtol``.
-        padded_batch_size: Captured size to run at. ``None`` takes the smallest that fits and, if it
-            leaves no room for pads, the next larger one as well.
+        padded_batch_size: Captured size to run at. ``None`` selects the smallest that fits and, if
+            it leaves no room for pads, the next larger one as well.
 
     Raises:
         AssertionError: A replay is wrong, or a batch has no graph. The text says where and by how
@@ -92,8 +92,8 @@ def assert_target_equivalent(
 
     Args:
         target: What to capture.
-        modes: Modes to capture; ``None`` takes all modes of the target.
-        batch_sizes: Sizes to capture; ``None`` takes the target's.
+        modes: Modes to capture; ``None`` selects all modes of the target.
+        batch_sizes: Sizes to capture; ``None`` selects the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
         tolerance: As for ``assert_replay_equivalent``.
         rtol: As for ``assert_replay_equivalent``.

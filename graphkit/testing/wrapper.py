@@ -38,10 +38,10 @@ def check_wrapper(
             ``kv_slots``.
         model: A causal language model of transformers, or any function from token ids, int64
             [1, N] on the device, to logits [1, N, V] or an object with ``logits``. It must not run
-            through the wrapper. ``None`` takes ``target.model``. If it is a module whose submodules
-            have the names of those of ``target.weights``, or are the same, a failure names the
-            first module that differs.
-        prompt_length: Tokens of the longer prompt; ``None`` takes 64, or 8 more than the largest
+            through the wrapper. ``None`` selects ``target.model``. If it is a module whose
+            submodules have the names of those of ``target.weights``, or are the same, a failure
+            names the first module that differs.
+        prompt_length: Tokens of the longer prompt; ``None`` selects 64, or 8 more than the largest
             ``sliding_window`` or ``attention_chunk_size`` of the model's config, as far as the
             context of the target allows.
         device: ``auto``, ``cpu`` or ``cuda``; that of the model.

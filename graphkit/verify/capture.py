@@ -56,8 +56,8 @@ def capture_target(
 
     Args:
         target: What to capture.
-        modes: Modes to capture; ``None`` takes all that the target has.
-        batch_sizes: Sizes to capture; ``None`` takes the target's.
+        modes: Modes to capture; ``None`` selects all that the target has.
+        batch_sizes: Sizes to capture; ``None`` selects the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: As for ``Runner``.
         inspect: Whether to inspect every graph and measure its nodes: the record's ``graphs``.
@@ -70,7 +70,7 @@ def capture_target(
 
     Raises:
         CaptureError: A forward cannot be captured.
-        TargetError: ``target`` is no target, lacks a mode, or has an invalid engine.
+        TargetError: ``target`` is not a target, lacks a mode, or has an invalid engine.
     """
     chosen = selected_modes(target, modes)
     used = backend_for(device, backend)

@@ -34,7 +34,7 @@ def open_engine(
 
     Args:
         target: Has an ``engine``.
-        batch_sizes: Sizes to capture; ``None`` takes the target's.
+        batch_sizes: Sizes to capture; ``None`` selects the target's.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: As for ``Runner``.
 

@@ -38,7 +38,7 @@ class Rounding:
         tolerance: Multiple of the usual limits that is allowed.
 
     Raises:
-        ConfigError: The tolerance is no finite number above 0.
+        ConfigError: The tolerance is not a finite number above 0.
     """
 
     dtype: torch.dtype
@@ -79,7 +79,7 @@ def check_tolerance(tolerance: object) -> None:
     """Check a multiple of the usual rounding.
 
     Raises:
-        ConfigError: It is no finite number above 0.
+        ConfigError: It is not a finite number above 0.
     """
     is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if not is_number or not 0 < tolerance < math.inf:  # type: ignore[operator]

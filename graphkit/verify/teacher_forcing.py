@@ -114,7 +114,7 @@ def wrapped_forward(forward: Any, call: Callable[[Any, Any], Any]) -> Any:
 def _followed_by(then: Callable[[Any, Output], Output], forward: Any) -> Any:
     """Return a forward, or each of several, whose output passes through ``then``.
 
-    A result that is no output passes unchanged: the runner refuses it.
+    A result that is not an output passes unchanged: the runner refuses it.
     """
 
     def call(forward: Any, inputs: Any) -> Any:

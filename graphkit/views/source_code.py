@@ -72,7 +72,7 @@ def _has(path: Path, line: int, function: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _bodies(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return name, first and last line of the body of each function; none if it is no Python."""
+    """Return name, first and last line of the body of each function; none if it is not Python."""
     try:
         tree = ast.parse("\n".join(_lines(path)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

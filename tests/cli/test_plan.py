@@ -50,7 +50,7 @@ def test_commands_take_the_file_as_their_sizes(run, log, tmp_path, tiny):
     ("options", "expected", "code"),
     [
         (["--max-sizes", "0"], "'0' is not a whole number of at least 1", 2),
-        (["--max-memory", "500X"], "'500X' is no amount of memory", 2),
+        (["--max-memory", "500X"], "'500X' is not an amount of memory", 2),
         (["--max-capture-seconds", "nan"], "'nan' is not a number of seconds above 0", 2),
         (["--max-sizes", "2", "--max-memory", "1G"], "not allowed with argument", 2),
         (["--max-memory", "1G"], "a budget of memory_bytes needs a record", 2),

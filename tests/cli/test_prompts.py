@@ -32,8 +32,8 @@ def test_a_line_is_a_prompt_or_a_json_object(tmp_path, data, prompts):
     [
         (b"", "holds no prompt"),
         (b"\n \n", "holds no prompt"),
-        (b'{"prompt": "a"}\n\nb\n', "line 3 of .* is no JSON object with a prompt"),
-        (b'{"prompt": "a"}\n{"prompt": 3}', "line 2 of .* is no JSON object with a prompt"),
+        (b'{"prompt": "a"}\n\nb\n', "line 3 of .* is not a JSON object with a prompt"),
+        (b'{"prompt": "a"}\n{"prompt": 3}', "line 2 of .* is not a JSON object with a prompt"),
     ],
 )
 def test_other_files_are_refused(tmp_path, data, reason):

@@ -83,8 +83,8 @@ class ShadowWatch:
         compared: Number of replays compared so far.
 
     Raises:
-        ConfigError: ``runner`` is no runner, ``every`` is no int of at least 1, or the tolerance is
-            no number above 0.
+        ConfigError: ``runner`` is not a runner, ``every`` is not an int of at least 1, or the
+            tolerance is not a number above 0.
         ReplayError: When the block begins: the runner is not ``captured``.
     """
 

@@ -2,7 +2,7 @@
 
 The profiler does not report nodes. But all work of one launch has one correlation id, and in a
 graph without branches work starts in the order of the nodes, with those of a child graph in its
-place. (Disabling nodes to measure the difference is no alternative: neighbouring nodes overlap.)
+place. (Disabling nodes to measure the difference does not work: neighbouring nodes overlap.)
 """
 
 from __future__ import annotations
