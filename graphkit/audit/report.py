@@ -184,7 +184,7 @@ def _audited(
             if name in chosen and not runner.eager_reason:
                 audit(target, runner, log)
         runner.capture(attribution=Attribution(target.weights))
-        if not runner.eager_reason and not AFTER_CAPTURE.keys().isdisjoint(chosen):
+        if not runner.eager_reason and not {"warmup", *AFTER_CAPTURE}.isdisjoint(chosen):
             declare_for_audits(target, runner, log)
         for name, audit in AFTER_CAPTURE.items():
             if name not in chosen or runner.eager_reason:

@@ -6,12 +6,14 @@ makes every comparison fail. Audits find it first, report it, and restore it lik
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.padding_cause import Weights
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
@@ -61,11 +63,13 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
         runner: Its ``mutable_state`` is extended.
         log: Receives the finding.
     """
-    found = undeclared_state(runner, target.batch(runner.mode, runner.table.largest, _SEED))
+    batch = target.batch(runner.mode, runner.table.largest, _SEED)
+    found = undeclared_state(runner, batch)
     runner.mutable_state |= found
     reported = {name for each in log.findings if each.kind == KIND for name in each.names}
-    new = [name for name in found if name not in reported]
+    new = {name: found[name] for name in found if name not in reported}
     if new:
+        lines = _lines(runner, batch, new)
         with log.check("warmup", runner.mode.name) as check:
             check.text = "compared the state of requests before and after a replay"
             for name in new:
@@ -75,7 +79,13 @@ def declare_for_audits(target: CaptureTarget, runner: Runner[Any, Any], log: Aud
                     f"{list(found[name].shape)}), which the target does not declare."
                 )
                 check.report(
-                    KIND, text, advice=ADVICE, severity="warning", names=(name,), cause=KIND
+                    KIND,
+                    text,
+                    advice=ADVICE,
+                    severity="warning",
+                    names=(name,),
+                    source=lines.get(name, ""),
+                    cause=KIND,
                 )
 
 
@@ -99,6 +109,16 @@ def undeclared_tensors(
                 place = value.data_ptr(), value.shape, value.stride()
                 found.setdefault(place, (container.name(key), value))
     return dict(found.values())
+
+
+def _lines(
+    runner: Runner[Any, Any], batch: Any, tensors: dict[str, torch.Tensor]
+) -> dict[str, str]:
+    """Return the lines that write tensors in a run without a graph, by name. Restores them."""
+    values = {name: partial(tensors.get, name) for name in tensors}
+    state = restorable_state(runner)
+    with torch.no_grad(), runner.uncounted(), StateSnapshot(state, runner.device):
+        return changing_lines(lambda: runner.run_padded(batch), values)
 
 
 def _shifted(tensor: torch.Tensor) -> torch.Tensor:

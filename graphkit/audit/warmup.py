@@ -7,16 +7,18 @@ cache that was built from pads and that every replay reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
 from graphkit.graphs import CapturedGraph, inspect_graph, tensors_of
 from graphkit.records import count_of
 from graphkit.runners import Runner
-from graphkit.runners.reachable_objects import roots_of
+from graphkit.runners.reachable_objects import ReachableObjects, roots_of
 from graphkit.targets import CaptureTarget
 
 _SEED = 30
@@ -43,11 +45,14 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         before = _snapshot(target, runner)
         try:
             changes = _changes(target, runner, before)
+            values = _values(target, runner, changes)
             state, replayed = _state_and_replayed(target, runner, changes)
             constant = _constant_caches(target, runner, before, changes)
+            changes = [change for change in changes if change.name not in constant]
+            before.restore()
+            lines = _lines(runner, {name: values[name] for name in values.keys() - constant})
         finally:
             before.restore()
-        changes = [change for change in changes if change.name not in constant]
         for change in changes:
             is_state = change.name in state
             kind, text, advice = (
@@ -59,6 +64,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
                 advice=advice,
                 severity="warning" if is_state else "error",
                 names=(change.name,),
+                source=lines.get(change.name, ""),
                 cause=kind if is_state else "",
                 before=change.before.text,
                 after=change.after.text,
@@ -84,6 +90,34 @@ def _changes(
         changes = list(before.changes(_snapshot(target, runner)))
         written = _addresses(graphs, "pool") if changes else set()
     return [change for change in changes if change.after.address not in written]
+
+
+def _values(
+    target: CaptureTarget, runner: Runner[Any, Any], changes: Sequence[ObjectChange]
+) -> dict[str, Callable[[], Any]]:
+    """Return functions that read the changed objects, by name. They outlast a restore."""
+    names = {change.name for change in changes}
+    tensors = {**(target.mutable_state or {}), **tensors_of(target.weights)}
+    values: dict[str, Callable[[], Any]] = {
+        name: partial(tensors.get, name) for name in names & tensors.keys()
+    }
+    for container, held in ReachableObjects(roots_of(target.forwards[runner.mode])).entries:
+        for key in held:
+            if container.name(key) in names:
+                values.setdefault(container.name(key), partial(container.get, key))
+    return values
+
+
+def _lines(runner: Runner[Any, Any], values: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+    """Return the lines that change the objects in a capture, by name."""
+    if not on_any_rank(runner, bool(values)):
+        return {}
+
+    def capture() -> None:
+        with runner.captured_aside():
+            pass
+
+    return changing_lines(capture, values)
 
 
 def _state_and_replayed(

@@ -55,6 +55,11 @@ def node_line() -> str:
     return _short_line(_user_frames(_current_stack(), _STEPS))
 
 
+def line_in(stack: Sequence[Frame]) -> str:
+    """Return the innermost user line of a stack, innermost first, as ``caller_line`` does."""
+    return _short_line(_user_frames(stack))
+
+
 def caller_location() -> str:
     """Return the innermost user line of the current stack; see ``location_in``."""
     return location_in(list(_current_stack())) or "an unknown line"

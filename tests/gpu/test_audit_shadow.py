@@ -102,10 +102,10 @@ def test_sound_replays_have_no_finding(captured):
 def test_a_frozen_number(captured):
     captured[1].scale = 0.5
     (finding,) = found_by(captured)
-    assert finding.kind == "graph bug"
+    assert finding.kind == "baked value"
     assert finding.kernel.endswith("[mul]") or "mul" in finding.kernel.lower()
     assert finding.source.endswith("in forward")
-    assert "is 0.5; in the graph it is 1." in finding.text
+    assert "`Model.scale` has changed since capture (1.0, then 0.5)" in finding.text
 
 
 def test_memory_that_was_replaced(captured):

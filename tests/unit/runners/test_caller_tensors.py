@@ -48,7 +48,7 @@ def with_tensors(batch, runner):
     """Return the batch with fields that need no cast, which a runner may use as they are."""
     dtypes = {layout.name: layout.dtype for layout in runner.buffers.layouts}
     rows = {
-        name: torch.as_tensor(np.asarray(value.cpu() if torch.is_tensor(value) else value))
+        name: (value if torch.is_tensor(value) else torch.as_tensor(np.asarray(value)))
         .to(runner.device, dtypes[name])
         .contiguous()
         for name, value in present(batch).items()
