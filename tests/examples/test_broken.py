@@ -233,11 +233,21 @@ def test_the_kit_gives_the_cause_the_same_name_and_line(name):
     assert place.endswith(finding.source)
 
 
-@pytest.mark.parametrize("name", ["broken.sound", "own_target"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "broken.sound:target",
+        "own_target:target",
+        "transformers_models:llama",
+        "transformers_models:qwen3_moe",
+        "mamba:target",
+    ],
+)
 def test_a_correct_model_that_declares_nothing_has_no_error_and_few_notes(name):
-    target = locate(f"tools.examples.{name}:target", "cpu")
-    bare = replace(target, weights=None, mutable_state=None, host_values={})
-    findings = audit_target(bare, batch_sizes=[2, 8], device="cpu").findings
+    target = locate(f"tools.examples.{name}", "cpu")
+    bare = replace(target, weights=None, mutable_state=None, host_values={}, model=None)
+    sizes = [2, target.sizes.max_batch_size]
+    findings = audit_target(bare, batch_sizes=sizes, device="cpu").findings
     assert 1 <= len(findings) <= 5
     assert not [each for each in findings if each.severity == "error"]
 
