@@ -27,9 +27,9 @@ class FrozenValue:
     """A host number that has changed since capture, and that a graph keeps.
 
     Attributes:
-        name: Where it is, such as ``Model.temperature``.
+        name: Path of the number, such as ``Model.temperature``.
         before, after: Its value at capture and now, as text.
-        text: What happened, as a sentence.
+        text: Description of the change and of the argument that keeps it.
         node: The first node that depends on it; ``None`` if only a new capture has it.
         argument: Index of the argument that is the number or derived from it; ``None`` if the
             number decides which nodes the graph has.
@@ -56,7 +56,7 @@ class FrozenValues:
 
     def __init__(self, runner: Any, forward: Any) -> None:
         self.numbers = HostNumbers(forward)
-        self._runner = proxy(runner)  # a circle would keep its graphs until the next collection
+        self._runner = proxy(runner)  # a reference cycle would keep the graphs alive
         self._harmless: set[tuple[int, HostNumber]] = set()
         self._found: dict[tuple[int, HostNumber, str], FrozenValue | None] = {}
 

@@ -34,13 +34,13 @@ class HostNumber:
 
     @property
     def name(self) -> str:
-        """Where it is, such as ``Model.temperature`` or ``len(Model.history)``."""
+        """Path of the number, such as ``Model.temperature`` or ``len(Model.history)``."""
         name = self.container.name(self.key)
         return f"len({name})" if self.is_length else name
 
     @property
     def now(self) -> Any:
-        """Its present value; the earlier one if it is gone."""
+        """Current value, or the earlier one if the entry no longer exists."""
         value = self.container.get(self.key, _MISSING)
         if value is _MISSING or (self.is_length and not isinstance(value, list)):
             return self.before
@@ -57,12 +57,12 @@ class HostNumber:
 
     @property
     def now_text(self) -> str:
-        """Its present value as text, or the type of what has replaced it."""
+        """Current value as text, or its type if it is not a number."""
         now = self.now
         return repr(now) if now is None or type(now) in _NUMBERS else f"a {type(now).__name__}"
 
     def set(self, value: Any) -> None:
-        """Change it; a list is cut, or lengthened by its last item."""
+        """Set the number. A list is shortened, or extended with copies of its last item."""
         if not self.is_length:
             self.container.set(self.key, value)
             return
@@ -104,7 +104,7 @@ class HostNumbers:
     def varied(self, values: Mapping[HostNumber, Any]) -> Iterator[None]:
         """Change numbers for a block.
 
-        All references that the forward can reach are as before after the block, also caches that
+        Restores all references that the forward can reach after the block, and removes caches that
         the forward creates in it. The contents of tensors are not restored.
         """
         objects = ReachableObjects(self._roots)

@@ -315,7 +315,7 @@ def _is_entered(value: Any) -> bool:
 
 
 def _is_users(value: Any) -> bool:
-    """Return whether a function, a class or a module is none of graphkit, torch or the like."""
+    """Return whether a function, a class or a module belongs to the user, not to a library."""
     name = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
     return name.split(".")[0] not in _EXCLUDED_PACKAGES
 

@@ -210,7 +210,7 @@ class Step(Generic[OutputT]):
             if value is not None or field.name not in (*buffers.absent, *without):
                 values[field] = value
         rows: dict[str, Any] = {}
-        # A step that is being captured runs on tensors of its own.
+        # Captures run on the runner's tensors, not on the caller's.
         may_copy = not is_capturing()
         for layout in resolve(tuple(values), live):
             count, given = capacity.rows(layout.field.axis, requests, tokens), values[layout.field]

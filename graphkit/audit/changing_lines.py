@@ -65,7 +65,7 @@ class _LineTrace:
             self._compare(self._running)
         if event == "line":
             self._running = frame, frame.f_lineno
-        else:  # the line of the caller goes on
+        else:  # the line of the caller continues
             self._running = None if frame.f_back is None else (frame.f_back, frame.f_back.f_lineno)
         return self._on_line
 

@@ -1,8 +1,9 @@
-"""Search for what a forward does beside computing its output.
+"""Search for side effects of a forward: writes into its inputs and random draws.
 
-A padded run without a graph is watched: writes into the inputs, by torch's operations or by any
-kernel, and random draws. The graph is captured from the same code. Its node is found by operation
-and line; a kernel that no operation launched, by replaying the first nodes of the graph.
+The audit watches a padded run without a graph: writes into the inputs by operations of torch or by
+other kernels, and random draws. The graph is captured from the same code, so that operation and
+line identify its node. A kernel that no operation launched is found by replaying the first nodes of
+the graph.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _first_writer(
             switched.keep_first(count, always_on)
             graph: Any = switched.graph
             runs.replay_of(graph)
-            # A graph whose last nodes are off lets the stream go on before the others have ended.
+            # A graph whose last nodes are off lets the stream continue before the others end.
             runner.backend.wait_for_device()
             return runner.buffers.live_rows(field, size).contiguous().view(torch.uint8).clone()
 

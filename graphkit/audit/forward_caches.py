@@ -1,7 +1,7 @@
 """Tensors that a forward keeps from one call to the next, and that make padding change live rows.
 
 A tensor is a cache if the forward makes it again when it is removed. It is at fault if runs with
-and without pads agree as soon as each of them makes its own.
+and without pads agree if each of them creates the tensor again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ForwardCache:
 
     @property
     def text(self) -> str:
-        """What happened, as a sentence."""
+        """Sentence that names the cache and the call that made it."""
         made = "from other rows" if self.bug is Bug.LAZY_CACHE else "for another batch size"
         return f"It reads `{self.name}` ({self.kept}), which the forward made {made} and kept."
 
@@ -103,7 +103,7 @@ def _cache(name: str, kept: torch.Tensor, made: torch.Tensor) -> ForwardCache:
 
 
 def _removals(container: Container, values: dict[Any, Any], key: Any) -> Iterator[dict[Any, Any]]:
-    """Yield the values without one: as ``None``, without its key, or none at all in a dict."""
+    """Yield the values of a container without one: set to ``None``, deleted, or all deleted."""
     if container.name(key).endswith("]"):
         yield {}
     else:

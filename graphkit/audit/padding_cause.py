@@ -43,7 +43,7 @@ class Cause:
 
     @property
     def text(self) -> str:
-        """Sentences on the node and the cache; empty if they are unknown."""
+        """Description of the node and the cache, or an empty string."""
         if self.first is None:
             return ""
         name = f"`{self.first.short_name}`"
@@ -56,7 +56,7 @@ class Cause:
 
     @property
     def place(self) -> str:
-        """Module and line of the node; empty if they are unknown."""
+        """Module and line of the node, or empty strings."""
         origin = None if self.first is None else self.first.origin
         return ", ".join(filter(None, (origin.module, origin.source))) if origin else ""
 

@@ -123,7 +123,7 @@ def _lines(runner: Runner[Any, Any], values: Mapping[str, Callable[[], Any]]) ->
 def _state_and_replayed(
     target: CaptureTarget, runner: Runner[Any, Any], changes: Sequence[ObjectChange]
 ) -> tuple[set[str], set[str]]:
-    """Capture again and replay, to tell apart what else changes the objects that capture changed.
+    """Capture again and replay, to find what changes the same objects again.
 
     Returns:
         Names of tensors that the graphs use and a second capture leaves alike, such as a KV cache:

@@ -262,7 +262,7 @@ class LockstepBackend:
             raise self._barrier.fail(error) from error
 
     def _drain(self, failure: RankFailure) -> None:
-        """Wait for the work on the current stream, of which another rank may not run its part.
+        """Wait for the work on the current stream. Another rank may not run its part.
 
         Work that waits in NCCL for that rank does not end by itself. The group ends with the
         failure then, which aborts the work.

@@ -315,7 +315,7 @@ class FailureDetector:
         if isinstance(error, Exception) and is_connection_error(error):
             raise self.failure_behind(error) from error
         if isinstance(error, GraphkitError) and self._topic != _FAILURE:
-            # Other ranks that refuse the call go on. One that waits in it ends.
+            # Ranks that refuse the call, too, continue. A rank that waits in it ends.
             self._refusals += 1
             self.store.report(f"refusal {self._refusals}", self.refusal(error))
         else:

@@ -162,7 +162,7 @@ def identifier(text: str) -> str:
 
 
 def field_names(texts: Iterable[str], reserved: Collection[str]) -> list[str]:
-    """Return a name for a field of a dataclass for each text, each once and none of ``reserved``.
+    """Return a distinct name for a dataclass field for each text, none in ``reserved``.
 
     Args:
         texts: Names of arguments, or paths of results.
@@ -207,7 +207,7 @@ def _checked(key: Any, value: Any, fn_name: str) -> torch.Tensor:
 
 
 def _pad(tensor: torch.Tensor) -> float:
-    """Return the number that fills pad rows: the smallest one of the example.
+    """Return the number that fills pad rows: the smallest number in the example.
 
     A pad row must not fail. Where 0 may, as a length or as an index that starts at 1, it is not in
     the example, and the smallest index is valid in every column.

@@ -19,7 +19,7 @@ from graphkit.targets import CaptureTarget
 class CapturedFunction:
     """A function that replays a graph; see ``graphkit.capture``, which returns it.
 
-    A call takes the arguments of the function, and returns what it returns, in memory of its own.
+    A call takes the arguments of the function and returns its results as new tensors.
     Arguments are device tensors, CPU tensors or numpy arrays. A batch that is larger than every
     captured size runs without a graph; ``stats`` counts it. A context manager that closes itself.
     One thread at a time may use it.
@@ -52,7 +52,7 @@ class CapturedFunction:
         """Replay a batch, or run it without a graph if no captured size holds it.
 
         Returns:
-            What the function returns, with the live rows, in memory of its own.
+            What the function returns, with the live rows, as new tensors.
         """
         batch = self._arguments.batch(args, kwargs)
         return self._results.returned(self.runner.run(batch, clone=True))

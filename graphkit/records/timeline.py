@@ -55,7 +55,7 @@ class Timeline:
 
 
 def timeline_of(nodes: Iterable[Node]) -> Timeline:
-    """Return the nodes of a graph in time; those with damaged times are left out."""
+    """Return the nodes of a graph in time. Nodes with invalid times are omitted."""
     measured = sorted(filter(_is_measured, nodes), key=lambda node: (node.start_us, node.index))
     gaps, reached = [], 0.0
     for node in measured:

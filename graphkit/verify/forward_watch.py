@@ -1,4 +1,4 @@
-"""What a forward does beside computing its output: writes into its inputs, and random draws.
+"""Side effects of a forward: writes into its inputs and random draws.
 
 Both are watched in a run without a graph. A graph is captured from the same code, so that it has
 the same nodes.

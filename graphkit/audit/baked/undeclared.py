@@ -1,7 +1,7 @@
 """Search for host values that graphs keep and the target does not declare.
 
 Every number that the forward can read is a candidate, in all layers of a model at once. The search
-changes all candidates together, each to a value of its own, and captures again. An argument that
+changes all candidates together, each to a different value, and captures again. An argument that
 had the value of one candidate, and now has its new value, names that candidate. If other nodes
 differ, the search halves the candidates.
 

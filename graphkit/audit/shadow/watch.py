@@ -232,7 +232,7 @@ class ShadowWatch:
         more = ""
         try:
             cause = find(replay.runs)
-        except Exception as error:  # the finding is reported all the same
+        except Exception as error:  # the finding is reported anyway
             cause = Cause(bug)
             more = f" The search for the node failed: {type(error).__name__}: {error}"
         facts = cause.facts(self._runner, replay.size, self._weights)
@@ -274,7 +274,7 @@ class ShadowWatch:
     def _bisected(self, replay: _Replay) -> Divergence:
         try:
             return first_divergence(self._runner, replay.runs, self._weights)
-        except Exception as error:  # the finding is reported all the same
+        except Exception as error:  # the finding is reported anyway
             return Divergence(f"A new capture fails: {type(error).__name__}: {error}")
 
 
