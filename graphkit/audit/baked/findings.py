@@ -49,12 +49,7 @@ def report_change(
         check.report(
             "baked value",
             f"{_sentence(first, change, nodes)}{more}",
-            node=nodes[first.node] if first.node < len(nodes) else None,
-            batch_size=size,
-            argument=first.argument,
-            offset=first.offset,
-            before=first.before,
-            after=first.after,
+            **_place(first, nodes, size),
             advice=_STRUCTURE if first.what in ("kernel", "number of nodes") else _VALUE,
         )
 
@@ -75,12 +70,7 @@ def report_followed(
             f"`{number.name}` = {number.before!r} is frozen in {_frozen_in(number, first, nodes)}"
             f"{_more(others)}.",
             severity="note",
-            node=nodes[first.node] if first.node < len(nodes) else None,
-            batch_size=size,
-            argument=first.argument,
-            offset=first.offset,
-            before=first.before,
-            after=first.after,
+            **_place(first, nodes, size),
             names=tuple(each.name for each in candidate.values),
             cause=number.name,
             advice=_UNDECLARED,
@@ -130,6 +120,18 @@ def _frozen_in(number: HostNumber, difference: CaptureDifference, nodes: Sequenc
     if difference.before == repr(number.before):
         return place
     return f"{place}, which is {difference.before}"
+
+
+def _place(difference: CaptureDifference, nodes: Sequence[Node], size: int) -> dict[str, Any]:
+    """Return the facts of a finding that say what differs, and where."""
+    return {
+        "node": nodes[difference.node] if difference.node < len(nodes) else None,
+        "batch_size": size,
+        "argument": difference.argument,
+        "offset": difference.offset,
+        "before": difference.before,
+        "after": difference.after,
+    }
 
 
 def _more(others: Sequence[CaptureDifference]) -> str:
