@@ -466,7 +466,9 @@ def test_live_sizes_of_loops_are_a_traffic_log(make_engine, task, tmp_path, capt
     if not captured:
         assert stats.live_sizes == {}, "nothing was replayed"
         return
-    assert sum(stats.live_sizes.values()) == stats.replays
+    # A loop that was launched before the host saw the last request end has a step of pads alone.
+    longest = max(request.num_verifies for request in requests)
+    assert longest <= sum(stats.live_sizes.values()) <= stats.replays
     took_part = sum(size * count for size, count in stats.live_sizes.items())
     assert took_part == sum(request.num_verifies for request in requests)
     assert stats.padded_rows == 4 * stats.replays - took_part
