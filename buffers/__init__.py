@@ -5,7 +5,6 @@ memory) -> the refresh op -> the arena in ``input_buffers`` -> ``view`` (the for
 """
 
 from graphkit.buffers.accepted import AcceptedCounts
-from graphkit.buffers.admission import admit
 from graphkit.buffers.draft_inputs import (
     DraftExtendInputs,
     DraftInputs,
@@ -22,6 +21,7 @@ from graphkit.buffers.mode_buffers import (
     MultiLayerDraftExtendInputBuffers,
     TargetVerifyInputBuffers,
 )
+from graphkit.buffers.validation import validate_field
 from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import BatchWriter, FieldWriter
 
@@ -50,9 +50,9 @@ __all__ = [
     "StepInputs",
     "TargetVerifyInputBuffers",
     "TargetVerifyInputs",
-    "admit",
     "capacity_of",
     "declare",
     "fields_of",
     "resolve",
+    "validate_field",
 ]

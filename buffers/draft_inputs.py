@@ -53,7 +53,7 @@ class DraftInputs(Inputs):
         torch.float32,
         "probabilities of the first candidates; a chain does not depend on them",
         row=("K",),
-        may_go_unread=True,
+        optional_read=True,
     )
     topk_index: Rows = declare(
         Axis.REQUEST, torch.int64, "token ids of the first candidates", row=("K",)
@@ -63,7 +63,7 @@ class DraftInputs(Inputs):
         MODEL_DTYPE,
         "the draft model's hidden state that made the candidates",
         row=("H",),
-        on_device=True,
+        by_address=True,
     )
     mrope_positions: Rows = declare(
         Axis.TOKEN, torch.int64, "temporal, height and width positions", lead=3, optional=True
@@ -91,23 +91,23 @@ class DraftExtendInputs(Inputs):
         torch.int32,
         "rows of each request in this batch",
         pad=Pad.WIDTH,
-        may_go_unread=True,
+        optional_read=True,
     )
     num_accepted_drafts: Rows = declare(
         Axis.REQUEST,
         torch.int32,
         "draft tokens that passed verification, bonus excluded",
-        may_go_unread=True,
+        optional_read=True,
     )
     num_accepted_tokens: Rows = declare(
-        Axis.REQUEST, torch.int32, "accepted tokens, bonus included", pad=1, may_go_unread=True
+        Axis.REQUEST, torch.int32, "accepted tokens, bonus included", pad=1, optional_read=True
     )
     hidden_states: Rows = declare(
         Axis.TOKEN,
         MODEL_DTYPE,
         "the target's hidden state of each row",
         row=("D",),
-        on_device=True,
+        by_address=True,
     )
     mrope_positions: Rows = declare(
         Axis.TOKEN, torch.int64, "temporal, height and width positions", lead=3, optional=True

@@ -53,8 +53,8 @@ class Field:
         lead: Length of a dimension before the rows; 0 if there is none.
         flat: Whether the tensor is one-dimensional, with its rows side by side.
         optional: Whether a runner may be captured without the field.
-        on_device: Whether the mailbox carries the address of the rows instead of the rows.
-        may_go_unread: Whether a forward that does not read the field is correct. Audits report
+        by_address: Whether the mailbox carries the address of the rows instead of the rows.
+        optional_read: Whether a forward that does not read the field is correct. Audits report
             other fields that no node reads.
         meaning: Meaning of a row, as a phrase.
     """
@@ -67,8 +67,8 @@ class Field:
     lead: int
     flat: bool
     optional: bool
-    on_device: bool
-    may_go_unread: bool
+    by_address: bool
+    optional_read: bool
     meaning: str
 
 
@@ -82,11 +82,11 @@ def declare(
     lead: int = 0,
     flat: bool = False,
     optional: bool = False,
-    on_device: bool = False,
-    may_go_unread: bool = False,
+    by_address: bool = False,
+    optional_read: bool = False,
 ) -> Any:
     """Declare a field of an inputs dataclass. See ``Field`` for the arguments."""
-    facts = (axis, dtype, pad, row, lead, flat, optional, on_device, may_go_unread, meaning)
+    facts = (axis, dtype, pad, row, lead, flat, optional, by_address, optional_read, meaning)
     return dataclasses.field(default=None, metadata={_KEY: facts})
 
 

@@ -276,7 +276,7 @@ class InputBuffers:
             source = KEEP if layout.name in self.bound_fields else FROM_PAYLOAD
             first = Header.SOURCES + layout.first_segment
             words[first : first + layout.segments] = source
-            if not layout.field.on_device:
+            if not layout.field.by_address:
                 end = layout.payload + layout.total_bytes
                 words.view(torch.uint8)[layout.payload : end].view(layout.dtype).fill_(layout.pad)
         return words[Header.SOURCES :].numpy().copy()

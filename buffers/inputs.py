@@ -196,7 +196,7 @@ class TargetVerifyInputs(Inputs):
         "embeddings in place of input_ids",
         row=("H",),
         optional=True,
-        on_device=True,
+        by_address=True,
     )
     mrope_positions: Rows = declare(
         Axis.TOKEN, torch.int64, "temporal, height and width positions", lead=3, optional=True
@@ -208,5 +208,5 @@ class TargetVerifyInputs(Inputs):
         pad=-1,  # every token
         row=("M",),
         optional=True,
-        on_device=True,
+        by_address=True,
     )

@@ -18,7 +18,7 @@ from graphkit.spec import SpecConfig
 _AXIS_WORD = {
     Axis.REQUEST: Header.REQUESTS,
     Axis.TOKEN: Header.TOKENS,
-    Axis.NONE: Header.ONE,
+    Axis.NONE: Header.HAS_ROWS,
 }
 
 
@@ -161,10 +161,10 @@ def resolve(fields: Sequence[Field], capacity: Capacity) -> tuple[FieldLayout, .
     payload = _aligned((Header.SOURCES + sum(max(field.lead, 1) for field in fields)) * 8)
     segment = 0
     for field in fields:
-        layout = _resolve_one(field, capacity, segment, 0 if field.on_device else payload)
+        layout = _resolve_one(field, capacity, segment, 0 if field.by_address else payload)
         layouts.append(layout)
         segment += layout.segments
-        if not field.on_device:
+        if not field.by_address:
             payload = _aligned(payload + layout.total_bytes)
     return tuple(layouts)
 
@@ -176,7 +176,9 @@ def header_bytes(layouts: Sequence[FieldLayout]) -> int:
 
 def entry_bytes(layouts: Sequence[FieldLayout]) -> int:
     """Return the bytes of a mailbox entry: header, sources, payload."""
-    ends = [layout.payload + layout.total_bytes for layout in layouts if not layout.field.on_device]
+    ends = [
+        layout.payload + layout.total_bytes for layout in layouts if not layout.field.by_address
+    ]
     return _aligned(max([header_bytes(layouts), *ends]))
 
 

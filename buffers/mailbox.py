@@ -31,8 +31,8 @@ ENTRIES = 4
 """Number of batches that the host can write before the device has read the first."""
 # Plain ints: indexing by an enum costs a replay more than writing the word.
 _CONSUMED, _FAULT = int(Ring.CONSUMED), int(Ring.FAULT)
-_SEQUENCE, _REQUESTS, _TOKENS, _ONE = (
-    int(Header.SEQUENCE), int(Header.REQUESTS), int(Header.TOKENS), int(Header.ONE),
+_SEQUENCE, _REQUESTS, _TOKENS, _HAS_ROWS = (
+    int(Header.SEQUENCE), int(Header.REQUESTS), int(Header.TOKENS), int(Header.HAS_ROWS),
 )  # fmt: skip
 _CHECK_EVERY = 1024
 _GIVE_UP_S = 60.0
@@ -119,14 +119,14 @@ class Mailbox:
         """Write the sources and the payload of an entry."""
         self._bodies[index][:] = words
 
-    def post(self, index: int, requests: int, tokens: int, one: int = 1) -> None:
+    def post(self, index: int, requests: int, tokens: int, has_rows: int = 1) -> None:
         """Write the header of an entry whose rows are written; ``one`` is 0 if it has no rows."""
         self._posted = self.sequence
         words = self._entries[index]
         words[_SEQUENCE] = self.sequence
         words[_REQUESTS] = requests
         words[_TOKENS] = tokens
-        words[_ONE] = one
+        words[_HAS_ROWS] = has_rows
 
     def commit(self, in_flight: Any = None) -> None:
         """Count a launch, and keep the tensors that it reads alive until the device has read them.

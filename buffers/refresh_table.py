@@ -44,7 +44,7 @@ def refresh_fetches(
     """Return (first byte, bytes) of the entry's parts that a size needs, [programs, 2] int32."""
     parts = [(0, header_bytes(layouts))]
     for layout in layouts:
-        if not layout.field.on_device:
+        if not layout.field.by_address:
             size = capacity.rows(layout.field.axis, batch_size) * layout.row_bytes
             begins = (layout.payload + i * layout.segment_bytes for i in range(layout.segments))
             parts += [(begin, size) for begin in begins]

@@ -1,7 +1,7 @@
 """Writers of a batch's live rows into a mailbox entry: the innermost loop of a replay on the host.
 
 The fast paths compare types, dtypes and shapes by identity or equality, and copy. All other values
-go through ``admit``, which casts or refuses them.
+go through ``validate_field``, which casts or refuses them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphkit.buffers.admission import admit
 from graphkit.buffers.fields import Axis
 from graphkit.buffers.layout import FieldLayout
 from graphkit.buffers.mailbox import Mailbox, host_view
+from graphkit.buffers.validation import validate_field
 from graphkit.ops.mailbox_layout import FROM_PAYLOAD, Header
 
 _Array, _Tensor = np.ndarray, torch.Tensor
@@ -38,7 +38,8 @@ class FieldWriter:
         rows: View of the entry as numpy; ``None`` if the field has no payload or numpy lacks the
             dtype.
         address: Start of the payload; 0 if the field has none, or has several segments.
-        quick: Values that ``BatchWriter.write`` needs; unpacking costs less than attribute access.
+        fast_path: Values that ``BatchWriter.write`` needs; unpacking costs less than attribute
+            access.
     """
 
     __slots__ = (
@@ -52,8 +53,8 @@ class FieldWriter:
         "_segments",
         "address",
         "dtype",
+        "fast_path",
         "name",
-        "quick",
         "rows",
         "shape",
         "size",
@@ -79,13 +80,13 @@ class FieldWriter:
         self.rows: NDArray[Any] | None = None
         # A field without payload names an address in every batch, and need not be set back.
         self._point: Callable[[int, int], None] = mailbox.words(entry).__setitem__
-        if not layout.field.on_device:
+        if not layout.field.by_address:
             self._place, self.rows = host_view(mailbox, entry, layout, row_count)
             self._point = partial(mailbox.point, entry)
         # A field of several segments has no single address to copy to.
         single = self._place is not None and layout.segments == 1
         self.address = self._place.data_ptr() if single and self._place is not None else 0
-        self.quick = (
+        self.fast_path = (
             self.name, self.shape, self.rows, None if self.rows is None else self.rows.dtype,
             self.dtype, self.address, self.size, self.write,
         )  # fmt: skip
@@ -112,7 +113,7 @@ class FieldWriter:
             and value.is_contiguous()
         ):
             return self._point_to(value)
-        tensor = admit(self._layout, value, self._row_count, self._device)
+        tensor = validate_field(self._layout, value, self._row_count, self._device)
         if not tensor.is_cpu:
             return self._point_to(tensor)
         if self._place is not None:
@@ -170,7 +171,7 @@ class BatchWriter:
     def __init__(self, mailbox: Mailbox, fields: Sequence[FieldWriter]) -> None:
         self.mailbox = mailbox
         self._fields = fields
-        self._plan = tuple([field.quick for field in fields])
+        self._plan = tuple([field.fast_path for field in fields])
 
     @cached_property
     def fields(self) -> dict[str, FieldWriter]:

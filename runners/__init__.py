@@ -1,10 +1,10 @@
 """Runners: one per forward mode. Imported as ``graphkit.runners``.
 
-A batch takes this path: ``runner`` (the verbs) -> ``replayer`` -> ``fit`` (everything prepared for
-its size) -> one mailbox entry, one graph launch, the live rows of the output. ``capture`` makes the
-graphs. ``dispatch`` says which batches have no graph, and ``step`` runs them eagerly. The file of a
-mode contains what the mode computes around the user's forward, and overrides what
-``mode_declaration`` lists.
+A batch takes this path: ``runner`` (the verbs) -> ``replayer`` -> ``replay_plan`` (everything
+prepared for its size) -> one mailbox entry, one graph launch, the live rows of the output.
+``capture`` makes the graphs. ``dispatch`` says which batches have no graph, and ``step`` runs them
+eagerly. The file of a mode contains what the mode computes around the user's forward, and overrides
+what ``mode_declaration`` lists.
 """
 
 from graphkit.runners.decode import DecodeRunner

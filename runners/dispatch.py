@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from graphkit.buffers import InputBuffers, StepInputs, admit
+from graphkit.buffers import InputBuffers, StepInputs, validate_field
 from graphkit.config import is_int
 from graphkit.errors import InputError
 from graphkit.graphs import SizeTable
@@ -190,5 +190,7 @@ class Dispatch:
         for layout in self._buffers.layouts:
             if layout.name not in self._buffers.bound_fields:
                 rows = self._buffers.capacity.rows(layout.field.axis, requests, tokens)
-                admit(layout, getattr(batch, layout.name, None), rows, self._buffers.device)
+                validate_field(
+                    layout, getattr(batch, layout.name, None), rows, self._buffers.device
+                )
         self._buffers.check(batch, tokens)

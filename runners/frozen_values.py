@@ -96,7 +96,7 @@ class FrozenValues:
             if is_cuda:
                 kept.enter_context(gc_paused())
                 with self.numbers.varied(before):  # kept, so that all others get the same memory
-                    kept.enter_context(self._runner.captured_aside(batch_sizes=[size]))
+                    kept.enter_context(self._runner.recapture(batch_sizes=[size]))
             first, nodes = self._capture(size, before)
             again = [self._capture(size, before, UNSET_MARKER)[0]] if is_cuda else []
             unset = differing_bytes(first, *again)
@@ -121,7 +121,7 @@ class FrozenValues:
         attribution = Attribution(stack_fill=stack_fill)
         with (
             self.numbers.varied(values),
-            self._runner.captured_aside(batch_sizes=[size], attribution=attribution) as graphs,
+            self._runner.recapture(batch_sizes=[size], attribution=attribution) as graphs,
         ):
             return canonical_nodes(graphs[size], names), inspect_graph(
                 graphs[size], names=names

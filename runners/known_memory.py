@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from graphkit.buffers import InputBuffers
-from graphkit.graphs import tensors_of
+from graphkit.graphs import named_tensors
 from graphkit.records import BufferRecord
 
 
@@ -54,7 +54,7 @@ def memory_names(
     declared = {tensor.data_ptr() for tensor in state.values()}
     own = {name: tensor for name, tensor in held.items() if tensor.data_ptr() not in declared}
     return {
-        "weight": tensors_of(weights),
+        "weight": named_tensors(weights),
         "state": {**own, **state},
         "input": dict(buffers.arena.tensors),
         "mailbox": buffers.refresh_tensors(),

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from graphkit.buffers import InputBuffers, StepInputs
 from graphkit.errors import ReplayError
 from graphkit.graphs import Backend
-from graphkit.runners.fit import Fit
 from graphkit.runners.outputs import Output
+from graphkit.runners.replay_plan import ReplayPlan
 
 OutputT = TypeVar("OutputT", bound=Output)
 
@@ -23,10 +23,10 @@ class Launch(Generic[OutputT]):
     observer, until another batch of the same runner is written.
     """
 
-    _launch: Callable[[Fit, int, int, list[Any]], OutputT]
+    _launch: Callable[[ReplayPlan, int, int, list[Any]], OutputT]
     _buffers: InputBuffers
     _backend: Backend
-    _fit: Fit
+    _plan: ReplayPlan
     _entry: int
     _tokens: int
     _in_flight: list[Any]
@@ -35,12 +35,12 @@ class Launch(Generic[OutputT]):
     @property
     def batch_size(self) -> int:
         """Number of live requests."""
-        return self._fit.requests
+        return self._plan.requests
 
     @property
     def padded_batch_size(self) -> int:
         """Captured size that runs."""
-        return self._fit.padded_batch_size
+        return self._plan.padded_batch_size
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +58,7 @@ class Launch(Generic[OutputT]):
         self._check_valid()
         self._backend.wait_for_replays()
         return self._buffers.read(
-            self._entry, self._fit.requests, self._tokens, self._fit.padded_batch_size
+            self._entry, self._plan.requests, self._tokens, self._plan.padded_batch_size
         )
 
     def __call__(self) -> OutputT:
@@ -69,7 +69,7 @@ class Launch(Generic[OutputT]):
         """
         self._check_valid()
         self._buffers.mailbox.claims += 1
-        return self._launch(self._fit, self._entry, self._tokens, self._in_flight)
+        return self._launch(self._plan, self._entry, self._tokens, self._in_flight)
 
     def _check_valid(self) -> None:
         if self._claim != self._buffers.mailbox.claims:

@@ -62,7 +62,7 @@ class ModeDeclaration:
         return sample_fields(rows, cls.width(spec), ragged=cls.ragged, appends=cls.appends_rows)
 
     @classmethod
-    def declared(cls, inputs: type | None, output: type | None) -> dict[str, Any]:  # noqa: ARG003
+    def constructor_kwargs(cls, inputs: type | None, output: type | None) -> dict[str, Any]:  # noqa: ARG003
         """Return the arguments that pass a target's inputs and output classes to the runner."""
         return {"inputs_type": inputs}
 

@@ -14,11 +14,11 @@ from graphkit.buffers import Axis, BatchWriter
 from graphkit.errors import GraphkitError, InputError, ReplayError, SizeError
 from graphkit.graphs import Backend, CapturedGraph, SizeTable
 from graphkit.runners.dispatch import Dispatch, require_count
-from graphkit.runners.fit import Fit
 from graphkit.runners.frozen_values import FrozenValues
 from graphkit.runners.launch import Launch
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
+from graphkit.runners.replay_plan import ReplayPlan
 from graphkit.runners.staged import StagedBatch
 from graphkit.runners.step import Step
 
@@ -64,13 +64,13 @@ class Replayer(Generic[OutputT]):
         """Agrees with other ranks on staged batches. They have agreed on other batches before."""
         self.frozen: FrozenValues | None = None
         """In the checking mode, refuses graphs that keep a host number which has changed."""
-        self._launcher: Callable[[Fit, int, int, list[Any]], OutputT] = self._launch
+        self._launcher: Callable[[ReplayPlan, int, int, list[Any]], OutputT] = self._launch
         self._value_checks = self._buffers.value_checks
         self._final_count: ReplayCount | None = None
-        self._fits: dict[tuple[int, int | None], Fit] = {}
+        self._plans: dict[tuple[int, int | None], ReplayPlan] = {}
         # Prepared now, so that the first replay of a size is as fast as the others.
         for requests in range(1, table.max_batch_size + 1):
-            self._make_fit(requests, None)
+            self._make_plan(requests, None)
 
     def replay(self, batch: Any, padded_batch_size: int | None) -> OutputT:
         """Replay a batch; see ``Runner.replay``."""
@@ -79,25 +79,25 @@ class Replayer(Generic[OutputT]):
         if self._value_checks is not None:
             self._value_checks.report()
             self._value_checks.check(batch)
-        fit = self._fits.get((batch.batch_size, padded_batch_size))
-        if fit is None:
+        plan = self._plans.get((batch.batch_size, padded_batch_size))
+        if plan is None:
             if batch.batch_size == 0:
                 self._dispatch.check_idle(batch)
                 return self.idle() if padded_batch_size is None else self.pads(padded_batch_size)
-            fit = self._make_fit(batch.batch_size, padded_batch_size)
+            plan = self._make_plan(batch.batch_size, padded_batch_size)
         if self.frozen is not None:
-            self.frozen.check(fit.padded_batch_size)
+            self.frozen.check(plan.padded_batch_size)
         for name in self._absent:  # Dispatch.surplus_field, inlined
             if getattr(batch, name, None) is not None:
                 raise InputError(self._buffers.not_captured(name), field=name)
         if self._bound_fields:
             self._buffers.check_bound(batch)
-        tokens = self._checked_tokens(batch, fit) if self._checks else fit.tokens
+        tokens = self._checked_tokens(batch, plan) if self._checks else plan.tokens
         entry = self._mailbox.claim()
-        in_flight = self._writer(fit, entry, tokens).write(batch)
+        in_flight = self._writer(plan, entry, tokens).write(batch)
         if self._plan_on_host is not None:
-            self._plan_on_host(batch, fit.padded_batch_size)
-        return self._launcher(fit, entry, tokens, in_flight)
+            self._plan_on_host(batch, plan.padded_batch_size)
+        return self._launcher(plan, entry, tokens, in_flight)
 
     def stage(self, batch_size: int, num_tokens: int | None) -> StagedBatch[OutputT]:
         """Claim an entry and return its views; see ``Runner.stage``."""
@@ -108,17 +108,17 @@ class Replayer(Generic[OutputT]):
             )
         if self._value_checks is not None:
             self._value_checks.report()
-        fit = self._fits.get((batch_size, None)) or self._make_fit(batch_size, None)
+        plan = self._plans.get((batch_size, None)) or self._make_plan(batch_size, None)
         if self.frozen is not None:
-            self.frozen.check(fit.padded_batch_size)
-        tokens = fit.tokens if num_tokens is None else num_tokens
+            self.frozen.check(plan.padded_batch_size)
+        tokens = plan.tokens if num_tokens is None else num_tokens
         if num_tokens is not None:
-            self._check_tokens(fit, tokens)
+            self._check_tokens(plan, tokens)
         entry = self._mailbox.claim()
         self._buffers.pad_entry(entry)
-        attributes = fit.staged[entry] if tokens == fit.tokens else None
+        attributes = plan.staged[entry] if tokens == plan.tokens else None
         if attributes is None:
-            attributes = self._staged_attributes(fit, entry, tokens)
+            attributes = self._staged_attributes(plan, entry, tokens)
         return StagedBatch(attributes, self._mailbox.claims)
 
     @contextmanager
@@ -126,10 +126,10 @@ class Replayer(Generic[OutputT]):
         """Pass every launch through an observer; see ``Runner.observe``."""
         inner = self._launcher
 
-        def observe(fit: Fit, entry: int, tokens: int, in_flight: list[Any]) -> OutputT:
+        def observe(plan: ReplayPlan, entry: int, tokens: int, in_flight: list[Any]) -> OutputT:
             claim = self._mailbox.claims
             launch = Launch(
-                inner, self._buffers, self._backend, fit, entry, tokens, in_flight, claim
+                inner, self._buffers, self._backend, plan, entry, tokens, in_flight, claim
             )
             try:
                 return observer(launch)
@@ -144,11 +144,11 @@ class Replayer(Generic[OutputT]):
 
     def pads(self, size: int) -> OutputT:
         """Replay a graph of pads, for an idle batch whose collectives others wait for."""
-        fit = self._fits.get((0, size)) or self._make_fit(0, size)
+        plan = self._plans.get((0, size)) or self._make_plan(0, size)
         entry = self._mailbox.claim()
         if self._plan_on_host is not None:
             self._plan_on_host(self._buffers.view(size), size)
-        return self._launcher(fit, entry, 0, [])
+        return self._launcher(plan, entry, 0, [])
 
     def idle(self) -> OutputT:
         """Return an output without rows. Nothing is launched."""
@@ -160,12 +160,12 @@ class Replayer(Generic[OutputT]):
         if self._final_count is not None:
             return self._final_count
         count = ReplayCount()
-        for fit in (fit for fit in self._fits.values() if fit.replays):
-            count.by_size[fit.padded_batch_size] += fit.replays
-            if fit.requests:
-                count.live_sizes[fit.requests] += fit.replays
-            rows = self._buffers.capacity.rows(Axis.TOKEN, fit.padded_batch_size)
-            count.padded_rows += fit.replays * (rows - fit.tokens) + fit.missing_rows
+        for plan in (plan for plan in self._plans.values() if plan.replays):
+            count.by_size[plan.padded_batch_size] += plan.replays
+            if plan.requests:
+                count.live_sizes[plan.requests] += plan.replays
+            rows = self._buffers.capacity.rows(Axis.TOKEN, plan.padded_batch_size)
+            count.padded_rows += plan.replays * (rows - plan.tokens) + plan.missing_rows
         return count
 
     def close(self) -> None:
@@ -174,21 +174,21 @@ class Replayer(Generic[OutputT]):
         self._mailbox.claims += 1
         for graph in self.graphs.values():
             graph.close()
-        self.graphs, self._fits = {}, {}
+        self.graphs, self._plans = {}, {}
 
-    def _launch(self, fit: Fit, entry: int, tokens: int, in_flight: list[Any]) -> OutputT:
+    def _launch(self, plan: ReplayPlan, entry: int, tokens: int, in_flight: list[Any]) -> OutputT:
         """Post a written entry and launch. If the launch fails, the runner stays usable."""
         mailbox = self._mailbox
-        mailbox.post(entry, fit.requests, tokens, fit.one)
-        fit.launch()
+        mailbox.post(entry, plan.requests, tokens, plan.has_rows)
+        plan.launch()
         mailbox.commit(in_flight)
-        fit.replays += 1
-        fit.missing_rows += fit.tokens - tokens
-        return fit.output()  # type: ignore[return-value]
+        plan.replays += 1
+        plan.missing_rows += plan.tokens - tokens
+        return plan.output()  # type: ignore[return-value]
 
-    def _staged_attributes(self, fit: Fit, entry: int, tokens: int) -> dict[str, Any]:
+    def _staged_attributes(self, plan: ReplayPlan, entry: int, tokens: int) -> dict[str, Any]:
         """Return the attributes that all staged batches of a size and an entry have."""
-        writer = self._writer(fit, entry, tokens)
+        writer = self._writer(plan, entry, tokens)
 
         def check(rows: Mapping[str, Any]) -> None:
             if self._checks:
@@ -196,13 +196,13 @@ class Replayer(Generic[OutputT]):
             if self._value_checks is not None:
                 self._value_checks.check(SimpleNamespace(**rows))
 
-        def start(chosen: Fit, in_flight: list[Any]) -> OutputT:
+        def start(chosen: ReplayPlan, in_flight: list[Any]) -> OutputT:
             self._mailbox.claims += 1  # the batch is launched once, also if the launch fails
             return self._launcher(chosen, entry, tokens, in_flight)
 
         def launch(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
             check(rows)
-            return start(fit, in_flight)
+            return start(plan, in_flight)
 
         attributes = {
             **writer.views, "_writer": writer, "_launch": launch, "_unassigned": writer.by_address,
@@ -212,46 +212,48 @@ class Replayer(Generic[OutputT]):
 
             def launch_on_ranks(rows: Mapping[str, Any], in_flight: list[Any]) -> OutputT:
                 size = consensus.agree_on_staged(
-                    fit.requests, fit.padded_batch_size, partial(check, rows)
+                    plan.requests, plan.padded_batch_size, partial(check, rows)
                 )
-                agreed = self._fits.get((fit.requests, size)) or self._make_fit(fit.requests, size)
+                agreed = self._plans.get((plan.requests, size)) or self._make_plan(
+                    plan.requests, size
+                )
                 return start(agreed, in_flight)
 
             attributes["_launch"] = partial(consensus.run, launch_on_ranks)
             attributes["_refuse"] = partial(consensus.run, consensus.refuse)
-        if tokens == fit.tokens:
-            fit.staged[entry] = attributes
+        if tokens == plan.tokens:
+            plan.staged[entry] = attributes
         return attributes
 
-    def _writer(self, fit: Fit, entry: int, tokens: int) -> BatchWriter:
+    def _writer(self, plan: ReplayPlan, entry: int, tokens: int) -> BatchWriter:
         """Return the writer of a batch. Those of ragged batches are too many to keep."""
-        if tokens == fit.tokens:
-            return fit.writer(entry)
-        return self._buffers.writer(entry, fit.requests, tokens)
+        if tokens == plan.tokens:
+            return plan.writer(entry)
+        return self._buffers.writer(entry, plan.requests, tokens)
 
-    def _checked_tokens(self, batch: Any, fit: Fit) -> int:
+    def _checked_tokens(self, batch: Any, plan: ReplayPlan) -> int:
         """Return the number of rows of a batch, after checking its counts.
 
         The counts say which rows a graph selects, so a graph would not notice wrong ones.
         """
-        tokens = fit.tokens
+        tokens = plan.tokens
         if self._ragged:
             tokens = self._buffers.tokens_of(batch)
-            self._check_tokens(fit, tokens)
+            self._check_tokens(plan, tokens)
         self._buffers.check(batch, tokens)
         return tokens
 
-    def _check_tokens(self, fit: Fit, tokens: int) -> None:
-        least = fit.requests if self._ragged else fit.tokens
-        if not least <= tokens <= fit.tokens:
-            width = f"{'1 to ' if self._ragged else ''}{fit.tokens // fit.requests}"
+    def _check_tokens(self, plan: ReplayPlan, tokens: int) -> None:
+        least = plan.requests if self._ragged else plan.tokens
+        if not least <= tokens <= plan.tokens:
+            width = f"{'1 to ' if self._ragged else ''}{plan.tokens // plan.requests}"
             raise InputError(
-                f"the batch has {tokens} tokens in {fit.requests} requests; captured are {width} "
+                f"the batch has {tokens} tokens in {plan.requests} requests; captured are {width} "
                 "tokens per request.",
                 field="num_tokens",
             )
 
-    def _make_fit(self, requests: int, size: int | None) -> Fit:
+    def _make_plan(self, requests: int, size: int | None) -> ReplayPlan:
         require_count("batch_size", requests)
         padded = self._table.fit(max(requests, 0)) if size is None else size
         least = 1 if size is None else 0  # an idle batch replays pads at the size that it names
@@ -264,9 +266,9 @@ class Replayer(Generic[OutputT]):
             )
         graph = self.graphs[padded]
         output = self._step.output_type(**graph.output)
-        fit = Fit(self._buffers, requests, padded, graph, output)
-        self._fits[requests, size] = fit
-        return fit
+        plan = ReplayPlan(self._buffers, requests, padded, graph, output)
+        self._plans[requests, size] = plan
+        return plan
 
 
 def _raise(error: GraphkitError) -> NoReturn:

@@ -262,7 +262,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             modes=(mode_record(self.step, sizes, self.eager_reason),),
         )
 
-    def captured_aside(
+    def recapture(
         self,
         batch_of: Callable[[int], Any] | None = None,
         *,
@@ -530,7 +530,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         return self._require_captured("observe").observed(observer)
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def without_stats(self) -> Iterator[None]:
         """Leave the replays and fallbacks of a block out of ``stats``."""
         replayer, fallbacks = self._replayer, Counter(self.dispatch.fallbacks)
         if replayer is not None and self.status == "captured":
@@ -631,7 +631,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         return self._require_captured("graphs").graphs
 
     def replayer_of(self, graphs: Mapping[int, CapturedGraph]) -> Replayer[OutputT]:
-        """Return a replayer of other graphs of this runner's step, such as ``captured_aside``'s.
+        """Return a replayer of other graphs of this runner's step, such as ``recapture``'s.
 
         Its replays do not count in ``stats``.
         """

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import InputBuffers, admit, fields_of, resolve
+from graphkit.buffers import InputBuffers, fields_of, resolve, validate_field
 from graphkit.config import BufferSizes
 from graphkit.errors import OutputError
 from graphkit.graphs import Stage, is_capturing, scope
@@ -120,7 +120,7 @@ class Step(Generic[OutputT]):
                 self.buffers.refresh(size)
             return first()
 
-        return tuple(partial(tensors_of, stage) for stage in (refreshed, *others))
+        return tuple(partial(stage_tensors, stage) for stage in (refreshed, *others))
 
     def unpadded(self, batch: Any, without: Collection[str] = ()) -> OutputT:
         """Run the step on copies of the live rows, without padding.
@@ -214,7 +214,7 @@ class Step(Generic[OutputT]):
         may_copy = not is_capturing()
         for layout in resolve(tuple(values), live):
             count, given = capacity.rows(layout.field.axis, requests, tokens), values[layout.field]
-            value = admit(layout, given, count, buffers.device).to(buffers.device)
+            value = validate_field(layout, given, count, buffers.device).to(buffers.device)
             if may_copy and isinstance(given, torch.Tensor) and _same_memory(value, given):
                 value = value.clone()  # a forward that writes into it must not change the caller's
             rows[layout.name] = value
@@ -256,7 +256,7 @@ def _scoped(forward: Any) -> Any:
     return in_scope
 
 
-def tensors_of(stage: Callable[[], Output]) -> dict[str, torch.Tensor]:
+def stage_tensors(stage: Callable[[], Output]) -> dict[str, torch.Tensor]:
     """Run a stage and return its output's tensors by name."""
     with scope(Stage.STEP):
         return stage().tensors()

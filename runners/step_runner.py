@@ -23,7 +23,7 @@ class StepRunner(Runner[InputsT, OutputT]):
         @dataclass(kw_only=True, eq=False)
         class HeadInputs(gk.StepInputs):
             hidden_states: gk.Rows = gk.declare(
-                gk.Axis.REQUEST, gk.MODEL_DTYPE, "last hidden state", row=("H",), on_device=True
+                gk.Axis.REQUEST, gk.MODEL_DTYPE, "last hidden state", row=("H",), by_address=True
             )
 
         @dataclass(kw_only=True, eq=False)
@@ -90,7 +90,7 @@ class StepRunner(Runner[InputsT, OutputT]):
         return spec.num_draft_tokens
 
     @classmethod
-    def declared(cls, inputs: type | None, output: type | None) -> dict[str, Any]:
+    def constructor_kwargs(cls, inputs: type | None, output: type | None) -> dict[str, Any]:
         """See ``Runner.declared``."""
         return {"inputs": inputs, "output": output}
 

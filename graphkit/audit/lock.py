@@ -30,7 +30,7 @@ def graphs_to_lock(target: CaptureTarget, runner: Runner[Any, Any]) -> list[Grap
         return []
     names = runner.memory_names(target.weights)
     attribution = Attribution(target.weights, stack_fill=UNSET_MARKER)
-    with runner.captured_aside(attribution=attribution) as graphs:
+    with runner.recapture(attribution=attribution) as graphs:
         second = {size: inspect_graph(graph, names=names) for size, graph in graphs.items()}
     return [
         _without_unset_numbers(runner.inspect(size, weights=target.weights), second[size])

@@ -19,7 +19,7 @@ from graphkit.audit.finding_text import argument_text
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.unset_bytes import may_be_unset
 from graphkit.buffers import fields_of
-from graphkit.graphs import Stage, tensors_of
+from graphkit.graphs import Stage, named_tensors
 from graphkit.records import Argument, GraphRecord, Node, Pointer
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import roots_of
@@ -51,7 +51,7 @@ def audit_pointers(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLo
     live = LiveTensors(roots_of(target.forwards[runner.mode]))
     for size in runner.table:
         with log.check("pointers", runner.mode.name, size) as check:
-            declared = {**tensors_of(target.weights), **target.kept_tensors()}
+            declared = {**named_tensors(target.weights), **target.kept_tensors()}
             record = runner.inspect(size, weights=declared)
             check_pointers(record, check, live)
             _check_inputs(record, runner, check)
@@ -167,7 +167,7 @@ def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -
     unread = [
         field.name
         for field in fields_of(runner.buffers.inputs)
-        if field.name not in without_meaning and not field.may_go_unread and field.name not in read
+        if field.name not in without_meaning and not field.optional_read and field.name not in read
     ]
     if unread:
         noun = "field" if len(unread) == 1 else "fields"

@@ -42,7 +42,7 @@ def undeclared_state(runner: Runner[Any, Any], batch: Any) -> dict[str, torch.Te
     """
     reached = undeclared_tensors(runner)
     restorable = restorable_state(runner) | reached
-    with torch.no_grad(), runner.uncounted(), StateSnapshot(restorable, runner.device) as start:
+    with torch.no_grad(), runner.without_stats(), StateSnapshot(restorable, runner.device) as start:
         for name, tensor in reached.items():
             tensor.copy_(_shifted(start.saved[name]))
         runner.replay(batch)
@@ -117,7 +117,7 @@ def _lines(
     """Return the lines that write tensors in a run without a graph, by name. Restores them."""
     values = {name: partial(tensors.get, name) for name in tensors}
     state = restorable_state(runner)
-    with torch.no_grad(), runner.uncounted(), StateSnapshot(state, runner.device):
+    with torch.no_grad(), runner.without_stats(), StateSnapshot(state, runner.device):
         return changing_lines(lambda: runner.run_padded(batch), values)
 
 

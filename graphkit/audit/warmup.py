@@ -15,7 +15,7 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.object_snapshot import ABSENT, RANDOM_STATE, ObjectChange, ObjectSnapshot
 from graphkit.audit.ranks import on_any_rank
-from graphkit.graphs import CapturedGraph, inspect_graph, tensors_of
+from graphkit.graphs import CapturedGraph, inspect_graph, named_tensors
 from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, roots_of
@@ -78,7 +78,7 @@ def audit_warmup(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
 
 
 def _snapshot(target: CaptureTarget, runner: Runner[Any, Any]) -> ObjectSnapshot:
-    tensors = {**(target.mutable_state or {}), **tensors_of(target.weights)}
+    tensors = {**(target.mutable_state or {}), **named_tensors(target.weights)}
     return ObjectSnapshot(roots_of(target.forwards[runner.mode]), tensors)
 
 
@@ -86,7 +86,7 @@ def _changes(
     target: CaptureTarget, runner: Runner[Any, Any], before: ObjectSnapshot
 ) -> list[ObjectChange]:
     """Return what a capture on pads changes, except tensors in the graphs' own memory."""
-    with runner.captured_aside() as graphs:
+    with runner.recapture() as graphs:
         changes = list(before.changes(_snapshot(target, runner)))
         written = _addresses(graphs, "pool") if changes else set()
     return [change for change in changes if change.after.address not in written]
@@ -97,7 +97,7 @@ def _values(
 ) -> dict[str, Callable[[], Any]]:
     """Return functions that read the changed objects, by name. They outlast a restore."""
     names = {change.name for change in changes}
-    tensors = {**(target.mutable_state or {}), **tensors_of(target.weights)}
+    tensors = {**(target.mutable_state or {}), **named_tensors(target.weights)}
     values: dict[str, Callable[[], Any]] = {
         name: partial(tensors.get, name) for name in names & tensors.keys()
     }
@@ -114,7 +114,7 @@ def _lines(runner: Runner[Any, Any], values: Mapping[str, Callable[[], Any]]) ->
         return {}
 
     def capture() -> None:
-        with runner.captured_aside():
+        with runner.recapture():
             pass
 
     return changing_lines(capture, values)
@@ -133,7 +133,7 @@ def _state_and_replayed(
     in_place = [each for each in changes if not (each.is_created or each.is_replaced)]
     if not on_any_rank(runner, bool(in_place)):
         return set(), set()
-    with runner.captured_aside() as graphs:
+    with runner.recapture() as graphs:
         again = _snapshot(target, runner).summaries
         used = _addresses(graphs, "external") - {None}
         runner.replayer_of(graphs).pads(max(graphs))
@@ -162,7 +162,7 @@ def _constant_caches(
         return target.batch(runner.mode, min(size, target.sizes.max_batch_size), _SEED)
 
     before.restore()
-    with runner.captured_aside(live_batch):
+    with runner.recapture(live_batch):
         again = _snapshot(target, runner).summaries
     return {
         change.name

@@ -142,8 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
-    from graphkit.cli.completions import complete, follow
     from graphkit.cli.generated_text import count_tokens, print_generated, stream_text
+    from graphkit.cli.run_generate import complete, follow
     from graphkit.distributed import Channel
 
     channel = None if group is None else Channel(group)

@@ -107,6 +107,5 @@ class OnDevice(Overlapped):
             self._streams.popleft()
 
     def _deliver_step(self, step: StepReport) -> None:
-        lines = step.lines
-        rows = ((self._by_row[line[Report.ROW]], line) for line in lines)
+        rows = ((self._by_row[row[Report.ROW]], row) for row in step.rows)
         deliver(rows, is_verify=True)

@@ -11,8 +11,8 @@ import torch
 
 from graphkit.config import BufferSizes, is_int, require_int, require_type
 from graphkit.distributed import RankGroup
+from graphkit.engine.call_broadcast import CallBroadcast, on_all_ranks
 from graphkit.engine.device_schedule import OnDevice
-from graphkit.engine.followers import Followers, on_all_ranks
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
 from graphkit.engine.request_memory import RequestMemory
@@ -74,7 +74,8 @@ class SpeculativeEngine:
             which costs a row of V / 8 bytes per token. Matchers run on the host, so v3 cannot run.
         group: Ranks that run the same requests together, such as the ranks of a model that is split
             over GPUs: ``RankGroup(same_batch=True)``. All ranks call ``capture``. Then rank 0 calls
-            ``submit`` and ``step`` while the others ``follow``, or all ranks make the same calls.
+            ``submit`` and ``step`` while the others run ``worker_loop``, or all ranks make the same
+            calls.
             On CUDA, v3 loops with ``RankGroup(one_shot=True)`` and otherwise runs one step per
             launch. A request joins after the running loops. Matchers are not supported.
         debug: Check that each result in the future map is read exactly once. Waits for the device
@@ -153,7 +154,7 @@ class SpeculativeEngine:
         kv_pool = attention.kv_pool
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
         self._prefill = prefill = Prefill(device_step, chunked_prefill_size)
-        self.group, self._followers = group, None if group is None else Followers(group)
+        self.group, self._broadcast = group, None if group is None else CallBroadcast(group)
         self._schedule = self._create_schedule(device_step, chunked_prefill_size, steps_per_launch)
         self.runners = self._schedule.runners
         self._queue = RequestQueue(
@@ -261,7 +262,7 @@ class SpeculativeEngine:
                 "structured_output=True to SpeculativeEngine.",
                 field="matcher",
             )
-        if matcher is not None and self._followers is not None:
+        if matcher is not None and self._broadcast is not None:
             raise InputError(
                 "submit got a matcher, which an engine with several ranks cannot pass on. Use an "
                 "engine without group.",
@@ -298,8 +299,8 @@ class SpeculativeEngine:
                 field="request",
             )
         request.finish_reason = FinishReason.ABORTED
-        if self._followers is not None:
-            self._followers.aborted(request)
+        if self._broadcast is not None:
+            self._broadcast.aborted(request)
 
     @property
     def has_work(self) -> bool:
@@ -336,8 +337,8 @@ class SpeculativeEngine:
             also returns the tokens that it had delivered.
         """
         self._check_open()
-        if self._followers is not None:
-            self._followers.step()
+        if self._broadcast is not None:
+            self._broadcast.step()
         if self._is_interrupted:
             self._restart()
         self._is_interrupted = True
@@ -359,11 +360,11 @@ class SpeculativeEngine:
             errors, self._errors = self._errors, []
             raise errors[0]
         new_tokens = self._take_new_tokens()
-        if self._followers is not None:
-            self._followers.check(new_tokens)
+        if self._broadcast is not None:
+            self._broadcast.check(new_tokens)
         return new_tokens
 
-    def follow(self) -> None:
+    def worker_loop(self) -> None:
         """Repeat the calls of rank 0 until it closes its engine. For the other ranks of ``group``.
 
         Raises:
@@ -371,11 +372,12 @@ class SpeculativeEngine:
             ReplayError: The engine has no group, is closed, or this is rank 0.
         """
         self._check_open()
-        if self.group is None or self._followers is None or not self.group.rank:
+        if self.group is None or self._broadcast is None or not self.group.rank:
             raise ReplayError(
-                "follow() is for ranks other than 0 of an engine with group=. Call submit and step."
+                "worker_loop() is for ranks other than 0 of an engine with group=. "
+                "Call submit and step."
             )
-        self._followers.worker_loop(self.submit, self.abort, self.step)
+        self._broadcast.worker_loop(self.submit, self.abort, self.step)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -420,8 +422,8 @@ class SpeculativeEngine:
             for runner in reversed(self.runners):
                 last_first.callback(runner.close)
             last_first.callback(self._release)
-            if self._followers is not None:
-                self._followers.close()
+            if self._broadcast is not None:
+                self._broadcast.close()
             if not self._is_interrupted and (self.group is None or not self.group.is_lost):
                 self._is_interrupted = True
                 self._drain()
@@ -452,9 +454,9 @@ class SpeculativeEngine:
 
     def _put(self, requests: Sequence[Request]) -> None:
         self._queue.put(requests)
-        if self._followers is not None:
+        if self._broadcast is not None:
             for request in requests:
-                self._followers.submitted(request)
+                self._broadcast.submitted(request)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -132,7 +132,7 @@ class Schedule(ABC):
         steps = product(sorted(sizes), (True, False))
         with ExitStack() as stack:
             for runner in self.runners:
-                stack.enter_context(runner.uncounted())
+                stack.enter_context(runner.without_stats())
             runs = [partial(self._run_pads, size, is_greedy=kind) for size, kind in steps]
             warm_up(backend, self.runners[0].mode, runs)
 

@@ -130,7 +130,7 @@ class Arguments:
             f"argument `{key}` of {self._name}",
             pad=_pad(tensor),
             row=tuple(tensor.shape[1:]),
-            on_device=tensor.device.type != "cpu",
+            by_address=tensor.device.type != "cpu",
         )
 
     def _count_rows(self) -> int:

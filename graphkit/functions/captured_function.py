@@ -109,7 +109,7 @@ class CapturedFunction:
             SizeError: The size was not captured.
         """
         batch, runner = self.target.batch(ForwardMode.STEP, 1, 0), self.runner
-        with runner.uncounted(), StateSnapshot(runner.mutable_state, runner.device):
+        with runner.without_stats(), StateSnapshot(runner.mutable_state, runner.device):
             return runner.inspect(
                 batch_size,
                 weights=self.target.weights,

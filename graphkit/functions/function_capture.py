@@ -16,7 +16,7 @@ from graphkit.functions.arguments import Arguments
 from graphkit.functions.captured_function import CapturedFunction
 from graphkit.functions.held_modules import weights_of
 from graphkit.functions.results import Results
-from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, tensors_of
+from graphkit.graphs import Attribution, Backend, StateSnapshot, backend_for, named_tensors
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import count_of
@@ -169,7 +169,7 @@ def _dtype(
     weights: nn.Module | Mapping[str, torch.Tensor] | None,
 ) -> torch.dtype:
     """Return the coarsest dtype that the function computes in; FP8 weights are converted first."""
-    held: Collection[object] = tensors_of(weights).values()
+    held: Collection[object] = named_tensors(weights).values()
     used = {each.dtype for each in held if isinstance(each, torch.Tensor)}
     used |= arguments.dtypes | results.dtypes
     floats = [each for each in used if each.is_floating_point and each.itemsize > 1]
@@ -190,7 +190,7 @@ def _compare(runner: Runner[Any, Any], target: CaptureTarget, tolerance: float) 
     Raises:
         OutputError: They differ.
     """
-    with runner.uncounted():
+    with runner.without_stats():
         for size in runner.table:
             batch = target.batch(runner.mode, max(size - 1, 1), size)
             for wrong in compare_runs(runner, batch, size, tolerance=tolerance).mismatches:

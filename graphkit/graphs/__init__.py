@@ -15,7 +15,7 @@ from graphkit.graphs.recorder import RecorderBackend
 from graphkit.graphs.size_table import BatchSizes, SizeTable, default_batch_sizes
 from graphkit.graphs.snapshot import StateSnapshot
 from graphkit.graphs.source_lines import caller_line
-from graphkit.graphs.walk import NamedTensors, inspect_graph, tensors_of
+from graphkit.graphs.walk import NamedTensors, inspect_graph, named_tensors
 
 __all__ = [
     "UNSET_MARKER",
@@ -45,7 +45,7 @@ __all__ = [
     "inspect_graph",
     "is_capturing",
     "is_recording",
+    "named_tensors",
     "resolve_device",
     "scope",
-    "tensors_of",
 ]

@@ -37,7 +37,7 @@ class Header(IntEnum):
     SEQUENCE = 0
     REQUESTS = 1
     TOKENS = 2
-    ONE = 3
+    HAS_ROWS = 3
     SOURCES = 4
 
 

@@ -55,7 +55,7 @@ def refresh(
     sequence = int(state)
     posted = mailbox[RING_WORDS:].view(entries, -1)[sequence % entries]
     header = posted[: Header.SOURCES + len(segments)].tolist()
-    padded = {Header.REQUESTS: batch_size, Header.TOKENS: num_tokens, Header.ONE: 1}
+    padded = {Header.REQUESTS: batch_size, Header.TOKENS: num_tokens, Header.HAS_ROWS: 1}
     for i, (rows, columns) in enumerate(zip(segments, table.tolist(), strict=True)):
         live, source = header[columns[Column.AXIS]], header[Header.SOURCES + i]
         end = padded[Header(columns[Column.AXIS])] * columns[Column.ROW_BYTES]

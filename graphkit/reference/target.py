@@ -15,7 +15,7 @@ from graphkit.attention import PagedAttention, SdpaAttention, TritonAttention
 from graphkit.distributed import RankGroup
 from graphkit.engine import SpeculativeEngine
 from graphkit.errors import ConfigError
-from graphkit.graphs import Backend, tensors_of
+from graphkit.graphs import Backend, named_tensors
 from graphkit.kv import ReqToTokenPool
 from graphkit.reference.checkpoint import default_checkpoint, load_checkpoint
 from graphkit.reference.draft_checkpoint import (
@@ -152,7 +152,7 @@ def model_target(
         sizes=models.sizes(count, CONTEXT, 1),
         forwards={mode: entry.forward for entry in entries for mode in entry.modes},
         sample_batch=SampleBatches(requests),
-        weights=_prefixed({entry.name: tensors_of(entry.model) for entry in entries}),
+        weights=_prefixed({entry.name: named_tensors(entry.model) for entry in entries}),
         mutable_state=_prefixed(
             {entry.name: entry.attention.kv_pool.tensors() for entry in entries}
         ),

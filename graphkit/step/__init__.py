@@ -20,7 +20,7 @@ from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
-from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
 from graphkit.step.tree_path import finalize_accepted_tree_path
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "NgramDrafter",
     "NullDrafter",
     "Prefill",
-    "Prefilled",
+    "PrefillChunk",
     "RequestEnd",
     "RequestReport",
     "RequestState",

@@ -26,7 +26,7 @@ from graphkit.ops.loop_layout import Control
 from graphkit.records import LoopBody, LoopRecord
 from graphkit.runners import Output, StepRunner, declare_output
 from graphkit.runners.capture import SizeCapture, capture_error
-from graphkit.runners.step import Step, tensors_of
+from graphkit.runners.step import Step, stage_tensors
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.step.loop_launcher import LaunchInputs, LaunchOutput, LoopLauncher
 from graphkit.step.output_ring import OutputRing
@@ -62,7 +62,7 @@ class _LoopBody(Step[SpecStepOutput]):
 
     def captured(self, size: int) -> tuple[Callable[[], dict[str, torch.Tensor]], ...]:
         """Return the padded stages alone."""
-        return tuple(partial(tensors_of, stage) for stage in self.padded(size))
+        return tuple(partial(stage_tensors, stage) for stage in self.padded(size))
 
 
 @dataclass(frozen=True, slots=True)

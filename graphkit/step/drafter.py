@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphkit.step.context import EngineContext
-from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class Drafter(ABC):
         return 0
 
     @abstractmethod
-    def prefill(self, chunk: Prefilled) -> None:
+    def prefill(self, chunk: PrefillChunk) -> None:
         """Process a chunk of one request's prompt. Must not wait for the device.
 
         After the chunk with ``is_last`` set, ``draft`` is called for the request.

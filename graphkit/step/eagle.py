@@ -29,7 +29,7 @@ from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
 from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
 from graphkit.step.transfers import to_device
 
 
@@ -89,7 +89,7 @@ class EagleDrafter(Drafter):
         """One slot per branch and step, K * S."""
         return self._spec.topk * self._spec.num_steps
 
-    def prefill(self, chunk: Prefilled) -> None:
+    def prefill(self, chunk: PrefillChunk) -> None:
         """See ``Drafter.prefill``."""
         length = len(chunk.input_ids)
         counts = AcceptedCounts.from_tokens(_full(chunk.req_pool_indices, length))

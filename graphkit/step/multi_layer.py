@@ -14,7 +14,7 @@ from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter
 from graphkit.step.drafter_checks import check_draft_width, require_hidden_states
-from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
 from graphkit.step.transfers import to_device
 
 
@@ -62,7 +62,7 @@ class MultiLayerDrafter(Drafter):
         """See ``Drafter.max_path``."""
         return min(self._spec.num_steps + 1, self._spec.num_draft_tokens)
 
-    def prefill(self, chunk: Prefilled) -> None:
+    def prefill(self, chunk: PrefillChunk) -> None:
         """See ``Drafter.prefill``."""
         rows, length = chunk.req_pool_indices, len(chunk.input_ids)
         whole = torch.full_like(rows, length, dtype=torch.int32)

@@ -13,7 +13,7 @@ from graphkit.ops.ngram import append_tokens, ngram_drafts
 from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
-from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
 
 
 class NgramDrafter(Drafter):
@@ -36,7 +36,7 @@ class NgramDrafter(Drafter):
         """Length of the longest chain, plus the bonus token."""
         return self._tree.max_depth + 1
 
-    def prefill(self, chunk: Prefilled) -> None:
+    def prefill(self, chunk: PrefillChunk) -> None:
         """See ``Drafter.prefill``."""
         columns = chunk.start + torch.arange(len(chunk.input_ids), device=self._text.device)
         self._text[chunk.req_pool_indices, columns] = chunk.input_ids

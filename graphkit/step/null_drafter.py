@@ -10,7 +10,7 @@ from graphkit.errors import ConfigError
 from graphkit.step.chain_tree import ChainTree
 from graphkit.step.context import EngineContext
 from graphkit.step.drafter import Drafter
-from graphkit.step.step_tensors import DraftTree, Prefilled, Verified
+from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
 
 
 class NullDrafter(Drafter):
@@ -32,7 +32,7 @@ class NullDrafter(Drafter):
         """One: the bonus token."""
         return 1
 
-    def prefill(self, chunk: Prefilled) -> None:
+    def prefill(self, chunk: PrefillChunk) -> None:
         """Do nothing."""
 
     def draft(

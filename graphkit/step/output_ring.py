@@ -57,16 +57,16 @@ class StepBlock:
 
     Attributes:
         words: Their entries, int64.
-        places: Index of the first word of each entry.
+        offsets: Index of the first word of each entry.
         columns: Words of a request in an entry.
         number: Number of the first step, counted from 0 over all launches.
     """
 
-    __slots__ = ("columns", "number", "places", "words")
+    __slots__ = ("columns", "number", "offsets", "words")
 
     def __init__(self, words: memoryview, entry_words: int, columns: int) -> None:
         self.words, self.columns = words, columns
-        self.places = range(0, len(words), entry_words)
+        self.offsets = range(0, len(words), entry_words)
         self.number = int(words[_SEQUENCE]) - 1
 
     @property
@@ -77,12 +77,12 @@ class StepBlock:
     @property
     def loop_end(self) -> LoopEnd:
         """Why the loop ended after the last of the steps; false if it runs on."""
-        return _LOOP_ENDS[self.words[self.places[-1] + _LOOP_END]]
+        return _LOOP_ENDS[self.words[self.offsets[-1] + _LOOP_END]]
 
     @property
     def batch_sizes(self) -> list[int]:
         """Captured size of each step."""
-        sizes: list[int] = self.words[_BATCH_SIZE :: self.places.step].tolist()
+        sizes: list[int] = self.words[_BATCH_SIZE :: self.offsets.step].tolist()
         return sizes
 
     def count_live_sizes(self, counts: Counter[int]) -> None:
@@ -90,7 +90,7 @@ class StepBlock:
 
         Requests only leave a launch, so that steps between two of equal size need not be read.
         """
-        spans = [(0, len(self.places) - 1)]
+        spans = [(0, len(self.offsets) - 1)]
         while spans:
             first, last = spans.pop()
             most, least = self._live_size(first), self._live_size(last)
@@ -105,8 +105,8 @@ class StepBlock:
 
     def _live_size(self, step: int) -> int:
         """Return the number of requests that took part in a step."""
-        place = self.places[step]
-        begin, size = place + ENTRY_WORDS + _ROW, self.words[place + _BATCH_SIZE]
+        offset = self.offsets[step]
+        begin, size = offset + ENTRY_WORDS + _ROW, self.words[offset + _BATCH_SIZE]
         rows = self.words[begin : begin + size * self.columns : self.columns].tolist()
         return int(size) - rows.count(0)
 
@@ -114,10 +114,10 @@ class StepBlock:
 class StepReport:
     """What one step of a loop did. Decoded when it is asked for, so that reading stays cheap."""
 
-    __slots__ = ("_block", "_place")
+    __slots__ = ("_block", "_offset")
 
-    def __init__(self, block: StepBlock, place: int) -> None:
-        self._block, self._place = block, place
+    def __init__(self, block: StepBlock, offset: int) -> None:
+        self._block, self._offset = block, offset
 
     @property
     def launch(self) -> int:
@@ -127,12 +127,12 @@ class StepReport:
     @property
     def batch_size(self) -> int:
         """Captured size at which the step ran."""
-        return int(self._block.words[self._place + _BATCH_SIZE])
+        return int(self._block.words[self._offset + _BATCH_SIZE])
 
     @property
     def loop_end(self) -> LoopEnd:
         """Why the loop ended after the step, or ``LoopEnd.RUNNING``, which is false."""
-        return _LOOP_ENDS[self._block.words[self._place + _LOOP_END]]
+        return _LOOP_ENDS[self._block.words[self._offset + _LOOP_END]]
 
     @property
     def is_last(self) -> bool:
@@ -143,22 +143,22 @@ class StepReport:
     def words(self) -> NDArray[np.int64]:
         """The report, [batch_size, 4 + longest path]; see ``Report``."""
         shape = self.batch_size, self._block.columns
-        offset = (self._place + ENTRY_WORDS) * self._block.words.itemsize
+        offset = (self._offset + ENTRY_WORDS) * self._block.words.itemsize
         words = np.frombuffer(self._block.words, np.int64, math.prod(shape), offset)
         return words.reshape(shape)
 
     @property
-    def lines(self) -> list[list[int]]:
+    def rows(self) -> list[list[int]]:
         """Rows of the report of the requests that took part."""
         words, columns = self._block.words, self._block.columns
-        begin = self._place + ENTRY_WORDS
+        begin = self._offset + ENTRY_WORDS
         firsts = range(begin, begin + self.batch_size * columns, columns)
         return [words[first : first + columns].tolist() for first in firsts if words[first + _ROW]]
 
     @property
     def requests(self) -> list[RequestReport]:
         """What the step did for each request that took part, in the order of the batch."""
-        return [_request_of(line) for line in self.lines]
+        return [_request_of(row) for row in self.rows]
 
 
 class OutputRing:
@@ -232,7 +232,7 @@ class OutputRing:
     def release(self, block: StepBlock) -> None:
         """Let the device write the entries of a block again. Call it when the block is kept."""
         self._fence()
-        self._words[_READ] = block.number + len(block.places)
+        self._words[_READ] = block.number + len(block.offsets)
 
 
 def _no_fence() -> None:
@@ -254,10 +254,10 @@ def _fence() -> None:
         pass
 
 
-def _request_of(line: Sequence[int]) -> RequestReport:
+def _request_of(row: Sequence[int]) -> RequestReport:
     return RequestReport(
-        req_pool_index=line[Report.ROW],
-        tokens=tuple(line[Report.TOKENS : Report.TOKENS + line[Report.NEW]]),
-        num_accepted_tokens=line[Report.ACCEPTED],
-        end=RequestEnd(line[Report.END]),
+        req_pool_index=row[Report.ROW],
+        tokens=tuple(row[Report.TOKENS : Report.TOKENS + row[Report.NEW]]),
+        num_accepted_tokens=row[Report.ACCEPTED],
+        end=RequestEnd(row[Report.END]),
     )

@@ -11,7 +11,7 @@ from graphkit.config import require_int
 from graphkit.graphs import Backend
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.sampling_params import SamplingParams
-from graphkit.step.step_tensors import Prefilled
+from graphkit.step.step_tensors import PrefillChunk
 from graphkit.step.transfers import copied_to, to_device
 from graphkit.step.warm_up import warm_up
 
@@ -85,7 +85,7 @@ class Prefill:
                     rows, logits, is_greedy=sampling.temperature == 0, bitmask=allowed
                 )
             step.drafter.prefill(
-                Prefilled(
+                PrefillChunk(
                     req_pool_indices=rows,
                     start=start,
                     input_ids=ids[start:end],
@@ -109,7 +109,7 @@ class Prefill:
         allowed = step.verifier.all_allowed(1)
         first = step.verifier.first_token(row, logits, is_greedy=False, bitmask=allowed)
         step.drafter.prefill(
-            Prefilled(
+            PrefillChunk(
                 req_pool_indices=row,
                 start=0,
                 input_ids=pads,

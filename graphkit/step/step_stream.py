@@ -137,25 +137,25 @@ class StepStream:
     def __init__(self, reader: LoopReader, launch: int, received: deque[StepBlock]) -> None:
         self._reader, self._launch, self._received = reader, launch, received
         self._block: StepBlock | None = None
-        self._places: Iterator[int] = iter(())
+        self._offsets: Iterator[int] = iter(())
         """Places of the unread steps of ``_block``; those of ``_received`` follow."""
 
     @property
     def end(self) -> LoopEnd | None:
         """Why the loop ended; ``None`` until its last step has been read."""
-        if self._block is None or length_hint(self._places):
+        if self._block is None or length_hint(self._offsets):
             return None
         return self._block.loop_end or None
 
     def __iter__(self) -> Iterator[StepReport]:
         while (block := self._current_block()) is not None:
-            for place in self._places:
-                yield StepReport(block, place)
+            for offset in self._offsets:
+                yield StepReport(block, offset)
 
     def __next__(self) -> StepReport:
         if (block := self._current_block()) is None:
             raise StopIteration
-        return StepReport(block, next(self._places))
+        return StepReport(block, next(self._offsets))
 
     def poll(self) -> StepReport | None:
         """Return the next step if it is there, else ``None``. Does not wait.
@@ -199,11 +199,11 @@ class StepStream:
     @property
     def _has_unread(self) -> bool:
         self._discard_read()
-        return bool(self._received or length_hint(self._places))
+        return bool(self._received or length_hint(self._offsets))
 
     def _current_block(self) -> StepBlock | None:
         """Wait for an unread step and return its block; ``None`` after the last one."""
-        if not length_hint(self._places):
+        if not length_hint(self._offsets):
             if self.end is not None:
                 return None
             try:
@@ -213,7 +213,7 @@ class StepStream:
                 self.stop()
                 raise
             block = self._received[0]
-            self._block, self._places = block, iter(block.places)
+            self._block, self._offsets = block, iter(block.offsets)
             self._discard_read()
         return self._block
 

@@ -189,7 +189,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefilled:
+class PrefillChunk:
     """A chunk of one request's prompt that the target has prefilled.
 
     Attributes:

@@ -199,7 +199,9 @@ class CaptureTarget:
                 "graphkit.capture_target, or the runner of a SpeculativeEngine."
             )
         kind, attention = RUNNERS[mode], _of_mode(self.attention, mode)
-        settings = kind.declared(_of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode))
+        settings = kind.constructor_kwargs(
+            _of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode)
+        )
         if attention is not None:
             settings["attention"] = attention
         return kind(

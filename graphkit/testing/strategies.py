@@ -176,7 +176,7 @@ def _content(
 ) -> Any:
     shape, choice = layout.shape(rows), draw(st.sampled_from(_NUMBERS))
     if layout.dtype.is_floating_point:
-        if layout.field.on_device:  # hidden states
+        if layout.field.by_address:  # hidden states
             scale = {"smallest": 0.0, "largest": 1e3}.get(choice, 1.0)
             return random.standard_normal(shape) * scale
         return 1 - random.random(shape)  # probabilities and temperatures are above 0
@@ -191,5 +191,5 @@ def _content(
 def _as_given(layout: FieldLayout, value: Any) -> Any:
     """Return a field as callers give it: numpy, or a tensor where the field needs one."""
     tensor = torch.from_numpy(np.ascontiguousarray(value)).to(layout.dtype)
-    is_tensor = layout.field.on_device or layout.dtype is torch.bfloat16
+    is_tensor = layout.field.by_address or layout.dtype is torch.bfloat16
     return tensor if is_tensor else tensor.numpy()

@@ -100,7 +100,7 @@ class RequestRuns:
         while len(reports) < steps and (rows := self._live()):
             left = min(steps - len(reports), steps_per_launch)
             stream = self._runner.launch(rows, max_steps=left)
-            reports += (step.lines for step in stream)
+            reports += (step.rows for step in stream)
             if stream.end is LoopEnd.IDLE:
                 break
         return Run(reports, self._state())

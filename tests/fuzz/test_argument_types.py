@@ -169,8 +169,8 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
             lambda **options: target.runner(VERIFY, device="cpu").capture(**options),
             {"progress": None},
         ),
-        "Runner.captured_aside": (
-            lambda **options: runner.captured_aside(**options).__enter__(),
+        "Runner.recapture": (
+            lambda **options: runner.recapture(**options).__enter__(),
             {"batch_of": None, "batch_sizes": [2], "backend": None},
         ),
         "Runner.fall_back": (runner.fall_back, {"batch": sample_batch(), "without": ()}),

@@ -73,7 +73,7 @@ def test_a_folder_runs_in_its_data_type(recorded, tmp_path, dtype, monkeypatch):
         (tmp_path / "half" / name).write_bytes((tmp_path / name).read_bytes())
     assert checkpoint_dtype(tmp_path / "half") is dtype
     engines = []
-    monkeypatch.setattr("graphkit.cli.completions.reference_engine", _noting(engines, "dtype"))
+    monkeypatch.setattr("graphkit.cli.run_generate.reference_engine", _noting(engines, "dtype"))
     record = recorded("--checkpoint", tmp_path / "half", "--prompt", PROMPT)
     assert engines == [dtype]
     assert 0 < record.new_tokens <= COUNT

@@ -221,7 +221,7 @@ def generated(generation, group, steps_per_launch=16):
     with engine:
         engine.capture()
         if group is not None and dist.get_rank():
-            engine.follow()
+            engine.worker_loop()
             return engine.stats, []
         sampled = gk.SamplingParams(max_new_tokens=24, temperature=0.8, seed=5)
         greedy = gk.SamplingParams(max_new_tokens=24)
@@ -319,7 +319,7 @@ def find_ranks_that_diverge():
     def work():
         with engine_of_tables(group, shift=group.rank) as engine:
             if group.rank:
-                engine.follow()
+                engine.worker_loop()
             engine.generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=64))
 
     with pytest.raises(gk.RankError, match="rank 1 generated other tokens than rank 0 in step 0"):
@@ -337,7 +337,7 @@ def make_the_same_calls():
         assert len(request.output_ids) == 40
         if group.rank == 0:
             with pytest.raises(gk.ReplayError, match="other than 0"):
-                engine.follow()
+                engine.worker_loop()
 
     def work():
         with engine_of_tables(group, shift=0) as engine:
@@ -350,14 +350,14 @@ def make_the_same_calls():
 
 
 def end_with_an_error_of_rank_0():
-    """An error of rank 0 ends ``follow`` of the others."""
+    """An error of rank 0 ends ``worker_loop`` of the others."""
     group = rank_group(same_batch=True)
 
     def work():
         with engine_of_tables(group, shift=0) as engine:
             engine.capture()
             if group.rank:
-                engine.follow()
+                engine.worker_loop()
             else:
                 engine.submit([1, 2])
                 engine.step()

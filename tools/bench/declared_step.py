@@ -15,7 +15,7 @@ class HeadInputs(gk.StepInputs):
     """A field on the device, and host fields per request and per token."""
 
     hidden_states: gk.Rows = gk.declare(
-        gk.Axis.REQUEST, gk.MODEL_DTYPE, "of the last accepted row", row=("H",), on_device=True
+        gk.Axis.REQUEST, gk.MODEL_DTYPE, "of the last accepted row", row=("H",), by_address=True
     )
     temperatures: gk.Rows = gk.declare(gk.Axis.REQUEST, torch.float32, "of sampling", pad=1)
     input_ids: gk.Rows = gk.declare(gk.Axis.TOKEN, torch.int64, "the tokens after that row")

@@ -322,7 +322,7 @@ def _generate(
             engine.capture()
         calls[0] = 0
         if dist.get_rank():
-            engine.follow()
+            engine.worker_loop()
         else:
             engine.generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=tokens))
 
@@ -357,7 +357,7 @@ def weights(point: Point) -> None:
     with _engine(forward, None) as engine:
         engine.capture()
         if dist.get_rank():
-            engine.follow()
+            engine.worker_loop()
         else:
             engine.generate([[1, 2, 3]], gk.SamplingParams(max_new_tokens=10))
 
@@ -369,7 +369,7 @@ def _between_requests(point: Point, *, closes: bool) -> None:
     if dist.get_rank() and not closes:
         with engine:
             point()
-            engine.follow()
+            engine.worker_loop()
         return
     try:
         engine.submit([1, 2, 3], gk.SamplingParams(max_new_tokens=40))
@@ -386,7 +386,7 @@ def _between_requests(point: Point, *, closes: bool) -> None:
 
 
 def follow(point: Point) -> None:
-    """Fail while rank 0 has no work, before ``follow``."""
+    """Fail while rank 0 has no work, before ``worker_loop``."""
     _between_requests(point, closes=False)
 
 

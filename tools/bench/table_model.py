@@ -108,7 +108,7 @@ class ErringDrafter(gk.Drafter):
     def prepare(self, context: gk.EngineContext) -> None:
         """Do nothing."""
 
-    def prefill(self, chunk: gk.Prefilled) -> None:
+    def prefill(self, chunk: gk.PrefillChunk) -> None:
         """Do nothing."""
 
     def draft(

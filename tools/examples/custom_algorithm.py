@@ -14,7 +14,7 @@ import torch
 import graphkit as gk
 from graphkit import reference
 from graphkit.attention import SdpaAttention, TritonAttention
-from graphkit.engine import Drafter, DraftTree, EngineContext, EngineModel, Prefilled, Verified
+from graphkit.engine import Drafter, DraftTree, EngineContext, EngineModel, PrefillChunk, Verified
 from graphkit.kv import ReqToTokenPool
 
 DRAFTS, CONTEXT, SAMPLING = 5, 160, gk.SamplingParams(max_new_tokens=48)
@@ -64,7 +64,7 @@ class CopyDrafter(Drafter):
         """All drafts and the bonus token."""
         return self.width
 
-    def prefill(self, chunk: Prefilled) -> None:
+    def prefill(self, chunk: PrefillChunk) -> None:
         """Store the prompt's tokens. No position to copy from is known yet."""
         rows, end = chunk.req_pool_indices, chunk.start + len(chunk.input_ids)
         self.text[rows, chunk.start : end] = chunk.input_ids

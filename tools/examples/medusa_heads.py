@@ -26,7 +26,7 @@ class HeadInputs(gk.StepInputs):
     """Inputs of the heads: one row per request."""
 
     hidden_states: gk.Rows = gk.declare(
-        gk.Axis.REQUEST, gk.MODEL_DTYPE, "of the last accepted row", row=("H",), on_device=True
+        gk.Axis.REQUEST, gk.MODEL_DTYPE, "of the last accepted row", row=("H",), by_address=True
     )
     bonus_tokens: gk.Rows = gk.declare(gk.Axis.REQUEST, torch.int64, "the token after that row")
 
@@ -104,7 +104,7 @@ class MedusaDrafter(gk.Drafter):
         """All drafts and the bonus token."""
         return HEADS + 1
 
-    def prefill(self, chunk: gk.Prefilled) -> None:
+    def prefill(self, chunk: gk.PrefillChunk) -> None:
         """Keep the hidden state of the prompt's last token."""
         if chunk.is_last and chunk.hidden_states is not None:
             last = {"head_states": chunk.hidden_states[-1:]}

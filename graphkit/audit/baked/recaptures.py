@@ -100,7 +100,7 @@ class Recaptures:
             stack_fill: Content of the bytes that kernels leave unset, see ``Attribution``.
         """
         attribution = Attribution(self._target.weights, stack_fill=stack_fill)
-        with self._runner.captured_aside(batch_of, attribution=attribution) as graphs:
+        with self._runner.recapture(batch_of, attribution=attribution) as graphs:
             yield graphs
 
     def canonical_nodes(self, batch_of: BatchOf, stack_fill: int = 0) -> CanonicalBySize:

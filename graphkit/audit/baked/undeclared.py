@@ -20,7 +20,7 @@ from graphkit.audit.baked.architecture import Architecture
 from graphkit.audit.baked.confirmed_differences import DifferencesBySize
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.errors import CaptureError
-from graphkit.graphs import UNSET_MARKER, tensors_of
+from graphkit.graphs import UNSET_MARKER, named_tensors
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.runners import Runner
 from graphkit.runners.host_numbers import HostNumber, HostNumbers
@@ -92,7 +92,7 @@ class UndeclaredNumbers:
         self._host = HostNumbers(target.forwards[runner.mode])
         self._is_cuda = runner.device.type == "cuda"
         declared = set(_declared(target, runner))
-        architecture = Architecture(self._host.numbers, tensors_of(target.weights).values())
+        architecture = Architecture(self._host.numbers, named_tensors(target.weights).values())
         groups: dict[str, list[HostNumber]] = {}
         self.constants: list[HostNumber] = []
         constant_names: set[str] = set()

@@ -132,10 +132,12 @@ class _LiveBatch:
         for content, fill in self._fills().items() if self._size > self._live else ():
             batch = self._requests.padded(self._size, fill)
             yield from self._replay_pads(f"with {content} in pad rows", batch)
-        if self._on_any_rank(state.mislead(self._batch)):
+        if self._on_any_rank(state.alias_reserved_row(self._batch)):
             variation = "with slots of another request in the reserved row of a request table"
-            mislead = partial(state.mislead, self._batch)
-            yield from self._replay_pads(variation, self._batch, mislead, judge_state=False)
+            alias_reserved_row = partial(state.alias_reserved_row, self._batch)
+            yield from self._replay_pads(
+                variation, self._batch, alias_reserved_row, judge_state=False
+            )
 
     def _replay_pads(
         self,

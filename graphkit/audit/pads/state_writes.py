@@ -86,7 +86,7 @@ class WatchedState:
                 # fill_ refuses values that a dtype lacks, such as infinity in eight bits.
                 reserved.copy_(torch.tensor(value))
 
-    def mislead(self, batch: Any) -> bool:
+    def alias_reserved_row(self, batch: Any) -> bool:
         """Point the reserved row of request tables at the slots of a request outside the batch.
 
         Returns:

@@ -215,7 +215,5 @@ def _new_capture(
         new_pool = CudaBackend(runner.device)
         new_pool.stream = backend.stream  # libraries keep a workspace per stream
         backend = new_pool
-    with runner.captured_aside(
-        batch_sizes=sizes, backend=backend, attribution=attribution
-    ) as graphs:
+    with runner.recapture(batch_sizes=sizes, backend=backend, attribution=attribution) as graphs:
         yield graphs[size]

@@ -60,7 +60,7 @@ def inspect_graph(
     _check_arguments(names, attribution, replay)
     graphs: Sequence[Any] = graph.graphs if isinstance(graph, GraphSequence) else (graph,)
     origins = attribution.origins if attribution is not None else getattr(graph, "origins", ())
-    names = {"weight": tensors_of(names)} if isinstance(names, nn.Module) else names or {}
+    names = {"weight": named_tensors(names)} if isinstance(names, nn.Module) else names or {}
     walk_type = RecorderWalk if isinstance(graphs[0], RecordedGraph) else CudaWalk
     walk = walk_type(graphs, origins, names)
     unprofiled_us = walk.unprofiled_us(replay) if replay else None  # a profiler slows down launches
@@ -78,7 +78,7 @@ def inspect_graph(
     )
 
 
-def tensors_of(
+def named_tensors(
     weights: nn.Module | Mapping[str, torch.Tensor] | None,
 ) -> dict[str, torch.Tensor]:
     """Return a model's parameters and buffers by path.

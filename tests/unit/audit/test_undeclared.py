@@ -250,14 +250,14 @@ def test_a_declared_value_is_not_reported_again():
 def test_the_number_of_captures_does_not_grow_with_the_layers(mix, monkeypatch):
     counts = []
     for num_layers in (2, 32):
-        captured, sizes = gk.Runner.captured_aside, []
+        captured, sizes = gk.Runner.recapture, []
 
         def counted(runner, *args, _captured=captured, _sizes=sizes, **options):
             _sizes.append(1)
             return _captured(runner, *args, **options)
 
         with monkeypatch.context() as patched:
-            patched.setattr(gk.Runner, "captured_aside", counted)
+            patched.setattr(gk.Runner, "recapture", counted)
             planted = {} if mix is None else {"mix": PLANTED[mix]}
             log = audited(Model(num_layers=num_layers, **planted))
         gains = [each for each in baked(log) if "gain" in each.names[0]]

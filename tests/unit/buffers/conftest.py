@@ -76,7 +76,7 @@ class Case:
         declared = {
             name: declare(
                 part.axis, part.dtype, "any", pad=part.pad, row=part.row, lead=part.lead,
-                on_device=part.source == "on_device",
+                by_address=part.source == "on_device",
             )
             for name, part in self.parts.items()
         }  # fmt: skip

@@ -87,7 +87,7 @@ def test_optional_fields_and_those_of_large_rows(make_mode, mode):
     present = MODES[mode][3].keys() - OPTIONAL
     assert {layout.name for layout in buffers.layouts} == present
     assert set(buffers.absent) == MODES[mode][3].keys() - present
-    assert [x.name for x in buffers.layouts if x.field.on_device] == ["hidden_states"]
+    assert [x.name for x in buffers.layouts if x.field.by_address] == ["hidden_states"]
     assert make_mode(mode, without=["hidden_states"]).view(2).hidden_states is None
 
 

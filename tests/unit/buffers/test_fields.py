@@ -36,7 +36,7 @@ OWN = {
     "scores": declare(Axis.TOKEN, torch.bfloat16, "of each token", row=("K", 3), pad=-2),
     "step": declare(Axis.NONE, torch.int64, "of the run", pad=5),
     "planes": declare(Axis.REQUEST, torch.int32, "three of them", lead=3, row=(2,), pad=4),
-    "hints": declare(Axis.TOKEN, MODEL_DTYPE, "by address", row=("D",), on_device=True),
+    "hints": declare(Axis.TOKEN, MODEL_DTYPE, "by address", row=("D",), by_address=True),
     "widths": declare(Axis.REQUEST, torch.int32, "rows of each request", pad=Pad.WIDTH),
 }
 """Declarations of a user, one of every kind."""
@@ -59,7 +59,7 @@ def test_target_verify_declares_the_table():
 
 
 def test_wide_fields_travel_by_address():
-    wide = [f.name for f in fields_of(TargetVerifyInputs) if f.on_device]
+    wide = [f.name for f in fields_of(TargetVerifyInputs) if f.by_address]
     assert wide == ["input_embeds", "token_bitmask"]
 
 

@@ -133,7 +133,7 @@ def test_an_idle_post_brings_pads_alone(make_buffers, pass_on, make_batch):
 def test_an_idle_post_pads_what_has_one_row_for_all(
     make_buffers, pass_on, make_batch, make_inputs, on_device, turns
 ):
-    mine = declare(Axis.NONE, torch.float32, "of the run", row=("H",), pad=3, on_device=on_device)
+    mine = declare(Axis.NONE, torch.float32, "of the run", row=("H",), pad=3, by_address=on_device)
     mine = make_inputs(TargetVerifyInputs, scales=mine)
     buffers = make_buffers(inputs_type=mine)
     rows = vars(make_batch(3)) | {"scales": np.full((1, 8), 8.0)}

@@ -29,7 +29,7 @@ a_field = st.builds(
     lead=st.sampled_from([0, 0, 1, 3]),
     flat=st.booleans(),
     optional=st.booleans(),
-    on_device=st.booleans(),
+    by_address=st.booleans(),
     meaning=st.just("any"),
 )
 some_fields = st.lists(a_field, min_size=1, max_size=8).map(
@@ -54,7 +54,7 @@ def number_of(n):
 def test_payloads_meet_neither_each_other_nor_the_header(fields, capacity):
     layouts = resolve(fields, capacity)
     spans = [(0, header_bytes(layouts))]
-    spans += [(x.payload, x.payload + x.total_bytes) for x in layouts if not x.field.on_device]
+    spans += [(x.payload, x.payload + x.total_bytes) for x in layouts if not x.field.by_address]
     for (_, end), (begin, _) in pairwise(spans):
         assert end <= begin
     assert spans[-1][1] <= entry_bytes(layouts)
@@ -67,7 +67,7 @@ def test_payloads_and_entries_are_aligned(fields, capacity):
     assert entry_bytes(layouts) % 128 == 0
     for layout in layouts:
         assert layout.payload % 128 == 0
-        assert (layout.payload == 0) == layout.field.on_device
+        assert (layout.payload == 0) == layout.field.by_address
 
 
 @given(some_fields, a_capacity)

@@ -100,7 +100,7 @@ def test_every_batch_is_seen_once_in_order_and_intact(make_capacity, make_inputs
     inputs_type = make_inputs(
         a=declare(Axis.REQUEST, torch.int64, "from the entry"),
         b=declare(Axis.REQUEST, torch.int32, "the same, in two segments", lead=2),
-        c=declare(Axis.TOKEN, torch.float32, "by address", row=(3,), on_device=True),
+        c=declare(Axis.TOKEN, torch.float32, "by address", row=(3,), by_address=True),
     )
     capacity = make_capacity(4, 2)
     limits = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -159,13 +159,13 @@ def test_a_size_that_was_not_captured_is_refused(capture, size):
 
 def test_a_change_is_compared_once_per_size_and_only_if_there_is_one(capture, batch):
     runner, model = capture(lambda m: m.temperature, check=True)
-    captured_aside, sizes = runner.captured_aside, []
+    recapture, sizes = runner.recapture, []
 
     def counted(**options):
         sizes.extend(options["batch_sizes"])
-        return captured_aside(**options)
+        return recapture(**options)
 
-    runner.captured_aside = counted
+    runner.recapture = counted
     runner.replay(batch)
     assert sizes == []
     for turn in range(3):  # the forward counts in it, and no graph keeps it

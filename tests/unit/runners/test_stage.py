@@ -85,7 +85,7 @@ def test_assigning_copies_and_casts(runner, make_batch, expect, assert_same, kin
 def test_arrays_of_the_captured_dtype_are_copied_without_a_cast(
     runner, make_batch, expect, assert_same, monkeypatch
 ):
-    monkeypatch.setattr("graphkit.buffers.writers.admit", None)
+    monkeypatch.setattr("graphkit.buffers.writers.validate_field", None)
     batch, staged = make_batch(2), runner.stage(2)
     views = {name: getattr(staged, name) for name in NAMES}
     for name in NAMES:

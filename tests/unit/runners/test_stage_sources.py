@@ -17,7 +17,7 @@ class Scaled(gk.TargetVerifyInputs):
     """Two fields without numpy dtype: one has payload, the graph reads the other by its address."""
 
     scales: Rows = declare(Axis.REQUEST, torch.bfloat16, "of each request", pad=1)
-    hidden: Rows = declare(Axis.TOKEN, torch.bfloat16, "of each row", row=(8,), on_device=True)
+    hidden: Rows = declare(Axis.TOKEN, torch.bfloat16, "of each row", row=(8,), by_address=True)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ class HeadInputs(gk.StepInputs):
     """Hidden states, and a scale that pads with 1."""
 
     hidden_states: gk.Rows = gk.declare(
-        gk.Axis.REQUEST, gk.MODEL_DTYPE, "last hidden state", row=("H",), on_device=True
+        gk.Axis.REQUEST, gk.MODEL_DTYPE, "last hidden state", row=("H",), by_address=True
     )
     scale: gk.Rows = gk.declare(gk.Axis.REQUEST, torch.float32, "temperature", pad=1)
 

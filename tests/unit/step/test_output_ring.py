@@ -68,7 +68,7 @@ def take(ring):
 
 
 def steps_of(block):
-    return [StepReport(block, place) for place in block.places]
+    return [StepReport(block, place) for place in block.offsets]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -85,10 +85,10 @@ def test_each_entry_is_read_once_and_in_order(writer, seed):
             assert {step.launch for step in steps} == {block.launch}
             assert block.loop_end is steps[-1].loop_end
             assert block.batch_sizes == [1] * len(steps)
-            found += [(step.launch, step.lines[0][4], step.loop_end) for step in steps]
+            found += [(step.launch, step.rows[0][4], step.loop_end) for step in steps]
             assert writer.ring.num_read == len(found)
     while block := take(writer.ring):
-        found += [(step.launch, step.lines[0][4], step.loop_end) for step in steps_of(block)]
+        found += [(step.launch, step.rows[0][4], step.loop_end) for step in steps_of(block)]
     assert found == expected
     assert len(found) > 10 * ENTRIES
 
@@ -98,7 +98,7 @@ def test_all_entries_that_are_there_are_read_at_once():
         writer = Writer()
         for _ in range(count):
             writer.write(1)
-        assert len(take(writer.ring).places) == count
+        assert len(take(writer.ring).offsets) == count
         assert take(writer.ring) is None
 
 
@@ -107,10 +107,10 @@ def test_an_entry_without_its_sequence_is_not_read(writer):
     writer.write(1)
     entry = writer.ring.words[RING_WORDS:].view(ENTRIES, -1)[1]
     entry[EntryWord.SEQUENCE] = 0
-    assert len(take(writer.ring).places) == 1
+    assert len(take(writer.ring).offsets) == 1
     assert take(writer.ring) is None
     entry[EntryWord.SEQUENCE] = 2
-    assert len(take(writer.ring).places) == 1
+    assert len(take(writer.ring).offsets) == 1
 
 
 def test_words_of_an_entry_are_read_after_the_fence(writer):
@@ -124,7 +124,7 @@ def test_words_of_an_entry_are_read_after_the_fence(writer):
     writer.ring._fence = lambda: entries.copy_(new)
     blocks = [take(writer.ring) for _ in range(2)]
     assert [[step.launch for step in steps_of(block)] for block in blocks] == [[1], [2, 2]]
-    assert [step.lines[0][4] for block in blocks for step in steps_of(block)] == [0, 1, 2]
+    assert [step.rows[0][4] for block in blocks for step in steps_of(block)] == [0, 1, 2]
 
 
 def test_an_entry_is_released_after_the_fence(writer):
@@ -140,7 +140,7 @@ def test_a_report_keeps_its_words_when_the_entry_is_written_again(writer):
     (step,) = steps_of(take(writer.ring))
     for _ in range(ENTRIES):
         writer.write(2)
-    assert (step.launch, step.lines) == (1, [[1, 1, 1, 0, 0, 0]])
+    assert (step.launch, step.rows) == (1, [[1, 1, 1, 0, 0, 0]])
 
 
 def test_a_report_decodes_the_requests_that_took_part(writer):
@@ -151,7 +151,7 @@ def test_a_report_decodes_the_requests_that_took_part(writer):
     assert (first.batch_size, first.is_last) == (1, False)
     assert (second.batch_size, second.is_last, second.loop_end) == (3, True, LoopEnd.REQUEST)
     assert second.words.tolist() == lines
-    assert second.lines == [lines[0], lines[2]]
+    assert second.rows == [lines[0], lines[2]]
     assert second.requests == [
         RequestReport(5, (7, 8), 2, RequestEnd.RUNNING),
         RequestReport(2, (9,), 2, RequestEnd.STOP),
@@ -174,18 +174,18 @@ class TestStream:
         stream = reader.stream(1, 6)
         for _ in range(3):
             writer.write(1)
-        numbers = [next(stream).lines[0][4]]
+        numbers = [next(stream).rows[0][4]]
         for step in stream:
-            numbers.append(step.lines[0][4])
+            numbers.append(step.rows[0][4])
             break
-        numbers += [step.lines[0][4] for step in stream.available()]
+        numbers += [step.rows[0][4] for step in stream.available()]
         assert stream.poll() is None
         loop = iter(stream)
         for end in (LoopEnd.RUNNING, LoopEnd.RUNNING, LoopEnd.STEPS):
             writer.write(1, end)
-        numbers.append(next(loop).lines[0][4])
-        numbers.append(stream.poll().lines[0][4])
-        numbers += [step.lines[0][4] for step in loop]
+        numbers.append(next(loop).rows[0][4])
+        numbers.append(stream.poll().rows[0][4])
+        numbers += [step.rows[0][4] for step in loop]
         assert numbers == list(range(6))
         assert stream.end is LoopEnd.STEPS
 

@@ -80,7 +80,7 @@ def test_host_fields_are_numpy_and_fit_without_a_cast(target, mode):
     batch = target.batch(mode, COUNT, 1)
     for layout in runner.buffers.layouts:
         rows = getattr(batch, layout.name)
-        assert isinstance(rows, torch.Tensor if layout.field.on_device else np.ndarray)
+        assert isinstance(rows, torch.Tensor if layout.field.by_address else np.ndarray)
         assert torch.as_tensor(rows).dtype is layout.dtype, layout.name
 
 

@@ -331,7 +331,7 @@ def test_the_text_of_a_failure(capture):
 class HeadInputs(gk.StepInputs):
     rows: gk.Rows = gk.declare(gk.Axis.REQUEST, torch.int64, "row in the request pool")
     hidden_states: gk.Rows = gk.declare(
-        gk.Axis.REQUEST, gk.MODEL_DTYPE, "last hidden state", row=("H",), on_device=True
+        gk.Axis.REQUEST, gk.MODEL_DTYPE, "last hidden state", row=("H",), by_address=True
     )
 
 

@@ -30,8 +30,8 @@ def test_a_number_that_no_graph_keeps_may_change(capture, batch_of, watched, sca
     runner, model = capture(scaled)
     model.steps = 1000
     captures = []
-    count = runner.captured_aside
-    runner.captured_aside = lambda **options: captures.append(options) or count(**options)
+    count = runner.recapture
+    runner.recapture = lambda **options: captures.append(options) or count(**options)
     for _ in range(2):
         model.steps += 1
         assert watched(runner, [batch_of(3)], bisect=True).findings == []

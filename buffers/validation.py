@@ -13,7 +13,9 @@ from graphkit.errors import InputError
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
-def admit(layout: FieldLayout, value: Any, rows: int, device: torch.device) -> torch.Tensor:
+def validate_field(
+    layout: FieldLayout, value: Any, rows: int, device: torch.device
+) -> torch.Tensor:
     """Return the value as a contiguous tensor of the field's dtype, on ``device`` or the CPU.
 
     Arrays and tensors on the host are cast by the kind of their dtype, whatever their values are:

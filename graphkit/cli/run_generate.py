@@ -42,7 +42,7 @@ def complete(
         arguments: The parsed options.
         prompts: At least one; bytes that are not UTF-8 are lone surrogates.
         display: Shows the text as it is generated.
-        group: Ranks that split the target; the others call ``follow``.
+        group: Ranks that split the target; the others call ``worker_loop``.
 
     Raises:
         UsageError: A prompt or the context is too long.
@@ -84,7 +84,7 @@ def follow(arguments: argparse.Namespace, group: RankGroup, num_prompts: int) ->
     with _engine(arguments, config, num_prompts, group) as engine:
         if not arguments.eager:
             engine.capture()
-        engine.follow()
+        engine.worker_loop()
 
 
 def _engine(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkit.buffers import admit
+from graphkit.buffers import validate_field
 from graphkit.errors import InputError
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ GOOD = {
 def take(verify_layouts):
     def take(name, value):
         layout = verify_layouts[name]
-        return admit(layout, value, 8 if layout.capacity == 16 else ROWS, CPU)
+        return validate_field(layout, value, 8 if layout.capacity == 16 else ROWS, CPU)
 
     return take
 

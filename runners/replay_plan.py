@@ -11,13 +11,13 @@ from graphkit.graphs import CapturedGraph
 from graphkit.runners.outputs import Output
 
 
-class Fit:
+class ReplayPlan:
     """A live batch size at a captured size. A replay looks nothing up and allocates nothing.
 
     Attributes:
         requests: Number of live requests.
         tokens: Number of live rows; the largest number if the batch is ragged.
-        one: 1, or 0 for an idle batch, whose fields without axis are pads, too.
+        has_rows: 1, or 0 for an idle batch, whose fields without axis are pads, too.
         padded_batch_size: Captured size.
         launch: Replays the captured graph.
         output: Returns a new output of the graph's live rows. Its caller may change it.
@@ -28,8 +28,16 @@ class Fit:
     """
 
     __slots__ = (
-        "launch", "missing_rows", "one", "output", "padded_batch_size", "replays", "requests",
-        "staged", "tokens", "writer",
+        "has_rows",
+        "launch",
+        "missing_rows",
+        "output",
+        "padded_batch_size",
+        "replays",
+        "requests",
+        "staged",
+        "tokens",
+        "writer",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +48,7 @@ class Fit:
         graph: CapturedGraph,
         output: Output,
     ) -> None:
-        self.requests, self.one = requests, min(requests, 1)
+        self.requests, self.has_rows = requests, min(requests, 1)
         self.tokens = buffers.capacity.rows(Axis.TOKEN, requests)
         self.padded_batch_size = padded_batch_size
         self.launch = graph.replay

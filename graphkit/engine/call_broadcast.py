@@ -42,13 +42,13 @@ def on_all_ranks(
     return call
 
 
-class Followers:
+class CallBroadcast:
     """Repeats the calls of rank 0 on all ranks, and compares their tokens.
 
     Equal requests, seeds and weights give equal steps, so that ranks only need to share calls. All
-    ranks but rank 0 either follow it, or make the same calls themselves. When requests finish, when
-    the engine closes and at least every 32 steps, the ranks compare checksums of the whole output
-    of each finished request and of the tokens of each step.
+    ranks but rank 0 either run ``worker_loop``, or make the same calls themselves. When requests
+    finish, when the engine closes and at least every 32 steps, the ranks compare checksums of the
+    whole output of each finished request and of the tokens of each step.
 
     Args:
         group: The ranks; all have the same batch.
@@ -93,7 +93,7 @@ class Followers:
         self._share(_STEP)
 
     def close(self) -> None:
-        """Compare the last tokens, and let the other ranks return from ``follow``.
+        """Compare the last tokens, and let the other ranks return from ``worker_loop``.
 
         Does nothing after a rank has failed.
 
@@ -199,7 +199,7 @@ class Followers:
                 (rank,),
                 f"rank {rank} made other calls than rank 0: {message.decode() or _STEP!r} instead "
                 f"of {sent.decode() or _STEP!r}. Make the same calls on all ranks, or call "
-                "follow() on all but rank 0.",
+                "worker_loop() on all but rank 0.",
             )
 
 
