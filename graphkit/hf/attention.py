@@ -1,0 +1,123 @@
+"""The attention of a transformers model over graphkit's pools, through the registry of transformers.
+
+Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head size of values.
+"""
+
+# ruff: noqa: N803 - suffixes of tensor names are dimensions
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import pad
+from transformers import AttentionInterface
+
+IMPLEMENTATION = "graphkit"
+"""Name of the attention in the registry of transformers."""
+
+WITHOUT_EFFECT = frozenset({
+    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "is_causal", "max_length_k", "max_length_q",
+    "output_attentions", "output_hidden_states", "output_router_logits", "position_ids",
+    "use_cache",
+})  # fmt: skip
+"""Arguments that transformers passes on to attention, and that change nothing in a causal layer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionCall:
+    """Arguments of one layer's attention.
+
+    Attributes:
+        module: The layer's attention module.
+        query: [1, N, T, D].
+        key: [1, M, T, D].
+        value: [1, M, T, E].
+        scaling: Factor on the scores.
+        window: Most keys that a row sees, its own included; 0 for all.
+        softcap: Bound of the scores; 0 for none.
+        sinks: A further score per query head, [N]; ``None`` for none.
+        others: Further arguments that are not ``None`` or false.
+    """
+
+    module: Any
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scaling: float
+    window: int
+    softcap: float
+    sinks: torch.Tensor | None
+    others: dict[str, Any]
+
+
+class Attend(Protocol):
+    """What a call of attention does during a forward."""
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        """Return the attended values, [1, T, N, E]."""
+
+
+_ATTEND: ContextVar[Attend | None] = ContextVar("graphkit_hf_attend", default=None)
+# A context variable and not an argument of the model, because some classes do not pass
+# arguments on to their attention (Nemotron and StableLM in transformers 5.23).
+
+
+@contextmanager
+def attending(attend: Attend) -> Iterator[None]:
+    """Let the models that use this attention attend through ``attend``."""
+    token = _ATTEND.set(attend)
+    try:
+        yield
+    finally:
+        _ATTEND.reset(token)
+
+
+def attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend in one layer; the signature is that of the registry."""
+    attend = _ATTEND.get()
+    if attend is None:
+        raise RuntimeError(
+            "this model attends through graphkit.hf: call the forward of its target, not the model."
+        )
+    unknown = {name: each for name, each in others.items() if name not in WITHOUT_EFFECT}
+    unknown |= {"attention_mask": attention_mask, "dropout": dropout}
+    call = AttentionCall(
+        module=module,
+        query=query,
+        key=key,
+        value=value,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        window=sliding_window or 0,
+        softcap=softcap or 0.0,
+        sinks=s_aux,
+        others={name: each for name, each in unknown.items() if _has_effect(each)},
+    )
+    return attend(call), None
+
+
+def padded_to(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Return rows with zeros behind the elements of their heads, up to ``size`` elements."""
+    return rows if rows.shape[-1] == size else pad(rows, (0, size - rows.shape[-1]))
+
+
+def _has_effect(value: Any) -> bool:
+    return True if isinstance(value, torch.Tensor) else bool(value)
+
+
+AttentionInterface.register(IMPLEMENTATION, attention)

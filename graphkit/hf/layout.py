@@ -1,0 +1,187 @@
+"""What a transformers model keeps per token and per request, learnt from one forward.
+
+No architecture is known by name: keys and values are those that reach the attention, and recurrent
+states are those that the model's own cache holds after the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from graphkit.errors import ConfigError
+from graphkit.hf.attention import AttentionCall, attending
+
+_STATE_METHODS = (
+    "get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionLayer:
+    """One attention module.
+
+    Attributes:
+        name: Name of the module in the model.
+        heads: Key-value heads.
+        key_size: Elements of a key head.
+        value_size: Elements of a value head.
+        scaling: Factor on the scores.
+        window: Most keys that a row sees; 0 for all.
+    """
+
+    name: str
+    heads: int
+    key_size: int
+    value_size: int
+    scaling: float
+    window: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentLayer:
+    """One module with recurrent states.
+
+    Attributes:
+        name: Name of the module in the model.
+        cache_argument: Parameter of its forward that takes the cache.
+        shapes: Shape of one request's state by kind.
+        dtypes: Dtype by kind.
+    """
+
+    name: str
+    cache_argument: str
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """State of a model, in the order in which its forward reaches it."""
+
+    attention: tuple[AttentionLayer, ...]
+    recurrent: tuple[RecurrentLayer, ...]
+
+
+def learn_layout(model: PreTrainedModel) -> ModelLayout:
+    """Run a model over two tokens with its own cache, and return what the cache then holds.
+
+    The model attends through the registry's ``graphkit``, see ``attention``.
+
+    Raises:
+        ConfigError: A layer keeps something that graphkit has no pool for.
+    """
+    probe = _Probe(model)
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    positions = torch.arange(2, device=model.device)[None]
+    parameters = signature(model.forward).parameters
+    name = "past_key_values" if "past_key_values" in parameters else "cache_params"
+    with torch.no_grad(), probe.watching(cache), attending(probe.attend):
+        model(input_ids=ids, position_ids=positions, use_cache=True, **{name: cache})
+    return ModelLayout(tuple(probe.attention), probe.recurrent_layers(cache))
+
+
+@dataclass
+class _Probe:
+    model: PreTrainedModel
+    attention: list[AttentionLayer] = field(default_factory=list)
+    mixers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        name = self._name(call.module)
+        if call.others:
+            raise ConfigError(
+                f"{name} ({type(call.module).__name__}) passes {', '.join(call.others)} to its "
+                "attention, which graphkit does not compute.",
+                field="model",
+            )
+        _, key_heads, _, key_size = call.key.shape
+        self.attention.append(
+            AttentionLayer(
+                name, key_heads, key_size, call.value.shape[-1], call.scaling, call.window
+            )
+        )
+        _, heads, rows, _ = call.query.shape
+        return call.query.new_zeros(1, rows, heads, call.value.shape[-1])
+
+    @contextmanager
+    def watching(self, cache: Cache) -> Iterator[None]:
+        """Note which module reads and writes the recurrent states of each layer of a cache."""
+        stack: list[tuple[nn.Module, str]] = []
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stack.append((module, _cache_argument(module, args, kwargs)))
+
+        def leave(*_: Any) -> None:
+            stack.pop()
+
+        def noting(method: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                found = signature(method).bind(*args, **kwargs).arguments
+                self.mixers.setdefault(found["layer_idx"], stack[-1])
+                return method(*args, **kwargs)
+
+            return call
+
+        hooks = [each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()]
+        hooks += [each.register_forward_hook(leave, always_call=True) for each in self._modules()]
+        for name in _STATE_METHODS:
+            setattr(cache, name, noting(getattr(cache, name)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def recurrent_layers(self, cache: Cache) -> tuple[RecurrentLayer, ...]:
+        found = []
+        for index, layer in enumerate(cache.layers):
+            if isinstance(layer, LinearAttentionCacheLayerMixin):
+                states = {
+                    f"{kind}{number}": state[0]
+                    for kind in ("conv", "recurrent")
+                    for number, state in getattr(layer, f"{kind}_states").items()
+                    if state is not None
+                }
+                module, argument = self.mixers[index]
+                if not argument:
+                    raise ConfigError(
+                        f"{self._name(module)} ({type(module).__name__}) has recurrent states, but "
+                        "takes no cache.",
+                        field="model",
+                    )
+                found.append(
+                    RecurrentLayer(
+                        name=self._name(module),
+                        cache_argument=argument,
+                        shapes={kind: tuple(state.shape) for kind, state in states.items()},
+                        dtypes={kind: state.dtype for kind, state in states.items()},
+                    )
+                )
+        return tuple(found)
+
+    def _modules(self) -> Iterator[nn.Module]:
+        return self.model.modules()
+
+    def _name(self, module: nn.Module) -> str:
+        return next((name for name, each in self.model.named_modules() if each is module), "?")
+
+
+def _cache_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the parameter of a module's forward that received the cache, or an empty string."""
+    for name, value in kwargs.items():
+        if isinstance(value, Cache):
+            return name
+    for name, value in zip(signature(module.forward).parameters, args, strict=False):
+        if isinstance(value, Cache):
+            return name
+    return ""

@@ -1,0 +1,198 @@
+"""A causal language model of transformers over graphkit's pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from graphkit.config import BufferSizes
+from graphkit.engine import EngineModel, NgramDrafter, SpeculativeEngine
+from graphkit.errors import ConfigError
+from graphkit.hf.forward import TransformersForward
+from graphkit.hf.layout import ModelLayout
+from graphkit.hf.pools import LayerGroupAttention, recurrent_states
+from graphkit.kv import ReqToTokenPool
+from graphkit.runners import Runner
+from graphkit.spec import ForwardMode, SpecConfig
+from graphkit.targets import CaptureTarget
+
+ALGORITHMS = ("NONE", "NGRAM")
+"""Algorithms that need no draft model."""
+
+
+class TransformersModel:
+    """A model that ``load`` has prepared. It makes engines, targets and runners, each with own pools.
+
+    Attributes:
+        model: The model of transformers. It attends over the pools of the running forward; call
+            ``original`` for the model itself.
+        original: The model as transformers runs it, with the same weights.
+        layout: Its layers that keep state.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        original: PreTrainedModel,
+        layout: ModelLayout,
+        folder: str | None = None,
+    ) -> None:
+        self.model, self.original, self.layout, self._folder = model, original, layout, folder
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the folder.
+
+        Raises:
+            ConfigError: The model came without a folder, or the folder has no tokenizer.
+        """
+        from transformers import AutoTokenizer
+
+        if self._folder is None:
+            raise ConfigError(
+                "the model was passed as an object, which has no tokenizer. Load the folder.",
+                field="tokenizer",
+            )
+        return AutoTokenizer.from_pretrained(self._folder)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.model.device
+
+    def spec(
+        self,
+        algorithm: str | None = None,
+        num_steps: int = 3,
+        topk: int = 1,
+        num_draft_tokens: int | None = None,
+        page_size: int = 1,
+    ) -> SpecConfig:
+        """Return the settings of an algorithm.
+
+        Args:
+            algorithm: ``"NONE"`` or ``"NGRAM"``; ``None`` selects NGRAM.
+            num_steps: Draft steps.
+            topk: Branches per draft step: 1 drafts chains, more drafts trees.
+            num_draft_tokens: Nodes per request in verify, the bonus token included; ``None``
+                selects ``num_steps + 1`` for a chain and twice that for a tree.
+            page_size: Slots per KV page.
+
+        Raises:
+            ConfigError: A setting is out of range, or the algorithm needs a draft model.
+        """
+        name = (algorithm or "NGRAM").upper()
+        if name not in ALGORITHMS:
+            raise ConfigError(
+                f"{name} needs a draft model. Use one of {', '.join(ALGORITHMS)}.",
+                field="algorithm",
+            )
+        linear = bool(self.layout.recurrent)
+        if name == "NONE":
+            return SpecConfig(name, 0, 1, 1, page_size=page_size, linear_attention=linear)
+        width = num_draft_tokens or (num_steps + 1) * (1 if topk == 1 else 2)
+        return SpecConfig(
+            name, num_steps, topk, width, page_size=page_size, linear_attention=linear
+        )
+
+    def engine(
+        self,
+        *,
+        algorithm: str | None = None,
+        num_steps: int = 3,
+        topk: int = 1,
+        num_draft_tokens: int | None = None,
+        max_batch_size: int = 8,
+        max_context_len: int = 1024,
+        page_size: int = 1,
+        **options: Any,
+    ) -> SpeculativeEngine:
+        """Create an engine with pools of its own. Nothing is captured yet.
+
+        Args:
+            algorithm: As for ``spec``, with the four after it.
+            num_steps: See ``spec``.
+            topk: See ``spec``.
+            num_draft_tokens: See ``spec``.
+            page_size: See ``spec``.
+            max_batch_size: Most requests that run at the same time.
+            max_context_len: Most tokens of a request, drafts included.
+            **options: Further arguments of ``SpeculativeEngine``.
+
+        Raises:
+            ConfigError: A setting is out of range.
+        """
+        spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
+        requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
+        return SpeculativeEngine(
+            self._engine_model(requests, spec),
+            NgramDrafter() if spec.num_steps else None,
+            spec=spec,
+            sizes=self._sizes(max_batch_size, max_context_len, page_size),
+            device=self.device,
+            **options,
+        )
+
+    def target(
+        self,
+        *,
+        algorithm: str | None = None,
+        num_steps: int = 3,
+        topk: int = 1,
+        num_draft_tokens: int | None = None,
+        max_batch_size: int = 8,
+        max_context_len: int = 256,
+        page_size: int = 1,
+    ) -> CaptureTarget:
+        """Create a target for commands and audits, with pools of its own; arguments as ``engine``."""
+        spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
+        requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
+        model = self._engine_model(requests, spec)
+        slots = page_size + np.arange(max_batch_size * max_context_len)
+        table = slots.reshape(max_batch_size, max_context_len)
+        requests.req_to_token[1:] = torch.from_numpy(table).to(requests.req_to_token)
+        states = {} if model.recurrent_state is None else model.recurrent_state.tensors()
+        modes = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
+        return CaptureTarget(
+            name=type(self.model).__name__,
+            spec=spec,
+            sizes=self._sizes(max_batch_size, max_context_len, page_size),
+            forwards=dict.fromkeys(modes, model.forward),
+            sample_batch=partial(_sample_batch, spec, table, self._vocab_size),
+            weights=self.model,
+            mutable_state={**model.attention.kv_pool.tensors(), **states},
+            attention=model.attention,
+            engine=partial(
+                _engine_of_target, self, spec, max_batch_size, max_context_len
+            ),
+            model=self.original,
+        )
+
+    def runner(self, mode: ForwardMode, *, batch_sizes: Sequence[int] | None = None, **options: Any) -> Runner[Any, Any]:
+        """Create the runner of a mode over ``target(**options)``."""
+        return self.target(**options).runner(mode, device=self.device, batch_sizes=batch_sizes)
+
+    @property
+    def _vocab_size(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def _sizes(self, max_batch_size: int, max_context_len: int, page_size: int) -> BufferSizes:
+        head = self.model.get_output_embeddings()
+        return BufferSizes(
+            max_batch_size, max_context_len, int(head.weight.shape[1]), self._vocab_size,
+            self.model.dtype, page_size=page_size,
+        )  # fmt: skip
+
+    def _engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:
+        attention = LayerGroupAttention(
+            requests, self.layout.attention, spec.page_size, self.model.dtype
+        )
+        width = spec.tokens_per_request(ForwardMode.TARGET_VERIFY)
+        states = recurrent_states(self.layout, requests.size, width, self.device)
+        forward = TransformersForward(self.model, self.layout, attention, states)
+        return EngineModel(forward, attention, states)

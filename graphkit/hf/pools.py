@@ -1,0 +1,135 @@
+"""Pools and attention of one engine or target over a transformers model.
+
+Layers with keys and values of the same shape share a pool. Most models have one such group.
+Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head size of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from graphkit.attention import (
+    AttentionMetadata,
+    PagedAttention,
+    PooledAttention,
+    SdpaAttention,
+    TritonAttention,
+)
+from graphkit.attention.backend import AttentionInputs
+from graphkit.config import BufferSizes
+from graphkit.errors import ConfigError
+from graphkit.hf.attention import AttentionCall, padded_to
+from graphkit.hf.layout import AttentionLayer, ModelLayout
+from graphkit.kv import MHATokenToKVPool, RecurrentStatePool, ReqToTokenPool
+from graphkit.kv.layer_groups import LayerGroupKVPool
+from graphkit.spec import ForwardMode
+
+
+class LayerGroupAttention(PooledAttention):
+    """Attention of all layers of a model, each over the pool of its group.
+
+    Args:
+        requests: Slots of each request.
+        layers: The layers, in the order of their indices.
+        page_size: Slots per page.
+        dtype: Data type of keys and values.
+        kind: Backend of every group; ``None`` selects Triton on CUDA and torch elsewhere.
+    """
+
+    def __init__(
+        self,
+        requests: ReqToTokenPool,
+        layers: Sequence[AttentionLayer],
+        page_size: int,
+        dtype: torch.dtype,
+        kind: type[PagedAttention] | None = None,
+    ) -> None:
+        device = requests.device
+        chosen = kind or (TritonAttention if device.type == "cuda" else SdpaAttention)
+        tokens = requests.size * -(-requests.max_context_len // page_size) * page_size
+        shapes = dict.fromkeys((layer.heads, _pool_size(layer)) for layer in layers) or [(1, 1)]
+        members = {
+            shape: [n for n, layer in enumerate(layers) if (layer.heads, _pool_size(layer)) == shape]
+            for shape in shapes
+        }
+        pools = [
+            MHATokenToKVPool(tokens, page_size, dtype, *shape, len(indices), device)
+            for shape, indices in members.items()
+        ]
+        self.req_to_token_pool = requests
+        self.kv_pool = LayerGroupKVPool(pools)
+        self._groups = [chosen(requests, pool, scale=1.0) for pool in pools]
+        self._place = {
+            layer: (group, index)
+            for group, indices in enumerate(members.values())
+            for index, layer in enumerate(indices)
+        }
+
+    def supports(self, mode: ForwardMode) -> bool:
+        """Return whether attention knows the mode; see ``AttentionBackend.supports``."""
+        return self._groups[0].supports(mode)
+
+    def init_state(self, sizes: BufferSizes, max_tokens: int) -> None:
+        """Prepare every group; see ``PagedAttention.init_state``."""
+        for group in self._groups:
+            group.init_state(sizes, max_tokens)
+
+    def metadata(self, mode: ForwardMode, inputs: AttentionInputs) -> AttentionMetadata:
+        """Compute the metadata, which all groups share; see ``PagedAttention.metadata``."""
+        return self._groups[0].metadata(mode, inputs)
+
+    def attend(
+        self,
+        layer: int,
+        call: AttentionCall,
+        out_cache_loc: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Store keys and values of a layer's rows, and return the attended values, [1, T, N, E]."""
+        number, index = self._place[layer]
+        group = self._groups[number]
+        size = group.kv_pool.head_dim  # type: ignore[union-attr]
+        # Scores are computed with a factor of 1; the queries carry that of the layer.
+        parts = (call.query * call.scaling, call.key, call.value)
+        rows = [padded_to(part[0].transpose(0, 1), size) for part in parts]
+        attended = group.attend(
+            index, *rows, out_cache_loc, metadata,
+            window=call.window, softcap=call.softcap, sinks_N=call.sinks,
+        )  # fmt: skip
+        return attended[None, ..., : call.value.shape[-1]].contiguous()
+
+
+def recurrent_states(
+    layout: ModelLayout, requests: int, width: int, device: torch.device
+) -> RecurrentStatePool | None:
+    """Create the pool of a model's recurrent states, or ``None`` without such layers.
+
+    Args:
+        layout: The layers of the model.
+        requests: Request rows.
+        width: Most nodes per request in one step.
+        device: Device of the states.
+
+    Raises:
+        ConfigError: Two layers have states of different shapes.
+    """
+    layers = layout.recurrent
+    if not layers:
+        return None
+    for layer in layers[1:]:
+        if layer.shapes != layers[0].shapes:
+            raise ConfigError(
+                f"{layer.name} has states {dict(layer.shapes)}, but {layers[0].name} has "
+                f"{dict(layers[0].shapes)}: graphkit keeps one shape of each kind for all layers.",
+                field="model",
+            )
+    return RecurrentStatePool(
+        requests, width, len(layers), device, shapes=layers[0].shapes, dtypes=layers[0].dtypes
+    )
+
+
+def _pool_size(layer: AttentionLayer) -> int:
+    """Return the elements of a head in the pool, which has one size for keys and values."""
+    return max(layer.key_size, layer.value_size)
