@@ -22,10 +22,9 @@ from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError, OutputError
 from graphkit.ops import rotate_input_ids
 from graphkit.ops.top_candidates import top_candidates
-from graphkit.runners.options import RunnerOptions, show_options
 from graphkit.runners.outputs import LastRowOutput, LayersOutput
 from graphkit.runners.runner import Runner
-from graphkit.runners.settings import check_types
+from graphkit.runners.settings import RunnerOptions, check_types, show_options
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 

@@ -8,9 +8,9 @@ from typing import Any, Unpack
 from graphkit.buffers import Axis, InputBuffers, StepInputs, fields_of
 from graphkit.config import BufferSizes, require_int
 from graphkit.errors import ConfigError
-from graphkit.runners.options import RunnerOptions, show_options
 from graphkit.runners.outputs import Output
 from graphkit.runners.runner import InputsT, OutputT, Runner
+from graphkit.runners.settings import RunnerOptions, show_options
 from graphkit.spec import ForwardMode, SpecConfig
 
 
