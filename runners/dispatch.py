@@ -66,16 +66,21 @@ class Dispatch:
     Args:
         table: Captured sizes.
         buffers: The runner's buffers.
+        inputs_type: Class of the batches; the buffers may have that of a subclass.
         eager_reason: Reason why no batch has a graph, as a phrase, or an empty string.
     """
 
-    def __init__(self, table: SizeTable, buffers: InputBuffers, eager_reason: str = "") -> None:
+    def __init__(
+        self,
+        table: SizeTable,
+        buffers: InputBuffers,
+        inputs_type: type[StepInputs],
+        eager_reason: str = "",
+    ) -> None:
         self._table, self._buffers, self._eager_reason = table, buffers, eager_reason
         self._width = buffers.capacity.tokens_per_request
         self._ragged = buffers.capacity.ragged
-        base = type(buffers).inputs_type
-        self.inputs_type = buffers.inputs if base is StepInputs else base
-        """Class of the batches; those of a mode without the fields that a subclass adds."""
+        self.inputs_type = inputs_type
         self.fallbacks: Counter[str] = Counter()
         """Number of eager runs by reason."""
 

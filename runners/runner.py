@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import StepInputs, capacity_of
+from graphkit.buffers import InputBuffers, StepInputs, capacity_of
 from graphkit.config import BufferSizes
 from graphkit.distributed import AgreedSize, LockstepBackend, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
@@ -132,7 +132,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         check_forward(forward)
         self._check_spec(spec)
         if inputs_type is not None:
-            check_inputs_type(inputs_type, self.buffers_type.inputs_type)
+            check_inputs_type(inputs_type, self.inputs_type)
         self.spec, self.sizes, self.attention = spec, sizes, attention
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
@@ -149,7 +149,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             may_stay_eager=self.may_stay_eager,
         )
         """Why no batch has a graph, as a sentence; empty if that is not so."""
-        self.buffers = self.buffers_type(
+        self.buffers = InputBuffers(
             capacity_of(
                 spec,
                 sizes,
@@ -160,7 +160,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 front_tokens=self.num_front_tokens,
             ),
             self.device,
-            inputs_type=inputs_type,
+            inputs_type=inputs_type or self.inputs_type,
             optional_fields=(self.implied_fields() if optional_fields is None else optional_fields),
             without=self.unused_fields(),
             bound_fields=bound_fields,
@@ -182,7 +182,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             draft_token_map,
         )
         """The forward with everything around it."""
-        self.dispatch = Dispatch(self.table, self.buffers, self.eager_reason)
+        self.dispatch = Dispatch(self.table, self.buffers, self.inputs_type, self.eager_reason)
         """Decides which batches have a graph."""
         self.group: RankGroup | None = None
         """Ranks that capture and replay together, if any."""

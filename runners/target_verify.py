@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.buffers import TargetVerifyInputBuffers, TargetVerifyInputs
+from graphkit.buffers import TargetVerifyInputs
 from graphkit.errors import ConfigError
 from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask
@@ -41,7 +41,7 @@ class TargetVerifyRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     """
 
     mode = ForwardMode.TARGET_VERIFY
-    buffers_type = TargetVerifyInputBuffers
+    inputs_type = TargetVerifyInputs
     output_type = ForwardOutput
     step_type = MaskedStep
 
@@ -67,6 +67,6 @@ class DecodeRunner(Runner[TargetVerifyInputs, ForwardOutput]):
     """
 
     mode = ForwardMode.DECODE
-    buffers_type = TargetVerifyInputBuffers
+    inputs_type = TargetVerifyInputs
     output_type = ForwardOutput
     step_type = MaskedStep
