@@ -173,11 +173,13 @@ class InputBuffers:
             width: Largest number of rows of a request; the captured one by default. A prefill has
                 another one, and no front tokens.
         """
-        most = self.capacity.tokens_per_request if width is None else width
-        front: int | None = self.capacity.front_tokens
-        if width is not None and front:
+        capacity = self.capacity
+        front: int | None = capacity.front_tokens
+        if width is None:
+            width = capacity.tokens_per_request
+        elif front:
             front = None
-        self.inputs.check(batch, tokens, most, self.capacity.ragged, front)
+        self.inputs.check(batch, tokens, width, capacity.ragged, front)
 
     def prepare(self, batch_size: int) -> None:
         """Upload the tables that ``refresh`` reads for a size. Call it before a capture."""

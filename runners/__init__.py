@@ -1,7 +1,7 @@
 """Runners: one per forward mode. Imported as ``graphkit.runners``.
 
-A batch takes this path: ``runner`` (the verbs) -> ``replayer`` -> ``replay_plan`` (everything
-prepared for its size) -> one mailbox entry, one graph launch, the live rows of the output.
+A batch takes this path: ``runner`` (the verbs) -> ``replayer`` (everything prepared for its size)
+-> one mailbox entry, one graph launch, the live rows of the output.
 ``capture`` makes the graphs. ``dispatch`` says which batches have no graph, and ``step`` runs them
 eagerly. The file of a mode contains what the mode computes around the user's forward, and overrides
 what ``mode_declaration`` lists.
@@ -13,8 +13,8 @@ from graphkit.runners.dispatch import Decision, Reason
 from graphkit.runners.draft import DraftRunner
 from graphkit.runners.draft_extend import DraftExtendRunner, DraftExtendV2Runner
 from graphkit.runners.frozen_values import FrozenValue
-from graphkit.runners.launch import Launch
 from graphkit.runners.multi_layer import MultiLayerEagleRunner
+from graphkit.runners.observe import ObservedReplay
 from graphkit.runners.output_fields import OutputCheck, OutputRow, declare_output
 from graphkit.runners.outputs import (
     DraftExtendOutput,
@@ -46,9 +46,9 @@ __all__ = [
     "ForwardOutput",
     "FrozenValue",
     "LastRowOutput",
-    "Launch",
     "LayersOutput",
     "MultiLayerEagleRunner",
+    "ObservedReplay",
     "Output",
     "OutputCheck",
     "OutputRow",

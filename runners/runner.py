@@ -33,8 +33,8 @@ from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names
-from graphkit.runners.launch import Launch
 from graphkit.runners.mode_declaration import ModeDeclaration
+from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.replayer import ReplayCount, Replayer
@@ -49,7 +49,7 @@ from graphkit.runners.settings import (
     prepare_attention,
     value_limits,
 )
-from graphkit.runners.staged import StagedBatch
+from graphkit.runners.staged import StagedBatch, stage
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -407,7 +407,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if self._replayer is None or self.status != "captured":
             self._require_captured("stage")
         try:
-            return self._replayer.stage(batch_size, num_tokens)  # type: ignore[union-attr]
+            return stage(self._replayer, batch_size, num_tokens)  # type: ignore[arg-type]
         except TypeError:
             require_count("batch_size", batch_size)
             if num_tokens is not None:
@@ -533,19 +533,19 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         return self.dispatch.decide(batch, self.status)
 
     def observe(
-        self, observer: Callable[[Launch[OutputT]], OutputT]
+        self, observer: Callable[[ObservedReplay[OutputT]], OutputT]
     ) -> AbstractContextManager[None]:
-        """Pass every launch of a block through an observer.
+        """Pass every replay of a block through an observer.
 
-        ``observer(launch)`` is called after a batch was written and before its graph is launched,
-        by ``replay``, ``run`` and staged batches. It calls ``launch()`` once and returns the
+        ``observer(replay)`` is called after a batch was written and before its graph is launched,
+        by ``replay``, ``run`` and staged batches. It calls ``replay()`` once and returns the
         output. Blocks may be nested; the innermost observer is called first. Idle batches and
         batches that fall back are not observed.
 
         Raises:
             ReplayError: The runner is not ``captured``.
         """
-        return self._require_captured("observe").observed(observer)
+        return observed(self._require_captured("observe"), observer)
 
     @contextmanager
     def without_stats(self) -> Iterator[None]:
