@@ -32,7 +32,7 @@ from graphkit.ops.loop_layout import Report
 from graphkit.runners import Runner
 from graphkit.step import DeviceStep, StepResult, Verified
 from graphkit.step.acceptance import Links
-from graphkit.step.transfers import to_device
+from graphkit.step.step_tensors import to_device
 from graphkit.step.warm_up import warm_up
 
 

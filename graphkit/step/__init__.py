@@ -6,14 +6,14 @@ A step reads and writes ``request_state``. A drafter (``eagle``, ``multi_layer``
 """
 
 from graphkit.ops.loop_layout import LoopEnd, RequestEnd
+from graphkit.step.acceptance import finalize_accepted_tree_path
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.device_loops import SpecStepInputs, SpecStepOutput
 from graphkit.step.device_step import DeviceStep, StepResult
-from graphkit.step.drafter import Drafter
+from graphkit.step.drafter import Drafter, NullDrafter
 from graphkit.step.eagle import EagleDrafter
 from graphkit.step.multi_layer import MultiLayerDrafter
 from graphkit.step.ngram import NgramDrafter
-from graphkit.step.null_drafter import NullDrafter
 from graphkit.step.output_ring import RequestReport, StepBlock, StepReport
 from graphkit.step.prefill import Prefill
 from graphkit.step.request_state import RequestState
@@ -21,7 +21,6 @@ from graphkit.step.sampling_params import SamplingParams
 from graphkit.step.spec_step_runner import SpecStepRunner
 from graphkit.step.step_stream import LoopReader, StepStream
 from graphkit.step.step_tensors import DraftTree, PrefillChunk, Verified
-from graphkit.step.tree_path import finalize_accepted_tree_path
 
 __all__ = [
     "DeviceStep",

@@ -11,10 +11,9 @@ from graphkit.attention.cache import kv_pools
 from graphkit.graphs import scope
 from graphkit.runners import Runner
 from graphkit.step.context import EngineContext, EngineModel
-from graphkit.step.drafter import Drafter
-from graphkit.step.drafter_checks import check_methods, check_prepared, check_tree
-from graphkit.step.null_drafter import NullDrafter
+from graphkit.step.drafter import Drafter, NullDrafter, prepare_drafter
 from graphkit.step.step_tensors import Verified
+from graphkit.step.tree_checks import check_tree
 from graphkit.step.verifier import FillBitmask, Verifier
 
 
@@ -54,10 +53,7 @@ class DeviceStep:
     def __init__(
         self, target: EngineModel, drafter: Drafter | None, context: EngineContext
     ) -> None:
-        self.drafter = NullDrafter() if drafter is None else drafter
-        check_methods(self.drafter)
-        self.drafter.prepare(context)
-        check_prepared(self.drafter)
+        self.drafter = prepare_drafter(NullDrafter() if drafter is None else drafter, context)
         self.context = context
         self.max_path = min(self.drafter.max_path, context.verify_width)
         self.state = context.state

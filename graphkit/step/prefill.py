@@ -11,8 +11,7 @@ from graphkit.config import require_int
 from graphkit.graphs import Backend
 from graphkit.step.device_step import DeviceStep
 from graphkit.step.sampling_params import SamplingParams
-from graphkit.step.step_tensors import PrefillChunk
-from graphkit.step.transfers import copied_to, to_device
+from graphkit.step.step_tensors import PrefillChunk, copied_to, to_device
 from graphkit.step.warm_up import warm_up
 
 
@@ -71,7 +70,7 @@ class Prefill:
         step, context = self._device_step, self._device_step.context
         length, device = len(prompt_ids), context.device
         rows = to_device([row], device)
-        step.state.admit(row, length, sampling, max_new_tokens)
+        step.state.assign(row, length, sampling, max_new_tokens)
         # The last element receives the first new token.
         ids = to_device([*prompt_ids, 0], device)
         slots = context.req_to_token[row, :length].long()

@@ -27,12 +27,11 @@ from graphkit.step.device_step import DeviceStep, StepResult
 from graphkit.step.drafter import Drafter
 from graphkit.step.prefill import Prefill
 from graphkit.step.prompts import validate_prompt
-from graphkit.step.request_rows import validate_rows
 from graphkit.step.request_state import RequestState
 from graphkit.step.sampling_params import SamplingParams, validate_sampling
 from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
-from graphkit.step.transfers import to_device
+from graphkit.step.step_tensors import to_device
 
 ResultT = TypeVar("ResultT")
 
@@ -223,7 +222,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         sampling = validate_sampling(sampling, vocab_size=self.sizes.vocab_size)
         limit = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
         require_int("admit", "max_new_tokens", limit)
-        self._validated([req_pool_index])
+        self.state.valid_rows([req_pool_index])
         room = self.device_step.context.req_to_token.shape[1] - self.slots_ahead
         prompt = validate_prompt(prompt_ids, vocab_size=self.sizes.vocab_size, context_limit=room)
         if len(prompt) + limit > room:
@@ -253,7 +252,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
             ReplayError: The runner is closed.
         """
         self._require_open("release")
-        rows = validate_rows(req_pool_indices, self.state.last_row, may_be_empty=True)
+        rows = self.state.valid_rows(req_pool_indices, may_be_empty=True)
         self.join_loops()
         self.state.release(to_device(rows, self.device))
 
@@ -439,7 +438,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     ) -> StepStream:
         self._report_checks()
         require_int("launch", "max_steps", max_steps)
-        rows = self._validated(req_pool_indices, until)
+        rows = self.state.valid_rows(req_pool_indices, until)
         return self._loops.launch(
             rows, frozenset(until), max_steps, is_greedy=self.state.is_greedy(rows)
         )
@@ -454,9 +453,6 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
     def _refuse_launch(self) -> NoReturn:
         self._require_captured("launch")
         raise ReplayError(f"launch is not available: {self.loop_refusal}. Use replay(batch).")
-
-    def _validated(self, rows: Sequence[int], until: Collection[int] = ()) -> list[int]:
-        return validate_rows(rows, self.state.last_row, until)
 
     def _report_checks(self) -> None:
         try:

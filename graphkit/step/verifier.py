@@ -13,11 +13,17 @@ from graphkit.ops import apply_token_bitmask, compact_accepted_to_front
 from graphkit.ops.target_rows import verify_rows
 from graphkit.ops.token_bitmask import bitmask_words
 from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
-from graphkit.step.acceptance import Draws, Links, accept_greedily, accept_sampled, sample_tokens
+from graphkit.step.acceptance import (
+    Draws,
+    Links,
+    accept_greedily,
+    accept_sampled,
+    move_accepted_kv,
+    sample_tokens,
+)
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.request_state import RequestState
 from graphkit.step.step_tensors import DraftTree, Verified
-from graphkit.step.tree_path import move_accepted_kv
 
 FillBitmask = Callable[[torch.Tensor, Links], torch.Tensor]
 """Returns the token bitmask of trees, [B * W, ceil(V / 32)] int32 on the device or the CPU.
