@@ -25,13 +25,14 @@ from graphkit.kv.contracts import check_request_pool
 from graphkit.kv.pool_use import PoolUse, check_unused
 from graphkit.spec import Plan, SpecConfig
 from graphkit.step import (
+    Admission,
     DeviceStep,
     Drafter,
     EngineContext,
     EngineModel,
-    Prefill,
     SamplingParams,
     SpecStepRunner,
+    StepOptions,
 )
 
 
@@ -124,19 +125,17 @@ class SpeculativeEngine:
             require_type("SpeculativeEngine", "group", group, RankGroup, "a graphkit.RankGroup")
         require_int("SpeculativeEngine", "steps_per_launch", steps_per_launch)
         _check_generation(generation)
-        backend = backend_for(device, backend)
-        context = EngineContext.create(
-            target,
-            spec,
-            sizes,
-            owner="SpeculativeEngine",
-            generation=generation or "v3",
-            backend=backend,
+        options = StepOptions(
+            backend=backend_for(device, backend),
             batch_sizes=batch_sizes,
+            generation=generation or "v3",
             chunked_prefill_size=chunked_prefill_size,
             structured_output=structured_output,
             debug=debug,
+            ring_entries=4 * steps_per_launch,
+            group=group,
         )
+        context = EngineContext.create(target, spec, sizes, options, owner="SpeculativeEngine")
         _check_tokens(seed, bos_token_id, sizes.vocab_size)
         self.spec, self.sizes, self.device = spec, sizes, context.device
         self.structured_output = structured_output
@@ -144,7 +143,7 @@ class SpeculativeEngine:
         rows = check_request_pool("target.attention.req_to_token_pool", attention.req_to_token_pool)
         check_unused("SpeculativeEngine", target.pools, allocates=True)
         device_step = DeviceStep(target, drafter, context)
-        loop_refusal = backend.loop_refusal if group is None else ""
+        loop_refusal = options.backend.loop_refusal if group is None else ""
         self.plan = _plan(spec, generation, device_step.host_reason or loop_refusal)
         self.generation = self.plan.generation
         self.max_path = device_step.max_path
@@ -153,17 +152,15 @@ class SpeculativeEngine:
         self.context_limit = _context_limit(sizes, slots_ahead)
         kv_pool = attention.kv_pool
         self.memory = RequestMemory(rows, kv_pool.size, kv_pool.page_size)
-        self._prefill = prefill = Prefill(device_step, chunked_prefill_size)
+        self._admission = Admission(
+            device_step, self.context_limit, seed=seed, bos_token_id=bos_token_id
+        )
         self.group, self._broadcast = group, None if group is None else CallBroadcast(group)
-        self._schedule = self._create_schedule(device_step, chunked_prefill_size, steps_per_launch)
+        self._schedule = self._create_schedule(device_step, steps_per_launch)
         self.runners = self._schedule.runners
         self._queue = RequestQueue(
-            prefill,
+            self._admission,
             self.memory,
-            vocab_size=sizes.vocab_size,
-            bos_token_id=bos_token_id,
-            seed=seed,
-            context_limit=self.context_limit,
             slots_ahead=slots_ahead,
             max_running=sizes.max_batch_size,
             reserve_all=self.generation != "v1",
@@ -181,21 +178,13 @@ class SpeculativeEngine:
         self.memory.open()
         weakref.finalize(self, _free, self._schedule, self.memory).atexit = False
 
-    def _create_schedule(
-        self, device_step: DeviceStep, chunked_prefill_size: int, steps_per_launch: int
-    ) -> Schedule:
+    def _create_schedule(self, device_step: DeviceStep, steps_per_launch: int) -> Schedule:
         """Create the schedule of the generation."""
         if self.generation == "v3":
-            runner = SpecStepRunner.from_step(
-                device_step,
-                chunked_prefill_size=chunked_prefill_size,
-                ring_entries=4 * steps_per_launch,
-                group=self.group,
-            )
-            return OnDevice(runner, steps_per_launch)
+            return OnDevice(SpecStepRunner.from_step(device_step), steps_per_launch)
         if self.group is not None:
-            for each in device_step.runners:
-                each.join(self.group)
+            for runner in device_step.runners:
+                runner.join(self.group)
         if self.generation == "v1":
             return HostInLoop(device_step, self.memory)
         return Overlapped(device_step)
@@ -221,7 +210,7 @@ class SpeculativeEngine:
         planned = [runner for runner in self.runners if runner.status != "captured"]
         warms_up = planned and self.generation != "v3"  # the runner of v3 warms up itself
         if warms_up:
-            self._prefill.warm_up(self.runners[0].capturing_backend())
+            self._admission.warm_up(self.runners[0].capturing_backend())
         for runner in planned:
             progress(f"capturing {runner.mode.name}")
             runner.capture()

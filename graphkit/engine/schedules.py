@@ -33,7 +33,6 @@ from graphkit.runners import Runner
 from graphkit.step import DeviceStep, StepResult, Verified
 from graphkit.step.acceptance import Links
 from graphkit.step.step_tensors import to_device
-from graphkit.step.warm_up import warm_up
 
 
 class RunningBatch:
@@ -134,7 +133,7 @@ class Schedule(ABC):
             for runner in self.runners:
                 stack.enter_context(runner.without_stats())
             runs = [partial(self._run_pads, size, is_greedy=kind) for size, kind in steps]
-            warm_up(backend, self.runners[0].mode, runs)
+            self._device_step.warm_up(backend, runs)
 
     def _run_pads(self, batch_size: int, *, is_greedy: bool) -> None:
         device = self._device_step.context.device

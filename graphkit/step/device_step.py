@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from graphkit.attention.cache import kv_pools
-from graphkit.graphs import scope
-from graphkit.runners import Runner
+from graphkit.buffers import Axis, Rows, StepInputs, declare
+from graphkit.graphs import Backend, CaptureFailure, scope
+from graphkit.runners import Output, Runner, declare_output
+from graphkit.runners.capture import capture_error
 from graphkit.step.context import EngineContext, EngineModel
 from graphkit.step.drafter import Drafter, NullDrafter, prepare_drafter
 from graphkit.step.step_tensors import Verified
 from graphkit.step.tree_checks import check_tree
 from graphkit.step.verifier import FillBitmask, Verifier
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecStepInputs(StepInputs):
+    """Batch of a whole step. All else is on the device, by request row.
+
+    Shapes:
+        req_pool_indices: [B] int64.
+    """
+
+    req_pool_indices: Rows = declare(
+        Axis.REQUEST, torch.int64, "row of the request; rows that have ended run as pads"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecStepOutput(Output):
+    """Report of a whole step, see ``graphkit.ops.loop_layout.Report``.
+
+    Shapes:
+        report: [B, 4 + longest path] int32; ``None`` for an idle batch.
+    """
+
+    report: torch.Tensor | None = declare_output(Axis.REQUEST, torch.int32, row=None, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +97,7 @@ class DeviceStep:
         """Reason why a graph of the step is not possible, as a phrase, or an empty string."""
         if self.drafter.host_reason:
             return self.drafter.host_reason
-        if self.context.structured_output:
+        if self.context.options.structured_output:
             return "the matchers of structured output run on the host between draft and verify"
         if self.context.future_map.debug:
             return "the future map's debug mode reads the device"
@@ -151,3 +178,20 @@ class DeviceStep:
         with scope("extend"):
             self.drafter.extend(result.verified)
         return result.report
+
+    def warm_up(self, backend: Backend, functions: Iterable[Callable[[], None]]) -> None:
+        """Run functions without a graph, one after the other, and wait for each.
+
+        Args:
+            backend: Backend of the graphs that are captured next.
+            functions: What to run, so that its kernels are compiled.
+
+        Raises:
+            CaptureError: A function raised an exception.
+        """
+        try:
+            with backend.session(), torch.no_grad():
+                for function in functions:
+                    backend.warm_up(function)
+        except CaptureFailure as failure:
+            raise capture_error(self.verifier.runner.mode, 1, failure) from failure.__cause__

@@ -77,7 +77,7 @@ class Verifier:
             **context.runner_options,
         )
         self._all_allowed: torch.Tensor | None = None
-        if context.structured_output:  # every batch then brings a bitmask
+        if context.options.structured_output:  # every batch then brings a bitmask
             rows = context.sizes.max_batch_size * context.verify_width
             shape = rows, bitmask_words(context.sizes.vocab_size)
             self._all_allowed = torch.full(shape, -1, dtype=torch.int32, device=context.device)
@@ -219,7 +219,7 @@ class Verifier:
 
     def _optional_fields(self) -> tuple[str, ...] | None:
         """Return the optional fields of verify; ``None`` selects those that the spec implies."""
-        if not self._context.structured_output:
+        if not self._context.options.structured_output:
             return None
         return ("custom_mask", "token_bitmask") if self._is_tree else ("token_bitmask",)
 
