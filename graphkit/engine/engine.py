@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 import torch
 
 from graphkit.config import BufferSizes, is_int, require_int, require_type
 from graphkit.distributed import RankGroup
-from graphkit.engine.call_broadcast import CallBroadcast, on_all_ranks
+from graphkit.engine.call_broadcast import CallBroadcast
 from graphkit.engine.device_schedule import OnDevice
 from graphkit.engine.queue import RequestQueue
 from graphkit.engine.request import FinishReason, NewTokens, Request
@@ -34,6 +34,23 @@ from graphkit.step import (
     SpecStepRunner,
     StepOptions,
 )
+
+
+class EngineOptions(TypedDict, total=False):
+    """Optional arguments of ``SpeculativeEngine``, for functions that pass them on.
+
+    ``SpeculativeEngine`` documents them and has their defaults.
+    """
+
+    batch_sizes: BatchSizes | None
+    backend: Backend | None
+    generation: Literal["v1", "v2", "v3"] | None
+    steps_per_launch: int
+    chunked_prefill_size: int
+    bos_token_id: int | None
+    seed: int
+    structured_output: bool
+    debug: bool
 
 
 class SpeculativeEngine:
@@ -302,7 +319,6 @@ class SpeculativeEngine:
         return self._tally.stats(self._queue, self.memory, self.runners)
 
     @torch.no_grad()
-    @on_all_ranks
     def step(self) -> NewTokens:
         """Admit waiting requests, run one step for all running ones, and remove finished ones.
 
@@ -325,6 +341,9 @@ class SpeculativeEngine:
             The new tokens of each request that has some. After a step that raised, the next call
             also returns the tokens that it had delivered.
         """
+        return self._step() if self.group is None else self.group.guard(self._step)
+
+    def _step(self) -> NewTokens:
         self._check_open()
         if self._broadcast is not None:
             self._broadcast.step()
@@ -339,7 +358,7 @@ class SpeculativeEngine:
             self._remove_finished()
         if self._queue.running:
             self._schedule.advance(
-                self._running_batch(), is_anyone_waiting=self._queue.is_anyone_waiting
+                self._running_batch(), is_anyone_waiting=self._queue.num_waiting > 0
             )
             self._remove_finished()
         if not self._queue.running:
@@ -413,15 +432,13 @@ class SpeculativeEngine:
             last_first.callback(self._release)
             if self._broadcast is not None:
                 self._broadcast.close()
-            if not self._is_interrupted and (self.group is None or not self.group.is_lost):
+            if not self._is_interrupted:
                 self._is_interrupted = True
-                self._drain()
+                if self.group is None:
+                    self._schedule.drain()
+                elif not self.group.is_lost:  # after a failure of a rank, no tokens arrive
+                    self.group.guard(self._schedule.drain)
         self._is_released = True
-
-    @on_all_ranks
-    def _drain(self) -> None:
-        """Deliver the tokens on their way. After a failure of a rank they never arrive."""
-        self._schedule.drain()
 
     def _release(self) -> None:
         """Free what unfinished requests hold, and give up the pools."""

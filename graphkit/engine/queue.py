@@ -64,11 +64,6 @@ class RequestQueue:
         """Requests that wait."""
         return len(self._waiting)
 
-    @property
-    def is_anyone_waiting(self) -> bool:
-        """Whether a request is waiting."""
-        return bool(self._waiting)
-
     def create(
         self,
         prompt_ids: Sequence[int],

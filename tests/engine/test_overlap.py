@@ -10,8 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from graphkit.engine import EagleDrafter, SamplingParams
-from graphkit.engine.schedules import HostInLoop, Overlapped
-from graphkit.engine.transfers import PendingReport
+from graphkit.engine.schedules import HostInLoop, Overlapped, PendingReport
 from graphkit.errors import ReplayError
 from graphkit.graphs.capture_rules import HOST_READS, CaptureRulesMode
 
@@ -111,13 +110,13 @@ class HostReadsMode(TorchFunctionMode):
 def test_no_line_of_a_launch_reads_the_device(
     make_engine, task, monkeypatch, algorithm, topk, captured
 ):
-    launch, reads = Overlapped._launch, HostReadsMode()
+    launch, reads = Overlapped._enqueue, HostReadsMode()
 
     def watched(*args, **options):
         with reads, CaptureRulesMode():
             launch(*args)
 
-    monkeypatch.setattr(Overlapped, "_launch", watched)
+    monkeypatch.setattr(Overlapped, "_enqueue", watched)
     engine = make_engine(algorithm, topk=topk, generation="v2", max_batch_size=2)
     if captured:
         engine.capture()
