@@ -79,7 +79,7 @@ class SpeculativeEngine:
             ``None`` selects the default list up to ``sizes.max_batch_size``.
         device: As for ``Runner``; all runners share it.
         backend: As for ``Runner``; all runners share it.
-        generation: ``"v1"`` waits for each step's tokens. ``"v2"`` launches a step before it reads
+        generation: ``"v1"`` waits for each step's tokens. ``"v2"`` enqueues a step before it reads
             the previous one's tokens. ``"v3"`` runs up to ``steps_per_launch`` steps in one launch,
             see ``SpecStepRunner``; it needs a drafter and a backend that do not need the host
             between steps and, on CUDA, cuda-bindings. ``None`` selects v3 where it can run, else

@@ -113,7 +113,7 @@ class Request:
             row: See ``graphkit.ops.loop_layout.Report``.
             is_verify: Whether a verify step produced the report, rather than a prefill.
         """
-        if self.is_finished:
+        if self.finish_reason is not None:
             return
         if is_verify:
             self.accepted_lengths[row[Report.ACCEPTED]] += 1

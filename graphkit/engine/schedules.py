@@ -3,7 +3,7 @@
 v1 (host in the loop) waits for the accepted tokens of every step. The host knows which requests
 have finished before the draft model catches up, and KV slots are reserved one step at a time.
 
-v2 (overlapped) launches a step before it reads the tokens of the previous one, so host and device
+v2 (overlapped) enqueues a step before it reads the tokens of the previous one, so host and device
 work at the same time. The host learns one step late that a request has finished; the tokens of the
 extra step are dropped, and KV slots are reserved when the request joins.
 
@@ -226,7 +226,7 @@ class HostInLoop(Schedule):
 
 
 class Overlapped(Schedule):
-    """Generation v2: launches a step before it reads the previous one's tokens.
+    """Generation v2: enqueues a step before it reads the previous one's tokens.
 
     Args:
         device_step: The device's part of a step.
@@ -246,7 +246,7 @@ class Overlapped(Schedule):
         *,
         is_anyone_waiting: bool,  # noqa: ARG002
     ) -> None:
-        """See ``Schedule.advance``. Waits for earlier steps only, after launching this one."""
+        """See ``Schedule.advance``. Waits for earlier steps only, after enqueueing this one."""
         self._enqueue(batch)
         self._deliver(len(self._pending) - 1)
 

@@ -132,7 +132,7 @@ def move_accepted_kv(
 ) -> None:
     """Move each request's accepted nodes to the first of its W = ``width`` KV slots.
 
-    A node has the same slot in all pools. Other arguments and shapes are those of
+    A node has the same slot in all pools. For the other arguments, see
     ``finalize_accepted_tree_path``.
     """
     target, source = accepted_moves(accept_index, out_cache_loc, width)

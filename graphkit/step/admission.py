@@ -1,6 +1,7 @@
 """Admission of requests: checks of what a caller passes, and the prefill of the prompt.
 
-``SpeculativeEngine`` and ``SpecStepRunner.admit`` both admit requests through ``Admission``.
+``SpeculativeEngine`` and ``SpecStepRunner.admit`` both admit requests through ``Admission``. The
+engine allocates rows and KV slots itself; ``SpecStepRunner.admit`` checks those of its caller.
 """
 
 from __future__ import annotations

@@ -86,15 +86,16 @@ class EngineModel:
                 "of the size of kv_pool.",
                 field="window_req_to_token_pool",
             )
-        for each in self.kv_pools:
-            if each is pool:
+        for window_pool in self.kv_pools:
+            if window_pool is pool:
                 continue
-            check_kv_pool("EngineModel.attention.window_kv_pool", each)
-            if each.size < pool.size or each.page_size != pool.page_size:
+            check_kv_pool("EngineModel.attention.window_kv_pool", window_pool)
+            if window_pool.size < pool.size or window_pool.page_size != pool.page_size:
                 raise ConfigError(
-                    f"window_kv_pool has {each.size} slots in pages of {each.page_size}, but a "
-                    f"token has the same slot in kv_pool, which has {pool.size} in pages of "
-                    f"{pool.page_size}. Create window_kv_pool with these sizes.",
+                    f"window_kv_pool has {window_pool.size} slots in pages of "
+                    f"{window_pool.page_size}, but a token has the same slot in kv_pool, which has "
+                    f"{pool.size} in pages of {pool.page_size}. Create window_kv_pool with these "
+                    "sizes.",
                     field="window_kv_pool",
                 )
 
@@ -158,7 +159,7 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
-    """Settings and shared state of an engine, given to ``Drafter.prepare``.
+    """Settings and shared state of an engine, which ``Drafter.prepare`` receives.
 
     Valid until the engine is closed.
 

@@ -345,7 +345,7 @@ class DeviceLoops:
             self._group.run(self._running.poll)
 
     def _reserve(self, max_steps: int) -> None:
-        """Refuse a launch whose first step may find the ring full of those of earlier launches."""
+        """Refuse a launch whose first step may find the ring full of unread steps."""
         self._reader.collect()
         steps = self._reader.steps_in_flight
         if steps and steps + max_steps > self._ring.entries:

@@ -1,4 +1,4 @@
-"""A whole speculative step on the device: draft, verify, accept, and the state of the next step."""
+"""A whole speculative step on the device: draft, verify, accept and catch up."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ class DeviceStep:
         self.state = context.state
         self.verifier = verifier = Verifier(target, context, self.state, self.max_path)
         self.runners: tuple[Runner[Any, Any], ...] = (verifier.runner, *self.drafter.runners)
-        drafts = (pool for each in self.drafter.runners for pool in kv_pools(each.attention))
+        drafts = (pool for r in self.drafter.runners for pool in kv_pools(r.attention))
         self.pools = (*target.pools, *drafts)
         self.slots_ahead = max(context.verify_width, self.drafter.slots_needed)
         checks = (runner.buffers.value_checks for runner in self.runners)
-        self._value_checks = tuple(each for each in checks if each is not None)
+        self._value_checks = tuple(check for check in checks if check is not None)
 
     @property
     def host_reason(self) -> str:
@@ -126,14 +126,14 @@ class DeviceStep:
         """
         named = dict(self.state.tensors())
         stashed = self.context.future_map.tensors()
-        named |= {f"future map {name}": each for name, each in stashed.items()}
+        named |= {f"future map {name}": tensor for name, tensor in stashed.items()}
         if self.verifier.recurrent_state is not None:
             recurrent = self.verifier.recurrent_state.tensors()
-            named |= {f"recurrent {name}": each for name, each in recurrent.items()}
+            named |= {f"recurrent {name}": tensor for name, tensor in recurrent.items()}
         for runner in self.runners:
             held = runner.memory_names()["state"]
-            named |= {f"{runner.mode.name} {name}": each for name, each in held.items()}
-        by_memory = {(each.data_ptr(), each.shape): name for name, each in reversed(named.items())}
+            named |= {f"{runner.mode.name} {name}": tensor for name, tensor in held.items()}
+        by_memory = {(t.data_ptr(), t.shape): name for name, t in reversed(named.items())}
         return {name: named[name] for name in reversed(by_memory.values())}
 
     def draft_and_verify(

@@ -58,7 +58,8 @@ class RequestState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor by name."""
-        return {name: each for name, each in vars(self).items() if isinstance(each, torch.Tensor)}
+        members = vars(self).items()
+        return {name: value for name, value in members if isinstance(value, torch.Tensor)}
 
     def valid_rows(
         self,

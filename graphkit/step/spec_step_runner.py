@@ -112,8 +112,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
 
         Args:
             step: The step.
-            options: ``None`` selects those of the step. The others of its ``context.options`` may
-                have another ``is_greedy``, ``ring_entries`` and ``group``.
+            options: Their ``is_greedy``, ``ring_entries`` and ``group`` are read; ``None`` selects
+                the step's ``context.options``.
 
         Raises:
             ConfigError: The drafter needs the host.
@@ -377,7 +377,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
                     self._loops.close()
 
     def _shared_settings(self) -> dict[str, str]:
-        inner = [f"{each.mode.name} {each.sizes}" for each in self.device_step.runners]
+        inner = [f"{runner.mode.name} {runner.sizes}" for runner in self.device_step.runners]
         return {
             **super()._shared_settings(),
             "spec": repr(self.device_step.context.spec),

@@ -197,14 +197,14 @@ class Verified:
         if len(self.predict) == batch_size * width:
             return self
 
-        def front_of(rows: torch.Tensor) -> torch.Tensor:
+        def first_rows(rows: torch.Tensor) -> torch.Tensor:
             return rows.view(batch_size, -1, *rows.shape[1:])[:, :width].flatten(0, 1)
 
         return replace(
             self,
-            out_cache_loc=front_of(self.out_cache_loc),
-            predict=front_of(self.predict),
-            hidden_states=None if self.hidden_states is None else front_of(self.hidden_states),
+            out_cache_loc=first_rows(self.out_cache_loc),
+            predict=first_rows(self.predict),
+            hidden_states=None if self.hidden_states is None else first_rows(self.hidden_states),
         )
 
     def select(self, requests: torch.Tensor) -> Verified:
@@ -215,7 +215,7 @@ class Verified:
         """
         batch_size = len(self.seq_lens)
 
-        def rows_of(rows: torch.Tensor) -> torch.Tensor:
+        def selected(rows: torch.Tensor) -> torch.Tensor:
             return rows.view(batch_size, -1, *rows.shape[1:])[requests].flatten(0, 1)
 
         # Flat rows count from the first request of the selection.
@@ -225,9 +225,9 @@ class Verified:
         return Verified(
             req_pool_indices=self.req_pool_indices[requests],
             seq_lens=self.seq_lens[requests],
-            out_cache_loc=rows_of(self.out_cache_loc),
-            predict=rows_of(self.predict),
-            hidden_states=None if self.hidden_states is None else rows_of(self.hidden_states),
+            out_cache_loc=selected(self.out_cache_loc),
+            predict=selected(self.predict),
+            hidden_states=None if self.hidden_states is None else selected(self.hidden_states),
             accept_index=torch.where(index < 0, index, index + moved[:, None]).int(),
             counts=AcceptedCounts.from_tokens(self.counts.num_accepted_tokens[requests]),
         )

@@ -188,11 +188,11 @@ class Verifier:
                 )
             )
         with scope("accept"):
-            given = candidates, links, output.next_token_logits, self._max_path
+            drafted = candidates, links, output.next_token_logits, self._max_path
             path = (
-                accept_greedily(*given)
+                accept_greedily(*drafted)
                 if is_greedy
-                else accept_sampled(*given, self._draws(rows), positions, tree.draft_probs)
+                else accept_sampled(*drafted, self._draws(rows), positions, tree.draft_probs)
             )
             accept_index, drafts = path.accept_index, path.num_accepted_drafts
             if self.recurrent_state is not None:
