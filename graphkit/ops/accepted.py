@@ -1,7 +1,9 @@
 """Counts, positions and bonus tokens after a verification.
 
 ``num_accepted_drafts`` excludes the bonus token, ``num_accepted_tokens`` includes it; no op here
-changes either. Suffixes: B requests, U unfinished requests, N accepted tokens of all requests.
+changes either.
+
+Dimensions: B requests, U unfinished requests, N accepted tokens of all requests, M positions.
 """
 
 from __future__ import annotations
@@ -25,22 +27,14 @@ def create_num_accepted_drafts_filter(
 ) -> torch.Tensor:
     """Count the slots that unfinished requests keep, and commit the accepted tokens.
 
-    One launch on the current stream. Never synchronises; may be captured.
-
     Args:
         num_accepted_drafts: Accepted tokens per request, bonus token excluded; not changed.
         unfinished_index: Requests that continue; an index outside the batch is ignored.
         seq_lens: Committed tokens; drafts + 1 is added for every request, finished or not.
 
     Returns:
-        drafts + 1 for an unfinished request, 0 for a finished one.
-
-    Shapes:
-        num_accepted_drafts: [B] int32. unfinished_index: [U] int64. seq_lens: [B] int32,
-        contiguous. All may be int32 or int64. Returns [B] like num_accepted_drafts.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
+        drafts + 1 for an unfinished request, 0 for a finished one; [B] of the dtype of
+        num_accepted_drafts.
     """
     request = torch.arange(seq_lens.numel(), device=seq_lens.device)
     is_unfinished = (request[:, None] == unfinished_index).any(1)
@@ -60,23 +54,14 @@ def create_extend_after_decode_spec_info(
     """Write the position of each accepted token and the bonus token of each request.
 
     For DRAFT_EXTEND, whose rows are the accepted tokens alone. Positions behind the last request's
-    and the bonus token of a request without accepted tokens keep their values. One launch on the
-    current stream. Never synchronises; may be captured.
+    and the bonus token of a request without accepted tokens keep their values.
 
     Args:
         accept_tokens: Accepted tokens, bonus tokens included, packed.
         seq_lens: Committed tokens, the accepted ones included.
         num_accepted_tokens: Accepted tokens per request (n), bonus token included.
-        positions: Receives seq_lens - n to seq_lens - 1 per request, packed.
+        positions: Receives seq_lens - n to seq_lens - 1 per request, packed. M is N or more.
         bonus_tokens: Receives the last accepted token of each request.
-
-    Shapes:
-        accept_tokens: [N] int64. seq_lens, num_accepted_tokens: [B] int32.
-        positions: [M] int64, M >= N, contiguous. bonus_tokens: [B] int64, contiguous.
-        All may be int32 or int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     if seq_lens.numel() == 0:
         return

@@ -1,6 +1,6 @@
 """Moves of the KV of accepted nodes.
 
-Suffixes: B requests, W nodes of each, A columns of accept_index.
+Dimensions: B requests, W nodes of each, A columns of accept_index.
 """
 
 from __future__ import annotations
@@ -38,23 +38,14 @@ def accepted_moves(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the KV slots to write and to read, so that each path is at the front of its W slots.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
-        accept_index: Row of each accepted node, -1 behind the end of the path.
+        accept_index: Row of each accepted node, -1 behind the end of the path. A is at most W.
         out_cache_loc: KV slot of each node.
         num_draft_tokens: Nodes per request (W).
 
     Returns:
-        Targets and sources for ``move_kv_cache``. Entries behind a path are 0 in both, the slot of
-        pad rows.
-
-    Shapes:
-        accept_index: [B, A] int32, A <= W. out_cache_loc: [B * W] int64.
-        Returns two of [B * A] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or W is below 1.
+        Targets and sources for ``move_kv_cache``, each [B * A] int64. Entries behind a path are 0
+        in both, the slot of pad rows.
     """
     is_accepted = accept_index >= 0
     front = out_cache_loc.view(-1, num_draft_tokens)[:, : accept_index.shape[1]]

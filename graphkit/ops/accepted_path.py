@@ -1,6 +1,6 @@
 """Rows of the nodes on each request's accepted path.
 
-Suffixes: B requests, W num_draft_tokens, A columns of accept_index (num_steps + 1), T rows (B x W).
+Dimensions: B requests, W nodes of each, A columns of accept_index.
 """
 
 from __future__ import annotations
@@ -42,23 +42,19 @@ def compact_accepted_to_front(
 ) -> torch.Tensor:
     """Copy ``x`` with the rows of the accepted path at the front of each request's W rows.
 
-    Code that expects the accepted tokens of a request as a chain can read the result. With
-    topk == 1 the path is the front already and the copy equals ``x``. One launch on the current
-    stream. Never synchronises; may be captured, and the result is then in the graph's pool.
+    Code that expects the accepted tokens of a request as a chain can read the result. With topk 1
+    the path is the front already and the copy equals ``x``. In a capture the result is in the
+    graph's pool.
 
     Args:
-        x: One row per tree node, such as predicted tokens or hidden states.
-        accept_index: Row of each accepted node, -1 behind the end of the path. Such an entry
-            copies row 0, which has no meaning there.
+        x: One row per tree node, such as predicted tokens or hidden states. An element has 1, 2, 4
+            or 8 bytes.
+        accept_index: Row of each accepted node, -1 behind the end of the path. Such an entry copies
+            row 0, which has no meaning there. A is at most W.
         num_draft_tokens: Rows per request (W).
 
-    Shapes:
-        x: [B * W, ...], any dtype of 1, 2, 4 or 8 bytes.
-        accept_index: [B, A] int32 or int64, A <= W.
-        Returns x's shape and dtype, contiguous.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or num_draft_tokens is below 1.
+    Returns:
+        The copy, contiguous, of x's shape and dtype.
     """
     compacted = x.clone(memory_format=torch.contiguous_format)
     if x.numel():

@@ -3,7 +3,7 @@
 The walk is that of ``verify_tree_greedy``. The op also orders the tokens along the path and counts
 them, in one launch.
 
-Suffixes: B requests, W nodes of each, P tokens of the longest path.
+Dimensions: B requests, W nodes of each, P tokens of the longest path.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ def accept_tokens(
     children of a node are tried in their order, and the first one that holds the target's token is
     accepted. The path ends where no child does; the target's token there is the bonus token.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         candidates: Token of each node.
         retrieve_next_token: First child of each node, -1 if it has none.
@@ -66,19 +64,12 @@ def accept_tokens(
     Returns:
         A tuple of four tensors:
 
-        predict: The target's token after each accepted node. Those of a request's path are the
-        first of its W entries, and 0 follows.
-        accept_index: Row ``b * W + i`` of each accepted node, the root first, padded with -1.
-        num_accepted_drafts: Accepted nodes without the root.
-        num_accepted_tokens: Accepted tokens, the bonus token included.
-
-    Shapes:
-        candidates, retrieve_next_token, retrieve_next_sibling: [B, W] int64.
-        target_predict: [B * W] int64.
-        Returns [B * W] int64, [B, P] int32, [B] int32, [B] int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or P is not 1 to W.
+        predict: [B * W] int64, the target's token after each accepted node. Those of a request's
+        path are the first of its W entries, and 0 follows.
+        accept_index: [B, P] int32, row ``b * W + i`` of each accepted node, the root first, padded
+        with -1.
+        num_accepted_drafts: [B] int32, accepted nodes without the root.
+        num_accepted_tokens: [B] int32, accepted tokens, the bonus token included.
     """
     path = empty_path(candidates, longest_path)
     links = rows_of(candidates), retrieve_next_token, retrieve_next_sibling

@@ -1,6 +1,6 @@
 """Start of a step: the state of the requests that run in it.
 
-Suffixes: B requests, R request rows.
+Dimensions: B requests, R request rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ def begin_step(
 ) -> Running:
     """Read the state of each request, and of row 0 in the place of those that have ended.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         req_pool_indices: Request rows.
         remaining: Tokens that may still be new, by request row; 0 once the request has ended.
@@ -42,14 +40,8 @@ def begin_step(
         bonus_tokens: Newest token by request row.
 
     Returns:
-        The rows, with 0 for ended requests; their committed tokens; their newest tokens.
-
-    Shapes:
-        req_pool_indices: [B] int64. remaining, seq_lens: [R] int32. bonus_tokens: [R] int64.
-        Returns [B] int64, [B] int32, [B] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device.
+        The rows, with 0 for ended requests, [B] int64; their committed tokens, [B] int32; their
+        newest tokens, [B] int64.
     """
     rows = torch.where(remaining[req_pool_indices] > 0, req_pool_indices, 0)
     return rows, seq_lens[rows], bonus_tokens[rows]

@@ -1,6 +1,7 @@
 """KV slots of accepted tokens: their sources, their targets, and the slots to free.
 
-Suffixes: B requests, W num_draft_tokens, N entries of a packed tensor.
+Dimensions: B requests, W rows of each, N and M entries of packed tensors, F slots to free, P page
+size.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ def get_src_tgt_cache_loc(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Plan the move of accepted tokens to the front of their requests' slots, page by page.
 
-    Contract of SGLang's function of this name (spec_utils.py). One launch on the current stream.
-    Never synchronises; may be captured.
+    Contract of SGLang's function of this name (spec_utils.py).
 
     Args:
         seq_lens: Committed tokens before this step's rows.
@@ -45,18 +45,11 @@ def get_src_tgt_cache_loc(
     Returns:
         A tuple of three tensors:
 
-        src_cache_loc: out_cache_loc[accept_index], or the dummy slot 0 where there is no such row.
-        tgt_cache_loc: Zeros, for ``get_target_cache_loc`` to fill.
-        to_free_num_slots: Slots at each request's end on pages without a kept token,
-        (seq + W) - min(seq + drafts + 1 rounded up to whole pages, seq + W).
-
-    Shapes:
-        seq_lens, num_accepted_drafts: [B] int32. out_cache_loc: [B * W] int64.
-        accept_index: [N] int32. All may be int32 or int64.
-        Returns [N] and [N] like out_cache_loc, and [B] like seq_lens.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or a number is below 1.
+        src_cache_loc: [N], out_cache_loc[accept_index], or the dummy slot 0 where there is no such
+        row.
+        tgt_cache_loc: [N], zeros, for ``get_target_cache_loc`` to fill.
+        to_free_num_slots: [B], slots at each request's end on pages without a kept token, (seq + W)
+        - min(seq + drafts + 1 rounded up to whole pages, seq + W).
     """
     tgt_cache_loc = torch.zeros_like(accept_index, dtype=out_cache_loc.dtype)
     src_cache_loc = read(out_cache_loc, (accept_index,), tgt_cache_loc)
@@ -79,8 +72,7 @@ def get_target_cache_loc(
 
     Of a request's W slots the first drafts + 1 are kept and the last ``to_free_num_slots[b]`` are
     freed. Slots between them share a page with kept ones. Entries behind the last request's keep
-    their values. Contract of SGLang's kernel of this name (spec_utils.py). One launch on the
-    current stream. Never synchronises; may be captured.
+    their values. Contract of SGLang's kernel of this name (spec_utils.py).
 
     Args:
         tgt_cache_loc: Receives the kept slots, packed: request b's begin at
@@ -90,15 +82,6 @@ def get_target_cache_loc(
         to_free_num_slots: Slots to free per request, as ``get_src_tgt_cache_loc`` returns them.
         out_cache_loc: Slots of this step's rows.
         num_verify_tokens: Rows per request (W).
-
-    Shapes:
-        tgt_cache_loc: [N] int64, to_free_slots: [F] int64, for any N and F, contiguous.
-        num_accepted_drafts, to_free_num_slots: [B] int32. out_cache_loc: [B * W] int64.
-        All may be int32 or int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout, or num_verify_tokens is
-            below 1.
     """
     if num_accepted_drafts.numel() == 0:
         return
@@ -120,8 +103,7 @@ def filter_finished_cache_loc(
     """Pack the slots of unfinished requests, without those of finished ones.
 
     Entries behind the last request's keep their values. Contract of SGLang's
-    ``filter_finished_cache_loc_kernel`` (spec_utils.py). One launch on the current stream. Never
-    synchronises; may be captured.
+    ``filter_finished_cache_loc_kernel`` (spec_utils.py).
 
     Args:
         out_cache_loc: Receives the slots, packed: request b's begin at sum(filter[:b]).
@@ -130,13 +112,6 @@ def filter_finished_cache_loc(
         num_accepted_drafts: Accepted tokens per request, bonus token excluded.
         num_accepted_drafts_filter: Slots to take per request, 0 for a finished one; see
             ``create_num_accepted_drafts_filter``.
-
-    Shapes:
-        out_cache_loc: [M] int64, contiguous. tgt_cache_loc: [N] int64. Any M and N.
-        num_accepted_drafts, num_accepted_drafts_filter: [B] int32. All may be int32 or int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     if num_accepted_drafts.numel() == 0:
         return

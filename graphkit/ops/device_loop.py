@@ -1,7 +1,8 @@
 """Control of a device loop: which requests run in the next step, and whether there is one.
 
-Layouts: ``graphkit.ops.loop_layout``. Suffixes: M requests of the largest size, B of the size that
-ran, C columns of a report.
+Layouts: ``graphkit.ops.loop_layout``.
+
+Dimensions: M requests of the largest size, B requests of the size that ran, C columns of a report.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ def begin_loop(
 ) -> None:
     """Set up a loop over a batch, whose first step always runs.
 
-    One launch on the current stream. Never synchronises; may be captured.
-
     Args:
         req_pool_indices: Rows of the batch, then 0.
         is_watched: Whether the loop ends when the request ends.
@@ -51,13 +50,6 @@ def begin_loop(
         loop_watched: Receives ``is_watched`` in the order of ``loop_rows``.
         control: The control words, see ``Control``.
         batch_sizes: Captured sizes in ascending order.
-
-    Shapes:
-        req_pool_indices, loop_rows: [M] int64. is_watched, loop_watched: [M] bool.
-        max_steps, launch: [1] int64. control: [5] int64. batch_sizes: [bodies] int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     loop_rows.copy_(req_pool_indices)
     loop_watched.copy_(is_watched)
@@ -91,22 +83,16 @@ def end_signals(
     """Return why the host of this rank asks for the end of the loop after this step.
 
     Ranks add their signals up and pass the sum to ``advance_loop``, so that their loops end after
-    the same step. One launch on the current stream. Never synchronises; may be captured.
+    the same step.
 
     Args:
         control: The control words, see ``Control``.
-        ring: As for ``advance_loop``.
+        ring: [16 + entries * (16 + M * C)] int64, as for ``advance_loop``.
         entries: As for ``advance_loop``.
-
-    Shapes:
-        control: [5] int64. ring: [16 + entries * (16 + M * C)] int64.
 
     Returns:
         [4] float32, see ``EndSignal``: 1 if the host has stopped the launch, 1 if it has not read
         the entry that follows this step's.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     return _signals(control, ring, entries)
 
@@ -146,8 +132,7 @@ def advance_loop(
     """Publish a step's report, remove ended requests, and decide whether another step runs.
 
     The remaining requests move to the front of ``loop_rows`` in their order, so that the next step
-    runs at the smallest size that holds them. One launch on the current stream. Never synchronises;
-    may be captured.
+    runs at the smallest size that holds them.
 
     Args:
         report: The step's report.
@@ -155,17 +140,10 @@ def advance_loop(
         loop_watched: Whether the loop ends when the request ends, in the same order.
         control: The control words, see ``Control``.
         batch_sizes: Captured sizes in ascending order.
-        ring: The output ring; on the CPU, pinned if the other tensors are on CUDA.
+        ring: The output ring, [16 + entries * (16 + M * C)] int64, contiguous; on the CPU, pinned
+            if the other tensors are on CUDA.
         entries: Entries of the ring.
         signals: Sum of the ``end_signals`` of all ranks; ``None`` selects those of this one.
-
-    Shapes:
-        report: [B, C] int32. loop_rows: [M] int64. loop_watched: [M] bool. control: [5] int64.
-        batch_sizes: [bodies] int32. ring: [16 + entries * (16 + M * C)] int64.
-        signals: [4] float32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     size, written = len(report), int(control[Control.WRITTEN])
     entry = ring[RING_WORDS:].view(entries, -1)[written % entries]

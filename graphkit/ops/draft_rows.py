@@ -1,6 +1,6 @@
 """Rows of the forwards of a draft model, and the candidates of a chain.
 
-Suffixes: B requests, K topk, S num_steps, W num_draft_tokens, T rows of a forward (B x K).
+Dimensions: B requests, K topk, S num_steps, W num_draft_tokens, F forwards after the first.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def first_draft_rows(
 ) -> FirstRows:
     """Return positions and KV slots of the rows of a DRAFT batch.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         req_pool_indices: Row of ``req_to_token`` per request.
         req_to_token: Slot of each token of each request.
@@ -44,15 +42,9 @@ def first_draft_rows(
         num_steps: Draft tokens per branch (S).
 
     Returns:
-        ``seq_lens`` once per branch, and the K * S slots behind each request's committed tokens,
-        ``req_to_token[row of b, seq : seq + K * S]``; 0 where that is outside the table.
-
-    Shapes:
-        req_pool_indices: [B] int64. req_to_token: [rows, context] int32 or int64.
-        seq_lens: [B] int32. Returns [B * K] int64, [B * K * S] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or a number is below 1.
+        ``seq_lens`` once per branch, [B * K] int64, and the K * S slots behind each request's
+        committed tokens, ``req_to_token[row of b, seq : seq + K * S]``, [B * K * S] int64; 0 where
+        that is outside the table.
     """
     draft = torch.arange(topk * num_steps, device=seq_lens.device)
     token = (req_pool_indices[:, None], seq_lens[:, None] + draft)
@@ -80,26 +72,16 @@ def draft_step_rows(
     The rows of a chain are consecutive, so the metadata of step s appends them to the s tokens
     drafted before. The branches of a tree are S slots apart: their mask covers all K * S slots.
 
-    One launch on the current stream, none without forwards. Never synchronises; may be captured.
-
     Args:
         positions: Position of each branch at step 0.
-        out_cache_loc: KV slot of each branch and step.
+        out_cache_loc: KV slot of each branch and step. Its layout is [B, K, S].
         seq_lens: Committed tokens.
         topk: Branches (K).
         num_steps: Draft tokens per branch (S).
 
     Returns:
-        Positions and slots of each step's rows, and the lengths before the K rows that the
-        attention metadata of the step appends.
-
-    Shapes:
-        positions: [B * K] int64. out_cache_loc: [B * K * S] int64, as [B, K, S].
-        seq_lens: [B] int32. Returns [S - 1, B * K] int64, [S - 1, B * K] int64,
-        [S - 1, B] int32, contiguous.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or a number is below 1.
+        Positions and slots of each step's rows, [S - 1, B * K] int64 each, contiguous, and the
+        lengths before the K rows that the attention metadata of the step appends, [S - 1, B] int32.
     """
     step = torch.arange(num_steps - 1, dtype=torch.int32, device=seq_lens.device)[:, None]
     ahead = step if topk == 1 else torch.full_like(step, topk * (num_steps - 1))
@@ -133,23 +115,14 @@ def chain_candidates(
 ) -> Candidates:
     """Return the first W - 1 tokens of each chain in the form that ``build_tree`` reads.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         first_tokens: Token of step 0.
         later_tokens: Tokens of the further steps, S - 1 = F.
-        num_draft_tokens: Nodes per chain, the root included (W).
+        num_draft_tokens: Nodes per chain, the root included (W). At most S + 1.
 
     Returns:
-        ``parent_list``, ``top_scores_index`` and ``draft_tokens``. Candidate s is the token of step
-        s, and its parent is candidate s - 1.
-
-    Shapes:
-        first_tokens: [B, 1] int64. later_tokens: [S - 1, B] int64.
-        Returns [B, S], [B, W - 1] and [B, W - 1] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or W is more than S + 1.
+        ``parent_list`` [B, S], ``top_scores_index`` [B, W - 1] and ``draft_tokens`` [B, W - 1], all
+        int64. Candidate s is the token of step s, and its parent is candidate s - 1.
     """
     tokens = torch.cat([first_tokens, later_tokens.t()], 1)
     parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device)

@@ -1,6 +1,7 @@
 """End of a step: the accepted tokens of each request become its new tokens and its new state.
 
-Suffixes: B requests, W nodes of each, P tokens of the longest path, R request rows, X stop tokens.
+Dimensions: B requests, W tokens of each, T tokens of all, P tokens of the longest path, R request
+rows, X stop tokens.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def finish_step(
 
     A request ends at its first stop token, which is its last new token, or when ``remaining``
     tokens are new. ``remaining`` of an ended request becomes 0. Rows of pads, row 0, are not
-    advanced. One launch on the current stream. Never synchronises; may be captured.
+    advanced.
 
     Args:
         req_pool_indices: Request rows, 0 for pads.
-        predict: The target's tokens; those of a request's path are the first of its W.
+        predict: The target's tokens; those of a request's path are the first of its W. T is B * W.
         num_accepted_tokens: Tokens on each path, bonus token included.
         stop_ids: Stop tokens by request row, padded with -1.
         seq_lens: Committed tokens by request row; accepted tokens are added.
@@ -61,15 +62,8 @@ def finish_step(
         longest_path: Most tokens of a path (P), at most W.
 
     Returns:
-        The report, see ``graphkit.ops.loop_layout``. Tokens behind the new ones are -1.
-
-    Shapes:
-        req_pool_indices: [B] int64. predict: [B * W]. num_accepted_tokens: [B] int32.
-        stop_ids: [R, X] int64. seq_lens, remaining: [R] int32. bonus_tokens: [R] int64.
-        Returns [B, 4 + P] int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
+        The report, [B, 4 + P] int32, see ``graphkit.ops.loop_layout``. Tokens behind the new ones
+        are -1.
     """
     requests = len(req_pool_indices)
     if not requests:

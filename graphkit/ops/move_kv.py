@@ -62,22 +62,13 @@ def move_kv(
     pairs are padding. A slot outside the buffers is an error on the CPU; on CUDA its pair moves
     nothing, since the op does not wait for the device.
 
-    Two launches on the current stream for any number of buffers. Never synchronises; may be
-    captured. Allocates a temporary copy of the rows.
+    Two launches for any number of buffers. Allocates a temporary copy of the rows.
 
     Args:
-        buffers: Buffers of all layers.
+        buffers: Buffers of all layers, each [slots, ...] of any dtype, contiguous.
         table: ``buffer_table`` of the same buffers.
-        tgt_loc: Slots to write.
-        src_loc: Slots to read.
-
-    Shapes:
-        buffers[i]: [slots, ...], contiguous, any dtype. table: [len(buffers), 3] int64.
-        tgt_loc, src_loc: one shape, int64.
-
-    Raises:
-        AttentionError: A tensor has the wrong shape, dtype, device or layout, or, on the CPU, a
-            slot is out of range.
+        tgt_loc: Slots to write. On the CPU an AttentionError names one that is out of range.
+        src_loc: Slots to read; of the shape of tgt_loc.
     """
     if not buffers:
         return

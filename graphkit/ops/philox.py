@@ -1,6 +1,6 @@
 """Random numbers that depend on a request's seed, position and draw alone.
 
-Suffixes: B requests, n draws per request.
+Dimensions: B requests, n draws per request.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def philox_uniform(
 
     Draw i is word i % 4 of Philox4x32-10 (Salmon et al., SC'11) with the key (low half of the seed,
     high half) and the counter (position, i // 4, 0, 0). The 24 high bits of the word, times 2**-24,
-    are the sample, so all devices agree bit for bit. One launch on the current stream, none for an
-    empty batch. Never synchronises; may be captured.
+    are the sample, so all devices agree bit for bit.
 
     Args:
         seeds: Seed of each request; all 64 bits count.
@@ -76,13 +75,7 @@ def philox_uniform(
         draws: Samples per request (n).
 
     Returns:
-        Samples by request and draw, multiples of 2**-24.
-
-    Shapes:
-        seeds: [B] int64, positions: [B] int32, of any values. Returns [B, n] float32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or draws is below 1.
+        Samples by request and draw, [B, n] float32, multiples of 2**-24.
     """
     block = torch.arange((draws + 3) // 4, device=seeds.device)  # of four draws
     zero = torch.zeros_like(block)

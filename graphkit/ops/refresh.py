@@ -31,26 +31,21 @@ def refresh(
 ) -> None:
     """Fill the first ``batch_size`` requests and ``num_tokens`` tokens of every segment.
 
-    Two launches on the current stream. Never synchronises and allocates nothing on the device;
-    may be captured. Arguments are not checked.
+    Two launches. Allocates nothing on the device. Arguments are not checked.
 
     Args:
-        segments: Each segment's rows at full capacity.
-        mailbox: The ring; pinned if the device is CUDA.
-        state: The next sequence number, on the device.
-        table: One row of ``Column`` per segment, on the device.
-        entry: The device's copy of the entry.
-        fetches: (first byte, bytes) of the parts of the entry that this size needs, on the device.
-        copies: (segment, chunk) for everything that this size fills, on the device.
+        segments: Each segment's rows at full capacity, [capacity, ...] of any dtype, contiguous.
+        mailbox: The ring, [RING_WORDS + entries * words] int64; pinned if the device is CUDA.
+        state: The next sequence number, [1] int64, on the device.
+        table: One row of ``Column`` per segment, [len(segments), len(Column)] int64, on the device.
+        entry: The device's copy of the entry, [words] int64.
+        fetches: (first byte, bytes) of the parts of the entry that this size needs, [programs, 2]
+            int32, on the device.
+        copies: (segment, chunk) for everything that this size fills, [programs, 2] int32, on the
+            device.
         entries: Entries in the ring.
         batch_size: Captured requests.
         num_tokens: Captured tokens.
-
-    Shapes:
-        segments[i]: [capacity, ...], contiguous.
-        mailbox: [RING_WORDS + entries * words] int64.
-        state: [1] int64. table: [len(segments), len(Column)] int64. entry: [words] int64.
-        fetches, copies: [programs, 2] int32.
     """
     sequence = int(state)
     posted = mailbox[RING_WORDS:].view(entries, -1)[sequence % entries]

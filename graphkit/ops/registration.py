@@ -20,6 +20,7 @@ import torch
 
 from graphkit.errors import InputError
 from graphkit.ops.argument_rules import ArgumentError, ArgumentRules
+from graphkit.ops.docstrings import complete_docstring
 
 make_tuple_type: Callable[..., type[Any]] = namedtuple  # noqa: PYI024 - fields known at run time
 Parameters = ParamSpec("Parameters")
@@ -139,8 +140,9 @@ def register_op(
             again for them.
 
     Returns:
-        A decorator. The public function has the reference's signature and documentation and calls
-        the op through the dispatcher, where tracers, captures and recorders see one op.
+        A decorator. The public function has the reference's signature, and its documentation with
+        the types and rules of the arguments. It calls the op through the dispatcher, where tracers,
+        captures and recorders see one op.
     """
 
     def register(reference: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -148,10 +150,8 @@ def register_op(
         name = function.__name__
         hints = get_type_hints(function, include_extras=True)
         hints.pop("return")
-        rules = ArgumentRules(
-            name, hints, sizes_from=sizes_from, ignored=ignored, error=error,
-            number_error=number_error,
-        )  # fmt: skip
+        errors = (error, number_error or error)
+        rules = ArgumentRules(name, hints, sizes_from=sizes_from, ignored=ignored, errors=errors)
         arguments = make_tuple_type(name, hints, defaults=function.__defaults__)
         op = RegisteredOp(name, reference, arguments, rules, check, fake)
         schema = torch.library.infer_schema(_plain(function), mutates_args=mutates_args)
@@ -180,6 +180,9 @@ def register_op(
                     result = overload(*args, **kwargs)
             return result
 
+        call.__doc__ = complete_docstring(
+            function, hints, mutates_args=mutates_args, errors=errors, differentiable=differentiable
+        )
         return call
 
     return register

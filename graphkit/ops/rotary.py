@@ -1,6 +1,6 @@
 """Heads of queries, keys and values, rotated by their positions.
 
-Suffixes: T rows, N query heads, M key and value heads, D head dim.
+Dimensions: T rows, N query heads, M key and value heads, D head size, F = D / 2.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def empty_heads(given: Any) -> Heads:
 
 @register_op(fake=empty_heads, differentiable=True, sizes_from=("inverse_frequencies", "positions"))
 def rotated_heads(
-    qkv: Annotated[torch.Tensor, "[T, 2 * (N + 2 * M) * F]"],
+    qkv: Annotated[torch.Tensor, "[T, 2 * (N + 2 * M) * F] floating-point"],
     positions: Annotated[torch.Tensor, "[T] int32 or int64"],
     inverse_frequencies: Annotated[torch.Tensor, "[F >= 1] float32"],
     query_heads: Annotated[int, "N >= 1"],
     key_heads: Annotated[int, "M >= 1"],
-    query_weight: Annotated[torch.Tensor | None, "[2 * F]"] = None,
-    key_weight: Annotated[torch.Tensor | None, "[2 * F]"] = None,
+    query_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
+    key_weight: Annotated[torch.Tensor | None, "[2 * F] floating-point"] = None,
     eps: Annotated[float, "eps >= 0"] = 0.0,
 ) -> Heads:
     """Split projected rows into heads, and rotate queries and keys by their positions (RoPE).
@@ -41,9 +41,6 @@ def rotated_heads(
     Dimension i of a head is paired with i + D / 2, as in checkpoints of Hugging Face
     (arXiv 2104.09864). Angles are computed in float32; cosine and sine are applied in the dtype of
     the rows. With weights, queries and keys are normalised before by ``rms_norm`` (Qwen3).
-
-    One launch on the current stream, none without rows. Never synchronises; may be captured and
-    differentiated.
 
     Args:
         qkv: Queries, then keys, then values of each row.
@@ -56,14 +53,7 @@ def rotated_heads(
         eps: Of the norms.
 
     Returns:
-        Queries, keys and values.
-
-    Shapes:
-        qkv: [T, (N + 2 M) * D] of any float dtype. positions: [T]. inverse_frequencies: [D / 2].
-        query_weight, key_weight: [D]. Returns [T, N, D] and two of [T, M, D].
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or a number is out of range.
+        Queries [T, N, D], keys and values [T, M, D].
     """
     heads = qkv.view(len(qkv), query_heads + 2 * key_heads, 2 * len(inverse_frequencies))
     both, value = heads.split((query_heads + key_heads, key_heads), dim=1)

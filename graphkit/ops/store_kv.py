@@ -1,6 +1,6 @@
 """The write of new keys and values into one layer of a KV cache.
 
-Suffixes: T tokens, M key-value heads, D head size of keys, E head size of values.
+Dimensions: T tokens, M key-value heads, D head size of keys, E head size of values.
 """
 
 # ruff: noqa: N803 - suffixes of tensor names are dimensions
@@ -53,16 +53,13 @@ def store_kv(
     cache raises IndexError on the CPU. On CUDA its row is dropped, since the op does not wait for
     the device.
 
-    One launch on the current stream. Never synchronises; may be captured.
-
-    Shapes:
-        key_cache: [slots, M, D], value_cache: [slots, M, E], of one dtype, each slot contiguous.
-        loc_T: [T] int64.
-        key_TMD: [T, M, D], value_TMD: [T, M, E], of any floating-point dtype if the cache is
-        floating-point, else of the cache's dtype.
-
-    Raises:
-        AttentionError: A tensor has the wrong shape, dtype, device or layout.
+    Args:
+        key_cache: Keys of one layer, each slot contiguous.
+        value_cache: Values of the layer in the dtype of key_cache, each slot contiguous.
+        loc_T: Slot of each token.
+        key_TMD: Keys to write: of any floating-point dtype for a floating-point cache, else of the
+            cache's dtype.
+        value_TMD: Values to write, as key_TMD.
     """
     key_cache.index_copy_(0, loc_T, key_TMD.to(key_cache.dtype))
     value_cache.index_copy_(0, loc_T, value_TMD.to(value_cache.dtype))

@@ -1,6 +1,6 @@
 """The gate of a SwiGLU feed-forward network.
 
-Suffixes: T rows, I intermediate size.
+Dimensions: T rows, C columns.
 """
 
 from __future__ import annotations
@@ -30,20 +30,16 @@ def _check_width(given: Any) -> None:
     check=_check_width,
     differentiable=True,
 )
-def silu_and_mul(gate_up: Annotated[torch.Tensor, "[T, C >= 2]"]) -> torch.Tensor:
+def silu_and_mul(gate_up: Annotated[torch.Tensor, "[T, C >= 2] floating-point"]) -> torch.Tensor:
     """Return ``silu(gate) * up`` of rows that hold both (SwiGLU, arXiv 2002.05202).
 
-    silu is rounded to the dtype before the product. One launch on the current stream, none without
-    rows. Never synchronises; may be captured and differentiated.
+    silu is rounded to the dtype before the product.
 
     Args:
         gate_up: Columns of the gate, then as many of the up projection.
 
-    Shapes:
-        gate_up: [T, 2 * I] of any float dtype. Returns [T, I].
-
-    Raises:
-        InputError: ``gate_up`` has the wrong shape.
+    Returns:
+        The gated rows, [T, C / 2] of their dtype.
     """
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(gate) * up

@@ -1,6 +1,6 @@
 """Rows of the target's forward, and of the catch-up after it.
 
-Suffixes: B requests, W rows of each (num_draft_tokens).
+Dimensions: B requests, W rows of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ def verify_rows(
 ) -> VerifyRows:
     """Return token ids, positions and KV slots of the rows of a TARGET_VERIFY batch.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         req_pool_indices: Row of ``req_to_token`` per request.
         req_to_token: Slot of each token of each request.
@@ -53,17 +51,9 @@ def verify_rows(
         vocab_size: Size of the vocabulary (V).
 
     Returns:
-        The bonus token at each root and the drafts behind it, those outside the vocabulary replaced
-        by its nearest id; ``seq_lens`` plus the depth of each node; and the W slots behind the
-        committed tokens, 0 where they are outside the table.
-
-    Shapes:
-        req_pool_indices: [B] int64. req_to_token: [rows, context] int32 or int64.
-        seq_lens: [B] int32. bonus_tokens: [B] int64. draft_tokens: [B * W] int64.
-        tree_mask: [B, W, W] bool. Returns three of [B * W] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or a number is below 1.
+        Three tensors [B * W] int64: the bonus token at each root and the drafts behind it, those
+        outside the vocabulary replaced by its nearest id; ``seq_lens`` plus the depth of each node;
+        and the W slots behind the committed tokens, 0 where they are outside the table.
     """
     node = torch.arange(num_draft_tokens, device=seq_lens.device)
     drafts = draft_tokens.view(-1, num_draft_tokens).clamp(0, vocab_size - 1)
@@ -91,23 +81,15 @@ def extend_rows(
 ) -> ExtendRows:
     """Return lengths, positions and last rows of a batch that catches up on W rows per request.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         seq_lens: Committed tokens before the step.
         num_accepted_drafts: Accepted drafts, the bonus token excluded.
         width: Rows per request (W).
 
     Returns:
-        ``seq_lens`` with the W rows; W itself; the position of each row; and the flat row of each
-        request's last accepted token, ``b * W + num_accepted_drafts``.
-
-    Shapes:
-        seq_lens, num_accepted_drafts: [B] int32.
-        Returns [B] int32, [B] int32, [B * W] int64, [B] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or W is below 1.
+        ``seq_lens`` with the W rows, [B] int32; W itself, [B] int32; the position of each row, [B *
+        W] int64; and the flat row of each request's last accepted token, ``b * W +
+        num_accepted_drafts``, [B] int64.
     """
     step = torch.arange(width, device=seq_lens.device)
     starts = torch.arange(len(seq_lens), device=seq_lens.device) * width

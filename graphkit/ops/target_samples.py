@@ -1,6 +1,6 @@
 """The target's own sample after each node of a draft tree.
 
-Suffixes: B requests, W nodes of each, V vocabulary, R request rows.
+Dimensions: B requests, W nodes of each, V vocabulary, R request rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ def target_samples(
     effect. Nodes of one depth share u. Draft tokens that equal these samples are the ones to accept
     (``accept_tokens``): the text is then the one that the target generates without a drafter.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         target_probs: The target's distribution after each node, as ``target_probs`` returns it.
         req_pool_indices: Request rows.
@@ -46,14 +44,7 @@ def target_samples(
         positions: Position of each node in the text of its request.
 
     Returns:
-        The token after each node.
-
-    Shapes:
-        target_probs: [B * W, V] float32. req_pool_indices: [B] int64. seeds: [R] int64.
-        positions: [B, W] int64. Returns [B * W] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device.
+        The token after each node, [B * W] int64.
     """
     node_seeds = seeds[req_pool_indices].repeat_interleave(positions.shape[1])
     coins = philox_uniform(node_seeds, positions.flatten().int(), 1)[:, 0]

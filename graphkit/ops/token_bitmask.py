@@ -1,16 +1,14 @@
 """Masks of the tokens that may follow, a bit for each token.
 
-Suffixes: N rows, V vocabulary.
+Dimensions: N rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
-from graphkit.errors import InputError
-from graphkit.ops.argument_rules import describe
 from graphkit.ops.registration import register_op
 
 WORD_BITS = 32
@@ -22,25 +20,16 @@ def bitmask_words(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
 
 
-def _check_floats(given: Any) -> None:
-    if not given.logits.is_floating_point():
-        raise InputError(
-            f"apply_token_bitmask: logits is {describe(given.logits)}, expected floats.",
-            field="logits",
-        )
-
-
-@register_op(mutates_args=("logits",), check=_check_floats)
+@register_op(mutates_args=("logits",))
 def apply_token_bitmask(
-    logits: Annotated[torch.Tensor, "[N, V >= 1]"],
+    logits: Annotated[torch.Tensor, "[N, V >= 1] floating-point"],
     bitmask: Annotated[torch.Tensor, "[N, (V + 31) // 32] int32"],
 ) -> None:
     """Set the logits of tokens that may not follow to -inf, in place.
 
     Token t may follow if bit ``t % 32`` of word ``t // 32`` of its row is set. This is the layout
     of xgrammar's ``allocate_token_bitmask``. Bits behind the vocabulary do not count. Logits of
-    other tokens do not change, NaN included. One launch on the current stream, none without rows.
-    Never synchronises; may be captured.
+    other tokens do not change, NaN included.
 
     A row without an allowed token becomes -inf throughout: ``argmax_rows`` then returns token 0,
     and ``target_probs`` NaN. The caller must not pass one.
@@ -48,12 +37,6 @@ def apply_token_bitmask(
     Args:
         logits: The logits.
         bitmask: Allowed tokens of each row; -1 in every word allows all.
-
-    Shapes:
-        logits: [N, V] of any float dtype. bitmask: [N, ceil(V / 32)] int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device.
     """
     bits = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
     allowed = ((bitmask[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[1]]

@@ -1,6 +1,6 @@
 """The most probable tokens of rows of logits, with their probabilities.
 
-Suffixes: N rows to return, M rows of logits, K topk, V vocabulary.
+Dimensions: N rows to return, M rows of logits, K topk, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def empty_candidates(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _check_logits(given: Any) -> None:
-    """Refuse logits that are not floats or fewer than K, and a wrong number of temperatures."""
+    """Refuse fewer logits than K, and a wrong number of temperatures."""
     logits, topk, temperature = given.logits, given.topk, given.temperature
-    if not logits.is_floating_point() or topk > logits.shape[1]:
+    if topk > logits.shape[1]:
         raise InputError(
-            f"top_candidates: logits is {describe(logits)}, expected floats [rows, V] with V >= "
-            f"topk = {topk}.",
+            f"top_candidates: logits is {describe(logits)}, expected [rows, V] with V >= topk = "
+            f"{topk}.",
             field="logits",
         )
     rows = len(logits) if given.index is None else len(given.index)
@@ -40,7 +40,7 @@ def _check_logits(given: Any) -> None:
 
 @register_op(fake=empty_candidates, check=_check_logits)
 def top_candidates(
-    logits: Annotated[torch.Tensor, "[M, V >= 1]"],
+    logits: Annotated[torch.Tensor, "[M, V >= 1] floating-point"],
     topk: Annotated[int, "K >= 1"],
     temperature: Annotated[torch.Tensor | None, "[N] float32"] = None,
     index: Annotated[torch.Tensor | None, "[N] int64"] = None,
@@ -48,26 +48,18 @@ def top_candidates(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the probabilities and ids of the K most probable tokens of each row.
 
-    One launch on the current stream, none without rows. Never synchronises; may be captured.
-
     Args:
         logits: The rows.
-        topk: Tokens per row (K).
+        topk: Tokens per row (K). At most V.
         temperature: Divides the logits of each returned row; 1 by default.
         index: Rows to return; by default all of them in order. An index outside ``logits`` is an
             error on the CPU; on CUDA it counts as the nearest row.
         token_map: Token id of each column of ``logits``; by default its number.
 
     Returns:
-        Probabilities in descending order and the token ids. Of equal probabilities the first column
-        is first on CUDA and for K = 1; otherwise their order is that of ``Tensor.topk``.
-
-    Shapes:
-        logits: [M, V] of any float dtype, V >= K. temperature: [N] float32. index: [N] int64.
-        token_map: [V] int64. Returns [N, K] float32, [N, K] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or V is less than K.
+        Probabilities in descending order, [N, K] float32, and the token ids, [N, K] int64. Of equal
+        probabilities the first column is first on CUDA and for K = 1; otherwise their order is that
+        of ``Tensor.topk``.
     """
     rows = (logits if index is None else logits.index_select(0, index)).float()
     scores = rows if temperature is None else rows / temperature[:, None]

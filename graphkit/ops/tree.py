@@ -1,6 +1,6 @@
 """The draft tree of each request, in the form that the verify step reads.
 
-Suffixes: B requests, W nodes per request.
+Dimensions: B requests, W nodes of each, K topk, S num_steps, P parents, 1 + (S - 1) * K.
 """
 
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
@@ -59,11 +59,10 @@ def build_tree(
     NaN, becomes a child of the root. A parent always has a smaller number than its children, so
     the result is a tree for any input.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         bonus_tokens: Token at the root of each tree.
-        parent_list: Candidate at the end of each kept branch; entry 0 is the root.
+        parent_list: Candidate at the end of each kept branch; entry 0 is the root. P is K * (S - 1)
+            + 1; also 0 if S <= 1.
         top_scores_index: Numbers of the selected candidates, ascending along each row.
         draft_tokens: Tokens of the selected candidates.
         seq_lens: Committed tokens without the bonus token, which is the bonus token's position.
@@ -74,23 +73,14 @@ def build_tree(
     Returns:
         A tuple of six tensors:
 
-        tree_mask: True where node i attends to node j, which is i itself or an ancestor. The
-        committed prefix has no columns.
-        positions: seq_lens + depth of each node.
-        retrieve_index: Flat row of each node, b * W + i.
-        retrieve_next_token: First child of each node, -1 if it has none.
-        retrieve_next_sibling: Next child of the same parent, ascending, -1 if there is none.
-        draft_tokens: Token of each node, the bonus token first.
-
-    Shapes:
-        bonus_tokens: [B] int64. parent_list: [B, K * (S - 1) + 1] int64; also [B, 0] if S <= 1.
-        top_scores_index, draft_tokens: [B, W - 1] int64. seq_lens: [B] int32 or int64.
-        Returns [B, W, W] bool, [B * W] int64, three of [B, W] int64, [B * W] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device.
-        ConfigError: S steps of K branches have fewer than W - 1 candidates, or a number is out of
-            range.
+        tree_mask: [B, W, W] bool. True where node i attends to node j, which is i itself or an
+        ancestor. The committed prefix has no columns.
+        positions: [B * W] int64. seq_lens + depth of each node.
+        retrieve_index: [B, W] int64. Flat row of each node, b * W + i.
+        retrieve_next_token: [B, W] int64. First child of each node, -1 if it has none.
+        retrieve_next_sibling: [B, W] int64. Next child of the same parent, ascending, -1 if there
+        is none.
+        draft_tokens: [B * W] int64. Token of each node, the bonus token first.
     """
     requests, width = bonus_tokens.shape[0], num_draft_tokens
     parent_BW = _parents(parent_list, top_scores_index, num_candidates(num_steps, topk), topk)

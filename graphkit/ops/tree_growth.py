@@ -9,8 +9,8 @@ Among candidates of equal score the smaller number ranks first, and NaN ranks be
 child's score is its parent's times a probability, so no parent ranks behind its child, and the
 selected nodes form one tree.
 
-Suffixes: B requests, K branches, S num_steps, N candidates, K + (S - 1) * K * K; P parents,
-K * (S - 1) + 1; D draft slots, K * S.
+Dimensions: B requests, K branches, S num_steps, N candidates, K + (S - 1) * K * K, P parents, K *
+(S - 1) + 1, D draft slots, K * S, W nodes to verify.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ def plant_tree(
 ) -> Planted:
     """Begin a tree with the candidates of step 0, each of which is a branch.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         topk_p: Probabilities of the candidates.
         topk_index: Their token ids.
@@ -58,18 +56,14 @@ def plant_tree(
     Returns:
         A tuple of five tensors:
 
-        scores, tokens: Of all candidates; those of further steps are undefined.
-        parent_list: Candidate that each branch continues, -1 for the root; branches of further
-        steps are undefined.
-        rows: Flat row ``b`` of the request of each branch, which holds its hidden state.
-        mask: True where a branch sees a draft slot; branch k of step s writes slot k * S + s.
-
-    Shapes:
-        topk_p: [B, K] float32. topk_index: [B, K] int64.
-        Returns [B, N] float32, [B, N] int64, [B, P] int64, [B * K] int64, [B, K, K * S] bool.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or S is below 1.
+        scores, tokens: [B, N] float32 and int64, of all candidates; those of further steps are
+        undefined.
+        parent_list: [B, P] int64, candidate that each branch continues, -1 for the root; branches
+        of further steps are undefined.
+        rows: [B * K] int64, flat row ``b`` of the request of each branch, which holds its hidden
+        state.
+        mask: [B, K, K * S] bool, True where a branch sees a draft slot; branch k of step s writes
+        slot k * S + s.
     """
     requests, topk = topk_p.shape
     more = num_candidates(num_steps, topk) - topk
@@ -128,8 +122,6 @@ def grow_tree(
 ) -> Grown:
     """Add the candidates after each branch, and continue with the K best of them.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         scores: Scores of all candidates; receives those of this step.
         tokens: Tokens of all candidates; receives those of this step.
@@ -138,22 +130,13 @@ def grow_tree(
         branch_scores: Scores of the branches of the step before.
         topk_p: Probabilities of the candidates after each branch.
         topk_index: Their token ids.
-        mask: Draft slots that the branches of the step before see.
-        step: Number of this step, from 1.
+        mask: Draft slots that the branches of the step before see. D is K * S.
+        step: Number of this step, from 1. Below S.
 
     Returns:
-        Of the new branches: scores; tokens; the branch before that each continues; the flat row
-        ``b * K + branch`` of that branch; and the draft slots that they see, their own included.
-
-    Shapes:
-        scores: [B, N] float32. tokens: [B, N] int64. parent_list: [B, P] int64.
-        branch_scores: [B, K] float32. topk_p: [B * K, K] float32. topk_index: [B * K, K] int64.
-        mask: [B, K, K * S] bool. Returns [B, K] float32, [B, K] int64, [B, K] int64,
-        [B * K] int64, [B, K, K * S] bool.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout, or the tree has no such
-            step.
+        Of the new branches: scores, [B, K] float32; tokens, [B, K] int64; the branch before that
+        each continues, [B, K] int64; the flat row ``b * K + branch`` of that branch, [B * K] int64;
+        and the draft slots that they see, their own included, [B, K, K * S] bool.
     """
     (requests, topk), device = branch_scores.shape, branch_scores.device
     steps, first = mask.shape[2] // topk, num_candidates(step, topk)
@@ -198,22 +181,13 @@ def choose_nodes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the W - 1 best candidates of all steps, which join the root.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         scores: Scores of all candidates.
         tokens: Their token ids.
-        num_draft_tokens: Nodes per tree, the root included (W).
+        num_draft_tokens: Nodes per tree, the root included (W). At most N + 1.
 
     Returns:
-        Numbers of the selected candidates, ascending, and their token ids.
-
-    Shapes:
-        scores: [B, N] float32. tokens: [B, N] int64. Returns two of [B, W - 1] int64.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype or device, or there are fewer than W - 1
-            candidates.
+        Numbers of the selected candidates, ascending, and their token ids, each [B, W - 1] int64.
     """
     ranked = scores.sort(dim=1, descending=True, stable=True).indices
     chosen = ranked[:, : num_draft_tokens - 1].sort(1).values

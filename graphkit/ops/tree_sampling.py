@@ -1,6 +1,6 @@
 """Sampled verification of a draft tree.
 
-Suffixes: B requests, W nodes per request, A columns of accept_index, V vocabulary.
+Dimensions: B requests, W nodes per request, A columns of accept_index, V vocabulary.
 """
 
 # ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
@@ -61,11 +61,9 @@ def tree_speculative_sampling_target_only(
     refused at every threshold. What is written, and how damaged links are treated, is as in
     ``verify_tree_greedy``. A drafted token outside the vocabulary has p = 0.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         predicts: Tokens by flat id, written along the accepted paths.
-        accept_index: Receives the accepted paths.
+        accept_index: Receives the accepted paths. A is usually num_steps + 1.
         accept_token_num: Receives the number of accepted drafts, the bonus token excluded.
         candidates: Token of each node.
         retrieve_index: Flat id of each node.
@@ -77,17 +75,6 @@ def tree_speculative_sampling_target_only(
         draft_probs: Subtracted from the target's before the bonus token is drawn; None for zeros.
         threshold_single: Probability from which a drafted token is always accepted.
         threshold_acc: Factor on the samples.
-
-    Shapes:
-        predicts: [B * W] int32. accept_index: [B, A] int32, A >= 1, usually num_steps + 1.
-        accept_token_num: [B] int32. All three contiguous.
-        candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling: [B, W] int64,
-        W >= 1. uniform_samples: [B, W] float32. uniform_samples_for_final_sampling: [B] float32.
-        target_probs, draft_probs: [B, W, V] float32, V >= 1.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
-        ConfigError: A threshold is not in 0 to 1.
     """
     request_B = torch.arange(candidates.shape[0], device=candidates.device)
     walk = TreeWalk(retrieve_next_token, retrieve_next_sibling, accept_index.shape[1])

@@ -1,6 +1,6 @@
 """Greedy verification of a draft tree.
 
-Suffixes: B requests, W nodes per request, A columns of accept_index.
+Dimensions: B requests, W nodes per request, A columns of accept_index.
 """
 
 # ruff: noqa: N806 - suffixes of tensor names are dimensions
@@ -41,26 +41,15 @@ def verify_tree_greedy(
     A link outside the tree counts as none, and a walk tries at most W - 1 children, so that it
     ends for any links. Ids outside ``predicts`` are skipped.
 
-    One launch on the current stream, none for an idle batch. Never synchronises; may be captured.
-
     Args:
         predicts: Tokens by flat id, written along the accepted paths.
-        accept_index: Receives the accepted paths.
+        accept_index: Receives the accepted paths. A is usually num_steps + 1.
         accept_token_num: Receives the number of accepted drafts, the bonus token excluded.
         candidates: Token of each node.
         retrieve_index: Flat id of each node.
         retrieve_next_token: First child of each node, -1 if it has none.
         retrieve_next_sibling: Next child of the same parent, -1 if there is none.
         target_predict: The target's token after each node.
-
-    Shapes:
-        predicts: [B * W] int32. accept_index: [B, A] int32, A >= 1, usually num_steps + 1.
-        accept_token_num: [B] int32. All three contiguous.
-        candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling: [B, W] int64,
-        W >= 1. target_predict: [B, W] int64 or int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
     """
     walk = TreeWalk(retrieve_next_token, retrieve_next_sibling, accept_index.shape[1])
     for child_B in walk:
