@@ -8,7 +8,7 @@ import torch
 
 from graphkit.engine.request import Request
 from graphkit.engine.token_matcher import TokenMatcher, fill_row
-from graphkit.ops.token_bitmask import bitmask_words
+from graphkit.ops.logits import bitmask_words
 from graphkit.step.acceptance import Links
 
 

@@ -59,14 +59,14 @@ def begin_loop(
     control[Control.LAUNCH] = launch[0]
 
 
-def _fake_signals(given: Any) -> torch.Tensor:
-    signals: torch.Tensor = given.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
+def _fake_signals(args: Any) -> torch.Tensor:
+    signals: torch.Tensor = args.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
     return signals
 
 
-def _check_ring_words(given: Any) -> None:
+def _check_ring_words(args: Any) -> None:
     """Check the ring, of which the op reads the words of the host."""
-    ring = given.ring
+    ring = args.ring
     if ring.dim() != 1 or len(ring) < RING_WORDS or ring.dtype != torch.int64:
         raise InputError(
             f"end_signals: ring is {describe(ring)}, expected at least [{RING_WORDS}] int64.",
@@ -105,15 +105,15 @@ def _signals(control: torch.Tensor, ring: torch.Tensor, entries: int) -> torch.T
     return signals
 
 
-def _check_ring(given: Any) -> None:
+def _check_ring(args: Any) -> None:
     """Check the ring, which is on another device than the other tensors."""
-    rows, columns = len(given.loop_rows), given.report.shape[1]
-    words = RING_WORDS + given.entries * (ENTRY_WORDS + rows * columns)
-    ring = given.ring
+    rows, columns = len(args.loop_rows), args.report.shape[1]
+    words = RING_WORDS + args.entries * (ENTRY_WORDS + rows * columns)
+    ring = args.ring
     if ring.shape != (words,) or ring.dtype != torch.int64 or not ring.is_contiguous():
         raise InputError(
             f"advance_loop: ring is {describe(ring)}, expected [{words}] int64, contiguous, for "
-            f"{given.entries} entries of {rows} requests.",
+            f"{args.entries} entries of {rows} requests.",
             field="ring",
         )
 

@@ -75,8 +75,10 @@ def _entries(section: str) -> dict[str, str]:
 
 
 def _section(title: str, entries: list[str]) -> str:
-    indents = {"initial_indent": " " * 4, "subsequent_indent": " " * 8}
-    return "\n".join([f"{title}:", *(fill(entry, WIDTH, **indents) for entry in entries)])
+    lines = (
+        fill(entry, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries
+    )
+    return "\n".join([f"{title}:", *lines])
 
 
 def _kind(hint: Any, is_written: bool) -> str:

@@ -21,20 +21,20 @@ SCALE_BYTES = 4
 """Bytes of a key's scale, behind its elements."""
 
 
-def hidden_scores(given: Any) -> torch.Tensor:
+def hidden_scores(args: Any) -> torch.Tensor:
     """Allocate the scores of keys that no row sees, for the arguments of ``index_scores``."""
-    keys = given.page_table.shape[1] * given.page_size
-    query: torch.Tensor = given.query_TXI
+    keys = args.page_table.shape[1] * args.page_size
+    query: torch.Tensor = args.query_TXI
     return query.new_full((query.shape[0], keys), -torch.inf, dtype=torch.float32)
 
 
-def _check(given: Any) -> None:
+def _check(args: Any) -> None:
     """Refuse masks with fewer columns than rows."""
-    mask = given.mask
-    if mask is not None and mask.shape[2] < given.max_seqlen_q:
+    mask = args.mask
+    if mask is not None and mask.shape[2] < args.max_seqlen_q:
         raise AttentionError(
             f"index_scores: mask has {mask.shape[2]} columns, expected at least max_seqlen_q = "
-            f"{given.max_seqlen_q}, or no mask for a chain."
+            f"{args.max_seqlen_q}, or no mask for a chain."
         )
 
 

@@ -17,11 +17,11 @@ MAX_MATCH = 4
 """Most tokens that a lookup compares. Longer matches rarely change the choice."""
 
 
-def _check_topk(given: Any) -> None:
+def _check_topk(args: Any) -> None:
     """Refuse more matches than columns."""
-    if given.topk > given.text.shape[1]:
+    if args.topk > args.text.shape[1]:
         raise InputError(
-            f"ngram_drafts: topk is {given.topk}, expected at most the {given.text.shape[1]} "
+            f"ngram_drafts: topk is {args.topk}, expected at most the {args.text.shape[1]} "
             "columns of text.",
             field="topk",
         )
@@ -29,7 +29,7 @@ def _check_topk(given: Any) -> None:
 
 @register_op(
     mutates_args=("text",),
-    fake=lambda given: given.bonus_tokens.new_empty(len(given.bonus_tokens), given.width),
+    fake=lambda args: args.bonus_tokens.new_empty(len(args.bonus_tokens), args.width),
     check=_check_topk,
 )
 def ngram_drafts(

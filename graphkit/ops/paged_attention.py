@@ -23,11 +23,11 @@ MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_REST_DIM = 256, 512, 128
 a key has more."""
 
 
-def _check(given: Any) -> None:
+def _check(args: Any) -> None:
     """Refuse heads, sizes, strides, masks and windows that the kernel does not take."""
-    heads, key_dim = given.key_cache.shape[1:]
-    query_heads, value_dim = given.query_TND.shape[1], given.value_cache.shape[2]
-    most = MAX_LATENT_DIM if is_part_of(given.value_cache, given.key_cache) else MAX_HEAD_DIM
+    heads, key_dim = args.key_cache.shape[1:]
+    query_heads, value_dim = args.query_TND.shape[1], args.value_cache.shape[2]
+    most = MAX_LATENT_DIM if is_part_of(args.value_cache, args.key_cache) else MAX_HEAD_DIM
     if not 1 <= value_dim <= most:
         _refuse(f"the head size of values is {value_dim}", f"1 to {most}")
     if not 0 <= key_dim - value_dim <= MAX_REST_DIM:
@@ -35,17 +35,17 @@ def _check(given: Any) -> None:
         _refuse(f"the head size of keys is {key_dim}", expected)
     if not heads or query_heads % heads:
         _refuse(f"query_TND has {query_heads} heads", f"a multiple of the cache's {heads}")
-    if given.key_cache.stride(2) != 1 or given.value_cache.stride(2) != 1:
+    if args.key_cache.stride(2) != 1 or args.value_cache.stride(2) != 1:
         _refuse("the caches have gaps between elements", "memory contiguous in the head size")
-    slots, page_size = len(given.key_cache), given.page_size
+    slots, page_size = len(args.key_cache), args.page_size
     if slots % page_size:
         _refuse(f"the caches have {slots} slots", f"whole pages of {page_size}")
-    mask = given.mask
-    if mask is not None and mask.shape[2] < given.max_seqlen_q:
-        expected = f"at least max_seqlen_q = {given.max_seqlen_q}, or no mask for a chain"
+    mask = args.mask
+    if mask is not None and mask.shape[2] < args.max_seqlen_q:
+        expected = f"at least max_seqlen_q = {args.max_seqlen_q}, or no mask for a chain"
         _refuse(f"mask has {mask.shape[2]} columns", expected)
-    if mask is not None and 0 < given.window < mask.shape[2]:
-        _refuse(f"window is {given.window}", f"at least the mask's {mask.shape[2]} columns, or 0")
+    if mask is not None and 0 < args.window < mask.shape[2]:
+        _refuse(f"window is {args.window}", f"at least the mask's {mask.shape[2]} columns, or 0")
 
 
 def _refuse(found: str, expected: str) -> None:
@@ -53,8 +53,8 @@ def _refuse(found: str, expected: str) -> None:
 
 
 @register_op(
-    fake=lambda given: given.query_TND.new_empty(
-        *given.query_TND.shape[:2], given.value_cache.shape[2]
+    fake=lambda args: args.query_TND.new_empty(
+        *args.query_TND.shape[:2], args.value_cache.shape[2]
     ),
     check=_check,
     sizes_from=("key_cache", "value_cache", "page_table"),

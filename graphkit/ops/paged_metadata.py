@@ -23,25 +23,25 @@ Metadata = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """The results of ``paged_metadata``."""
 
 
-def empty_metadata(given: Any) -> Metadata:
+def empty_metadata(args: Any) -> Metadata:
     """Allocate the results of ``paged_metadata`` for its arguments."""
-    requests, like = given.seq_lens_B.shape[0], given.seq_lens_B
+    requests, like = args.seq_lens_B.shape[0], args.seq_lens_B
     return (
         like.new_empty(requests),
         like.new_empty(requests + 1),
         like.new_empty(requests + 1),
-        like.new_empty(requests, given.max_pages),
+        like.new_empty(requests, args.max_pages),
     )
 
 
-def _check(given: Any) -> None:
+def _check(args: Any) -> None:
     """Refuse an empty table and more requests than the kernel takes."""
-    if given.req_to_token.numel() == 0:
+    if args.req_to_token.numel() == 0:
         raise AttentionError(
-            f"paged_metadata: req_to_token is {list(given.req_to_token.shape)}, expected at least "
+            f"paged_metadata: req_to_token is {list(args.req_to_token.shape)}, expected at least "
             "one row and one token. Pass the table of a ReqToTokenPool."
         )
-    requests = given.seq_lens_B.shape[0]
+    requests = args.seq_lens_B.shape[0]
     if requests > MAX_REQUESTS:
         raise AttentionError(
             f"paged_metadata: the batch has {requests} requests, expected at most {MAX_REQUESTS}. "

@@ -67,10 +67,10 @@ class RegisteredOp:
 
     def run_cuda(self, *args: Any) -> Any:
         """Check the arguments and launch the kernels on the device of the first CUDA tensor."""
-        given = self._checked(args)
-        tensors = (each for each in args if isinstance(each, torch.Tensor) and each.is_cuda)
-        with torch.cuda.device(next(tensors).device):
-            return self.launch(given)
+        arguments = self._checked(args)
+        devices = (arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda)
+        with torch.cuda.device(next(devices)):
+            return self.launch(arguments)
 
     def run_fake(self, *args: Any, **kwargs: Any) -> Any:
         """Return empty results of the right shapes and dtypes, for tracers."""
@@ -80,22 +80,21 @@ class RegisteredOp:
         """Return the gradients of the arguments: run the reference again and differentiate it."""
         with torch.enable_grad():
             args = [
-                each.detach().requires_grad_(each.is_floating_point())
-                if isinstance(each, torch.Tensor)
-                else each
-                for each in context.inputs
+                arg.detach().requires_grad_(arg.is_floating_point())
+                if isinstance(arg, torch.Tensor)
+                else arg
+                for arg in context.inputs
             ]
             results = self.reference(*args)
         results = results if isinstance(results, tuple) else (results,)
         pairs = zip(results, gradients, strict=True)
-        given = [(result, each) for result, each in pairs if each is not None]
-        is_variable = [isinstance(each, torch.Tensor) and each.requires_grad for each in args]
-        variables = [each for each, is_one in zip(args, is_variable, strict=True) if is_one]
+        used = [(result, gradient) for result, gradient in pairs if gradient is not None]
+        is_variable = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args]
         found = iter(
             torch.autograd.grad(
-                [result for result, _ in given],
-                variables,
-                [each for _, each in given],
+                [result for result, _ in used],
+                [arg for arg, is_one in zip(args, is_variable, strict=True) if is_one],
+                [gradient for _, gradient in used],
                 allow_unused=True,
             )
         )
@@ -108,11 +107,11 @@ class RegisteredOp:
         )
 
     def _checked(self, args: tuple[Any, ...]) -> Any:
-        given = self.arguments(*args)
-        self.rules.check(given)
+        arguments = self.arguments(*args)
+        self.rules.check(arguments)
         if self.check:
-            self.check(given)
-        return given
+            self.check(arguments)
+        return arguments
 
 
 def register_op(
@@ -136,8 +135,8 @@ def register_op(
         ignored: Arguments that a call does not use.
         error: Raised for a tensor that does not fit.
         number_error: Raised for a number that does not fit.
-        differentiable: Whether gradients flow through the op: those of the reference, which runs
-            again for them.
+        differentiable: Whether gradients flow through the op. They are the gradients of the
+            reference, which runs again for them.
 
     Returns:
         A decorator. The public function has the reference's signature, and its documentation with

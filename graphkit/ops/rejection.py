@@ -10,7 +10,10 @@ from typing import Annotated
 
 import torch
 
-from graphkit.ops.accepted_tokens import (
+from graphkit.ops.registration import register_op
+from graphkit.ops.sampling import philox_uniform, sample_rows
+from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
+from graphkit.ops.verification import (
     Accepted,
     check_path,
     empty_accepted,
@@ -18,10 +21,6 @@ from graphkit.ops.accepted_tokens import (
     ordered_paths,
     rows_of,
 )
-from graphkit.ops.philox import philox_uniform
-from graphkit.ops.registration import register_op
-from graphkit.ops.tree_sampling import sample_rows
-from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
 
 
 @register_op(fake=empty_accepted, check=check_path)

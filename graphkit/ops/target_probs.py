@@ -13,7 +13,7 @@ from graphkit.ops.registration import register_op
 
 
 @register_op(
-    fake=lambda given: given.logits.new_empty(given.logits.shape, dtype=torch.float32),
+    fake=lambda args: args.logits.new_empty(args.logits.shape, dtype=torch.float32),
     sizes_from=("req_pool_indices",),
 )
 def target_probs(

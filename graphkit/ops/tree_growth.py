@@ -21,15 +21,15 @@ import torch
 
 from graphkit.errors import InputError
 from graphkit.ops.registration import register_op
-from graphkit.ops.tree_shape import num_candidates
+from graphkit.ops.tree import num_candidates
 
 Planted = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Grown = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def empty_planted(given: Any) -> Planted:
+def empty_planted(args: Any) -> Planted:
     """Allocate the results of ``plant_tree``."""
-    first, (requests, topk), steps = given.topk_index, given.topk_index.shape, given.num_steps
+    first, (requests, topk), steps = args.topk_index, args.topk_index.shape, args.num_steps
     candidates = requests, num_candidates(steps, topk)
     return (
         first.new_empty(candidates, dtype=torch.float32),
@@ -79,25 +79,25 @@ def plant_tree(
     )
 
 
-def empty_grown(given: Any) -> Grown:
+def empty_grown(args: Any) -> Grown:
     """Allocate the results of ``grow_tree``."""
-    scores, tokens, rows = given.branch_scores, given.tokens, given.branch_scores.numel()
+    scores, tokens, rows = args.branch_scores, args.tokens, args.branch_scores.numel()
     return (
         torch.empty_like(scores, memory_format=torch.contiguous_format),
         tokens.new_empty(scores.shape),
         tokens.new_empty(scores.shape),
         tokens.new_empty(rows),
-        torch.empty_like(given.mask, memory_format=torch.contiguous_format),
+        torch.empty_like(args.mask, memory_format=torch.contiguous_format),
     )
 
 
-def _check_step(given: Any) -> None:
+def _check_step(args: Any) -> None:
     """Refuse a step that the tree does not have."""
-    topk, slots = given.mask.shape[1:]
+    topk, slots = args.mask.shape[1:]
     steps, rest = divmod(slots, topk)
-    if rest or given.step >= steps or given.scores.shape[1] != num_candidates(steps, topk):
+    if rest or args.step >= steps or args.scores.shape[1] != num_candidates(steps, topk):
         raise InputError(
-            f"grow_tree: step is {given.step}, scores has {given.scores.shape[1]} candidates and "
+            f"grow_tree: step is {args.step}, scores has {args.scores.shape[1]} candidates and "
             f"mask {slots} slots of {topk} branches. Pass the tensors of plant_tree, and steps "
             f"below its num_steps.",
             field="step",
@@ -156,18 +156,18 @@ def grow_tree(
     return new_scores.gather(1, order), new_tokens.gather(1, order), parents, rows.flatten(), seen
 
 
-def empty_nodes(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def empty_nodes(args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocate the results of ``choose_nodes``."""
-    shape = len(given.tokens), given.num_draft_tokens - 1
-    return given.tokens.new_empty(shape), given.tokens.new_empty(shape)
+    shape = len(args.tokens), args.num_draft_tokens - 1
+    return args.tokens.new_empty(shape), args.tokens.new_empty(shape)
 
 
-def _check_width(given: Any) -> None:
+def _check_width(args: Any) -> None:
     """Refuse more nodes than there are candidates."""
-    candidates = given.scores.shape[1]
-    if given.num_draft_tokens > candidates + 1:
+    candidates = args.scores.shape[1]
+    if args.num_draft_tokens > candidates + 1:
         raise InputError(
-            f"choose_nodes: num_draft_tokens is {given.num_draft_tokens}, but {candidates} "
+            f"choose_nodes: num_draft_tokens is {args.num_draft_tokens}, but {candidates} "
             f"candidates make at most {candidates + 1} nodes, the root included.",
             field="num_draft_tokens",
         )

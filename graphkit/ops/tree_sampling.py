@@ -3,7 +3,7 @@
 Dimensions: B requests, W nodes per request, A columns of accept_index, V vocabulary.
 """
 
-# ruff: noqa: N803, N806 - suffixes of tensor names are dimensions
+# ruff: noqa: N806 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 from typing import Annotated
@@ -12,6 +12,7 @@ import torch
 
 from graphkit.errors import ConfigError
 from graphkit.ops.registration import register_op
+from graphkit.ops.sampling import sample_rows
 from graphkit.ops.tree_walk import TreeWalk, pick, write_paths
 
 
@@ -104,19 +105,3 @@ def tree_speculative_sampling_target_only(
     after_BA = candidates.gather(1, walk.path_BA.clamp(min=0)).roll(-1, 1)
     token_BA = torch.where(walk.is_last(), final_B[:, None], after_BA)
     write_paths(predicts, accept_index, accept_token_num, retrieve_index, walk, token_BA)
-
-
-def sample_rows(
-    weight_BV: torch.Tensor, fallback_BV: torch.Tensor, coin_B: torch.Tensor
-) -> torch.Tensor:
-    """Draw a token by inverse transform, int64 [B]; the fallback's largest without a finite sum."""
-    running_BV = weight_BV.double().cumsum(1)
-    total_B = running_BV[:, -1]
-    is_past_BV = running_BV > (coin_B * total_B)[:, None]
-    token_V = torch.arange(weight_BV.shape[1], device=weight_BV.device)
-    has_mass_BV = weight_BV > 0
-    first_B = torch.where(is_past_BV & has_mass_BV, token_V, len(token_V)).amin(1)
-    last_B = torch.where(has_mass_BV, token_V, -1).amax(1)  # taken for a sample of 1
-    largest_B = fallback_BV.masked_fill(fallback_BV.isnan(), -torch.inf).argmax(1)
-    has_total_B = (total_B > 0) & (total_B < torch.inf)
-    return torch.where(has_total_B, torch.minimum(first_B, last_B), largest_B)

@@ -8,7 +8,7 @@ import torch
 
 from graphkit.kv import KVPool
 from graphkit.ops import compact_accepted_to_front
-from graphkit.ops.accepted_moves import accepted_moves
+from graphkit.ops.accepted_path import accepted_moves
 
 
 def move_accepted_kv(

@@ -167,30 +167,30 @@ def advance_loop_kernel(
     _publish(entry + _ENTRY_SEQUENCE, written + 1)
 
 
-def launch_begin_loop(given: Any) -> None:
+def launch_begin_loop(args: Any) -> None:
     """Launch ``begin_loop``."""
-    requests, bodies = len(given.req_pool_indices), len(given.batch_sizes)
+    requests, bodies = len(args.req_pool_indices), len(args.batch_sizes)
     launch(
-        begin_loop_kernel, (1,), given, requests=requests, bodies=bodies,
+        begin_loop_kernel, (1,), args, requests=requests, bodies=bodies,
         BLOCK=triton.next_power_of_2(requests), BODIES=triton.next_power_of_2(bodies),
         num_warps=4,
     )  # fmt: skip
 
 
-def launch_end_signals(given: Any) -> torch.Tensor:
+def launch_end_signals(args: Any) -> torch.Tensor:
     """Launch ``end_signals``."""
-    signals: torch.Tensor = given.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
-    launch(end_signals_kernel, (1,), given, signals=signals, num_warps=1)
+    signals: torch.Tensor = args.control.new_empty(END_SIGNAL_WORDS, dtype=torch.float32)
+    launch(end_signals_kernel, (1,), args, signals=signals, num_warps=1)
     return signals
 
 
-def launch_advance_loop(given: Any) -> None:
+def launch_advance_loop(args: Any) -> None:
     """Launch ``advance_loop``."""
-    (requests, columns), capacity = given.report.shape, len(given.loop_rows)
-    bodies = len(given.batch_sizes)
+    (requests, columns), capacity = args.report.shape, len(args.loop_rows)
+    bodies = len(args.batch_sizes)
     launch(
-        advance_loop_kernel, (1,), given, requests=requests, columns=columns, capacity=capacity,
-        entry_words=(given.ring.numel() - RING_WORDS) // given.entries, bodies=bodies,
-        words=given.report.numel(), BLOCK=triton.next_power_of_2(capacity),
+        advance_loop_kernel, (1,), args, requests=requests, columns=columns, capacity=capacity,
+        entry_words=(args.ring.numel() - RING_WORDS) // args.entries, bodies=bodies,
+        words=args.report.numel(), BLOCK=triton.next_power_of_2(capacity),
         BODIES=triton.next_power_of_2(bodies), num_warps=4,
     )  # fmt: skip

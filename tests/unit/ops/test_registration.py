@@ -17,22 +17,21 @@ import graphkit.ops
 from graphkit.errors import AttentionError, ConfigError, InputError
 from graphkit.ops.argument_rules import ArgumentRules
 from graphkit.ops.docstrings import complete_docstring
+from graphkit.ops.kv_cache import store_kv
 from graphkit.ops.registration import OPS
-from graphkit.ops.store_kv import store_kv
 from graphkit.ops.target_probs import target_probs
 
 MODULES = (
-    "accepted_moves", "accepted_tokens", "argmax", "begin_step", "device_loop", "draft_rows",
-    "finish_step", "index_scores", "move_kv", "ngram", "paged_attention", "paged_metadata",
-    "refresh", "rejection", "rms_norm", "rotary", "store_kv", "swiglu", "target_probs",
-    "target_rows", "target_samples", "top_candidates", "tree_growth",
+    "accepted_path", "decoder", "device_loop", "index_scores", "kv_cache", "logits", "ngram",
+    "paged_attention", "paged_metadata", "refresh", "rejection", "sampling", "step_rows",
+    "step_state", "target_probs", "tree", "tree_growth", "verification",
 )  # fmt: skip
 PUBLIC = [getattr(graphkit.ops, name) for name in graphkit.ops.__all__]
 INTERNAL = [
     getattr(module, name)
     for module in (importlib.import_module(f"graphkit.ops.{name}") for name in MODULES)
     for name in OPS
-    if OPS[name].reference.__module__ == module.__name__
+    if OPS[name].reference.__module__ == module.__name__ and name not in graphkit.ops.__all__
 ]
 LETTER = re.compile(r"\b[A-Za-z]\b")
 """The name of a dimension."""

@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from graphkit.errors import ConfigError, InputError
-from graphkit.ops.accepted_tokens import accept_tokens
-from graphkit.ops.argmax import argmax_rows
-from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
+from graphkit.ops.logits import apply_token_bitmask, argmax_rows, top_candidates
 from graphkit.ops.ngram import ngram_drafts
+from graphkit.ops.sampling import target_samples
+from graphkit.ops.step_rows import draft_step_rows, verify_rows
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_rows import verify_rows
-from graphkit.ops.target_samples import target_samples
-from graphkit.ops.token_bitmask import apply_token_bitmask
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.tree import chain_candidates
 from graphkit.ops.tree_growth import choose_nodes, grow_tree
+from graphkit.ops.verification import accept_tokens
 
 CASES, WRITTEN, results, assert_equal = map(
     runpy.run_path(str(Path(__file__).with_name("step_cases.py"))).get,

@@ -1,4 +1,4 @@
-"""End of a step: the accepted tokens of each request become its new tokens and its new state.
+"""State of the requests of a step: read at its start, advanced at its end.
 
 Dimensions: B requests, W tokens of each, T tokens of all, P tokens of the longest path, R request
 rows, X stop tokens.
@@ -15,15 +15,50 @@ from graphkit.ops.argument_rules import describe
 from graphkit.ops.loop_layout import Report, RequestEnd
 from graphkit.ops.registration import register_op
 
+Running = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-def _check_width(given: Any) -> None:
+
+def empty_running(args: Any) -> Running:
+    """Allocate the results of ``begin_step``."""
+    rows = args.req_pool_indices
+    return (
+        torch.empty_like(rows),
+        rows.new_empty(rows.shape, dtype=torch.int32),
+        rows.new_empty(rows.shape),
+    )
+
+
+@register_op(fake=empty_running)
+def begin_step(
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    remaining: Annotated[torch.Tensor, "[R] int32"],
+    seq_lens: Annotated[torch.Tensor, "[R] int32"],
+    bonus_tokens: Annotated[torch.Tensor, "[R] int64"],
+) -> Running:
+    """Read the state of each request, and of row 0 in the place of those that have ended.
+
+    Args:
+        req_pool_indices: Request rows.
+        remaining: Tokens that may still be new, by request row; 0 once the request has ended.
+        seq_lens: Committed tokens by request row.
+        bonus_tokens: Newest token by request row.
+
+    Returns:
+        The rows, with 0 for ended requests, [B] int64; their committed tokens, [B] int32; their
+        newest tokens, [B] int64.
+    """
+    rows = torch.where(remaining[req_pool_indices] > 0, req_pool_indices, 0)
+    return rows, seq_lens[rows], bonus_tokens[rows]
+
+
+def _check_width(args: Any) -> None:
     """Check that each request has at least the tokens of the longest path."""
-    requests = len(given.req_pool_indices)
-    width, rest = divmod(len(given.predict), max(requests, 1))
-    if rest or (requests and width < given.longest_path):
+    requests = len(args.req_pool_indices)
+    width, rest = divmod(len(args.predict), max(requests, 1))
+    if rest or (requests and width < args.longest_path):
         raise InputError(
-            f"finish_step: predict is {describe(given.predict)}, expected [B * W] for {requests} "
-            f"requests of W >= {given.longest_path} tokens.",
+            f"finish_step: predict is {describe(args.predict)}, expected [B * W] for {requests} "
+            f"requests of W >= {args.longest_path} tokens.",
             field="predict",
         )
 
@@ -31,8 +66,8 @@ def _check_width(given: Any) -> None:
 @register_op(
     mutates_args=("seq_lens", "bonus_tokens", "remaining"),
     check=_check_width,
-    fake=lambda given: given.seq_lens.new_empty(
-        (given.req_pool_indices.shape[0], Report.TOKENS + given.longest_path)
+    fake=lambda args: args.seq_lens.new_empty(
+        (args.req_pool_indices.shape[0], Report.TOKENS + args.longest_path)
     ),
 )
 def finish_step(

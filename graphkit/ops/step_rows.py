@@ -1,6 +1,6 @@
-"""Rows of the target's forward, and of the catch-up after it.
+"""Rows of the forwards of a step: the drafts', the target's, and those that catch up.
 
-Dimensions: B requests, W rows of each, V vocabulary.
+Dimensions: B requests, K topk, S num_steps, W rows of each request of the target, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,13 +12,88 @@ import torch
 from graphkit.ops.packed import read
 from graphkit.ops.registration import register_op
 
+FirstRows = tuple[torch.Tensor, torch.Tensor]
+StepRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def empty_first_rows(args: Any) -> FirstRows:
+    """Allocate the results of ``first_draft_rows``."""
+    rows, tokens = args.req_pool_indices, len(args.req_pool_indices) * args.topk
+    return rows.new_empty(tokens), rows.new_empty(tokens * args.num_steps)
+
+
+@register_op(fake=empty_first_rows)
+def first_draft_rows(
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    req_to_token: Annotated[torch.Tensor, "[rows, context] int32 or int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32"],
+    topk: Annotated[int, "K >= 1"],
+    num_steps: Annotated[int, "S >= 1"],
+) -> FirstRows:
+    """Return positions and KV slots of the rows of a DRAFT batch.
+
+    Args:
+        req_pool_indices: Row of ``req_to_token`` per request.
+        req_to_token: Slot of each token of each request.
+        seq_lens: Committed tokens.
+        topk: Branches (K).
+        num_steps: Draft tokens per branch (S).
+
+    Returns:
+        ``seq_lens`` once per branch, [B * K] int64, and the K * S slots behind each request's
+        committed tokens, ``req_to_token[row of b, seq : seq + K * S]``, [B * K * S] int64; 0 where
+        that is outside the table.
+    """
+    draft = torch.arange(topk * num_steps, device=seq_lens.device)
+    token = (req_pool_indices[:, None], seq_lens[:, None] + draft)
+    slots = read(req_to_token, token, torch.zeros_like(draft))
+    return seq_lens.long().repeat_interleave(topk), slots.flatten()
+
+
+def empty_step_rows(args: Any) -> StepRows:
+    """Allocate the results of ``draft_step_rows``."""
+    steps, tokens = args.num_steps - 1, len(args.positions)
+    rows = [args.positions.new_empty(steps, tokens) for _ in range(2)]
+    return rows[0], rows[1], args.seq_lens.new_empty(steps, len(args.seq_lens))
+
+
+@register_op(fake=empty_step_rows, sizes_from=("seq_lens",))
+def draft_step_rows(
+    positions: Annotated[torch.Tensor, "[B * K] int64"],
+    out_cache_loc: Annotated[torch.Tensor, "[B * K * S] int64"],
+    seq_lens: Annotated[torch.Tensor, "[B] int32"],
+    topk: Annotated[int, "K >= 1"],
+    num_steps: Annotated[int, "S >= 1"],
+) -> StepRows:
+    """Return the rows of each forward of a DRAFT batch. There are S - 1 forwards.
+
+    The rows of a chain are consecutive, so the metadata of step s appends them to the s tokens
+    drafted before. The branches of a tree are S slots apart: their mask covers all K * S slots.
+
+    Args:
+        positions: Position of each branch at step 0.
+        out_cache_loc: KV slot of each branch and step. Its layout is [B, K, S].
+        seq_lens: Committed tokens.
+        topk: Branches (K).
+        num_steps: Draft tokens per branch (S).
+
+    Returns:
+        Positions and slots of each step's rows, [S - 1, B * K] int64 each, contiguous, and the
+        lengths before the K rows that the attention metadata of the step appends, [S - 1, B] int32.
+    """
+    step = torch.arange(num_steps - 1, dtype=torch.int32, device=seq_lens.device)[:, None]
+    ahead = step if topk == 1 else torch.full_like(step, topk * (num_steps - 1))
+    slots = out_cache_loc.view(-1, num_steps)[:, : num_steps - 1].t()
+    return positions + step, slots.clone(memory_format=torch.contiguous_format), seq_lens + ahead
+
+
 VerifyRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ExtendRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def empty_verify_rows(given: Any) -> VerifyRows:
+def empty_verify_rows(args: Any) -> VerifyRows:
     """Allocate the results of ``verify_rows``."""
-    tokens = given.draft_tokens
+    tokens = args.draft_tokens
     return (
         tokens.new_empty(len(tokens)),
         tokens.new_empty(len(tokens)),
@@ -65,10 +140,10 @@ def verify_rows(
     return tokens.flatten(), (seq_lens[:, None] + depth).flatten(), slots.flatten()
 
 
-def empty_extend_rows(given: Any) -> ExtendRows:
+def empty_extend_rows(args: Any) -> ExtendRows:
     """Allocate the results of ``extend_rows``."""
-    lengths, requests = given.seq_lens, len(given.seq_lens)
-    positions = lengths.new_empty(requests * given.width, dtype=torch.int64)
+    lengths, requests = args.seq_lens, len(args.seq_lens)
+    positions = lengths.new_empty(requests * args.width, dtype=torch.int64)
     select_index = lengths.new_empty(requests, dtype=torch.int64)
     return lengths.new_empty(requests), lengths.new_empty(requests), positions, select_index
 
