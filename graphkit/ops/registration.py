@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections import namedtuple
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from types import FunctionType
@@ -30,7 +31,15 @@ OPS: dict[str, RegisteredOp] = {}
 """Every registered op by name."""
 
 LIBRARY = torch.library.Library("graphkit", "FRAGMENT")
-"""Defines the ops; they exist as long as it does. ``custom_op`` adds 8 us to each call."""
+"""Defines the ops; they exist as long as it does. ``custom_op`` adds 8 us to each call
+(https://github.com/pytorch/pytorch/issues/177109)."""
+
+without_autograd: Callable[[], AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
+"""Context in which a call skips its autograd kernel, which ``register_autograd`` writes in Python.
+
+A private name of torch without a public equivalent, checked on 2.11 and 2.13
+(``tests/unit/ops/test_private_names.py``).
+"""
 
 
 @dataclass(frozen=True)
@@ -174,8 +183,8 @@ def register_op(
             result: Result
             if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
                 result = overload(*args, **kwargs)
-            else:  # torch's kernel of gradients is written in Python
-                with torch._C._AutoDispatchBelowAutograd():
+            else:
+                with without_autograd():
                     result = overload(*args, **kwargs)
             return result
 

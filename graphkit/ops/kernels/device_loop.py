@@ -61,7 +61,11 @@ def _body_of(batch_sizes, live, bodies, BODIES: tl.constexpr):
 
 @triton.jit
 def _publish(address, value):
-    """Store an int64 with release semantics at system scope."""
+    """Store an int64 with release semantics at system scope, which ``tl.store`` does not offer.
+
+    ``st.release.sys`` is part of PTX since version 6.0, for sm_70 and later. Checked on Triton
+    3.6.0 and 3.7.1 (``tests/unit/ops/test_private_names.py``).
+    """
     one = tl.arange(0, 1)
     tl.inline_asm_elementwise(
         "st.release.sys.global.u64 [$1], $2; mov.u64 $0, $2;", "=l,l,l",

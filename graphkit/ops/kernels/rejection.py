@@ -62,7 +62,7 @@ def accept_by_rejection_kernel(
     child = tl.load(retrieve_next_token + first)
     tried = 0
     drafts = 0
-    if WIDTH > 1 and COLUMNS > 1:  # Triton 3.6 cannot compile a loop that never runs
+    if WIDTH > 1 and COLUMNS > 1:  # Triton 3.6.0 cannot compile a loop that never runs; 3.7.1 can
         while (child >= 0) & (child < WIDTH) & (tried < WIDTH - 1) & (drafts < COLUMNS - 1):
             token = tl.load(candidates + first + child)
             is_token = (token >= 0) & (token < VOCAB)
