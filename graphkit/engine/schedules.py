@@ -28,8 +28,8 @@ from graphkit.engine.request import Request
 from graphkit.engine.request_memory import RequestMemory
 from graphkit.engine.token_matcher import fill_tree
 from graphkit.graphs import Backend
+from graphkit.ops.logits import bitmask_words
 from graphkit.ops.loop_layout import Report
-from graphkit.ops.token_bitmask import bitmask_words
 from graphkit.runners import Runner
 from graphkit.step import DeviceStep, StepResult, Verified
 from graphkit.step.acceptance import Links

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from graphkit.errors import InputError
-from graphkit.ops.token_bitmask import WORD_BITS, bitmask_words
+from graphkit.ops.logits import WORD_BITS, bitmask_words
 
 
 @runtime_checkable

@@ -14,19 +14,19 @@ import torch
 
 from graphkit.kv import KVPool
 from graphkit.ops import compact_accepted_to_front
-from graphkit.ops.accepted_moves import accepted_moves
-from graphkit.ops.accepted_tokens import accept_tokens
-from graphkit.ops.argmax import argmax_rows
+from graphkit.ops.accepted_path import accepted_moves
+from graphkit.ops.logits import argmax_rows
 from graphkit.ops.rejection import accept_by_rejection
+from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_samples import target_samples
+from graphkit.ops.verification import accept_tokens
 
 Links = tuple[torch.Tensor, torch.Tensor]
 """``retrieve_next_token`` and ``retrieve_next_sibling``, [B, W] int64 each."""
 
 
 class AcceptedPath(NamedTuple):
-    """Accepted nodes of each request. See ``ops.accepted_tokens``.
+    """Accepted nodes of each request. See ``accept_tokens``.
 
     Shapes:
         predict: [B * W] int64, the target's token after each accepted node, in the order of the
@@ -92,7 +92,7 @@ def accept_sampled(
     """Accept drafts so that the tokens follow the target's distribution, for any drafts.
 
     A draft is accepted if it equals the target's own sample, which depends on the request's seed
-    and its position alone (``ops.target_samples``). The text is then the same for all drafts, or
+    and its position alone (``target_samples``). The text is then the same for all drafts, or
     none. With ``draft_probs``, rejection sampling decides (``ops.rejection``): it accepts more
     drafts, and the text depends on them.
 

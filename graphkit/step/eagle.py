@@ -15,10 +15,8 @@ import torch
 from graphkit.buffers import AcceptedCounts, DraftExtendInputs, DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.ops import create_extend_after_decode_spec_info
-from graphkit.ops.argmax import argmax_rows
-from graphkit.ops.draft_rows import first_draft_rows
-from graphkit.ops.target_rows import extend_rows
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.logits import argmax_rows, top_candidates
+from graphkit.ops.step_rows import extend_rows, first_draft_rows
 from graphkit.runners import (
     DraftExtendOutput,
     DraftExtendRunner,

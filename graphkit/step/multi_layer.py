@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from graphkit.buffers import AcceptedCounts, MultiLayerDraftExtendInputs
-from graphkit.ops.target_rows import extend_rows
+from graphkit.ops.step_rows import extend_rows
 from graphkit.runners import MultiLayerEagleRunner
 from graphkit.runners.tree_growth import TreeGrowth
 from graphkit.step.context import EngineContext, EngineModel

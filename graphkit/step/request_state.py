@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from graphkit.errors import InputError
-from graphkit.ops.begin_step import begin_step
-from graphkit.ops.finish_step import finish_step
+from graphkit.ops.step_state import begin_step, finish_step
 from graphkit.step.sampling_params import MAX_STOP_IDS, SamplingParams
 from graphkit.step.step_tensors import to_device
 
@@ -136,7 +135,7 @@ class RequestState:
     def running(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return rows, committed tokens and newest tokens, with row 0 for ended requests.
 
-        See ``ops.begin_step``.
+        See ``ops.step_state``.
         """
         return begin_step(rows, self.remaining, self.seq_lens, self.bonus_tokens)
 
@@ -147,7 +146,7 @@ class RequestState:
         num_accepted_tokens: torch.Tensor,
         longest_path: int,
     ) -> torch.Tensor:
-        """Commit the accepted tokens of a step and return its report; see ``ops.finish_step``."""
+        """Commit the accepted tokens of a step and return its report; see ``ops.step_state``."""
         return finish_step(
             rows, predict, num_accepted_tokens, self.stop_ids, self.seq_lens, self.bonus_tokens,
             self.remaining, longest_path,

@@ -10,8 +10,8 @@ from graphkit.buffers import AcceptedCounts, TargetVerifyInputs
 from graphkit.errors import ConfigError
 from graphkit.graphs import scope
 from graphkit.ops import apply_token_bitmask, compact_accepted_to_front
-from graphkit.ops.target_rows import verify_rows
-from graphkit.ops.token_bitmask import bitmask_words
+from graphkit.ops.logits import bitmask_words
+from graphkit.ops.step_rows import verify_rows
 from graphkit.runners import DecodeRunner, ForwardOutput, Runner, TargetVerifyRunner
 from graphkit.step.acceptance import (
     Draws,

@@ -13,8 +13,8 @@ import torch
 from graphkit.config import BufferSizes
 from graphkit.engine import SamplingParams, SpeculativeEngine
 from graphkit.ops import philox_uniform
+from graphkit.ops.sampling import target_samples
 from graphkit.ops.target_probs import target_probs
-from graphkit.ops.target_samples import target_samples
 from graphkit.spec import CustomSpecAlgorithm, SpecConfig
 from graphkit.step import SpecStepInputs, SpecStepRunner
 from graphkit.step.step_tensors import ChainTree

@@ -1,4 +1,4 @@
-"""End of a step for CUDA. Contract: ``graphkit.ops.finish_step``."""
+"""State of the requests of a step for CUDA. Contracts: ``graphkit.ops.step_state``."""
 
 from typing import Any
 
@@ -8,7 +8,9 @@ import triton.language as tl
 
 from graphkit.ops.kernels.launch import launch
 from graphkit.ops.loop_layout import Report, RequestEnd
+from graphkit.ops.step_state import Running, empty_running
 
+BLOCK = 128
 _ROW = tl.constexpr(int(Report.ROW))
 _ACCEPTED = tl.constexpr(int(Report.ACCEPTED))
 _NEW = tl.constexpr(int(Report.NEW))
@@ -17,6 +19,32 @@ _TOKENS = tl.constexpr(int(Report.TOKENS))
 _RUNNING = tl.constexpr(int(RequestEnd.RUNNING))
 _STOP = tl.constexpr(int(RequestEnd.STOP))
 _LENGTH = tl.constexpr(int(RequestEnd.LENGTH))
+
+
+@triton.jit(do_not_specialize=["requests"])
+def begin_step_kernel(
+    rows, lengths, tokens, req_pool_indices, remaining, seq_lens, bonus_tokens, requests,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK requests per program."""
+    request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_request = request < requests
+    row = tl.load(req_pool_indices + request, mask=is_request, other=0)
+    row = tl.where(tl.load(remaining + row, mask=is_request, other=0) > 0, row, 0)
+    tl.store(rows + request, row, mask=is_request)
+    tl.store(lengths + request, tl.load(seq_lens + row, mask=is_request), mask=is_request)
+    tl.store(tokens + request, tl.load(bonus_tokens + row, mask=is_request), mask=is_request)
+
+
+def launch_begin_step(args: Any) -> Running:
+    """Launch ``begin_step``."""
+    rows, lengths, tokens = running = empty_running(args)
+    requests = len(rows)
+    launch(
+        begin_step_kernel, (triton.cdiv(requests, BLOCK),), args,
+        rows=rows, lengths=lengths, tokens=tokens, requests=requests, BLOCK=BLOCK,
+    )  # fmt: skip
+    return running
 
 
 @triton.jit(do_not_specialize=["width", "columns"])
@@ -60,15 +88,15 @@ def finish_step_kernel(
     tl.store(remaining + row, tl.where(has_ended, 0, left - new), mask=is_live)
 
 
-def launch_finish_step(given: Any) -> torch.Tensor:
+def launch_finish_step(args: Any) -> torch.Tensor:
     """Launch ``finish_step``."""
-    requests, stops = len(given.req_pool_indices), given.stop_ids.shape[1]
-    columns = Report.TOKENS + given.longest_path
-    report: torch.Tensor = given.seq_lens.new_empty((requests, columns))
-    width = len(given.predict) // requests if requests else 1
+    requests, stops = len(args.req_pool_indices), args.stop_ids.shape[1]
+    columns = Report.TOKENS + args.longest_path
+    report: torch.Tensor = args.seq_lens.new_empty((requests, columns))
+    width = len(args.predict) // requests if requests else 1
     launch(
-        finish_step_kernel, (requests,), given, report=report, width=width, columns=columns,
-        STOPS=stops, BLOCK_P=triton.next_power_of_2(given.longest_path),
+        finish_step_kernel, (requests,), args, report=report, width=width, columns=columns,
+        STOPS=stops, BLOCK_P=triton.next_power_of_2(args.longest_path),
         BLOCK_X=triton.next_power_of_2(stops), num_warps=1,
     )  # fmt: skip
     return report

@@ -1,6 +1,7 @@
-"""End of a step: the accepted tokens of each request become its new tokens and its new state.
+"""State of the requests of a step: read at its start, advanced at its end.
 
-Suffixes: B requests, W nodes of each, P tokens of the longest path, R request rows, X stop tokens.
+Dimensions: B requests, W tokens of each, T tokens of all, P tokens of the longest path, R request
+rows, X stop tokens.
 """
 
 from __future__ import annotations
@@ -14,15 +15,50 @@ from graphkit.ops.argument_rules import describe
 from graphkit.ops.loop_layout import Report, RequestEnd
 from graphkit.ops.registration import register_op
 
+Running = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-def _check_width(given: Any) -> None:
+
+def empty_running(args: Any) -> Running:
+    """Allocate the results of ``begin_step``."""
+    rows = args.req_pool_indices
+    return (
+        torch.empty_like(rows),
+        rows.new_empty(rows.shape, dtype=torch.int32),
+        rows.new_empty(rows.shape),
+    )
+
+
+@register_op(fake=empty_running)
+def begin_step(
+    req_pool_indices: Annotated[torch.Tensor, "[B] int64"],
+    remaining: Annotated[torch.Tensor, "[R] int32"],
+    seq_lens: Annotated[torch.Tensor, "[R] int32"],
+    bonus_tokens: Annotated[torch.Tensor, "[R] int64"],
+) -> Running:
+    """Read the state of each request, and of row 0 in the place of those that have ended.
+
+    Args:
+        req_pool_indices: Request rows.
+        remaining: Tokens that may still be new, by request row; 0 once the request has ended.
+        seq_lens: Committed tokens by request row.
+        bonus_tokens: Newest token by request row.
+
+    Returns:
+        The rows, with 0 for ended requests, [B] int64; their committed tokens, [B] int32; their
+        newest tokens, [B] int64.
+    """
+    rows = torch.where(remaining[req_pool_indices] > 0, req_pool_indices, 0)
+    return rows, seq_lens[rows], bonus_tokens[rows]
+
+
+def _check_width(args: Any) -> None:
     """Check that each request has at least the tokens of the longest path."""
-    requests = len(given.req_pool_indices)
-    width, rest = divmod(len(given.predict), max(requests, 1))
-    if rest or (requests and width < given.longest_path):
+    requests = len(args.req_pool_indices)
+    width, rest = divmod(len(args.predict), max(requests, 1))
+    if rest or (requests and width < args.longest_path):
         raise InputError(
-            f"finish_step: predict is {describe(given.predict)}, expected [B * W] for {requests} "
-            f"requests of W >= {given.longest_path} tokens.",
+            f"finish_step: predict is {describe(args.predict)}, expected [B * W] for {requests} "
+            f"requests of W >= {args.longest_path} tokens.",
             field="predict",
         )
 
@@ -30,8 +66,8 @@ def _check_width(given: Any) -> None:
 @register_op(
     mutates_args=("seq_lens", "bonus_tokens", "remaining"),
     check=_check_width,
-    fake=lambda given: given.seq_lens.new_empty(
-        (given.req_pool_indices.shape[0], Report.TOKENS + given.longest_path)
+    fake=lambda args: args.seq_lens.new_empty(
+        (args.req_pool_indices.shape[0], Report.TOKENS + args.longest_path)
     ),
 )
 def finish_step(
@@ -48,11 +84,11 @@ def finish_step(
 
     A request ends at its first stop token, which is its last new token, or when ``remaining``
     tokens are new. ``remaining`` of an ended request becomes 0. Rows of pads, row 0, are not
-    advanced. One launch on the current stream. Never synchronises; may be captured.
+    advanced.
 
     Args:
         req_pool_indices: Request rows, 0 for pads.
-        predict: The target's tokens; those of a request's path are the first of its W.
+        predict: The target's tokens; those of a request's path are the first of its W. T is B * W.
         num_accepted_tokens: Tokens on each path, bonus token included.
         stop_ids: Stop tokens by request row, padded with -1.
         seq_lens: Committed tokens by request row; accepted tokens are added.
@@ -61,15 +97,8 @@ def finish_step(
         longest_path: Most tokens of a path (P), at most W.
 
     Returns:
-        The report, see ``graphkit.ops.loop_layout``. Tokens behind the new ones are -1.
-
-    Shapes:
-        req_pool_indices: [B] int64. predict: [B * W]. num_accepted_tokens: [B] int32.
-        stop_ids: [R, X] int64. seq_lens, remaining: [R] int32. bonus_tokens: [R] int64.
-        Returns [B, 4 + P] int32.
-
-    Raises:
-        InputError: A tensor has the wrong shape, dtype, device or layout.
+        The report, [B, 4 + P] int32, see ``graphkit.ops.loop_layout``. Tokens behind the new ones
+        are -1.
     """
     requests = len(req_pool_indices)
     if not requests:
