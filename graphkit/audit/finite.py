@@ -19,6 +19,7 @@ from graphkit.graphs import StateSnapshot
 from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
+from graphkit.verify import EqualStateRuns
 from graphkit.verify.comparison import restorable_state
 from graphkit.verify.differences import even_owner, first_not_finite, not_finite_rows
 
@@ -46,14 +47,13 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         ):
             live = min(size, runner.table.max_batch_size)
             batch = target.batch(runner.mode, live, _SEED)
-            output = runner.replay(batch, padded_batch_size=size, clone=True).tensors()
+            runs = EqualStateRuns(runner, batch, size, start)
             check.text = f"output of {count_of(live, 'request')}"
-            found = first_not_finite(output, even_owner(live))
+            found = first_not_finite(runs.replay(), even_owner(live))
             if not on_any_rank(runner, found is not None):
                 continue
-            start.restore()
             with _first_modules(target.weights, runner.step.forward) as modules:
-                runner.fall_back(batch)
+                runs.unpadded()
             if found is None:
                 continue
             where = f", first in the output of module `{modules[0]}`" if modules else ""

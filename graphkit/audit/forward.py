@@ -20,7 +20,7 @@ from graphkit.graphs import NodeOrigin, Stage, StateSnapshot
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify import StepRuns
+from graphkit.verify import EqualStateRuns
 from graphkit.verify.comparison import restorable_state
 from graphkit.verify.forward_watch import SAMPLER, ForwardWatch, InputWrite
 
@@ -51,7 +51,7 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
             StateSnapshot(restorable_state(runner), runner.device) as start,
         ):
             live = min(size, runner.table.max_batch_size)
-            runs = StepRuns(runner, target.batch(runner.mode, live, _SEED), size, start)
+            runs = EqualStateRuns(runner, target.batch(runner.mode, live, _SEED), size, start)
             watch = ForwardWatch(runner.step, runner.device, target.weights)
             with watch.watching():
                 runs.padded()
@@ -63,7 +63,7 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
             if watch.writes or watch.draws:
                 record = runner.inspect(size, weights=target.weights)
                 for write in watch.writes:
-                    _report_write(check, write, _writing_node(runner, runs, record, write))
+                    _report_write(check, write, _writing_node(runs, record, write))
                 _report_draws(check, watch.draws, record)
 
 
@@ -114,17 +114,16 @@ def _name(node: Node | None, origin: NodeOrigin | None) -> str:
     return "the forward" if origin is None else f"`{origin.op.partition('::')[2]}`"
 
 
-def _writing_node(
-    runner: Runner[Any, Any], runs: StepRuns, record: GraphRecord, write: InputWrite
-) -> Node | None:
+def _writing_node(runs: EqualStateRuns, record: GraphRecord, write: InputWrite) -> Node | None:
     """Return the node that writes an input field; ``None`` if it cannot be found."""
+    runner = runs.runner
     if write.origin is not None:
         return _node_of(write.origin, record)
     is_stored = any(layout.name == write.field for layout in runner.buffers.layouts)
     if not is_stored or runner.group is not None:  # ranks would replay other parts of their graphs
         return None
     try:
-        index = _first_writer(runner, runs, record, write.field)
+        index = _first_writer(runs, record, write.field)
     except Incomparable:
         return None
     return None if index is None else record.nodes[index]
@@ -136,18 +135,16 @@ def _node_of(origin: NodeOrigin, record: GraphRecord) -> Node | None:
     return next((n for n in record.nodes if (n.op, n.module, n.source) == facts), None)
 
 
-def _first_writer(
-    runner: Runner[Any, Any], runs: StepRuns, record: GraphRecord, field: str
-) -> int | None:
+def _first_writer(runs: EqualStateRuns, record: GraphRecord, field: str) -> int | None:
     """Return the index of the first node after which an input field has other bytes."""
-    size = runs.padded_batch_size
+    runner, size = runs.runner, runs.padded_batch_size
     always_on = {node.index for node in record.nodes if node.module == Stage.REFRESH}
     with switches(runner.graphs[size], record.nodes) as switched:
 
         def rows_after(count: int) -> torch.Tensor:
             switched.keep_first(count, always_on)
             graph: Any = switched.graph
-            runs.replay_of(graph)
+            runs.replay(graph)
             # A graph whose last nodes are off lets the stream continue before the others end.
             runner.backend.wait_for_device()
             return runner.buffers.live_rows(field, size).contiguous().view(torch.uint8).clone()

@@ -20,7 +20,7 @@ from graphkit.audit.forward_caches import ForwardCache, cache_at_fault
 from graphkit.errors import InspectError
 from graphkit.records import Node
 from graphkit.runners import Runner
-from graphkit.verify import Rounding, StepRuns
+from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.differences import even_owner, first_difference
 from graphkit.verify.first_node import FirstNode
 
@@ -80,23 +80,18 @@ class Cause:
         }
 
 
-def padding_cause(
-    runner: Runner[Any, Any],
-    runs: StepRuns,
-    weights: Weights = None,
-    bug: Bug | None = None,
-) -> Cause:
+def padding_cause(runs: EqualStateRuns, weights: Weights = None, bug: Bug | None = None) -> Cause:
     """Return why the padded step differs from the unpadded one.
 
     Runs the forward several times. On several ranks, where only one of them may see the difference,
     nothing is run.
 
     Args:
-        runner: Captured.
         runs: Runs of the batch.
         weights: The model, or its weights by name, to name modules by.
         bug: Class of bug that other contents of pads have shown; ``None`` tries them.
     """
+    runner = runs.runner
     if runner.group is not None:
         return Cause(bug or Bug.LEAKING_PAD_ROW)
     first = runs.first_node(weights)
@@ -113,14 +108,15 @@ def padding_cause(
         return Cause(cache.bug, first, cache)
     if bug is None:
         is_branch = first is not None and first.only_in is not None
-        reads_pads = not is_branch and _contents_matter(runner, runs)
+        reads_pads = not is_branch and _contents_matter(runs)
         bug = Bug.LEAKING_PAD_ROW if reads_pads else Bug.DEPENDENCE_ON_THE_BATCH_SIZE
     return Cause(bug, first)
 
 
-def _contents_matter(runner: Runner[Any, Any], runs: StepRuns) -> bool:
+def _contents_matter(runs: EqualStateRuns) -> bool:
     """Return whether other contents of pad rows change live rows of the padded step."""
-    size, rounding = runs.padded_batch_size, Rounding(runner.sizes.dtype)
+    runner, size = runs.runner, runs.padded_batch_size
+    rounding = Rounding(runner.sizes.dtype)
     requests = Requests.of(runs.batch, runner.buffers.layouts, runner.buffers.capacity)
     fills: tuple[Fill, ...] = (
         worst_of(math.nan),
@@ -129,7 +125,7 @@ def _contents_matter(runner: Runner[Any, Any], runs: StepRuns) -> bool:
     padded = runs.padded()
     for fill in fills:
         batch = requests.padded(size, fill)
-        filled = StepRuns(runner, runs.batch, size, runs.start, padded_batch=batch).padded()
+        filled = EqualStateRuns(runner, runs.batch, size, runs.start, padded_batch=batch).padded()
         allowed = rounding.beside(0.0)
         if first_difference(padded, filled, even_owner(1), rounding, allowed) is not None:
             return True

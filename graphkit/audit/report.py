@@ -11,11 +11,11 @@ from typing import Any
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.baked import audit_baked
 from graphkit.audit.causes import merged_by_cause
-from graphkit.audit.engine_step import audited_step
 from graphkit.audit.finite import audit_finite
 from graphkit.audit.forward import audit_forward
 from graphkit.audit.launch import audit_launch, audit_streams
 from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
+from graphkit.audit.loop import audited_step
 from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
 from graphkit.audit.pointers import audit_pointers

@@ -9,7 +9,7 @@ from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.undeclared_state import ADVICE, KIND, undeclared_state
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
-from graphkit.verify import Rounding, StepRuns
+from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.comparison import restorable_state
 from graphkit.verify.differences import Tensors, even_owner, first_difference
 
@@ -43,14 +43,14 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
         return first_difference(one, other, even_owner(1), rounding, allowed) is not None
 
     with StateSnapshot(restorable_state(runner), runner.device) as start:
-        runs = StepRuns(runner, batch, size, start)
+        runs = EqualStateRuns(runner, batch, size, start)
         padded, replayed = runs.padded(), runs.replay()
         if differ(padded, runs.padded()) or differ(replayed, runs.replay()):
             return _text(Cause(Bug.NONDETERMINISTIC_STEP, runs.first_unstable_node()))
         if not is_padding:
             is_large = differ(padded, replayed, rounding.most)
             return _BAKED if is_large else _ROUNDING_IN_GRAPH
-        return _text(padding_cause(runner, runs))
+        return _text(padding_cause(runs))
 
 
 def _text(cause: Cause) -> str:

@@ -7,7 +7,6 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from graphkit.audit.pads import live_sizes
 from graphkit.errors import ConfigError, ReplayError, TargetError
 from graphkit.records import count_of
 from graphkit.runners import Runner
@@ -16,7 +15,7 @@ from graphkit.targets import CaptureTarget, selected_modes
 from graphkit.testing.captured_step import STEP_PROPERTIES, CapturedStep
 from graphkit.testing.diagnosis import probable_bug
 from graphkit.testing.failures import comparison_text
-from graphkit.verify import PADDING_LEAKS, check_tolerance, compare_runs
+from graphkit.verify import PADDING_LEAKS, check_tolerance, compare_runs, live_sizes
 from graphkit.verify.differences import Allowed, allowed_by
 
 
@@ -134,8 +133,7 @@ def _assert_step_equivalent(
 
 def sample_batches(target: CaptureTarget, runner: Runner[Any, Any], size: int) -> Iterator[Any]:
     """Return sample batches of the live sizes to try at a captured size."""
-    smaller = max((each for each in runner.table if each < size), default=0)
-    return (target.batch(runner.mode, live, live) for live in live_sizes(size, smaller))
+    return (target.batch(runner.mode, live, live) for live in live_sizes(runner.table, size))
 
 
 def _allowed(tolerance: float, rtol: float | None, atol: float | None) -> Allowed | None:

@@ -17,8 +17,8 @@ from graphkit.verify.differences import (
     first_not_finite,
     largest_difference,
 )
+from graphkit.verify.equal_state_runs import EqualStateRuns
 from graphkit.verify.forward_watch import ForwardWatch, InputWrite
-from graphkit.verify.step_runs import StepRuns
 
 GRAPH_DIFFERS = "the graph differs from the same padded path without it"
 """Kind of a mismatch between a replay and the padded step without a graph."""
@@ -57,8 +57,8 @@ def compare_runs(
     """Replay a batch, run it padded and unpadded, each time from the same state, and compare.
 
     The replay comes first, on buffers and graph memory as they are. It must agree with the padded
-    run bit for bit, and the padded run with the unpadded one within rounding; see ``StepRuns``.
-    Restores state and random numbers.
+    run bit for bit, and the padded run with the unpadded one within rounding; see
+    ``EqualStateRuns``. Restores state and random numbers.
 
     Args:
         runner: Captured.
@@ -69,7 +69,7 @@ def compare_runs(
         tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
     """
     with StateSnapshot(restorable_state(runner), runner.device) as start:
-        runs = StepRuns(runner, batch, padded_batch_size, start, tolerance)
+        runs = EqualStateRuns(runner, batch, padded_batch_size, start, tolerance)
         replayed, watch = runs.replay(), ForwardWatch(runner.step, runner.device, with_ops=False)
         with watch.watching():
             padded = runs.padded()
@@ -103,7 +103,7 @@ def compare_runs(
 
 
 def _input_mismatch(
-    runner: Runner[Any, Any], runs: StepRuns, writes: Sequence[InputWrite]
+    runner: Runner[Any, Any], runs: EqualStateRuns, writes: Sequence[InputWrite]
 ) -> Mismatch | None:
     """Return the first change of an input field by a forward, with the line that wrote it."""
     write = next(iter(writes), None)

@@ -10,12 +10,23 @@ from typing import Any
 
 import torch
 
-from graphkit.graphs import StateSnapshot
+from graphkit.graphs import SizeTable, StateSnapshot
 from graphkit.records import GraphRecord, Mismatch, SizeRecord
 from graphkit.runners import Runner
 from graphkit.verify.comparison import Comparison, restorable_state
 
 _REPEATS = {"cuda": 20, "cpu": 3}
+_TRY_ALL_UP_TO = 8
+"""Captured sizes up to which every number of live requests is tried."""
+
+
+def live_sizes(table: SizeTable, size: int) -> list[int]:
+    """Return the numbers of live requests to try at a captured size: all, or ends and middle."""
+    most = min(size, table.max_batch_size)
+    if most <= _TRY_ALL_UP_TO:
+        return list(range(1, most + 1))
+    smaller = max((other for other in table if other < size), default=0)
+    return sorted({1, smaller + 1, most // 2, most - 1, most})
 
 
 class SizeCheck:

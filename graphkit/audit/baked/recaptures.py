@@ -30,7 +30,7 @@ from graphkit.graphs.walk.inspect import inspect_graph
 from graphkit.records import Node
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify import StepRuns
+from graphkit.verify import EqualStateRuns
 
 CanonicalBySize = Mapping[int, Sequence[CanonicalNode]]
 """Canonical nodes of each captured size."""
@@ -150,10 +150,13 @@ class Recaptures:
         self, size: int, graph: CapturedGraph, start: StateSnapshot
     ) -> ReplayComparison:
         batch, page_size = self.batch_of(seed=1)(size), self._runner.sizes.page_size
-        runs, rows = StepRuns(self._runner, batch, size, start), rows_of_batch(batch, page_size)
+        runs, rows = (
+            EqualStateRuns(self._runner, batch, size, start),
+            rows_of_batch(batch, page_size),
+        )
 
         def checksums(graph: CapturedGraph) -> list[int]:
-            output = runs.replay_of(graph).values()
+            output = runs.replay(graph).values()
             state = (without_reserved_rows(each, page_size, rows) for each in self._state.values())
             return [checksum(tensor) for tensor in (*output, *state)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 
@@ -28,14 +27,6 @@ class PoolMemory:
         self.blocks = sorted(blocks, key=lambda block: block.begin)
         self._saved = [block.data.clone() for block in self.blocks]
         self._addresses = [_address_words(saved, device_segments) for saved in self._saved]
-
-    @contextmanager
-    def preserved(self) -> Iterator[None]:
-        """Restore all bytes after a block, also after an error."""
-        try:
-            yield
-        finally:
-            self.restore()
 
     def restore(self) -> None:
         """Restore all bytes. Enqueues the copies on the current stream."""

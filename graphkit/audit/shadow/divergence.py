@@ -32,7 +32,7 @@ from graphkit.graphs.walk.capture_differences import (
 )
 from graphkit.records import Node, Pointer
 from graphkit.runners import Runner
-from graphkit.verify import Rounding, StepRuns
+from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.differences import Tensors, even_owner, first_difference
 
 _EQUAL = "A new capture replays alike: the step itself behaves differently while it is captured."
@@ -62,8 +62,7 @@ class _ArgumentDifference:
 
 
 def first_divergence(
-    runner: Runner[Any, Any],
-    runs: StepRuns,
+    runs: EqualStateRuns,
     weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
 ) -> Divergence:
     """Capture a size again, next to the runner's graph, and find the first node that differs.
@@ -71,11 +70,11 @@ def first_divergence(
     Runs the forward. Leaves state and random numbers changed.
 
     Args:
-        runner: Captured. No other batch may run meanwhile.
         runs: Runs of a batch whose replay is wrong.
         weights: The model, or its weights by name, to name nodes by.
     """
-    size, names = runs.padded_batch_size, runner.memory_names(weights)
+    runner, size = runs.runner, runs.padded_batch_size
+    names = runner.memory_names(weights)
     graph = runner.graphs[size]
     is_recorded = runner.backend.name == "recorder"
     runs.start.restore()
@@ -86,9 +85,9 @@ def first_divergence(
         differences = list(_common_differences(canonical_nodes(graph, names), captures))
         argument = _first_argument(differences, before, after)
         if is_recorded:
-            return _earlier(argument, first_result_difference(graph, new, runs.replay_of), after)
+            return _earlier(argument, first_result_difference(graph, new, runs.replay), after)
         try:
-            result = _first_memory_difference(runner, (graph, new), (before, after), runs.replay_of)
+            result = _first_memory_difference(runner, (graph, new), (before, after), runs.replay)
         except Incomparable as error:
             if argument is not None:
                 return _earlier(argument, None, after)

@@ -13,7 +13,7 @@ from torch import nn
 from graphkit.audit.audit_log import Check
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
-from graphkit.audit.shadow.changed_state import changed_state
+from graphkit.audit.row_axes import changed_state
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
 from graphkit.config import require_int, require_type
 from graphkit.graphs import StateSnapshot
@@ -21,7 +21,7 @@ from graphkit.records import Finding, Mismatch, count_of, distinct_text
 from graphkit.runners import Runner
 from graphkit.runners.launch import Launch
 from graphkit.runners.reachable_objects import ReachableObjects
-from graphkit.verify import StepRuns, check_tolerance
+from graphkit.verify import EqualStateRuns, check_tolerance
 from graphkit.verify.differences import Tensors
 
 _GRAPH = (
@@ -42,7 +42,7 @@ class _Replay:
         after: The state after it.
     """
 
-    runs: StepRuns
+    runs: EqualStateRuns
     output: Tensors
     after: StateSnapshot
 
@@ -126,7 +126,9 @@ class ShadowWatch:
         objects = ReachableObjects({self._runner.step.name: self._runner.step.forward})
         before = self._snapshot(objects)
         output = launch()
-        runs = StepRuns(self._runner, batch, launch.padded_batch_size, before, self._tolerance)
+        runs = EqualStateRuns(
+            self._runner, batch, launch.padded_batch_size, before, self._tolerance
+        )
         replay = _Replay(runs, output.clone().tensors(), self._snapshot(objects))
         try:
             self._compare(replay)
@@ -172,7 +174,7 @@ class ShadowWatch:
         """Report why a replay differs from its padded run.
 
         Returns:
-            Whether the step can be compared, see ``StepRuns.judge_graph``.
+            Whether the step can be compared, see ``EqualStateRuns.judge_graph``.
         """
         left = self._snapshot()
         verdict = replay.runs.judge_graph(padded, replay.output)
@@ -200,10 +202,10 @@ class ShadowWatch:
     def _changed_state(self, snapshot: StateSnapshot, replay: _Replay) -> list[str]:
         return changed_state(snapshot, replay.runs.batch, self._runner.sizes.page_size)
 
-    def _why_padding(self, runs: StepRuns) -> Cause:
-        return padding_cause(self._runner, runs, self._weights)
+    def _why_padding(self, runs: EqualStateRuns) -> Cause:
+        return padding_cause(runs, self._weights)
 
-    def _why_unstable(self, runs: StepRuns) -> Cause:
+    def _why_unstable(self, runs: EqualStateRuns) -> Cause:
         is_alone = self._runner.group is None
         first = runs.first_unstable_node(self._weights) if is_alone else None
         return Cause(Bug.NONDETERMINISTIC_STEP, first)
@@ -214,7 +216,7 @@ class ShadowWatch:
         wrong: Mismatch,
         names: tuple[str, str],
         bug: Bug,
-        find: Callable[[StepRuns], Cause],
+        find: Callable[[EqualStateRuns], Cause],
     ) -> None:
         """Report a wrong row once, with its cause from further runs of the batch.
 
@@ -273,7 +275,7 @@ class ShadowWatch:
 
     def _bisected(self, replay: _Replay) -> Divergence:
         try:
-            return first_divergence(self._runner, replay.runs, self._weights)
+            return first_divergence(replay.runs, self._weights)
         except Exception as error:  # the finding is reported anyway
             return Divergence(f"A new capture fails: {type(error).__name__}: {error}")
 

@@ -7,7 +7,7 @@ import torch
 
 import graphkit as gk
 from graphkit.graphs import StateSnapshot
-from graphkit.verify import Rounding, StepRuns
+from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.first_node import first_node, reordered_rows, same_rows
 from graphkit.verify.forward_trace import traced
 
@@ -56,7 +56,7 @@ def runner_of():
 
 def with_pads(runner, live=3, size=5):
     with StateSnapshot({}, runner.device) as start:
-        return StepRuns(runner, batch_of(live), size, start).first_node()
+        return EqualStateRuns(runner, batch_of(live), size, start).first_node()
 
 
 def in_order(runner, order):
@@ -118,7 +118,7 @@ def test_a_number_of_the_batch_is_the_cause_of_what_is_computed_from_it(runner_o
                 for rows in (getattr(batch, name),)
             }
         )  # fmt: skip
-        first = StepRuns(runner, batch, 5, start, padded_batch=padded).first_node()
+        first = EqualStateRuns(runner, batch, 5, start, padded_batch=padded).first_node()
     assert places(first) == ("amax", "maximum")
     assert (first.only_in, first.occurrence) == (None, 0)
 

@@ -43,18 +43,19 @@ class GraphVerdict:
     is_comparable: bool
 
 
-class StepRuns:
+class EqualStateRuns:
     """Runs a live batch with and without its graph, each time from the same state.
 
     - ``replay``: the graph.
     - ``padded``: the step that the graph was captured from, on the same shapes, without the graph.
       It runs the same kernels, so a replay must agree with it bit for bit. Where repeated padded
       runs differ, as sums in changing order do, the replay may differ like them.
-    - ``padding_difference``: the step on the live rows alone. It may run other kernels, which round
-      differently; beyond rounding, padding has changed live rows. It continues with the results of
-      each forward of the last padded run, see ``teacher_forcing``.
+    - ``unpadded``: the step on the live rows alone. It may run other kernels, which round
+      differently; beyond rounding, padding has changed live rows. ``padding_difference`` compares
+      it with the last padded run, whose forwards it follows, see ``teacher_forcing``.
 
-    Runs return copies of the live rows, by field.
+    Runs return copies of the live rows, by field. ``replay`` and ``padded`` may have pads of their
+    own and a state that ``prepare`` changes, to show whether live rows depend on them.
 
     Args:
         runner: Captured. No other batch may run meanwhile.
@@ -62,14 +63,16 @@ class StepRuns:
         padded_batch_size: The captured size to run at.
         start: Restored before each run. The caller restores it after the last one.
         tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
-        padded_batch: The batch with pads of its own after the live rows, for padded runs.
-        prepare: Called before each padded run, when state is restored.
+        padded_batch: The batch with pads of its own after the live rows, for replays and padded
+            runs.
+        prepare: Called before each replay and padded run, when state is restored.
+        read_state: Returns copies of state after a replay or padded run, as further fields.
 
     Attributes:
-        batch, padded_batch_size, start: As given.
+        runner, batch, padded_batch_size, start, padded_batch: The arguments of these names.
         rounding: Rounding of the runner's dtype.
         largest_difference: Largest difference between the unpadded run and the padded one so far.
-        natural: The same in ulp: what the step's kernels round without any graph.
+        natural_ulps: The same in ulp: what the step's kernels round without any graph.
     """
 
     def __init__(
@@ -82,49 +85,46 @@ class StepRuns:
         *,
         padded_batch: Any = None,
         prepare: Callable[[], object] = lambda: None,
+        read_state: Callable[[], Tensors] = dict,
     ) -> None:
-        self._padded_batch, self._prepare = padded_batch or batch, prepare
-        self.batch, self.padded_batch_size, self.start = batch, padded_batch_size, start
-        self._runner = runner
+        self.runner, self.batch, self.start = runner, batch, start
+        self.padded_batch_size = padded_batch_size
+        self.padded_batch = batch if padded_batch is None else padded_batch
+        self._prepare, self._read_state = prepare, read_state
         self._forcing = TeacherForcing(runner.step)
         self._owner = even_owner(batch.batch_size)
         self._last_padded: Tensors = {}
         self.rounding = Rounding(runner.sizes.dtype, tolerance)
-        self.largest_difference = self.natural = 0.0
+        self.largest_difference = self.natural_ulps = 0.0
 
-    def replay(self) -> Tensors:
-        """Replay the runner's graph."""
-        self.start.restore()
-        output: Output = self._runner.replay(
-            self.batch, padded_batch_size=self.padded_batch_size, clone=True
-        )
-        return output.tensors()
+    def replay(self, graph: CapturedGraph | None = None) -> Tensors:
+        """Replay the runner's graph of the size, or another one that reads the runner's buffers.
 
-    def replay_of(self, graph: CapturedGraph) -> Tensors:
-        """Replay another graph of that size, which reads the runner's buffers.
-
-        The runner does not count the replay.
+        The runner does not count replays of another graph.
         """
         self.start.restore()
-        replayer = self._runner.replayer_of({self.padded_batch_size: graph})
-        output: Output = replayer.replay(self.batch, self.padded_batch_size)
-        return output.clone().tensors()
+        self._prepare()
+        batch, size = self.padded_batch, self.padded_batch_size
+        if graph is None:
+            return self._live_rows(self.runner.replay(batch, padded_batch_size=size))
+        return self._live_rows(self.runner.replayer_of({size: graph}).replay(batch, size))
 
     def padded(self) -> Tensors:
         """Run the padded step without a graph."""
         self.start.restore()
         self._prepare()
-        batch = self._padded_batch
         with self._forcing.record():
-            output: Output = self._runner.run_padded(
-                batch, padded_batch_size=self.padded_batch_size
+            output = self.runner.run_padded(
+                self.padded_batch, padded_batch_size=self.padded_batch_size
             )
-        live, requests = self.batch.batch_size, batch.batch_size
-        tensors = output.clone().tensors()
-        if requests > live:
-            tensors = {name: rows[: len(rows) * live // requests] for name, rows in tensors.items()}
-        self._last_padded = tensors
+        self._last_padded = self._live_rows(output)
         return self._last_padded
+
+    def unpadded(self) -> Tensors:
+        """Run the step on the live rows alone, without a graph."""
+        self.start.restore()
+        output: Output = self.runner.fall_back(self.batch)
+        return output.clone().tensors()
 
     def padding_difference(self, allowed: Allowed | None = None) -> Mismatch | None:
         """Run the unpadded step, and return the first row of the last padded run that differs.
@@ -132,9 +132,8 @@ class StepRuns:
         Args:
             allowed: As for ``first_difference``; ``None`` allows the rounding of the step.
         """
-        self.start.restore()
         with self._forcing.force() as pairs:
-            unpadded = self._runner.fall_back(self.batch).tensors()
+            unpadded = self.unpadded()
 
         def compare(expected: Tensors, got: Tensors, owner: Any) -> Mismatch | None:
             limit = self.rounding.most if allowed is None else allowed
@@ -156,14 +155,14 @@ class StepRuns:
         """
         rows = padded_rows(self.batch.batch_size, self.padded_batch_size)
         runs = self.padding_difference, self.padded
-        return first_node(self._runner.step, runs, rows, self.rounding, weights)
+        return first_node(self.runner.step, runs, rows, self.rounding, weights)
 
     def first_unstable_node(
         self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
     ) -> FirstNode | None:
         """Return the first node at which two runs of the padded step differ."""
         runs = self.padded, self.padded
-        return first_node(self._runner.step, runs, same_rows, self.rounding, weights)
+        return first_node(self.runner.step, runs, same_rows, self.rounding, weights)
 
     def graph_difference(
         self, padded: Tensors, replayed: Tensors, allowed: float = 0.0
@@ -196,7 +195,15 @@ class StepRuns:
         wrong = self.graph_difference(padded, replayed, self.rounding.beside(natural))
         return GraphVerdict(wrong, unstable, True)
 
+    def _live_rows(self, output: Output) -> Tensors:
+        """Return copies of the rows of the live batch, and of state."""
+        tensors, live = output.clone().tensors(), self.batch.batch_size
+        requests = self.padded_batch.batch_size
+        if requests > live:
+            tensors = {name: rows[: len(rows) * live // requests] for name, rows in tensors.items()}
+        return {**tensors, **self._read_state()}
+
     def _note(self, expected: Tensors, got: Tensors) -> None:
         difference = largest_difference(expected, got)
         self.largest_difference = max(self.largest_difference, difference)
-        self.natural = max(self.natural, largest_ulps(expected, got, self.rounding))
+        self.natural_ulps = max(self.natural_ulps, largest_ulps(expected, got, self.rounding))

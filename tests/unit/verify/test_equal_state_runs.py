@@ -8,7 +8,7 @@ import torch
 
 import graphkit as gk
 from graphkit.graphs import StateSnapshot
-from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, PADDING_LEAKS, StepRuns, compare_runs
+from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, PADDING_LEAKS, EqualStateRuns, compare_runs
 from no_metadata import NoMetadata
 
 CPU = torch.device("cpu")
@@ -96,9 +96,9 @@ def test_every_run_starts_from_the_same_state(capture):
     counter = torch.zeros(())
     runner = capture(lambda rows: rows + counter.add_(1) + torch.rand(()), counter=counter)
     with StateSnapshot({"counter": counter}, CPU) as start:
-        runs = StepRuns(runner, batch_of(3), SIZE, start)
+        runs = EqualStateRuns(runner, batch_of(3), SIZE, start)
         first = runs.padded()
-        for output in (runs.padded(), runs.replay(), runs.replay_of(runner.graphs[SIZE])):
+        for output in (runs.padded(), runs.replay(), runs.replay(runner.graphs[SIZE])):
             assert torch.equal(output["next_token_logits"], first["next_token_logits"])
         assert runs.padding_difference() is None
     assert counter.item() == 0
