@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.audit_log import AuditLog, row_text
 from graphkit.audit.ranks import on_any_rank
 from graphkit.graphs import StateSnapshot
 from graphkit.records import count_of
@@ -59,8 +59,7 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
             where = f", first in the output of module `{modules[0]}`" if modules else ""
             check.report(
                 "not finite output",
-                f"row {found.row} of {found.field} (request {found.request} of {live}) has "
-                f"{found.got} instead of a finite number{where}.",
+                f"{row_text(found, live)} has {found.got} instead of a finite number{where}.",
                 advice=_ADVICE,
                 cause=found.field,
                 field=found.field,

@@ -11,14 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.baked.confirmed_differences import DifferencesBySize, confirmed_differences
 from graphkit.audit.baked.findings import (
     location,
     report_change,
     report_constants,
     report_followed,
 )
-from graphkit.audit.baked.host_changes import host_changes, set_first_values
+from graphkit.audit.baked.host_changes import (
+    DifferencesBySize,
+    confirmed_differences,
+    host_changes,
+    set_first_values,
+)
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.audit.baked.undeclared import UndeclaredNumbers
 from graphkit.records import count_of

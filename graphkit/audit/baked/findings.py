@@ -7,11 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphkit.audit.audit_log import Check
-from graphkit.audit.baked.confirmed_differences import DifferencesBySize
-from graphkit.audit.baked.host_changes import HostChange
+from graphkit.audit.audit_log import Check, argument_text
+from graphkit.audit.baked.host_changes import DifferencesBySize, HostChange
 from graphkit.audit.baked.undeclared import Candidate, comparable
-from graphkit.audit.finding_text import argument_text
 from graphkit.graphs.walk.capture_differences import CaptureDifference
 from graphkit.records import Node, count_of
 from graphkit.runners.host_numbers import HostNumber

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphkit.audit.baked.architecture import Architecture
-from graphkit.audit.baked.confirmed_differences import DifferencesBySize
+from graphkit.audit.baked.host_changes import DifferencesBySize
 from graphkit.audit.baked.recaptures import Baseline, Recaptures
 from graphkit.errors import CaptureError
 from graphkit.graphs import UNSET_MARKER, named_tensors

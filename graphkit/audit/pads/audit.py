@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog
+from graphkit.audit.audit_log import AuditLog, requests_text
 from graphkit.audit.batch_variants import Fill, largest_number, worst_of
 from graphkit.audit.bugs import Bug
-from graphkit.audit.finding_text import requests_text
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.pads.findings import (
     WrongReplay,

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause, Weights
 from graphkit.audit.pads.state_writes import Write
 from graphkit.ops import verify_tree_greedy
 from graphkit.ops.tree_nodes import parents_and_depths
-from graphkit.records import Mismatch, count_of, distinct_text
+from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.verify.differences import Tensors
@@ -101,13 +101,9 @@ def _text_and_facts(replay: WrongReplay) -> tuple[str, dict[str, Any]]:
         )
         facts = {"field": error.name, "before": error.before, "after": error.after}
         return text, {**facts, "row": error.row}
-    before, after = distinct_text(error.expected, error.got)
-    text = (
-        f"row {error.row} of {error.field} (request {error.request} of {live}) is {after} instead "
-        f"of {before} {variation}."
-    )
-    facts = {"field": error.field, "before": before, "after": after}
-    return text, {**facts, "row": error.row, "request": error.request}
+    facts = {"field": error.field, **row_facts(error)}
+    where, after, before = row_text(error, live), facts["after"], facts["before"]
+    return f"{where} is {after} instead of {before} {variation}.", facts
 
 
 def accepted_drafts(spec: SpecConfig, batch: Any, logits: torch.Tensor) -> torch.Tensor | None:

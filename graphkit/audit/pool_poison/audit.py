@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graphkit.audit.audit_log import AuditLog, Check
-from graphkit.audit.finding_text import argument_text
+from graphkit.audit.audit_log import AuditLog, Check, argument_text, row_facts
 from graphkit.audit.live_tensors import LiveTensors
 from graphkit.audit.pool_poison.effects import PoisonedReplays
 from graphkit.audit.pool_poison.memory import PoolMemory
@@ -30,7 +29,7 @@ from graphkit.audit.pool_poison.ranges import (
 )
 from graphkit.audit.pool_poison.stale_reads import StaleRead, first_stale_read
 from graphkit.graphs import Allocation, StateSnapshot
-from graphkit.records import count_of, distinct_text
+from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import roots_of
 from graphkit.targets import CaptureTarget
@@ -154,12 +153,6 @@ def _report_stale_read(
         reader = f"`{node.short_name}` (node {node.index})"
         if read.argument is not None:
             reader = argument_text(node, read.argument)
-    facts = {}
-    if mismatch is not None:
-        before, after = distinct_text(mismatch.expected, mismatch.got)
-        facts = {
-            "row": mismatch.row, "request": mismatch.request, "before": before, "after": after,
-        }  # fmt: skip
     line = allocation.source if allocation is not None else ""
     check.report(
         "stale pool memory",
@@ -171,7 +164,7 @@ def _report_stale_read(
         names=(name,) if name else (),
         cause="; ".join((line or name, *((node.module, node.source) if node else ()))),
         advice=_ADVICE,
-        **facts,
+        **({} if mismatch is None else row_facts(mismatch)),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from graphkit.audit.audit_log import row_text
 from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import Poison, Range
@@ -70,10 +71,7 @@ class PoisonedReplays:
         found = first_difference(self._expected, got, even_owner(live), runs.rounding)
         if found is not None:
             before, after = distinct_text(found.expected, found.got)
-            text = (
-                f"row {found.row} of {found.field} (request {found.request} of {live}) is {after} "
-                f"instead of {before}"
-            )
+            text = f"{row_text(found, live)} is {after} instead of {before}"
             return Effect(text, found.field, found)
         changed = changed_state(self._state, self._batch, self.runner.sizes.page_size)
         return Effect(f"the state `{changed[0]}` differs", changed[0]) if changed else None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.finding_text import requests_text
+from graphkit.audit.audit_log import AuditLog, requests_text
 from graphkit.audit.shadow.watch import ShadowWatch
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from graphkit.audit.node_switches import Incomparable
-from graphkit.audit.shadow.op_steps import first_result_difference
-from graphkit.audit.shadow.prefixes import first_memory_difference
+from graphkit.audit.shadow.first_results import (
+    first_memory_difference,
+    first_result_difference,
+)
 from graphkit.graphs import (
     UNSET_MARKER,
     Attribution,

@@ -10,14 +10,14 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from graphkit.audit.audit_log import Check
+from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.row_axes import changed_state
 from graphkit.audit.shadow.divergence import Divergence, first_divergence
 from graphkit.config import require_int, require_type
 from graphkit.graphs import StateSnapshot
-from graphkit.records import Finding, Mismatch, count_of, distinct_text
+from graphkit.records import Finding, Mismatch, count_of
 from graphkit.runners import Runner
 from graphkit.runners.launch import Launch
 from graphkit.runners.reachable_objects import ReachableObjects
@@ -251,13 +251,12 @@ class ShadowWatch:
         more: str = "",
         **facts: Any,
     ) -> None:
-        before, after = distinct_text(wrong.expected, wrong.got)
+        facts |= row_facts(wrong)
         distance = f" ({wrong.distance})" if wrong.distance else ""
         text = (
-            f"row {wrong.row} of {wrong.field} (request {wrong.request} of {replay.live}) is "
-            f"{after} {runs[0]} and {before} {runs[1]}{distance}.{more}"
+            f"{row_text(wrong, replay.live)} is {facts['after']} {runs[0]} and {facts['before']} "
+            f"{runs[1]}{distance}.{more}"
         )
-        facts |= {"row": wrong.row, "request": wrong.request, "before": before, "after": after}
         self._report(kind, replay, wrong.field, text, advice, **facts)
 
     def _report(

@@ -1,7 +1,11 @@
-"""Replay of the first nodes of two CUDA graphs, to find the first that leaves different memory.
+"""The first node with other results in a second graph of the same step.
 
-The later nodes, which may reuse memory, are off; the first nodes of both graphs run, and the pools
-that they leave are compared. Bisection finds the node in log2(nodes) steps.
+Recorded graphs are replayed operation by operation, and the results compared. Of CUDA graphs only
+memory can be read: the first nodes of both run, the later ones, which may reuse memory, are off,
+and the pools that they leave are compared. Bisection finds the node in log2(nodes) steps.
+
+Matrix products that add in changing order, with atomics, leave different bits each time. A
+difference beyond rounding shows that a node computes something else.
 """
 
 from __future__ import annotations
@@ -13,13 +17,64 @@ from typing import Any
 import torch
 
 from graphkit.audit.node_switches import Incomparable, Nodes, bisected, switches
-from graphkit.audit.shadow.rounding import is_beyond_rounding
+from graphkit.audit.object_snapshot import checksum
 from graphkit.graphs import Stage
-from graphkit.graphs.pool_memory import device_bytes
+from graphkit.graphs.operands import arguments_written
+from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes
+from graphkit.graphs.recorded_graph import RecordedGraph
+from graphkit.graphs.recorded_op import RecordedOp, replay_context
 from graphkit.records import Argument
 
 Segment = tuple[int, int]
 """Address and size of a memory segment, in bytes."""
+_BLOCK_BYTES = 512
+"""torch's allocator gives every tensor a multiple of this."""
+_SMALLEST = 1e-30
+"""Integers and flags, read as float32, are smaller; they must be equal."""
+_ROUNDINGS = {4: 64, 2: 4}
+"""Rounding errors of a sum of products by item size. In two bytes only the result is rounded."""
+
+
+def first_result_difference(graph: Any, new: Any, replay: Callable[[Any], object]) -> int | None:
+    """Return the index of the first operation whose results differ between two graphs.
+
+    Ignores results that differ between two replays of the first graph, too: those of the refresh,
+    which counts replays, and those of memory that is not initialised.
+
+    Args:
+        graph: A ``RecordedGraph``, or a sequence of them.
+        new: Another one, of the same operations.
+        replay: Replays a graph, each time from the same state.
+    """
+    replays = [_CheckedReplay(each) for each in (graph, graph, new)]
+    for each in replays:
+        replay(each)
+    results = zip(*(each.checksums for each in replays), strict=False)
+    return next((i for i, (one, again, other) in enumerate(results) if one == again != other), None)
+
+
+class _CheckedReplay:
+    """A captured graph that keeps the checksums of each operation's results."""
+
+    def __init__(self, graph: Any) -> None:
+        graphs: Sequence[RecordedGraph] = getattr(graph, "graphs", (graph,))
+        self.output = graph.output
+        self.checksums: list[list[int]] = []
+        self._ops = [op for each in graphs for op in each.ops]
+
+    def replay(self) -> None:
+        """Run every operation; see ``RecordedGraph.replay``."""
+        with replay_context():
+            for op in self._ops:
+                op.run()
+                self.checksums.append([checksum(tensor) for tensor in written_tensors(op)])
+
+
+def written_tensors(op: RecordedOp) -> Iterator[torch.Tensor]:
+    """Yield the results of an operation and the arguments that it writes."""
+    if op.op.overloadpacket not in UNINITIALISED:
+        yield from op.results
+    yield from arguments_written(op.op, op.args, op.kwargs)
 
 
 def first_memory_difference(
@@ -136,3 +191,33 @@ def _segment_of(address: int, segments: Sequence[Segment]) -> Segment:
     if segment is None:
         raise Incomparable("the allocator does not know the graph's memory")
     return segment
+
+
+def is_beyond_rounding(one: torch.Tensor, two: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether any number differs by more than sums in a different order do.
+
+    The dtype of memory in a pool is unknown. So a word of four bytes is close if its numbers are,
+    read in the model's dtype, relative to the largest number of the block. With bfloat16 it may
+    also be read as float32.
+
+    Args:
+        one: Bytes; whole blocks of the allocator.
+        two: As many bytes.
+        dtype: The model's dtype, of at most four bytes.
+    """
+    close = (one == two).view(-1, 4).all(1)
+    allowed = _ROUNDINGS[dtype.itemsize] * torch.finfo(dtype).eps
+    for each in {dtype, torch.float32 if dtype == torch.bfloat16 else dtype}:
+        close |= _close_words(one, two, each, allowed)
+    return not bool(close.all())
+
+
+def _close_words(
+    one: torch.Tensor, two: torch.Tensor, dtype: torch.dtype, allowed: float
+) -> torch.Tensor:
+    """Return for each word of four bytes whether all its numbers are close, bool [words]."""
+    numbers = _BLOCK_BYTES // dtype.itemsize
+    a, b = (each.view(dtype).float().view(-1, numbers) for each in (one, two))
+    largest = torch.where(a.isfinite(), a.abs(), 0.0).amax(1, keepdim=True)
+    close = ((a - b).abs() <= allowed * largest) & (largest > _SMALLEST)
+    return close.view(-1, 4 // dtype.itemsize).all(1)
