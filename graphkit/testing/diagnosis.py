@@ -34,7 +34,7 @@ def probable_bug(runner: Runner[Any, Any], batch: Any, size: int, *, is_padding:
         size: The captured size.
         is_padding: Whether padding changed live rows; if not, the graph differs.
     """
-    undeclared = undeclared_state(runner, batch) if runner.group is None else {}
+    undeclared, _ = undeclared_state(runner, batch) if runner.group is None else ({}, [])
     if undeclared:
         return f"{KIND}. A replay changes {_quoted(undeclared)}. {ADVICE}"
     rounding = Rounding(runner.sizes.dtype)

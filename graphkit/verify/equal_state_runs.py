@@ -20,7 +20,8 @@ from graphkit.verify.differences import (
     largest_difference,
     largest_ulps,
 )
-from graphkit.verify.first_node import FirstNode, first_node, padded_rows, same_rows
+from graphkit.verify.first_node import FirstNode, first_node
+from graphkit.verify.live_rows import padded_rows, same_rows
 from graphkit.verify.rounding import Rounding
 from graphkit.verify.teacher_forcing import TeacherForcing, first_mismatch
 

@@ -21,15 +21,9 @@ from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.comparison import restorable_state
 from graphkit.verify.differences import Tensors, even_owner, first_difference
-from graphkit.verify.first_node import (
-    FirstNode,
-    LiveRows,
-    first_node,
-    node_at,
-    reordered_rows,
-    same_rows,
-)
+from graphkit.verify.first_node import FirstNode, first_node, node_at
 from graphkit.verify.forward_trace import ForwardTrace, traced
+from graphkit.verify.live_rows import LiveRows, reordered_rows, same_rows
 
 Previous = tuple[Any, int]
 """A batch, and the captured size to replay it at."""
@@ -41,7 +35,7 @@ class SampleBatches:
     """Draws batches for a captured runner, and runs them from the same state and random numbers.
 
     A context manager, which restores both when it ends. Holds a copy of the state, and of other
-    tensors that the forward reaches.
+    tensors that the forward reaches, see ``undeclared_tensors``.
 
     Args:
         target: Makes the batches, and declares the state.
@@ -68,7 +62,7 @@ class SampleBatches:
         }
         self._start = StateSnapshot(state, runner.device)
         # Memory that no replay resets; a search for a node begins from what it is now.
-        undeclared = undeclared_tensors(runner, target.weights)
+        undeclared, _ = undeclared_tensors(runner, target.weights)
         self._undeclared = StateSnapshot(undeclared, runner.device)
         self.state = WatchedState(
             self._start,

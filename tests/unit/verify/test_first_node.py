@@ -8,8 +8,9 @@ import torch
 import graphkit as gk
 from graphkit.graphs import StateSnapshot
 from graphkit.verify import EqualStateRuns, Rounding
-from graphkit.verify.first_node import first_node, reordered_rows, same_rows
+from graphkit.verify.first_node import first_node
 from graphkit.verify.forward_trace import traced
+from graphkit.verify.live_rows import reordered_rows, same_rows
 
 HIDDEN, VOCAB, WIDTH = 6, 16, 2
 VERIFY = gk.ForwardMode.TARGET_VERIFY
