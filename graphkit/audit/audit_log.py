@@ -78,7 +78,9 @@ class AuditLog:
                 text=check.text,
                 findings=len(check.findings),
                 severity=min(
-                    (each.severity for each in check.findings), key=SEVERITIES.index, default=""
+                    (finding.severity for finding in check.findings),
+                    key=SEVERITIES.index,
+                    default="",
                 ),
                 seconds=time.perf_counter() - began,
             )

@@ -77,15 +77,17 @@ def _first_modules(*roots: Any) -> Iterator[list[str]]:
 
     def hook(name: str) -> Any:
         def check(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            tensors = (each for each in tree_leaves(output) if isinstance(each, torch.Tensor))
-            if not found and any(len(not_finite_rows(each)) for each in tensors if each.dim()):
+            tensors = (value for value in tree_leaves(output) if isinstance(value, torch.Tensor))
+            if not found and any(
+                len(not_finite_rows(tensor)) for tensor in tensors if tensor.dim()
+            ):
                 found.append(name)
 
         return check
 
     seen: set[int] = set()
     with ExitStack() as stack:
-        for root in _modules_of(roots):
+        for root in _modules(roots):
             for name, module in root.named_modules():
                 if id(module) not in seen:
                     seen.add(id(module))
@@ -94,8 +96,8 @@ def _first_modules(*roots: Any) -> Iterator[list[str]]:
         yield found
 
 
-def _modules_of(roots: Any) -> Iterator[nn.Module]:
+def _modules(roots: Any) -> Iterator[nn.Module]:
     for root in roots:
-        for each in root if isinstance(root, (list, tuple)) else (root,):
-            if isinstance(each, nn.Module):
-                yield each
+        for value in root if isinstance(root, (list, tuple)) else (root,):
+            if isinstance(value, nn.Module):
+                yield value

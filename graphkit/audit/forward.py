@@ -91,9 +91,9 @@ def _report_write(check: Check, write: InputWrite, node: Node | None) -> None:
 
 def _report_draws(check: Check, draws: Sequence[NodeOrigin], record: GraphRecord) -> None:
     """Report one note per operation and line, which many layers may share."""
-    for (op, source), count in Counter((each.op, each.source) for each in draws).items():
-        first = next(each for each in draws if (each.op, each.source) == (op, source))
-        node = _node_of(first, record)
+    for (op, source), count in Counter((draw.op, draw.source) for draw in draws).items():
+        first = next(draw for draw in draws if (draw.op, draw.source) == (op, source))
+        node = _find_node(first, record)
         more = f" It does so {count} times." if count > 1 else ""
         check.report(
             "random draw",
@@ -118,7 +118,7 @@ def _writing_node(runs: EqualStateRuns, record: GraphRecord, write: InputWrite) 
     """Return the node that writes an input field; ``None`` if it cannot be found."""
     runner = runs.runner
     if write.origin is not None:
-        return _node_of(write.origin, record)
+        return _find_node(write.origin, record)
     is_stored = any(layout.name == write.field for layout in runner.buffers.layouts)
     if not is_stored or runner.group is not None:  # ranks would replay other parts of their graphs
         return None
@@ -129,7 +129,7 @@ def _writing_node(runs: EqualStateRuns, record: GraphRecord, write: InputWrite) 
     return None if index is None else record.nodes[index]
 
 
-def _node_of(origin: NodeOrigin, record: GraphRecord) -> Node | None:
+def _find_node(origin: NodeOrigin, record: GraphRecord) -> Node | None:
     """Return the first node that an operation created; compiled functions have other nodes."""
     facts = origin.op, origin.module, origin.source
     return next((n for n in record.nodes if (n.op, n.module, n.source) == facts), None)

@@ -155,7 +155,7 @@ class _Search:
         self.expected = runs.eager(steps)
         self.count = len(self.expected) - 1
         changes = self._start.changes(ObjectSnapshot(self._roots, {}))
-        self._unrepeated = [each.name for each in changes]
+        self._unrepeated = [change.name for change in changes]
         self._start.restore()
 
     def report_to(self, check: Check) -> None:
@@ -224,7 +224,9 @@ class _Search:
     def _differences(self, steps: int, got: RequestRun) -> dict[str, tuple[str, str]]:
         """Return the expected and the actual value of what differs after some steps, by name."""
         found = self.expected[steps].differences(got, self._rounding)
-        return {name: distinct_text(each.expected, each.got) for name, each in found.items()}
+        return {
+            name: distinct_text(mismatch.expected, mismatch.got) for name, mismatch in found.items()
+        }
 
 
 def _names(names: Iterable[str]) -> str:

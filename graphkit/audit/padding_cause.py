@@ -7,14 +7,10 @@ Used wherever a padded step differs from the unpadded one: by the audits of pads
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
-
-from graphkit.audit.batch_variants import Fill, Requests, largest_number, worst_of
+from graphkit.audit.batch_variants import Fill, Requests, fill_floats, largest_number
 from graphkit.audit.bugs import Bug
 from graphkit.audit.forward_caches import ForwardCache, cache_at_fault
 from graphkit.errors import InspectError
@@ -23,8 +19,7 @@ from graphkit.runners import Runner
 from graphkit.verify import EqualStateRuns, Rounding
 from graphkit.verify.differences import even_owner, first_difference
 from graphkit.verify.first_node import FirstNode
-
-Weights = nn.Module | Mapping[str, torch.Tensor] | None
+from graphkit.verify.forward_trace import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +112,9 @@ def _contents_matter(runs: EqualStateRuns) -> bool:
     """Return whether other contents of pad rows change live rows of the padded step."""
     runner, size = runs.runner, runs.padded_batch_size
     rounding = Rounding(runner.sizes.dtype)
-    requests = Requests.of(runs.batch, runner.buffers.layouts, runner.buffers.capacity)
+    requests = Requests.from_batch(runs.batch, runner.buffers.layouts, runner.buffers.capacity)
     fills: tuple[Fill, ...] = (
-        worst_of(math.nan),
+        fill_floats(math.nan),
         lambda layout, _rows: largest_number(layout, runner.sizes, runner.steps_ahead()),
     )
     padded = runs.padded()

@@ -81,7 +81,9 @@ def check_pointers(record: GraphRecord, check: Check, live: LiveTensors) -> None
     if undeclared:
         _report_undeclared(check, undeclared, live)
     for node in record.nodes:
-        unreadable = [i for i, each in enumerate(node.arguments) if each.kind == "unreadable"]
+        unreadable = [
+            i for i, argument in enumerate(node.arguments) if argument.kind == "unreadable"
+        ]
         if unreadable:
             check.report(
                 "unreadable argument",
@@ -179,7 +181,7 @@ def _check_inputs(record: GraphRecord, runner: Runner[Any, Any], check: Check) -
     ]
     if unread:
         noun = "field" if len(unread) == 1 else "fields"
-        fields = f"{noun} {', '.join(f'`{each}`' for each in unread)}"
+        fields = f"{noun} {', '.join(f'`{name}`' for name in unread)}"
         check.report(
             "dead input",
             f"no node reads the input {fields}: replays ignore the values.",

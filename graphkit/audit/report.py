@@ -14,7 +14,7 @@ from graphkit.audit.causes import merged_by_cause
 from graphkit.audit.finite import audit_finite
 from graphkit.audit.forward import audit_forward
 from graphkit.audit.launch import audit_launch, audit_streams
-from graphkit.audit.lock import check_lock, graphs_to_lock, lock_of
+from graphkit.audit.lock import check_lock, graphs_to_lock, make_lock
 from graphkit.audit.loop import audited_step
 from graphkit.audit.misses import audit_misses
 from graphkit.audit.pads import audit_pads
@@ -113,7 +113,7 @@ def audit_target(
     if lock is not None:
         names = {mode.name for mode in modes or ()}
         locked = tuple(graph for graph in lock.graphs if not names or graph.mode in names)
-        check_lock(replace(lock, graphs=locked), lock_of(target.name, graphs, here), log)
+        check_lock(replace(lock, graphs=locked), make_lock(target.name, graphs, here), log)
     return AuditReport(
         target=target.name,
         backend=backend.name,
@@ -143,7 +143,7 @@ def lock_target(
             graphs += graphs_to_lock(target, runner) if runner else []
     if not graphs:
         raise TargetError(f"target {target.name!r} has no graph to lock: its modes run eagerly.")
-    return lock_of(target.name, graphs, graphs[0].environment)
+    return make_lock(target.name, graphs, graphs[0].environment)
 
 
 def representative_sizes(target: CaptureTarget) -> list[int]:

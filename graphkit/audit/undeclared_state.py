@@ -15,7 +15,6 @@ from torch import nn
 
 from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.changing_lines import changing_lines
-from graphkit.audit.padding_cause import Weights
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.recorded_op import storage_id
@@ -25,6 +24,7 @@ from graphkit.runners.reachable_objects import ReachableObjects, roots_of
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
 from graphkit.verify.comparison import restorable_state
+from graphkit.verify.forward_trace import Weights
 
 KIND = "undeclared state"
 ADVICE = "Declare it as mutable_state: captures and audits then restore its contents."

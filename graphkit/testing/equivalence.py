@@ -66,7 +66,7 @@ def assert_replay_equivalent(
     if first is None:
         raise TargetError("there is no batch to compare. Give at least one.")
     for batch in chain([first], given):
-        for size in _sizes_of(runner, batch, padded_batch_size):
+        for size in _compared_sizes(runner, batch, padded_batch_size):
             comparison = compare_runs(runner, batch, size, allowed, tolerance=tolerance)
             if comparison.mismatches:
                 is_padding = comparison.mismatches[0].kind == PADDING_LEAKS
@@ -155,7 +155,7 @@ def _is_limit(value: object) -> bool:
     return isinstance(value, (int, float)) and value >= 0
 
 
-def _sizes_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> tuple[int, ...]:
+def _compared_sizes(runner: Runner[Any, Any], batch: Any, size: int | None) -> tuple[int, ...]:
     """Return the captured sizes to compare a batch at; none for an idle batch."""
     decision = runner.can_replay(batch)
     if not decision:
@@ -168,5 +168,5 @@ def _sizes_of(runner: Runner[Any, Any], batch: Any, size: int | None) -> tuple[i
     if size is not None:
         return (size,)
     assert decision.padded_batch_size is not None, "a batch with requests has a size"
-    larger = [each for each in runner.table if each > batch.batch_size]
+    larger = [size for size in runner.table if size > batch.batch_size]
     return tuple(dict.fromkeys((decision.padded_batch_size, *larger[:1])))

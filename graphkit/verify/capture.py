@@ -66,12 +66,12 @@ def capture_target(
         for mode in chosen:
             if mode in target.forwards:
                 runner = stack.enter_context(target.runner(mode, **settings))
-                batch_of = partial(_batch_of, target, mode)
-                captured.append(_captured(runner, batch_of, compare_runs, attribution, progress))
+                draw = partial(_sample_batch, target, mode)
+                captured.append(_captured(runner, draw, compare_runs, attribution, progress))
             else:
                 step = stack.enter_context(open_step(target, **settings))
                 captured.append(_captured_step(step, attribution, progress))
-        checks = [check for each in captured for check in each.checks]
+        checks = [check for mode in captured for check in mode.checks]
         wrapper = None
         if target.model is not None and any(mode in WRAPPED_MODES for mode in chosen):
             wrapper = compare_wrapper(target, target.model, device=device)
@@ -81,8 +81,8 @@ def capture_target(
         target=target.name,
         backend=used.name,
         environment=environment(used.device),
-        modes=tuple(each.mode for each in captured),
-        mismatches=tuple(mismatch for each in captured for mismatch in each.mismatches),
+        modes=tuple(mode.mode for mode in captured),
+        mismatches=tuple(mismatch for mode in captured for mismatch in mode.mismatches),
         graphs=graphs,
         wrapper=wrapper,
     )
@@ -97,13 +97,13 @@ class _CapturedMode:
     mismatches: Sequence[Mismatch]
 
 
-def _batch_of(target: CaptureTarget, mode: ForwardMode, batch_size: int) -> Any:
+def _sample_batch(target: CaptureTarget, mode: ForwardMode, batch_size: int) -> Any:
     return target.batch(mode, batch_size, _SEED + batch_size)
 
 
 def _captured(
     runner: Runner[Any, Any],
-    batch_of: Callable[[int], Any],
+    draw: Callable[[int], Any],
     compare: Callable[[Any, Any, int], Comparison],
     attribution: Attribution | None,
     progress: Progress,
@@ -124,7 +124,7 @@ def _captured(
     measured: list[SizeRecord] = []
     checks: list[SizeCheck] = []
     for size in record.modes[0].sizes:
-        check = SizeCheck(runner, size.batch_size, batch_of, compare)
+        check = SizeCheck(runner, size.batch_size, draw, compare)
         for live in range(1, size.batch_size + 1):
             check.compare(live)
             step(f"comparing {live} at {size.batch_size}")

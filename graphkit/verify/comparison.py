@@ -114,7 +114,7 @@ def _input_mismatch(
         watch = ForwardWatch(runner.step, runner.device)
         with watch.watching():
             runs.padded()
-        origins = (each.origin for each in watch.writes if each.field == write.field)
+        origins = (other.origin for other in watch.writes if other.field == write.field)
         origin = next(origins, None) or origin
     return Mismatch(
         field=write.field,

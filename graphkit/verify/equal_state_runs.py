@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import nn
 
 from graphkit.graphs import CapturedGraph, StateSnapshot
 from graphkit.records import Mismatch
@@ -21,6 +18,7 @@ from graphkit.verify.differences import (
     largest_ulps,
 )
 from graphkit.verify.first_node import FirstNode, first_node
+from graphkit.verify.forward_trace import Weights
 from graphkit.verify.live_rows import padded_rows, same_rows
 from graphkit.verify.rounding import Rounding
 from graphkit.verify.teacher_forcing import TeacherForcing, first_mismatch
@@ -146,9 +144,7 @@ class EqualStateRuns:
             pairs, lambda pair: compare(pair.own, pair.recorded, pair.owner)
         ) or compare(unpadded, self._last_padded, self._owner)
 
-    def first_node(
-        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
-    ) -> FirstNode | None:
+    def first_node(self, weights: Weights = None) -> FirstNode | None:
         """Return the first node at which the padded step differs from the unpadded one.
 
         Args:
@@ -158,9 +154,7 @@ class EqualStateRuns:
         runs = self.padding_difference, self.padded
         return first_node(self.runner.step, runs, rows, self.rounding, weights)
 
-    def first_unstable_node(
-        self, weights: nn.Module | Mapping[str, torch.Tensor] | None = None
-    ) -> FirstNode | None:
+    def first_unstable_node(self, weights: Weights = None) -> FirstNode | None:
         """Return the first node at which two runs of the padded step differ."""
         runs = self.padded, self.padded
         return first_node(self.runner.step, runs, same_rows, self.rounding, weights)
@@ -185,14 +179,14 @@ class EqualStateRuns:
         reported.
         """
         repeated = [self.padded() for _ in range(_REPEATS)]
-        differences = (self.graph_difference(padded, each) for each in repeated)
-        unstable = next((each for each in differences if each is not None), None)
+        differences = (self.graph_difference(padded, run) for run in repeated)
+        unstable = next((difference for difference in differences if difference is not None), None)
         if unstable is None:
             return GraphVerdict(self.graph_difference(padded, replayed), None, True)
         most = self.rounding.most
-        if any(self.graph_difference(padded, each, most) is not None for each in repeated):
+        if any(self.graph_difference(padded, run, most) is not None for run in repeated):
             return GraphVerdict(self.graph_difference(padded, replayed), unstable, False)
-        natural = max(largest_ulps(padded, each, self.rounding) for each in repeated)
+        natural = max(largest_ulps(padded, run, self.rounding) for run in repeated)
         wrong = self.graph_difference(padded, replayed, self.rounding.beside(natural))
         return GraphVerdict(wrong, unstable, True)
 

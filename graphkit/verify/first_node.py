@@ -7,18 +7,17 @@ length of a batch with pads may differ, and every live row still be right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import count, zip_longest
 from typing import Any
 
 import torch
-from torch import nn
 
 from graphkit.graphs.attribution import NodeOrigin
 from graphkit.runners.step import Step
-from graphkit.verify.forward_trace import ForwardTrace, TracedOp, traced
+from graphkit.verify.forward_trace import ForwardTrace, TracedOp, Weights, traced
 from graphkit.verify.live_rows import LiveRows
 from graphkit.verify.rounding import Rounding
 
@@ -54,7 +53,7 @@ def first_node(
     runs: tuple[TracedRun, TracedRun],
     rows: LiveRows,
     rounding: Rounding,
-    weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+    weights: Weights = None,
 ) -> FirstNode | None:
     """Run a step twice for each call of its forward, and return the first node that differs.
 
@@ -190,12 +189,12 @@ class _DataFlow:
             return True
         pairs = list(zip(expected.values, got.values, strict=True))
         known = [(one, other) for one, other in pairs if one is not None and other is not None]
-        if not all(self._agree_in_live_rows(*each) for each in known):
+        if not all(self._agree_in_live_rows(*pair) for pair in known):
             return True
         return False if len(known) == len(pairs) else None
 
     def _agree_in_live_rows(self, expected: torch.Tensor, got: torch.Tensor) -> bool:
-        return any(self._agree(*each) for each in self._rows(expected, got))
+        return any(self._agree(*reading) for reading in self._rows(expected, got))
 
     def _agree(self, expected: torch.Tensor, got: torch.Tensor) -> bool:
         if expected.shape != got.shape or expected.dtype != got.dtype:
@@ -207,7 +206,7 @@ class _DataFlow:
             return torch.equal(a, b)
         a, b = a.double(), b.double()
         difference = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
-        eps = max(torch.finfo(each).eps for each in (self._dtype, got.dtype))
+        eps = max(torch.finfo(dtype).eps for dtype in (self._dtype, got.dtype))
         finite = a.abs().nan_to_num(0.0, posinf=0.0)
         largest = finite.amax() if finite.numel() else finite.sum()
         return not bool((~(difference <= self._allowed * eps * largest)).any())
@@ -215,7 +214,10 @@ class _DataFlow:
     def _node(self, step: int, call: int) -> FirstNode:
         expected, got = self._steps[step]
         outside = tuple(
-            each for trace in (self._got, self._expected) for op in trace.ops for each in op.outside
+            tensor
+            for trace in (self._got, self._expected)
+            for op in trace.ops
+            for tensor in op.outside
         )
         if got is None:
             assert expected is not None, "a step has an operation"

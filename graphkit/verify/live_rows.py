@@ -45,10 +45,10 @@ def padded_rows(requests: int, size: int) -> LiveRows:
             for parts in range(2, width + 1):
                 if width % parts == 0:
                     split = [
-                        each.unflatten(dim, (parts, -1)).narrow(
+                        tensor.unflatten(dim, (parts, -1)).narrow(
                             dim + 1, 0, requests * width // parts
                         )
-                        for each in (expected, got)
+                        for tensor in (expected, got)
                     ]
                     yield split[0], split[1]
 

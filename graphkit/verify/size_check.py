@@ -35,7 +35,7 @@ class SizeCheck:
     Args:
         runner: Captured.
         size: The captured size.
-        batch_of: Returns a batch of a number of requests.
+        draw: Returns a batch of a number of requests.
         compare: Compares the replay of a batch at a captured size with the step without a graph.
 
     Attributes:
@@ -46,23 +46,23 @@ class SizeCheck:
         self,
         runner: Runner[Any, Any],
         size: int,
-        batch_of: Callable[[int], Any],
+        draw: Callable[[int], Any],
         compare: Callable[[Any, Any, int], Comparison],
     ) -> None:
-        self._runner, self._size, self._batch_of, self._compare = runner, size, batch_of, compare
+        self._runner, self._size, self._draw, self._compare = runner, size, draw, compare
         self._largest, self._compared = 0.0, 0
         self.mismatches: list[Mismatch] = []
 
     def compare(self, live: int) -> None:
         """Compare the replay of a batch of ``live`` requests with the step without a graph."""
-        comparison = self._compare(self._runner, self._batch_of(live), self._size)
+        comparison = self._compare(self._runner, self._draw(live), self._size)
         self._compared += 1
         self._largest = max(self._largest, comparison.largest_difference)
         self.mismatches += comparison.mismatches
 
     def measured(self, record: SizeRecord) -> SizeRecord:
         """Return the size's record with the outcome so far and the duration of a full batch."""
-        batch = self._batch_of(self._size)
+        batch = self._draw(self._size)
         return replace(
             record,
             replay_us=self._duration_us(lambda: self._runner.replay(batch)),
@@ -77,7 +77,7 @@ class SizeCheck:
         Args:
             weights: As for ``Runner.inspect``.
         """
-        batch = self._batch_of(self._size)
+        batch = self._draw(self._size)
         with self._preserved():
             return self._runner.inspect(
                 self._size,

@@ -77,7 +77,7 @@ def _search_undeclared(
     search = numbers.search(recaptures, baseline)
     for candidate, found in search.followed:
         report_followed(check, candidate, found, baseline.records)
-    constants = [*numbers.constants, *(each.first for each in search.fixed)]
+    constants = [*numbers.constants, *(candidate.first for candidate in search.fixed)]
     kept = report_constants(check, constants, baseline.records)
     check.text = (
         f"changed {count_of(len(numbers.candidates), 'undeclared number')} in "
@@ -85,7 +85,7 @@ def _search_undeclared(
         f"{kept} of {count_of(len(constants), 'constant')} of the architecture among arguments"
     )
     if search.left:
-        names = ", ".join(each.first.name for each in search.left)
+        names = ", ".join(candidate.first.name for candidate in search.left)
         check.text += f"; not searched within {count_of(search.captures, 'capture')}: {names}"
 
 
@@ -96,7 +96,9 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
     check.text = f"captured again: {_counts(found, baseline)}"
     if any(baseline.unset.values()):
         check.text += "; ignored bytes that torch leaves unset"
-    for size, (first, *others) in ((size, each) for size, each in found.items() if each):
+    for size, (first, *others) in (
+        (size, differences) for size, differences in found.items() if differences
+    ):
         check.report(
             "capture is not deterministic",
             f"two captures of the same step differ in {count_of(1 + len(others), 'place')}, first "
@@ -110,7 +112,7 @@ def _check_determinism(recaptures: Recaptures, check: Check) -> Baseline:
 
 
 def _counts(found: DifferencesBySize, baseline: Baseline) -> str:
-    differences, nodes = (sum(map(len, each.values())) for each in (found, baseline.nodes))
+    differences, nodes = (sum(map(len, by_size.values())) for by_size in (found, baseline.nodes))
     return (
         f"{count_of(differences, 'difference')} in {count_of(nodes, 'node')} of "
         f"{count_of(len(found), 'graph')}"

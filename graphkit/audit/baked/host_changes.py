@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphkit.audit.baked.recaptures import Baseline, BatchOf, Recaptures
+from graphkit.audit.baked.recaptures import Baseline, DrawBatch, Recaptures
 from graphkit.audit.pointers import may_be_unset
 from graphkit.errors import TargetError
 from graphkit.graphs import UNSET_MARKER
@@ -41,7 +41,7 @@ class HostChange:
     subject: str
     before: str
     after: str
-    apply: Callable[[], BatchOf]
+    apply: Callable[[], DrawBatch]
     undo: Callable[[], object]
 
 
@@ -70,7 +70,7 @@ def host_changes(
         subject="the batch contents",
         before="one batch",
         after="another",
-        apply=lambda: recaptures.batch_of(seed=2),
+        apply=lambda: recaptures.batches(seed=2),
         undo=lambda: None,
     )
     if runner.table.largest > 1:
@@ -79,7 +79,7 @@ def host_changes(
             subject="the number of live requests",
             before="a full batch",
             after="1 request",
-            apply=lambda: recaptures.batch_of(seed=1, live=1),
+            apply=lambda: recaptures.batches(seed=1, live=1),
             undo=lambda: None,
         )
     for name, (setter, values) in target.host_values.items():
@@ -90,9 +90,9 @@ def host_changes(
 def _declared_change(
     name: str, setter: Callable[[Any], None], before: Any, after: Any, recaptures: Recaptures
 ) -> HostChange:
-    def apply() -> BatchOf:
+    def apply() -> DrawBatch:
         setter(after)
-        return recaptures.batch_of(seed=1)
+        return recaptures.batches(seed=1)
 
     return HostChange(
         name, f"`{name}`", _one_line(before), _one_line(after), apply, lambda: setter(before)
@@ -115,7 +115,8 @@ def confirmed_differences(
             if recaptures.on_any_rank(any(found.values())):
                 again = _compare_again(recaptures, baseline, change, stack_fill, changed_first)
                 found = {
-                    size: [each for each in found[size] if each in again[size]] for size in found
+                    size: [difference for difference in found[size] if difference in again[size]]
+                    for size in found
                 }
         return _without_unset_bytes(found, recaptures, baseline, change)
     finally:
@@ -132,8 +133,8 @@ def _compare_again(
     captures = {}
     for is_changed in (changed_first, not changed_first):
         change.undo()
-        batch_of = change.apply() if is_changed else recaptures.batch_of(seed=1)
-        captures[is_changed] = recaptures.canonical_nodes(batch_of, stack_fill)
+        draw = change.apply() if is_changed else recaptures.batches(seed=1)
+        captures[is_changed] = recaptures.canonical_nodes(draw, stack_fill)
     return baseline.differences(captures[False], captures[True])
 
 
@@ -142,7 +143,11 @@ def _without_unset_bytes(
 ) -> DifferencesBySize:
     """Drop differences in bytes that may be unset, if replays of the captures are equal."""
     certain = {
-        size: [each for each in differences if not _may_be_unset(each, baseline.records[size])]
+        size: [
+            difference
+            for difference in differences
+            if not _may_be_unset(difference, baseline.records[size])
+        ]
         for size, differences in found.items()
     }
     if not recaptures.on_any_rank(certain != found):

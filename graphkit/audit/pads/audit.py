@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from graphkit.audit.audit_log import AuditLog, requests_text
-from graphkit.audit.batch_variants import Fill, largest_number, worst_of
+from graphkit.audit.batch_variants import Fill, fill_floats, largest_number
 from graphkit.audit.bugs import Bug
 from graphkit.audit.padding_cause import Cause, padding_cause
 from graphkit.audit.pads.findings import (
@@ -55,7 +55,7 @@ def audit_pads(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -
             with log.check("pads", runner.mode.name, size) as check:
                 sizes = live_sizes(runner.table, size)
                 batches = [_LiveBatch(samples, size, live, log.tolerance) for live in sizes]
-                wrong = [each for batch in batches for each in batch.audit()]
+                wrong = [replay for batch in batches for replay in batch.audit()]
                 report_wrong_replays(check, wrong, runner, target.weights)
                 replays = count_of(sum(batch.replays for batch in batches), "replay")
                 check.text = (
@@ -98,7 +98,7 @@ class _LiveBatch:
         )
         self._is_unstable = bool(found)
         yield from found
-        is_unusable = any(each.bug is not Bug.NONDETERMINISTIC_ROUNDING for each in found)
+        is_unusable = any(wrong.bug is not Bug.NONDETERMINISTIC_ROUNDING for wrong in found)
         if not self._on_any_rank(is_unusable):
             yield from [*self._vary_pads(), *self._vary_previous(), *self._vary_order()]
         yield from self._stray_writes
@@ -115,7 +115,7 @@ class _LiveBatch:
         """Vary the contents of pad rows, and of the memory that pad rows read."""
         state = self._samples.state
         for value in (math.nan, math.inf):
-            batch = self._requests.padded(self._size, worst_of(value))
+            batch = self._requests.padded(self._size, fill_floats(value))
             variation = f"with {value} in pad rows and reserved slots"
             yield from self._replay_pads(variation, batch, partial(state.poison, value))
         for content, fill in self._fills().items() if self._size > self._live else ():

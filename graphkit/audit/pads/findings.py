@@ -10,7 +10,7 @@ import torch
 
 from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.bugs import Bug
-from graphkit.audit.padding_cause import Cause, Weights
+from graphkit.audit.padding_cause import Cause
 from graphkit.audit.pads.state_writes import Write
 from graphkit.ops import verify_tree_greedy
 from graphkit.ops.tree_nodes import parents_and_depths
@@ -18,6 +18,7 @@ from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.verify.differences import Tensors
+from graphkit.verify.forward_trace import Weights
 
 
 @dataclass(frozen=True, slots=True)

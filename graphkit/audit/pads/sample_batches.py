@@ -89,7 +89,7 @@ class SampleBatches:
     def requests(self, live: int, variant: int = 0) -> Requests:
         """Return the requests of ``draw(live, variant)``."""
         buffers = self.runner.buffers
-        return Requests.of(self.draw(live, variant), buffers.layouts, buffers.capacity)
+        return Requests.from_batch(self.draw(live, variant), buffers.layouts, buffers.capacity)
 
     def runs(self, batch: Any, size: int, **options: Any) -> EqualStateRuns:
         """Return runs of a batch at a captured size; options as for ``EqualStateRuns``."""
@@ -135,7 +135,7 @@ class SampleBatches:
         if self.runner.group is not None:
             return Cause(bug)
         usual, reordered = (
-            self.runs(each.batch(), size).unpadded for each in (requests, requests.take(order))
+            self.runs(part.batch(), size).unpadded for part in (requests, requests.take(order))
         )
         output: dict[str, torch.Tensor] = {}
         rounding = Rounding(self.runner.sizes.dtype)
@@ -145,7 +145,7 @@ class SampleBatches:
             return first_difference(expected, got, even_owner(1), rounding, rounding.most) is None
 
         first = self._first_node(
-            (usual, reordered), reordered_rows(order, requests.tokens_of(order).tolist())
+            (usual, reordered), reordered_rows(order, requests.token_rows(order).tolist())
         )
         read = () if first is None else first.outside
         cache = cache_at_fault(self.runner, read, lambda: output.update(usual()), agrees)

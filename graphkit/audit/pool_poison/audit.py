@@ -23,8 +23,8 @@ from graphkit.audit.pool_poison.ranges import (
     FILLS,
     Poison,
     Range,
-    range_of,
     ranges_to_fill,
+    tensor_range,
     without,
 )
 from graphkit.audit.pool_poison.stale_reads import StaleRead, first_stale_read
@@ -90,13 +90,13 @@ class _Search:
         self._weights = target.weights
         runner, graphs = replays.runner, replays.runner.graphs
         self._own = graphs[replays.size].allocations
-        self._all = [each for graph in graphs.values() for each in graph.allocations]
+        self._all = [allocation for graph in graphs.values() for allocation in graph.allocations]
         declared = chain.from_iterable(
             tensors.values() for tensors in runner.memory_names(target.weights).values()
         )
         outputs = tree_leaves(graphs[replays.size].output)
         kept = (*outputs, *declared, *target.kept_tensors().values())
-        self._kept = [range_of(tensor) for tensor in kept]
+        self._kept = [tensor_range(tensor) for tensor in kept]
 
     def run(self) -> None:
         """Report every read of stale memory that is found."""
@@ -124,7 +124,7 @@ class _Search:
     def _report(self, read: StaleRead) -> Range:
         """Report a read, and return the range of the memory that it reads from."""
         address = read.unit[0]
-        is_live = self._replays.memory.block_of(address).is_live
+        is_live = self._replays.memory.block_at(address).is_live
         name = self._live.name(address) if is_live else ""
         allocation = _allocation_at(address, is_live, self._own, self._all)
         _report_stale_read(self._check, read, name, allocation)
@@ -180,9 +180,18 @@ def _allocation_at(
         others: Those of all graphs, in the order of their captures.
     """
     if is_live:
-        return next((each for each in reversed(others) if each.begin <= address < each.end), None)
-    unset = (each for each in own if not each.is_initialised)
-    return next((each for each in unset if each.begin <= address < each.end), None)
+        return next(
+            (
+                allocation
+                for allocation in reversed(others)
+                if allocation.begin <= address < allocation.end
+            ),
+            None,
+        )
+    unset = (allocation for allocation in own if not allocation.is_initialised)
+    return next(
+        (allocation for allocation in unset if allocation.begin <= address < allocation.end), None
+    )
 
 
 def _device_segments(device: torch.device) -> list[Range]:
@@ -190,4 +199,6 @@ def _device_segments(device: torch.device) -> list[Range]:
     if device.type != "cuda":
         return []
     segments = torch.cuda.memory_snapshot()
-    return [(each["address"], each["address"] + each["total_size"]) for each in segments]
+    return [
+        (segment["address"], segment["address"] + segment["total_size"]) for segment in segments
+    ]

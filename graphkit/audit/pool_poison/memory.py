@@ -54,7 +54,7 @@ class PoolMemory:
                     break
                 yield block.data[max(begin - block.begin, 0) : end - block.begin]
 
-    def block_of(self, address: int) -> PoolBlock:
+    def block_at(self, address: int) -> PoolBlock:
         """Return the block that an address is in."""
         return self.blocks[bisect_right(self.blocks, address, key=lambda block: block.end)]
 
@@ -64,7 +64,7 @@ def _address_words(data: torch.Tensor, segments: Sequence[Range]) -> torch.Tenso
     if not segments:
         return torch.empty(0, dtype=torch.int64)
     edges = sorted(segments)
-    begins, ends = (torch.tensor(each, device=data.device) for each in zip(*edges, strict=True))
+    begins, ends = (torch.tensor(edge, device=data.device) for edge in zip(*edges, strict=True))
     found = []
     for index, words in enumerate(data.view(torch.int64).split(_CHUNK // 8)):
         at = torch.bucketize(words, begins, right=True) - 1

@@ -52,7 +52,7 @@ def first_stale_read(
     if effect is None:
         return None
     span = poison.unit(unit)
-    around = replays.memory.block_of(span[0]).begin, span[1]
+    around = replays.memory.block_at(span[0]).begin, span[1]
     node = _first_dependent(replays, nodes, poison, unit) or _first_pointing(nodes, around)
     argument = None if node is None else _nearest_argument(node, around)[1]
     return StaleRead(span, poison.fill, effect, node, argument)
@@ -106,4 +106,4 @@ def _nearest_argument(node: Node, around: Range) -> tuple[int, int | None]:
         for pointer in argument.pointers
         if begin <= pointer.address < end
     ]
-    return max(found, default=(0, None), key=lambda each: each[0])
+    return max(found, default=(0, None), key=lambda found: found[0])

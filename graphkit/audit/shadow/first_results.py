@@ -46,10 +46,10 @@ def first_result_difference(graph: Any, new: Any, replay: Callable[[Any], object
         new: Another one, of the same operations.
         replay: Replays a graph, each time from the same state.
     """
-    replays = [_CheckedReplay(each) for each in (graph, graph, new)]
-    for each in replays:
-        replay(each)
-    results = zip(*(each.checksums for each in replays), strict=False)
+    replays = [_CheckedReplay(captured) for captured in (graph, graph, new)]
+    for checked in replays:
+        replay(checked)
+    results = zip(*(checked.checksums for checked in replays), strict=False)
     return next((i for i, (one, again, other) in enumerate(results) if one == again != other), None)
 
 
@@ -60,7 +60,7 @@ class _CheckedReplay:
         graphs: Sequence[RecordedGraph] = getattr(graph, "graphs", (graph,))
         self.output = graph.output
         self.checksums: list[list[int]] = []
-        self._ops = [op for each in graphs for op in each.ops]
+        self._ops = [op for part in graphs for op in part.ops]
 
     def replay(self) -> None:
         """Run every operation; see ``RecordedGraph.replay``."""
@@ -105,7 +105,7 @@ def first_memory_difference(
     pools = _Pools(*nodes, device)
     with pools.preserved(), ExitStack() as stack:
         switched = [
-            stack.enter_context(switches(*each)) for each in zip(graphs, nodes, strict=True)
+            stack.enter_context(switches(*captured)) for captured in zip(graphs, nodes, strict=True)
         ]
 
         def differ(count: int) -> bool:
@@ -129,13 +129,13 @@ class _Pools:
 
     def __init__(self, before: Nodes, after: Nodes, device: torch.device) -> None:
         segments = [
-            (int(each["address"]), int(each["total_size"]))
-            for each in torch.cuda.memory_snapshot()
-            if tuple(each["segment_pool_id"]) != (0, 0)
+            (int(segment["address"]), int(segment["total_size"]))
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) != (0, 0)
         ]
         pairs: dict[Segment, Segment] = {}
         for addresses in _pool_addresses(before, after):
-            one, other = (_segment_of(address, segments) for address in addresses)
+            one, other = (_find_segment(address, segments) for address in addresses)
             is_aligned = addresses[0] - one[0] == addresses[1] - other[0]
             if not is_aligned or pairs.setdefault(one, other) != other:
                 raise Incomparable("the memory of the two captures is laid out differently")
@@ -159,8 +159,8 @@ class _Pools:
 
     def clear(self) -> None:
         """Fill the memory of both graphs with zeros."""
-        for each in (each for pair in self._pairs for each in pair):
-            each.zero_()
+        for memory in (memory for pair in self._pairs for memory in pair):
+            memory.zero_()
 
     def differ(self, dtype: torch.dtype | None) -> bool:
         """Return whether common bytes differ; with a dtype, beyond rounding."""
@@ -185,8 +185,8 @@ def _pool_address(argument: Argument) -> int:
     return pointer.address if pointer is not None and pointer.memory == "pool" else 0
 
 
-def _segment_of(address: int, segments: Sequence[Segment]) -> Segment:
-    found = (each for each in segments if each[0] <= address < each[0] + each[1])
+def _find_segment(address: int, segments: Sequence[Segment]) -> Segment:
+    found = (segment for segment in segments if segment[0] <= address < segment[0] + segment[1])
     segment = next(found, None)
     if segment is None:
         raise Incomparable("the allocator does not know the graph's memory")
@@ -207,8 +207,8 @@ def is_beyond_rounding(one: torch.Tensor, two: torch.Tensor, dtype: torch.dtype)
     """
     close = (one == two).view(-1, 4).all(1)
     allowed = _ROUNDINGS[dtype.itemsize] * torch.finfo(dtype).eps
-    for each in {dtype, torch.float32 if dtype == torch.bfloat16 else dtype}:
-        close |= _close_words(one, two, each, allowed)
+    for kind in {dtype, torch.float32 if dtype == torch.bfloat16 else dtype}:
+        close |= _close_words(one, two, kind, allowed)
     return not bool(close.all())
 
 
@@ -217,7 +217,7 @@ def _close_words(
 ) -> torch.Tensor:
     """Return for each word of four bytes whether all its numbers are close, bool [words]."""
     numbers = _BLOCK_BYTES // dtype.itemsize
-    a, b = (each.view(dtype).float().view(-1, numbers) for each in (one, two))
+    a, b = (memory.view(dtype).float().view(-1, numbers) for memory in (one, two))
     largest = torch.where(a.isfinite(), a.abs(), 0.0).amax(1, keepdim=True)
     close = ((a - b).abs() <= allowed * largest) & (largest > _SMALLEST)
     return close.view(-1, 4 // dtype.itemsize).all(1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import nn
 
 from graphkit.audit.audit_log import Check, row_facts, row_text
 from graphkit.audit.bugs import Bug
@@ -23,6 +22,7 @@ from graphkit.runners.launch import Launch
 from graphkit.runners.reachable_objects import ReachableObjects
 from graphkit.verify import EqualStateRuns, check_tolerance
 from graphkit.verify.differences import Tensors
+from graphkit.verify.forward_trace import Weights
 
 _GRAPH = (
     "The graph kept a value or an address that has changed since. Watch with bisect=True, or run "
@@ -93,7 +93,7 @@ class ShadowWatch:
         runner: Runner[Any, Any],
         *,
         every: int = 100,
-        weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+        weights: Weights = None,
         bisect: bool = False,
         tolerance: float = 1.0,
     ) -> None:
@@ -164,10 +164,10 @@ class ShadowWatch:
     def _report_frozen(self, replay: _Replay) -> bool:
         """Report host numbers that have changed since capture and that the graph keeps."""
         found = self._runner.frozen_values(replay.size)
-        for each in found:
-            values = {"before": each.before, "after": each.after, "names": (each.name,)}
-            facts = {**values, "argument": each.argument, "node": each.node}
-            self._report("baked value", replay, each.name, each.text, _FROZEN, **facts)
+        for value in found:
+            values = {"before": value.before, "after": value.after, "names": (value.name,)}
+            facts = {**values, "argument": value.argument, "node": value.node}
+            self._report("baked value", replay, value.name, value.text, _FROZEN, **facts)
         return bool(found)
 
     def _judge_graph(self, replay: _Replay, padded: Tensors, state: list[str]) -> bool:

@@ -70,7 +70,7 @@ def compare_wrapper(
         comparison = BatchComparison(target, logits, rounding, windows)
         comparison.measure_rounding(requests[0])
         length = len(requests[0].prompt)
-        state = {name: each for r in runners for name, each in restorable_state(r).items()}
+        state = {name: tensor for r in runners for name, tensor in restorable_state(r).items()}
         stack.enter_context(StateSnapshot(state, runners[0].device))
         for runner, batch in _batches(runners, requests):
             if not comparison.agrees(runner, batch):
