@@ -57,6 +57,11 @@ class AuditLog:
         self.checks: list[AuditCheck] = []
         self.findings: list[Finding] = []
 
+    def skip(self, audit: str, mode: str, reason: str) -> None:
+        """Log that an audit was not run, with the reason as a phrase."""
+        with self.check(audit, mode) as check:
+            check.text = f"not run: {reason}"
+
     @contextmanager
     def check(self, audit: str, mode: str = "", batch_size: int = 0) -> Iterator[Check]:
         """Run one check; it is logged when the block ends, unless the block raises.

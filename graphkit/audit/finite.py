@@ -15,12 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from graphkit.audit.audit_log import AuditLog, row_text
 from graphkit.audit.ranks import on_any_rank
-from graphkit.graphs import StateSnapshot
 from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
-from graphkit.verify.comparison import restorable_state
 from graphkit.verify.differences import even_owner, first_not_finite, not_finite_rows
 
 _SEED = 60
@@ -41,13 +39,12 @@ def audit_finite(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog)
         log: Collects the findings.
     """
     for size in runner.table:
+        live = min(size, runner.table.max_batch_size)
+        batch = target.batch(runner.mode, live, _SEED)
         with (
             log.check("finite", runner.mode.name, size) as check,
-            StateSnapshot(restorable_state(runner), runner.device) as start,
+            EqualStateRuns(runner, batch, size) as runs,
         ):
-            live = min(size, runner.table.max_batch_size)
-            batch = target.batch(runner.mode, live, _SEED)
-            runs = EqualStateRuns(runner, batch, size, start)
             check.text = f"output of {count_of(live, 'request')}"
             found = first_not_finite(runs.replay(), even_owner(live))
             if not on_any_rank(runner, found is not None):

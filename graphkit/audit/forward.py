@@ -16,12 +16,11 @@ import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.node_switches import Incomparable, bisected, switches
-from graphkit.graphs import NodeOrigin, Stage, StateSnapshot
+from graphkit.graphs import NodeOrigin, Stage
 from graphkit.records import GraphRecord, Node, count_of, distinct_text
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
-from graphkit.verify.comparison import restorable_state
 from graphkit.verify.forward_watch import SAMPLER, ForwardWatch, InputWrite
 
 _SEED = 70
@@ -46,12 +45,11 @@ def audit_forward(target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog
         log: Collects the findings.
     """
     for size in runner.table:
+        batch = target.batch(runner.mode, min(size, runner.table.max_batch_size), _SEED)
         with (
             log.check("forward", runner.mode.name, size) as check,
-            StateSnapshot(restorable_state(runner), runner.device) as start,
+            EqualStateRuns(runner, batch, size) as runs,
         ):
-            live = min(size, runner.table.max_batch_size)
-            runs = EqualStateRuns(runner, target.batch(runner.mode, live, _SEED), size, start)
             watch = ForwardWatch(runner.step, runner.device, target.weights)
             with watch.watching():
                 runs.padded()

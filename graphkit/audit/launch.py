@@ -19,7 +19,7 @@ from graphkit.graphs.streams import ONE_STREAM_ADVICE, streams_in_use
 from graphkit.records import GraphRecord, count_of
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify.equal_state_runs import restorable_state
 
 SLOW = 2.0
 """Multiple of a linear graph's launch time above which the audit reports a launch."""

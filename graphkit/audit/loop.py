@@ -21,9 +21,7 @@ from graphkit.verify import Rounding, check_tolerance
 from graphkit.verify.request_runs import ReportRows, RequestRun, RequestRuns, Requests
 from graphkit.verify.whole_step import LOOP_STEPS, open_step
 
-_ONE_FORWARD = (
-    "not run: STEP is the whole step of the engine; its forwards are audited in their own modes"
-)
+_ONE_FORWARD = "STEP is the whole step of the engine; its forwards are audited in their own modes"
 _SHOWN = 3
 """Most names that a text lists."""
 _FROZEN = (
@@ -99,24 +97,20 @@ def audited_step(
         CaptureError: The step cannot be captured.
         TargetError: The engine is invalid.
     """
-
-    def skip(name: str, reason: str) -> None:
-        with log.check(name, ForwardMode.STEP.name) as check:
-            check.text = reason
-
+    mode = ForwardMode.STEP.name
     for name in chosen:
         if name != "loop":
-            skip(name, _ONE_FORWARD)
+            log.skip(name, mode, _ONE_FORWARD)
     runs_loop = "loop" in chosen
     if runs_loop and target.group is not None:
-        skip("loop", f"not run: {NOT_ON_RANKS['loop']}")
+        log.skip("loop", mode, NOT_ON_RANKS["loop"])
         runs_loop = False
     if not (needs_graphs or runs_loop):
         yield None
         return
     with open_step(target, batch_sizes=batch_sizes, device=device) as step:
         if step.refusal:
-            skip("loop", f"not run: {step.refusal}")
+            log.skip("loop", mode, step.refusal)
             yield None
             return
         step.runner.capture(attribution=Attribution(target.weights))

@@ -101,8 +101,7 @@ def audit_target(
         with _audited(target, mode, log, chosen, sizes, device, lock is not None) as runner:
             graphs += graphs_to_lock(target, runner) if lock is not None and runner else []
     if "loop" in chosen and modes is None and target.engine is None:
-        with log.check("loop") as check:
-            check.text = "not run: the target declares no engine, so that there is no loop"
+        log.skip("loop", "", "the target declares no engine, so that there is no loop")
     if "misses" in chosen:
         audit_misses(target, log, modes=modes, device=device)
     if "wrapper" in chosen:
@@ -190,8 +189,7 @@ def _audited(
             if name not in chosen or runner.eager_reason:
                 continue
             if target.group is not None and name in NOT_ON_RANKS:
-                with log.check(name, mode.name) as check:
-                    check.text = f"not run: {NOT_ON_RANKS[name]}"
+                log.skip(name, mode.name, NOT_ON_RANKS[name])
             else:
                 audit(target, runner, log)
         yield runner

@@ -23,7 +23,7 @@ from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, roots_of
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.forward_trace import Weights
 
 KIND = "undeclared state"

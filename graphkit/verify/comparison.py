@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphkit.graphs import NodeOrigin, StateSnapshot
-from graphkit.graphs.snapshot import restore_problem
+from graphkit.graphs import NodeOrigin
 from graphkit.records import Mismatch
 from graphkit.runners import Runner
 from graphkit.verify.differences import (
@@ -68,8 +67,7 @@ def compare_runs(
             ``None`` allows rounding.
         tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
     """
-    with StateSnapshot(restorable_state(runner), runner.device) as start:
-        runs = EqualStateRuns(runner, batch, padded_batch_size, start, tolerance)
+    with EqualStateRuns(runner, batch, padded_batch_size, tolerance=tolerance) as runs:
         replayed, watch = runs.replay(), ForwardWatch(runner.step, runner.device, with_ops=False)
         with watch.watching():
             padded = runs.padded()
@@ -125,9 +123,3 @@ def _input_mismatch(
         module=origin.module,
         source=origin.source,
     )
-
-
-def restorable_state(runner: Runner[Any, Any]) -> dict[str, Any]:
-    """Return the declared state and the attention backend's tensors that a snapshot can restore."""
-    state = runner.memory_names()["state"]
-    return {name: tensor for name, tensor in state.items() if not restore_problem(tensor)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from graphkit.graphs import CapturedGraph, StateSnapshot
+from graphkit.graphs.snapshot import restore_problem
 from graphkit.records import Mismatch
 from graphkit.runners import Output, Runner
 from graphkit.verify.differences import (
@@ -54,13 +55,15 @@ class EqualStateRuns:
       it with the last padded run, whose forwards it follows, see ``teacher_forcing``.
 
     Runs return copies of the live rows, by field. ``replay`` and ``padded`` may have pads of their
-    own and a state that ``prepare`` changes, to show whether live rows depend on them.
+    own and a state that ``prepare`` changes, to show whether live rows depend on them. As a context
+    manager it restores the state when its block ends, also after an error.
 
     Args:
         runner: Captured. No other batch may run meanwhile.
         batch: The mode's inputs with live rows.
         padded_batch_size: The captured size to run at.
-        start: Restored before each run. The caller restores it after the last one.
+        start: Restored before each run; ``None`` saves all state of the runner, see
+            ``restorable_state``.
         tolerance: Multiple of the usual rounding that is allowed, see ``Rounding``.
         padded_batch: The batch with pads of its own after the live rows, for replays and padded
             runs.
@@ -79,13 +82,15 @@ class EqualStateRuns:
         runner: Runner[Any, Any],
         batch: Any,
         padded_batch_size: int,
-        start: StateSnapshot,
+        start: StateSnapshot | None = None,
         tolerance: float = 1.0,
         *,
         padded_batch: Any = None,
         prepare: Callable[[], object] = lambda: None,
         read_state: Callable[[], Tensors] = dict,
     ) -> None:
+        if start is None:
+            start = StateSnapshot(restorable_state(runner), runner.device)
         self.runner, self.batch, self.start = runner, batch, start
         self.padded_batch_size = padded_batch_size
         self.padded_batch = batch if padded_batch is None else padded_batch
@@ -95,6 +100,12 @@ class EqualStateRuns:
         self._last_padded: Tensors = {}
         self.rounding = Rounding(runner.sizes.dtype, tolerance)
         self.largest_difference = self.natural_ulps = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.start.restore()
 
     def replay(self, graph: CapturedGraph | None = None) -> Tensors:
         """Replay the runner's graph of the size, or another one that reads the runner's buffers.
@@ -202,3 +213,9 @@ class EqualStateRuns:
         difference = largest_difference(expected, got)
         self.largest_difference = max(self.largest_difference, difference)
         self.natural_ulps = max(self.natural_ulps, largest_ulps(expected, got, self.rounding))
+
+
+def restorable_state(runner: Runner[Any, Any]) -> dict[str, Any]:
+    """Return the declared state and the attention backend's tensors that a snapshot can restore."""
+    state = runner.memory_names()["state"]
+    return {name: tensor for name, tensor in state.items() if not restore_problem(tensor)}

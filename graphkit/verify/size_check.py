@@ -13,7 +13,8 @@ import torch
 from graphkit.graphs import SizeTable, StateSnapshot
 from graphkit.records import GraphRecord, Mismatch, SizeRecord
 from graphkit.runners import Runner
-from graphkit.verify.comparison import Comparison, restorable_state
+from graphkit.verify.comparison import Comparison
+from graphkit.verify.equal_state_runs import restorable_state
 
 _REPEATS = {"cuda": 20, "cpu": 3}
 _TRY_ALL_UP_TO = 8

@@ -15,12 +15,12 @@ import torch
 
 from graphkit.engine import SpeculativeEngine
 from graphkit.errors import GraphkitError, TargetError
-from graphkit.graphs import Backend, StateSnapshot
+from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch
 from graphkit.step import SamplingParams, SpecStepInputs, SpecStepRunner
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import GRAPH_DIFFERS, Comparison, restorable_state
+from graphkit.verify.comparison import GRAPH_DIFFERS, Comparison
 from graphkit.verify.differences import Tensors, largest_difference
 from graphkit.verify.equal_state_runs import EqualStateRuns
 from graphkit.verify.request_runs import RequestRuns, request_state, step_batch
@@ -182,8 +182,7 @@ def compare_steps(
         runner.backend.wait_for_replays()
         return request_state(step, rows, positions)
 
-    with StateSnapshot(restorable_state(runner), runner.device) as start:
-        runs = EqualStateRuns(runner, batch, padded_batch_size, start, read_state=read_state)
+    with EqualStateRuns(runner, batch, padded_batch_size, read_state=read_state) as runs:
         replayed, padded = runs.replay(), runs.padded()
         found = runs.graph_difference(padded, replayed)
         if found is not None:

@@ -19,8 +19,8 @@ from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import EqualStateRuns, Rounding
-from graphkit.verify.comparison import restorable_state
 from graphkit.verify.differences import Tensors, even_owner, first_difference
+from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.first_node import FirstNode, first_node, node_at
 from graphkit.verify.forward_trace import ForwardTrace, traced
 from graphkit.verify.live_rows import LiveRows, reordered_rows, same_rows

@@ -33,7 +33,7 @@ from graphkit.records import count_of
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import roots_of
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify.equal_state_runs import restorable_state
 
 _SEED = 70
 _MOST = 8

@@ -16,8 +16,8 @@ from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch, distinct_text
 from graphkit.runners import Runner
 from graphkit.verify import EqualStateRuns, first_difference
-from graphkit.verify.comparison import restorable_state
 from graphkit.verify.differences import even_owner
+from graphkit.verify.equal_state_runs import restorable_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
 from graphkit.verify import live_sizes
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify.equal_state_runs import restorable_state
 
 _SEED = 50
 

@@ -14,7 +14,7 @@ from graphkit.records import WrapperRecord
 from graphkit.runners import Runner
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify.equal_state_runs import restorable_state
 from graphkit.verify.rounding import Rounding
 from graphkit.verify.wrapper.batch_comparison import BatchComparison
 from graphkit.verify.wrapper.batches import SERVED_FIELDS, WrapperBatch, WrapperBatches
