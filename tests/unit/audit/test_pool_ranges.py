@@ -16,7 +16,7 @@ from graphkit.audit.pool_poison.ranges import (
     without,
 )
 from graphkit.audit.pool_poison.stale_reads import _first_pointing, _nearest_argument
-from graphkit.graphs import Allocation, PoolBlock
+from graphkit.graphs import Allocation, PoolBlock, StateSnapshot
 from graphkit.records import Argument, Node, Pointer
 
 ZEROS, NUMBERS, NAN = FILLS
@@ -150,7 +150,7 @@ def test_memory_is_restored_after_an_error(pool):
     memory = PoolMemory([block(pool, 0, BLOCK)])
 
     def interrupted():
-        with memory.preserved():
+        with StateSnapshot({}, pool.device, memory.restore):
             pool.zero_()
             raise KeyboardInterrupt
 
