@@ -58,7 +58,7 @@ def cache_at_fault(
         run: Runs the step on one batch.
         agrees: Runs it on the other one, and returns whether both outputs agree.
     """
-    storages = {storage_id(each) for each in read}
+    storages = {storage_id(tensor) for tensor in read}
     objects = ReachableObjects(roots_of(runner.step.forward))
     for container, values in objects.entries:
         for key, value in values.items():

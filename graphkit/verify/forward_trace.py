@@ -22,6 +22,8 @@ from graphkit.runners import Output
 from graphkit.runners.step import Step
 from graphkit.verify.teacher_forcing import wrapped_forward
 
+Weights = nn.Module | Mapping[str, torch.Tensor] | None
+"""A model, or its weights by name, to name modules by."""
 _aten = torch.ops.aten
 _OVERWRITING = frozenset({_aten.copy_, _aten.fill_, _aten.zero_})
 """Operations that write all of their first argument without reading it."""
@@ -67,7 +69,7 @@ class ForwardTrace:
 def traced(
     step: Step[Any],
     call: int = 0,
-    weights: nn.Module | Mapping[str, torch.Tensor] | None = None,
+    weights: Weights = None,
     after_write: Callable[[ForwardTrace], None] = lambda _trace: None,
 ) -> Iterator[ForwardTrace]:
     """Trace one call of the forward among those that run in the block, without a graph.
@@ -99,7 +101,7 @@ def traced(
             output = forward(inputs)
         trace.origins = attribution.origins or [NodeOrigin()] * len(trace.ops)
         if isinstance(output, Output):
-            trace.outputs = {name: storage_id(each) for name, each in output.tensors().items()}
+            trace.outputs = {name: storage_id(tensor) for name, tensor in output.tensors().items()}
         return output
 
     with step.wrapped(lambda forward: wrapped_forward(forward, trace_call)):
@@ -124,23 +126,23 @@ class _TraceMode(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         given = tensors_in((args, kwargs))
-        known = {storage_id(each) for each in given}
-        results = [each for each in tensors_in(out) if storage_id(each) not in known]
+        known = {storage_id(tensor) for tensor in given}
+        results = [tensor for tensor in tensors_in(out) if storage_id(tensor) not in known]
         changed = list(arguments_written(func, args, kwargs))
         if not results and not changed:  # a view
             return out
         written = [*results, *changed]
-        self._made |= {storage_id(each) for each in results}
+        self._made |= {storage_id(tensor) for tensor in results}
         is_empty = func.overloadpacket in UNINITIALISED
         read = given[1:] if func.overloadpacket in _OVERWRITING else given
         self._trace.ops.append(
             TracedOp(
                 name=func.name(),
-                reads=tuple(storage_id(each) for each in read),
-                writes=tuple(storage_id(each) for each in written),
+                reads=tuple(storage_id(tensor) for tensor in read),
+                writes=tuple(storage_id(tensor) for tensor in written),
                 allocates=not changed,
-                values=tuple(None if is_empty else self._copy(each) for each in written),
-                outside=tuple(each for each in read if storage_id(each) not in self._made),
+                values=tuple(None if is_empty else self._copy(tensor) for tensor in written),
+                outside=tuple(tensor for tensor in read if storage_id(tensor) not in self._made),
             )
         )
         self._after_write(self._trace)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
 
 from graphkit.audit.audit_log import AuditLog, Check
 from graphkit.audit.object_snapshot import ObjectSnapshot
+from graphkit.audit.ranks import NOT_ON_RANKS
 from graphkit.config import require_int
+from graphkit.graphs import Attribution
 from graphkit.records import Finding, count_of, distinct_text
+from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepRunner
-from graphkit.verify import check_tolerance
-from graphkit.verify.request_runs import Lines, RequestRuns, Requests, Run
-from graphkit.verify.rounding import Rounding
+from graphkit.targets import CaptureTarget
+from graphkit.verify import Rounding, check_tolerance
+from graphkit.verify.request_runs import ReportRows, RequestRun, RequestRuns, Requests
+from graphkit.verify.whole_step import LOOP_STEPS, open_step
 
+_ONE_FORWARD = "STEP is the whole step of the engine; its forwards are audited in their own modes"
 _SHOWN = 3
 """Most names that a text lists."""
 _FROZEN = (
@@ -58,16 +64,66 @@ def audit_loop(
     require_int("audit_loop", "steps", steps)
     check_tolerance(tolerance)
     log = AuditLog(tolerance)
-    check_loop(runner, requests, steps, log)
+    check_loop(RequestRuns(runner, requests), steps, log)
     return tuple(log.findings)
 
 
-def check_loop(runner: SpecStepRunner, requests: Requests, steps: int, log: AuditLog) -> None:
-    """Log the check and the finding of ``audit_loop``."""
-    runs = RequestRuns(runner, requests)
-    with torch.no_grad(), log.check("loop", runner.mode.name) as check:
+@contextmanager
+def audited_step(
+    target: CaptureTarget,
+    log: AuditLog,
+    chosen: Collection[str],
+    *,
+    batch_sizes: Sequence[int],
+    device: str,
+    needs_graphs: bool,
+) -> Iterator[SpecStepRunner | None]:
+    """Audit the whole step of a target's engine, and yield its runner, captured.
+
+    All audits but ``loop`` work on single forwards, and log that they were not run.
+
+    Args:
+        target: Has an engine.
+        log: Collects checks and findings.
+        chosen: Names of audits.
+        batch_sizes: Sizes to capture.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        needs_graphs: Whether to capture the step even if no audit runs.
+
+    Yields:
+        ``None`` if nothing was captured.
+
+    Raises:
+        CaptureError: The step cannot be captured.
+        TargetError: The engine is invalid.
+    """
+    mode = ForwardMode.STEP.name
+    for name in chosen:
+        if name != "loop":
+            log.skip(name, mode, _ONE_FORWARD)
+    runs_loop = "loop" in chosen
+    if runs_loop and target.group is not None:
+        log.skip("loop", mode, NOT_ON_RANKS["loop"])
+        runs_loop = False
+    if not (needs_graphs or runs_loop):
+        yield None
+        return
+    with open_step(target, batch_sizes=batch_sizes, device=device) as step:
+        if step.refusal:
+            log.skip("loop", mode, step.refusal)
+            yield None
+            return
+        step.runner.capture(attribution=Attribution(target.weights))
+        if runs_loop:
+            check_loop(step.runs(is_staggered=True), LOOP_STEPS, log)
+        yield step.runner
+
+
+def check_loop(runs: RequestRuns, steps: int, log: AuditLog) -> None:
+    """Log the check and the finding of ``audit_loop``, and release the rows."""
+    with torch.no_grad(), log.check("loop", runs.runner.mode.name) as check:
         try:
-            _Search(runner, runs, steps, log.tolerance).report_to(check)
+            _Search(runs, steps, log.tolerance).report_to(check)
         finally:
             runs.release()
 
@@ -80,9 +136,8 @@ class _Search:
         count: Steps of the longest.
     """
 
-    def __init__(
-        self, runner: SpecStepRunner, runs: RequestRuns, steps: int, tolerance: float
-    ) -> None:
+    def __init__(self, runs: RequestRuns, steps: int, tolerance: float) -> None:
+        runner = runs.runner
         self._runs, self._rounding = runs, Rounding(runner.sizes.dtype, tolerance)
         drafter, target = runner.device_step.drafter, runner.device_step.verifier.runner
         self._roots = {
@@ -94,7 +149,7 @@ class _Search:
         self.expected = runs.eager(steps)
         self.count = len(self.expected) - 1
         changes = self._start.changes(ObjectSnapshot(self._roots, {}))
-        self._unrepeated = [each.name for each in changes]
+        self._unrepeated = [change.name for change in changes]
         self._start.restore()
 
     def report_to(self, check: Check) -> None:
@@ -122,7 +177,7 @@ class _Search:
                 return False
         return True
 
-    def _first_wrong_step(self, reports: Sequence[Lines]) -> int:
+    def _first_wrong_step(self, reports: Sequence[ReportRows]) -> int:
         """Return the number of the first step after which a launch differs, by bisection."""
         pairs = zip_longest(self.expected[-1].reports, reports)
         steps = (number for number, (one, other) in enumerate(pairs, 1) if one != other)
@@ -160,10 +215,12 @@ class _Search:
             field=name,
         )
 
-    def _differences(self, steps: int, got: Run) -> dict[str, tuple[str, str]]:
+    def _differences(self, steps: int, got: RequestRun) -> dict[str, tuple[str, str]]:
         """Return the expected and the actual value of what differs after some steps, by name."""
         found = self.expected[steps].differences(got, self._rounding)
-        return {name: distinct_text(each.expected, each.got) for name, each in found.items()}
+        return {
+            name: distinct_text(mismatch.expected, mismatch.got) for name, mismatch in found.items()
+        }
 
 
 def _names(names: Iterable[str]) -> str:

@@ -1,23 +1,23 @@
-"""Replays of one batch from equal state and pool memory, with some of that memory overwritten."""
+"""How a replay changes if pool memory is overwritten before it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
-
+from graphkit.audit.audit_log import row_text
 from graphkit.audit.object_snapshot import checksum
 from graphkit.audit.pool_poison.memory import PoolMemory
 from graphkit.audit.pool_poison.ranges import Poison, Range
-from graphkit.audit.shadow.changed_state import changed_state
+from graphkit.audit.row_axes import changed_state
 from graphkit.graphs import StateSnapshot
 from graphkit.graphs.capture_failure import describe_exception
 from graphkit.records import Mismatch, distinct_text
 from graphkit.runners import Runner
-from graphkit.verify import Rounding, first_difference
-from graphkit.verify.comparison import restorable_state
+from graphkit.verify import EqualStateRuns, first_difference
 from graphkit.verify.differences import even_owner
+from graphkit.verify.equal_state_runs import restorable_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,16 @@ class Effect:
     mismatch: Mismatch | None = None
 
 
-class PoisonTrials:
-    """Replays of one batch at one captured size.
-
-    Each replay starts from the state and the random numbers of ``start`` and from the pool memory
-    that ``memory`` has saved. The caller restores both after the last one.
+class PoisonedReplays:
+    """Replays of one batch at one captured size, compared with a replay on unchanged memory.
 
     Args:
         runner: Captured. No other batch may run meanwhile.
         batch: The mode's inputs, with at least one live request.
         size: The captured size.
         memory: Memory of the runner's pool.
-        start: Snapshot of the runner's state.
+        start: Snapshot of the runner's state that also restores ``memory``. The caller restores it
+            after the last replay.
     """
 
     def __init__(
@@ -59,24 +57,21 @@ class PoisonTrials:
     ) -> None:
         self.runner, self.size, self.memory = runner, size, memory
         self._batch, self._start = batch, start
-        self._expected = self._replay(None)
+        self._expected = EqualStateRuns(runner, batch, size, start).replay()
         self._state = StateSnapshot(restorable_state(runner), runner.device)
 
     def effect(self, poison: Poison) -> Effect | None:
         """Replay after overwriting, and return what differs from a replay without it."""
+        runs = self._runs(poison)
         try:
-            got = self._replay(poison)
+            got = runs.replay()
         except Exception as error:
             return Effect(f"the replay fails: {describe_exception(error)}")
-        owner = even_owner(self._batch.batch_size)
-        rounding = Rounding(self.runner.sizes.dtype)
-        found = first_difference(self._expected, got, owner, rounding)
+        live = self._batch.batch_size
+        found = first_difference(self._expected, got, even_owner(live), runs.rounding)
         if found is not None:
             before, after = distinct_text(found.expected, found.got)
-            text = (
-                f"row {found.row} of {found.field} (request {found.request} of "
-                f"{self._batch.batch_size}) is {after} instead of {before}"
-            )
+            text = f"{row_text(found, live)} is {after} instead of {before}"
             return Effect(text, found.field, found)
         changed = changed_state(self._state, self._batch, self.runner.sizes.page_size)
         return Effect(f"the state `{changed[0]}` differs", changed[0]) if changed else None
@@ -91,28 +86,18 @@ class PoisonTrials:
             graph: The graph to replay, on the same memory.
             ignored: Range of the pool that does not count.
         """
-        self._restore(poison)
         try:
-            self.runner.replayer_of({self.size: graph}).replay(self._batch, self.size)
+            self._runs(poison).replay(graph)
         except Exception:
             return []
-        if self.runner.device.type == "cuda":
-            # A graph whose last nodes are off lets the stream go on before its last node that is
-            # on has ended (driver 580).
-            torch.cuda.synchronize(self.runner.device)
+        # A graph whose last nodes are off lets the stream go on before its last node that is on
+        # has ended (driver 580).
+        self.runner.backend.wait_for_device()
         for part in self.memory.parts([ignored]):
             part.zero_()
         blocks = [block.data for block in self.memory.blocks]
         return [checksum(tensor) for tensor in (*blocks, *self._state.tensors.values())]
 
-    def _replay(self, poison: Poison | None) -> dict[str, torch.Tensor]:
-        self._restore(poison)
-        output = self.runner.replay(self._batch, padded_batch_size=self.size, clone=True)
-        tensors: dict[str, torch.Tensor] = output.tensors()
-        return tensors
-
-    def _restore(self, poison: Poison | None) -> None:
-        self.memory.restore()
-        self._start.restore()
-        if poison is not None:
-            self.memory.overwrite(poison)
+    def _runs(self, poison: Poison) -> EqualStateRuns:
+        prepare = partial(self.memory.overwrite, poison)
+        return EqualStateRuns(self.runner, self._batch, self.size, self._start, prepare=prepare)

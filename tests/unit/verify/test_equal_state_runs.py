@@ -8,7 +8,7 @@ import torch
 
 import graphkit as gk
 from graphkit.graphs import StateSnapshot
-from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, PADDING_LEAKS, StepRuns, compare_runs
+from graphkit.verify import GRAPH_DIFFERS, NOT_FINITE, PADDING_LEAKS, EqualStateRuns, compare_runs
 from no_metadata import NoMetadata
 
 CPU = torch.device("cpu")
@@ -96,13 +96,46 @@ def test_every_run_starts_from_the_same_state(capture):
     counter = torch.zeros(())
     runner = capture(lambda rows: rows + counter.add_(1) + torch.rand(()), counter=counter)
     with StateSnapshot({"counter": counter}, CPU) as start:
-        runs = StepRuns(runner, batch_of(3), SIZE, start)
+        runs = EqualStateRuns(runner, batch_of(3), SIZE, start)
         first = runs.padded()
-        for output in (runs.padded(), runs.replay(), runs.replay_of(runner.graphs[SIZE])):
+        for output in (runs.padded(), runs.replay(), runs.replay(runner.graphs[SIZE])):
             assert torch.equal(output["next_token_logits"], first["next_token_logits"])
         assert runs.padding_difference() is None
     assert counter.item() == 0
     assert runner.stats.replays == 1
+
+
+def test_runs_restore_the_state_when_their_block_ends(capture):
+    counter = torch.zeros(())
+    runner = capture(lambda rows: rows + counter.add_(1), counter=counter)
+
+    def interrupted():
+        with EqualStateRuns(runner, batch_of(3), SIZE) as runs:
+            runs.replay()
+            assert counter.item() == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert counter.item() == 0
+
+
+def test_pads_and_state_of_a_variation_reach_replays_and_padded_runs_alone(capture):
+    bias = torch.zeros(())
+    runner = capture(lambda rows: rows + bias, bias=bias)
+    full, live = batch_of(SIZE), 2
+    runs = EqualStateRuns(
+        runner, batch_of(live), SIZE, padded_batch=full, prepare=lambda: bias.fill_(1),
+        read_state=lambda: {"bias": bias.clone()[None]},
+    )  # fmt: skip
+    with runs:
+        for output in (runs.replay(), runs.padded()):
+            assert output["next_token_logits"].shape == (live, VOCAB)
+            assert output["next_token_logits"].min() == 1
+            assert output["bias"].tolist() == [1]
+        assert runs.unpadded()["next_token_logits"].min() == 0
+        assert [*runs.unpadded()] == ["next_token_logits"]
+    assert bias.item() == 0
 
 
 def test_a_step_that_draws_random_numbers_is_right(capture):

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from graphkit.audit.shadow.op_steps import written_tensors
+from graphkit.audit.shadow.first_results import written_tensors
 from graphkit.graphs import RecorderBackend
 
 HIDDEN = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphkit.audit.shadow.rounding import is_beyond_rounding
+from graphkit.audit.shadow.first_results import is_beyond_rounding
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -1,4 +1,4 @@
-"""Replays that start from equal state, so that their outputs differ only by what was varied."""
+"""Sample batches of a target, and runs of them that all begin from one state."""
 
 from __future__ import annotations
 
@@ -18,40 +18,32 @@ from graphkit.audit.undeclared_state import undeclared_tensors
 from graphkit.graphs import StateSnapshot
 from graphkit.runners import Runner
 from graphkit.targets import CaptureTarget
-from graphkit.verify import Rounding, StepRuns
-from graphkit.verify.comparison import restorable_state
-from graphkit.verify.differences import even_owner, first_difference
-from graphkit.verify.first_node import (
-    FirstNode,
-    LiveRows,
-    first_node,
-    node_at,
-    reordered_rows,
-    same_rows,
-)
+from graphkit.verify import EqualStateRuns, Rounding
+from graphkit.verify.differences import Tensors, even_owner, first_difference
+from graphkit.verify.equal_state_runs import restorable_state
+from graphkit.verify.first_node import FirstNode, first_node, node_at
 from graphkit.verify.forward_trace import ForwardTrace, traced
+from graphkit.verify.live_rows import LiveRows, reordered_rows, same_rows
 
-Tensors = dict[str, torch.Tensor]
 Previous = tuple[Any, int]
 """A batch, and the captured size to replay it at."""
 _SEED = 40
 _POOLS = ("attention.kv_pool.", "attention.window_kv_pool.")
 
 
-class Trials:
-    """Replays of one captured runner, each from the same state and random numbers.
+class SampleBatches:
+    """Draws batches for a captured runner, and runs them from the same state and random numbers.
 
     A context manager, which restores both when it ends. Holds a copy of the state, and of other
-    tensors that the forward reaches.
+    tensors that the forward reaches, see ``undeclared_tensors``.
 
     Args:
         target: Makes the batches, and declares the state.
         runner: One of the target's, captured.
 
     Attributes:
-        runner: As given.
+        runner: The runner.
         state: The declared state, compared with its copy.
-        count: Number of replays by ``run``.
         draws: Whether a replay draws random numbers.
         weights: The target's model, or its weights by name.
 
@@ -60,9 +52,8 @@ class Trials:
     """
 
     def __init__(self, target: CaptureTarget, runner: Runner[Any, Any]) -> None:
-        self.runner, self.count, self.draws = runner, 0, False
+        self.runner, self.draws = runner, False
         self._target, self.weights = target, target.weights
-        full_batch = self.batch(runner.table.largest)
         # Plans of the attention backend stay: every replay must write those again.
         state = {
             name: tensor
@@ -71,15 +62,18 @@ class Trials:
         }
         self._start = StateSnapshot(state, runner.device)
         # Memory that no replay resets; a search for a node begins from what it is now.
-        undeclared = undeclared_tensors(runner, target.weights)
+        undeclared, _ = undeclared_tensors(runner, target.weights)
         self._undeclared = StateSnapshot(undeclared, runner.device)
         self.state = WatchedState(
-            self._start, target.sizes.page_size, full_batch, target.mutable_state or {}
+            self._start,
+            target.sizes.page_size,
+            self.draw(runner.table.largest),
+            target.mutable_state or {},
         )
 
     def __enter__(self) -> Self:
         largest = self.runner.table.largest
-        batch = self.batch(largest)
+        batch = self.draw(largest)
         self.leave(batch, largest)
         self.draws = self._start.drew_random_numbers()
         self.state.classify(batch)
@@ -88,14 +82,18 @@ class Trials:
     def __exit__(self, *exc: object) -> None:
         self._start.restore()
 
-    def batch(self, live: int, which: int = 0) -> Any:
-        """Return a live batch, a different one for each ``which``."""
-        return self._target.batch(self.runner.mode, live, _SEED + live + 1000 * which)
+    def draw(self, live: int, variant: int = 0) -> Any:
+        """Return a batch of ``live`` requests, a different one for each variant."""
+        return self._target.batch(self.runner.mode, live, _SEED + live + 1000 * variant)
 
-    def requests(self, live: int, which: int = 0) -> Requests:
-        """Return the requests of ``batch(live, which)``."""
+    def requests(self, live: int, variant: int = 0) -> Requests:
+        """Return the requests of ``draw(live, variant)``."""
         buffers = self.runner.buffers
-        return Requests.of(self.batch(live, which), buffers.layouts, buffers.capacity)
+        return Requests.from_batch(self.draw(live, variant), buffers.layouts, buffers.capacity)
+
+    def runs(self, batch: Any, size: int, **options: Any) -> EqualStateRuns:
+        """Return runs of a batch at a captured size; options as for ``EqualStateRuns``."""
+        return EqualStateRuns(self.runner, batch, size, self._start, **options)
 
     def leave(self, batch: Any, size: int) -> None:
         """Replay a batch for the values that it leaves in state, inputs and graph memory.
@@ -109,106 +107,71 @@ class Trials:
             if rows.is_floating_point() and name not in buffers.bound_fields:
                 rows.fill_(torch.nan)
 
-    def run(
-        self, batch: Any, size: int, live: int, prepare: Callable[[], object] = lambda: None
-    ) -> Tensors:
-        """Replay a batch at a captured size, and return the output of its first requests.
-
-        Args:
-            batch: At least ``live`` requests.
-            size: A captured size.
-            live: Number of requests to return.
-            prepare: Called before the replay, when state is restored.
-        """
-        self._start.restore()
-        prepare()
-        output = self.runner.replay(batch, padded_batch_size=size, clone=True).tensors()
-        self.count += 1
-        return {name: rows[: len(rows) * live // batch.batch_size] for name, rows in output.items()}
-
-    def natural_rounding(self, batch: Any, size: int) -> float:
-        """Return the ulp by which the padded and the unpadded step differ without a graph."""
-        runs = self.runs(batch, size)
-        runs.padded()
-        runs.padding_difference()
-        return runs.natural
-
-    def runs(self, batch: Any, size: int, **options: Any) -> StepRuns:
-        """Return runs of a batch from the state of all replays; options as for ``StepRuns``."""
-        return StepRuns(self.runner, batch, size, self._start, **options)
-
     def first_node_after(
-        self, batch: Any, size: int, previous: tuple[Previous | None, Previous | None]
+        self, runs: EqualStateRuns, previous: tuple[Previous, Previous]
     ) -> FirstNode | None:
-        """Return the first node of the padded step that depends on the batch before it.
+        """Return the first node of the padded step that differs after two other batches."""
 
-        Args:
-            batch: The batch.
-            size: Captured size.
-            previous: A batch to replay before, and its captured size, for each of two runs.
-        """
+        def run(before: Previous) -> None:
+            self._undeclared.restore()
+            self.leave(*before)
+            runs.padded()
 
-        def run(before: Previous | None) -> None:
-            if before is not None:  # without one, the runs differ by what the first one left
-                self._undeclared.restore()
-                self.leave(*before)
-            self._start.restore()
-            self.runner.run_padded(batch, padded_batch_size=size)
+        return self._first_node((partial(run, previous[0]), partial(run, previous[1])), same_rows)
 
-        runs = partial(run, previous[0]), partial(run, previous[1])
-        return self._first_node(runs, same_rows)
-
-    def cause_in_order(self, requests: Requests, order: Sequence[int], bug: Bug) -> Cause:
+    def cause_in_order(
+        self, requests: Requests, order: Sequence[int], size: int, bug: Bug
+    ) -> Cause:
         """Return why rows of the step without a graph depend on the order of the requests.
+
+        Runs nothing on several ranks, where only one of them may see the difference.
 
         Args:
             requests: The requests.
             order: Another order of them.
+            size: A captured size.
             bug: Class of bug, unless a cache is at fault.
         """
+        if self.runner.group is not None:
+            return Cause(bug)
+        usual, reordered = (
+            self.runs(part.batch(), size).unpadded for part in (requests, requests.take(order))
+        )
+        output: dict[str, torch.Tensor] = {}
         rounding = Rounding(self.runner.sizes.dtype)
-        output: Tensors = {}
-
-        def run(batch: Any) -> Tensors:
-            self._start.restore()
-            output.update(self.runner.fall_back(batch).clone().tensors())
-            return {**output}
 
         def agrees() -> bool:
-            expected, got = in_order(output, order), runs[1]()
+            expected, got = in_order(output, order), reordered()
             return first_difference(expected, got, even_owner(1), rounding, rounding.most) is None
 
-        runs = partial(run, requests.batch()), partial(run, requests.take(order).batch())
-        first = self._first_node(runs, reordered_rows(order, requests.tokens_of(order).tolist()))
+        first = self._first_node(
+            (usual, reordered), reordered_rows(order, requests.token_rows(order).tolist())
+        )
         read = () if first is None else first.outside
-        cache = cache_at_fault(self.runner, read, runs[0], agrees)
+        cache = cache_at_fault(self.runner, read, lambda: output.update(usual()), agrees)
         return Cause(bug if cache is None else cache.bug, first, cache)
 
     def first_stray_write(
-        self, batch: Any, size: int, previous: Previous | None, prepare: Callable[[], object]
+        self, runs: EqualStateRuns, previous: Previous | None
     ) -> FirstNode | None:
         """Return the first node that writes a row of state that is not the batch's.
 
         Args:
-            batch: The batch.
-            size: Captured size.
+            runs: Runs of the batch.
             previous: A batch to replay before it, and the captured size of that.
-            prepare: Called before the run, when state is restored.
         """
         if previous is not None:
             self.leave(*previous)
         for call in count():
-            self._start.restore()
-            prepare()
             strays: list[int] = []
 
             def look(trace: ForwardTrace, strays: list[int] = strays) -> None:
                 is_outside = None in trace.ops[-1].values
-                if not strays and is_outside and self.state.stray_write(batch) is not None:
+                if not strays and is_outside and self.state.stray_write(runs.padded_batch):
                     strays.append(len(trace.ops) - 1)
 
             with traced(self.runner.step, call, self.weights, look) as trace:
-                self.runner.run_padded(batch, padded_batch_size=size)
+                runs.padded()
             if strays:
                 return node_at(trace, strays[0], call)
             if not trace.ops:

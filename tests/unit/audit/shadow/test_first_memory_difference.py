@@ -11,8 +11,8 @@ import torch
 
 from graphkit.audit import node_switches
 from graphkit.audit.node_switches import Incomparable, bisected
-from graphkit.audit.shadow import prefixes
-from graphkit.audit.shadow.prefixes import first_memory_difference
+from graphkit.audit.shadow import first_results
+from graphkit.audit.shadow.first_results import first_memory_difference
 from graphkit.graphs import Stage
 from graphkit.records import Argument, Node, Pointer
 
@@ -77,7 +77,7 @@ def device(monkeypatch):
         ],
     )
     monkeypatch.setattr(
-        prefixes,
+        first_results,
         "device_bytes",
         lambda address, size, device: next(p for p in pools if p.data_ptr() == address),
     )
