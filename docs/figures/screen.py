@@ -7,7 +7,7 @@ from pathlib import Path
 
 from graphkit.records import load_record
 from graphkit.tui import InspectApp
-from graphkit.views.svg import offline
+from graphkit.views.exports import offline
 
 HERE = Path(__file__).parent
 RECORD = HERE.parents[1] / "tests" / "data" / "h200-8b-step.json"

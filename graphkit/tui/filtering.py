@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from graphkit.records import count_of
 from graphkit.views.formatting import us
-from graphkit.views.module_tree import duration_of
+from graphkit.views.module_tree import total_us
 from graphkit.views.outline import Line
 from graphkit.views.pages import Page
 
@@ -35,7 +35,7 @@ def sum_text(page: Page, lines: Iterable[Line]) -> str:
     if not page.nodes:
         return ""
     nodes = {node.index: node for line in lines for node in line.row.nodes}.values()
-    time, whole = duration_of(nodes), duration_of(page.nodes)
+    time, whole = total_us(nodes), total_us(page.nodes)
     parts = [count_of(len(nodes), "node")]
     if time is not None:
         parts.append(f"{us(time)} us")

@@ -7,8 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from graphkit.records import GraphRecord, Node
-from graphkit.views.module_tree import Branch, duration_of
-from graphkit.views.phases import phases_of, step_tree
+from graphkit.views.module_tree import Branch, module_tree, node_phases, total_us
 
 _NAMES = 3
 """Most numbers of equal layers that a name lists."""
@@ -36,10 +35,10 @@ class Frame:
     num_nodes: int
 
 
-def frames_of(record: GraphRecord) -> tuple[list[Frame], list[int]]:
+def module_frames(record: GraphRecord) -> tuple[list[Frame], list[int]]:
     """Return the frames of a graph, each after the one around it, and the frame of each node."""
     frames = _Frames(record)
-    frames.add("", "", [step_tree(record)])
+    frames.add("", "", [module_tree(record)])
     return frames.frames, [frames.places[node.index] for node in record.nodes]
 
 
@@ -47,7 +46,7 @@ class _Frames:
     def __init__(self, record: GraphRecord) -> None:
         self.frames: list[Frame] = []
         self.places: dict[int, int] = {}
-        self._phases = frozenset(phases_of(record))
+        self._phases = frozenset(node_phases(record))
         self._is_measured = bool(_time(record.nodes))
 
     def add(
@@ -99,17 +98,12 @@ def _groups(branches: Sequence[Branch]) -> list[tuple[str, list[Branch]]]:
     found: dict[Hashable, list[Branch]] = {}
     for child in (child for branch in branches for child in branch.children):
         found.setdefault(_likeness(child), []).append(child)
-    numbers = {each.name for group in found.values() for each in group if each.name.isdecimal()}
+    numbers = {each.name for group in found.values() for each in group if each.is_layer}
     return [(_name(group, numbers), group) for group in found.values()]
 
 
 def _likeness(branch: Branch) -> Hashable:
-    return _content(branch) if branch.name.isdecimal() else branch.name
-
-
-def _content(branch: Branch) -> Hashable:
-    inside = tuple((child.name, _content(child)) for child in branch.children)
-    return tuple((node.kind, node.short_name) for node in branch.nodes), inside
+    return branch.content if branch.is_layer else branch.name
 
 
 def _name(group: Sequence[Branch], numbers: set[str]) -> str:
@@ -122,5 +116,5 @@ def _name(group: Sequence[Branch], numbers: set[str]) -> str:
 
 
 def _time(nodes: Sequence[Node]) -> float | None:
-    time = duration_of(nodes)
+    time = total_us(nodes)
     return time if time is not None and math.isfinite(time) else None

@@ -22,17 +22,15 @@ from graphkit.records import (
     timeline_of,
     title_of,
 )
-from graphkit.views.environment import environment_facts
+from graphkit.views.facts import PROFILED, environment_facts
 from graphkit.views.formatting import plain, size, us
-from graphkit.views.frames import frames_of
-from graphkit.views.module_tree import nodes_in_modules
+from graphkit.views.frames import module_frames
+from graphkit.views.module_tree import node_phases, nodes_in_modules
 from graphkit.views.pages.graph import graph_facts
 from graphkit.views.pages.kernels import BYTES_NOTE, kernels_page
-from graphkit.views.parts import parts_of
-from graphkit.views.phases import phases_of
-from graphkit.views.replay import branches_of
+from graphkit.views.pages.timeline import node_branches
+from graphkit.views.parts import node_parts
 from graphkit.views.selection import NamedGraph, with_only
-from graphkit.views.times import PROFILED
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _SCRIPTS = (
@@ -47,7 +45,7 @@ _SUMS = ("nodes", "us", "share", "mean us", "bytes, at most", "GB/s")
 """Numbers of a kernel on the page, as its columns in the text; the last two where it has them."""
 
 
-def html_of(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
+def html_text(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
     """Return HTML with charts of the replay and its modules, and tables of kernels and nodes.
 
     It embeds the record, with these graphs alone, as the JSON text of ``to_json``, compressed
@@ -92,11 +90,11 @@ def _views(graphs: Sequence[NamedGraph]) -> list[dict[str, Any]]:
 
 
 def _charts(graph: GraphRecord) -> dict[str, Any]:
-    parts, (frames, places) = parts_of(graph), frames_of(graph)
+    parts, (frames, places) = node_parts(graph), module_frames(graph)
     return {
-        "phases": phases_of(graph),
+        "phases": node_phases(graph),
         "parts": [parts[node.index] for node in graph.nodes],
-        "branches": branches_of(graph),
+        "branches": node_branches(graph),
         "gaps": [(gap.begin, gap.us) for gap in timeline_of(graph.nodes).gaps],
         "facts": [*graph_facts(graph)],
         "frames": [asdict(frame) for frame in frames],

@@ -1,4 +1,4 @@
-"""Text of the lines that made nodes, from files of this machine."""
+"""Lines of Python files that made nodes: their names, and their text from this machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from graphkit.records import Node, count_of
 
 _SOURCE = re.compile(r"(?P<path>[^:]+\.py):(?P<line>\d{1,7})(?: in (?P<function>.+))?")
 _MAX_BYTES = 1 << 20
@@ -56,7 +58,7 @@ def source_code(source: str, around: int = 3) -> SourceCode:
     return SourceCode(str(found[0]), lines, line)
 
 
-def code_of(source: str) -> str:
+def source_line(source: str) -> str:
     """Return the line that ``Node.source`` names, with its number; empty if it is not found."""
     return next((f"{number}: {text.strip()}" for number, text in source_code(source, 0).lines), "")
 
@@ -129,3 +131,35 @@ def _lines(path: Path) -> tuple[str, ...]:
             return tuple(file.read(_MAX_BYTES).splitlines())
     except OSError:
         return ()
+
+
+_FILE_AND_LINE = re.compile(r"[^/\\]+\.py:\d+")
+_MOST = 2
+"""Lines to name in a sentence; more are counted."""
+
+
+def source_cell(nodes: Iterable[Node]) -> str:
+    """Return file and line of the most expensive source, and the number of others.
+
+    Such as ``layers.py:110`` or ``model.py:129 +8``; empty if no node has a source.
+    """
+    first, *others = _by_time(nodes) or [""]
+    found = _FILE_AND_LINE.search(first)
+    name = found[0] if found else first
+    return f"{name} +{len(others)}" if others else name
+
+
+def source_sentence(nodes: Iterable[Node]) -> str:
+    """Return the most expensive sources with their functions; empty if no node has a source."""
+    lines = _by_time(nodes)
+    others = len(lines) - _MOST
+    more = [f"and {count_of(others, 'more line')}"] if others > 0 else []
+    return ", ".join([*lines[:_MOST], *more])
+
+
+def _by_time(nodes: Iterable[Node]) -> list[str]:
+    times: dict[str, float] = {}
+    for node in nodes:
+        if node.source:
+            times[node.source] = times.get(node.source, 0.0) + (node.duration_us or 0.0)
+    return sorted(times, key=lambda line: -times[line])

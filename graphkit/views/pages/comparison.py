@@ -15,7 +15,7 @@ from graphkit.records import (
     figure_heading,
 )
 from graphkit.views.formatting import size, us
-from graphkit.views.pages.node import page_of_node
+from graphkit.views.pages.node import page_by_index
 from graphkit.views.pages.page import Column, GraphLinks, Link, Page, Row, Siblings, section
 from graphkit.views.selection import NamedGraph
 
@@ -90,7 +90,7 @@ def _change(change: NodeChange, after: GraphRecord) -> Row:
         values=(change.name, f"#{change.before}", f"#{change.after}", change.module or None),
         note="; ".join(f"{each.field}: {each.before} -> {each.after}" for each in change.changes),
         make_children=partial(_fields, change),
-        links={"open": partial(page_of_node, after, change.after)},
+        links={"open": partial(page_by_index, after, change.after)},
     )
 
 
@@ -110,5 +110,5 @@ def _node(node: Node, graph: GraphRecord, *, is_new: bool) -> Row:
         key=f"{'added' if is_new else 'removed'} {node.index}",
         values=(node.short_name, before, after, node.module or None),
         note=f"{index} {node.name}",
-        links={"open": partial(page_of_node, graph, node.index)},
+        links={"open": partial(page_by_index, graph, node.index)},
     )

@@ -12,15 +12,14 @@ from functools import partial
 from itertools import groupby
 
 from graphkit.records import GraphRecord, Node, extent
+from graphkit.views.facts import further_time_facts, time_facts
 from graphkit.views.formatting import bar, size, us
-from graphkit.views.module_tree import Branch, duration_of, shortened
+from graphkit.views.module_tree import Branch, module_tree, node_phases, shortened, total_us
 from graphkit.views.pages.graph_groups import GraphGroup
-from graphkit.views.pages.node import note_of, page_of_node
+from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
-from graphkit.views.parts import common_part, parts_of
-from graphkit.views.phases import phases_of, step_tree
-from graphkit.views.source_lines import source_cell
-from graphkit.views.times import further_time_facts, time_facts
+from graphkit.views.parts import common_part, node_parts
+from graphkit.views.source_code import source_cell
 
 _OPEN_ROWS = 16
 """Rows that a terminal of 24 lines shows."""
@@ -100,8 +99,8 @@ class _Tree:
     """Makes the rows of modules and nodes when they are needed."""
 
     def __init__(self, graph: GraphRecord) -> None:
-        self.root, self._graph = step_tree(graph), graph
-        self._phases, self._parts = frozenset(phases_of(graph)), parts_of(graph)
+        self.root, self._graph = module_tree(graph), graph
+        self._phases, self._parts = frozenset(node_phases(graph)), node_parts(graph)
         programmatic = (edge.target for edge in graph.edges if edge.kind == "programmatic")
         self._programmatic = frozenset(programmatic)
         needs = {_ALWAYS}
@@ -142,7 +141,7 @@ class _Tree:
         first, last = nodes[0], nodes[-1]
         return Row(
             key=f"#{first.index} x{len(nodes)}",
-            values=self._values(f"{_name(first)} x{len(nodes)}", nodes, duration_of(nodes), first),
+            values=self._values(f"{_name(first)} x{len(nodes)}", nodes, total_us(nodes), first),
             note=f"{len(nodes)} equal nodes, #{first.index} to #{last.index}",
             make_children=lambda: map(self._node, nodes),
             is_run=True,
@@ -154,8 +153,8 @@ class _Tree:
         return Row(
             key=f"#{node.index}",
             values=self._values(_name(node), [node], node.duration_us, node),
-            note=note_of(node),
-            links={"open": partial(page_of_node, self._graph, node.index)},
+            note=node_note(node),
+            links={"open": partial(page_by_index, self._graph, node.index)},
             nodes=(node,),
             part=self._parts[node.index],
         )

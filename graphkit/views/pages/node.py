@@ -21,14 +21,14 @@ _NONE = (None, None, None)
 _EDGES = {"programmatic": "programmatic (PDL): the later node starts before the earlier one ends"}
 
 
-def note_of(node: Node) -> str:
+def node_note(node: Node) -> str:
     """Return a node's number, its origin and its full name, the longest one last."""
     op = node.op if node.op != node.name else ""
     note = (f"#{node.index}", node.module, op, node.source, node.name)
     return " · ".join(filter(None, note))
 
 
-def page_of_node(graph: GraphRecord, index: int) -> Page:
+def page_by_index(graph: GraphRecord, index: int) -> Page:
     """Return the page of the first node with that ``Node.index``, which must exist."""
     return node_page(graph, next(at for at, n in enumerate(graph.nodes) if n.index == index))
 
@@ -167,7 +167,7 @@ def _neighbour(
         key=key,
         values=(f"#{index}", text, None, None, None),
         note=f"#{index} {text}",
-        links={} if name is None else {"open": partial(page_of_node, graph, index)},
+        links={} if name is None else {"open": partial(page_by_index, graph, index)},
     )
 
 

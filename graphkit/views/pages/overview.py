@@ -13,9 +13,8 @@ from graphkit.records import (
     count_of,
     figure_heading,
 )
-from graphkit.views.environment import environment_facts
+from graphkit.views.facts import environment_facts
 from graphkit.views.formatting import size, us
-from graphkit.views.loops import loop_text
 from graphkit.views.pages.buffers import buffers_link
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import GraphGroup, graph_groups
@@ -151,3 +150,14 @@ def _links(
             if (graph.mode, graph.batch_size) == (mode.mode, each.batch_size):
                 links = {"open": partial(graph_page, group, index), **group.links(index)}
     return links
+
+
+def loop_text(loop: LoopRecord) -> str:
+    """Return the composition of a loop on one line."""
+    bodies = "; ".join(
+        f"{index}: body of size {each.batch_size}, {count_of(each.num_nodes, 'node')}"
+        for index, each in enumerate(loop.bodies)
+    )
+    inside = f"SWITCH size {{ {bodies} }}" if len(loop.bodies) > 1 else bodies.partition(": ")[2]
+    prologue = f"prologue, {count_of(loop.prologue_nodes, 'node')}"
+    return f"{loop.kind} loop: {prologue}; WHILE again {{ {inside} }}"

@@ -67,7 +67,7 @@ class Row:
         is_run: True if the rows inside are equal and this one sums them up.
         links: Pages that keys lead to, by name; ``open`` is the Enter key.
         nodes: Nodes of a graph that it shows or sums up.
-        part: Part of a step that all of them belong to, as ``parts_of`` names it; empty if several.
+        part: Name of the part of a step that all of them belong to; empty if several.
     """
 
     key: str

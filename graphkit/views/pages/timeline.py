@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from graphkit.records import GraphRecord, Node, end_of, timeline_of
+from graphkit.views.facts import PROFILED, time_facts
 from graphkit.views.formatting import us
-from graphkit.views.icicle import icicle_of
-from graphkit.views.pages.node import note_of, page_of_node
+from graphkit.views.icicle import module_levels
+from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page import (
     Column,
     GraphLinks,
@@ -22,11 +24,9 @@ from graphkit.views.pages.page import (
     count_column,
     no_links,
 )
-from graphkit.views.parts import parts_of
-from graphkit.views.replay import branches_of
+from graphkit.views.parts import node_parts
 from graphkit.views.selection import NamedGraph
-from graphkit.views.source_lines import source_cell
-from graphkit.views.times import PROFILED, time_facts
+from graphkit.views.source_code import source_cell
 
 _WIDTH = 20
 """Cells of a node's place in the replay, as text."""
@@ -62,7 +62,7 @@ def timeline_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = 
         empty="no replay of this graph was measured",
         nodes=graph.nodes,
     )
-    icicle = icicle_of(graph)
+    icicle = module_levels(graph)
 
     def between(begin: float, end: float) -> Page:
         window = Window(begin=begin, end=end, whole=whole, icicle=icicle, make=between)
@@ -131,7 +131,7 @@ def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, _Span]]) -> Iterator[
 
 
 def _spans(graph: GraphRecord) -> list[tuple[Node, _Span]]:
-    pairs = zip(graph.nodes, branches_of(graph), strict=True)
+    pairs = zip(graph.nodes, node_branches(graph), strict=True)
     found = [(node, branch or 0) for node, branch in pairs if node.start_us is not None]
     found.sort(key=lambda pair: (pair[0].start_us or 0.0, pair[0].index))
     gaps = {gap.node: gap.us for gap in timeline_of(graph.nodes).gaps}
@@ -144,7 +144,7 @@ def _spans(graph: GraphRecord) -> list[tuple[Node, _Span]]:
 def _rows(
     graph: GraphRecord, spans: Sequence[tuple[Node, _Span]], *, has_branches: bool
 ) -> Iterator[Row]:
-    parts = parts_of(graph)
+    parts = node_parts(graph)
     for node, span in spans:
         part = parts[node.index]
         yield Row(
@@ -155,8 +155,40 @@ def _rows(
                 source_cell([node]) or None, part or None,
                 node.module or None,
             ),
-            note=note_of(node),
-            links={"open": partial(page_of_node, graph, node.index)},
+            note=node_note(node),
+            links={"open": partial(page_by_index, graph, node.index)},
             nodes=(node,),
             part=part,
         )  # fmt: skip
+
+
+def node_branches(record: GraphRecord) -> list[int | None]:
+    """Return the branch of each node, from 0; ``None`` for a node whose time was not measured.
+
+    A node continues the branch of a node that it waits for. If another node continues that branch
+    already, it takes the first one that is idle when it starts. Nodes of one branch may overlap:
+    the target of a programmatic edge starts early, and starts and durations are medians of
+    several replays, so that up to half of the shorter node is no sign of two branches.
+    """
+    waits_for: dict[int, set[int]] = defaultdict(set)
+    for edge in record.edges:
+        waits_for[edge.target].add(edge.source)
+    found: dict[int, int] = {}
+    last: list[Node] = []
+    for node in timeline_of(record.nodes).nodes:
+        branch = _branch(node, last, waits_for[node.index])
+        last[branch : branch + 1] = [node]
+        found[node.index] = branch
+    return [found.get(node.index) for node in record.nodes]
+
+
+def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:
+    """Return the branch of a node after the last nodes of the branches so far."""
+    continued = (place for place, before in enumerate(last) if before.index in sources)
+    idle = (place for place, before in enumerate(last) if _is_over(before, node))
+    return next(continued, next(idle, len(last)))
+
+
+def _is_over(before: Node, node: Node) -> bool:
+    shorter = min(before.duration_us or 0.0, node.duration_us or 0.0)
+    return end_of(before) - (node.start_us or 0.0) <= shorter / 2

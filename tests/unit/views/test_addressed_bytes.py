@@ -8,9 +8,9 @@ import pytest
 
 from graphkit.records import Argument, Environment, GraphRecord, Node, Pointer
 from graphkit.views import inspect_view
-from graphkit.views.addressed_bytes import addressed_bytes
 from graphkit.views.html import _kernels
 from graphkit.views.pages import kernels_page
+from graphkit.views.pages.kernels import addressed_bytes
 
 ENVIRONMENT = Environment(device="d", torch="2", triton="3", cuda="", driver="", graphkit="0")
 

@@ -13,15 +13,19 @@ from pathlib import Path
 import pytest
 
 from graphkit.records import CaptureRecord, GraphRecord, load_record, timeline_of
-from graphkit.views.frames import Frame, frames_of
-from graphkit.views.html import html_of
+from graphkit.views.frames import Frame, module_frames
+from graphkit.views.html import html_text
+from graphkit.views.module_tree import node_phases
 from graphkit.views.pages import kernels_page
-from graphkit.views.parts import PARTS, parts_of
-from graphkit.views.phases import phases_of
-from graphkit.views.replay import branches_of
+from graphkit.views.pages.timeline import node_branches
+from graphkit.views.parts import node_parts
 from graphkit.views.selection import named_graphs, select_graphs
 
 DATA = Path(__file__).parents[2] / "data"
+PARTS = (
+    "refresh", "metadata", "draft", "build", "verify", "accept", "extend", "norm", "attn", "mlp",
+    "embed", "head", "other",
+)  # fmt: skip
 VOID = {"meta", "link", "input", "br"}
 
 
@@ -56,7 +60,7 @@ def unpacked(parsed, name):
 
 @pytest.fixture(scope="module")
 def page(capture):
-    return html_of(capture, named_graphs(capture))
+    return html_text(capture, named_graphs(capture))
 
 
 def test_it_loads_nothing(page):
@@ -75,7 +79,7 @@ def test_the_record_in_it_is_the_record(page, capture):
 
 
 def test_a_selection_holds_its_graphs_alone(capture):
-    page = html_of(capture, select_graphs(capture, mode="DRAFT", batch_size=4))
+    page = html_text(capture, select_graphs(capture, mode="DRAFT", batch_size=4))
     record = CaptureRecord.from_json(unpacked(Page(page), "record"))
     assert record == dataclasses.replace(capture, graphs=capture.graphs[2:3])
 
@@ -83,12 +87,12 @@ def test_a_selection_holds_its_graphs_alone(capture):
 def test_it_opens_with_the_first_graph_that_has_nodes(compiled, capture):
     empty = dataclasses.replace(compiled, graphs=compiled.graphs[:1])
     for record, first in ((compiled, "1"), (capture, "0"), (empty, "0")):
-        tags = Page(html_of(record, named_graphs(record))).tags
+        tags = Page(html_text(record, named_graphs(record))).tags
         assert [facts["data-first"] for tag, facts in tags if tag == "select"] == [first]
 
 
 def test_a_graph_alone_is_its_own_record(graph):
-    page = html_of(graph, named_graphs(graph))
+    page = html_text(graph, named_graphs(graph))
     assert GraphRecord.from_json(unpacked(Page(page), "record")) == graph
 
 
@@ -103,9 +107,9 @@ def test_no_name_breaks_out(graph, name):
         for node in graph.nodes[:2]
     )
     odd = dataclasses.replace(graph, name=name, nodes=nodes, edges=(), timing=None)
-    text = html_of(odd, named_graphs(odd))
+    text = html_text(odd, named_graphs(odd))
     usual_names = dataclasses.replace(graph, nodes=graph.nodes[:2], edges=(), timing=None)
-    plain = html_of(usual_names, named_graphs(usual_names))
+    plain = html_text(usual_names, named_graphs(usual_names))
     parsed, usual = Page(text), Page(plain)
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in usual.tags]
     assert parsed.links == usual.links
@@ -118,7 +122,7 @@ def test_no_name_breaks_out(graph, name):
 def test_a_name_like_a_placeholder_stays_a_name(capture):
     odd = dataclasses.replace(capture, target="{{record}} {{table}}")
     assert (
-        Page(html_of(odd, named_graphs(odd))).texts["h1"]
+        Page(html_text(odd, named_graphs(odd))).texts["h1"]
         == "graphkit capture: {{record}} {{table}}"
     )
 
@@ -166,7 +170,7 @@ def test_the_kernels_in_it_are_those_of_their_page(page, capture):
 def test_a_time_that_is_no_number_is_one_that_was_not_measured(graph):
     nodes = (dataclasses.replace(graph.nodes[0], duration_us=float("nan")), *graph.nodes[1:])
     odd = dataclasses.replace(graph, nodes=nodes)
-    (views,) = json.loads(unpacked(Page(html_of(odd, named_graphs(odd))), "views"))
+    (views,) = json.loads(unpacked(Page(html_text(odd, named_graphs(odd))), "views"))
     refresh = next(kernel for kernel in views["kernels"] if kernel["name"] == "refresh")
     assert (refresh["nodes"], refresh["us"], refresh["mean us"]) == (1, None, None)
 
@@ -183,7 +187,7 @@ def test_the_page_of_a_large_model_has_less_than_2_mb(repeats, sizes):
         target="8b", backend="cuda", environment=small.environment, modes=(), graphs=graphs
     )
     assert len(record.to_json()) > 2e6, "uncompressed, it would be larger"
-    assert len(html_of(record, named_graphs(record))) < 2e6
+    assert len(html_text(record, named_graphs(record))) < 2e6
 
 
 def repeated(nodes, times):
@@ -229,13 +233,13 @@ def test_the_charts_have_labels_keys_and_a_text(page):
 def test_the_views_of_each_graph_have_a_value_for_each_node(page, capture):
     views = json.loads(unpacked(Page(page), "views"))
     for view, graph in zip(views, capture.graphs, strict=True):
-        assert view["phases"] == phases_of(graph)
-        assert view["parts"] == list(parts_of(graph).values())
-        assert view["branches"] == branches_of(graph)
+        assert view["phases"] == node_phases(graph)
+        assert view["parts"] == list(node_parts(graph).values())
+        assert view["branches"] == node_branches(graph)
         assert [tuple(gap) for gap in view["gaps"]] == [
             (gap.begin, gap.us) for gap in timeline_of(graph.nodes).gaps
         ]
-        frames, places = frames_of(graph)
+        frames, places = module_frames(graph)
         assert [Frame(**frame) for frame in view["frames"]] == frames
         assert view["places"] == places
 
@@ -244,19 +248,19 @@ def test_the_views_of_each_graph_have_a_value_for_each_node(page, capture):
 def test_damaged_times_leave_valid_json(graph, time):
     nodes = [dataclasses.replace(node, start_us=time, duration_us=time) for node in graph.nodes]
     odd = dataclasses.replace(graph, nodes=tuple(nodes), timing=None)
-    (view,) = json.loads(unpacked(Page(html_of(odd, named_graphs(odd))), "views"))
+    (view,) = json.loads(unpacked(Page(html_text(odd, named_graphs(odd))), "views"))
     assert set(view["branches"]) == {None}
     assert view["frames"][0]["width"] == len(nodes), "in nodes, because no time is known"
 
 
 def test_every_colour_of_a_part_is_in_the_style(page):
     style = page[page.index("<style>") : page.index("</style>")]
-    assert set(re.findall(r"\.part-(\w+)", style)) >= {*PARTS, "other"}
+    assert set(re.findall(r"\.part-(\w+)", style)) >= {*PARTS}
 
 
 def test_nodes_with_equal_and_odd_indices_have_their_views(graph):
     nodes = tuple(dataclasses.replace(node, index=303) for node in graph.nodes)
     odd = dataclasses.replace(graph, nodes=nodes, edges=(), timing=None)
-    (view,) = json.loads(unpacked(Page(html_of(odd, named_graphs(odd))), "views"))
+    (view,) = json.loads(unpacked(Page(html_text(odd, named_graphs(odd))), "views"))
     for name in ("phases", "parts", "branches", "places"):
         assert len(view[name]) == len(nodes)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from graphkit.records import load_record
-from graphkit.views.html import html_of
+from graphkit.views.html import html_text
 from graphkit.views.selection import named_graphs
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ NEVER_UNPACKED = "Response.prototype.text = () => new Promise(() => {});"
 @pytest.fixture(scope="module")
 def page():
     record = load_record(RECORD)
-    return html_of(record, named_graphs(record))
+    return html_text(record, named_graphs(record))
 
 
 @pytest.fixture

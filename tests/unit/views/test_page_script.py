@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from graphkit.views.html import html_of
+from graphkit.views.html import html_text
 from graphkit.views.selection import named_graphs
 
 FRAMES = [
@@ -47,7 +47,7 @@ def found(capture):
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node.js")
-    page = html_of(capture, named_graphs(capture))
+    page = html_text(capture, named_graphs(capture))
     script = re.search(r"<script>\n(.*)</script>", page, re.DOTALL)[1]
     definitions, start, _ = script.partition("if (typeof DecompressionStream")
     assert start, "the last statement starts the page"

@@ -14,13 +14,13 @@ import pytest
 from graphkit.diff import diff_records
 from graphkit.records import figure_heading, figure_name, load_record, timeline_of
 from graphkit.views import capture_view, diff_view
+from graphkit.views.facts import time_facts
 from graphkit.views.formatting import us
-from graphkit.views.html import html_of
+from graphkit.views.html import html_text
 from graphkit.views.pages import first_page, timeline_page
 from graphkit.views.pages.graph import graph_page
 from graphkit.views.pages.graph_groups import graph_groups
 from graphkit.views.selection import named_graphs
-from graphkit.views.times import time_facts
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -62,7 +62,7 @@ def test_gaps_are_equal_on_the_page_the_timeline_its_rows_and_the_html(step):
     assert dict(page.facts)["gaps"] == dict(timeline.facts)["gaps"] == f"{us(gap_us)} us (7%)"
     column = [each.name for each in timeline.columns].index("gap us")
     assert sum(row.values[column] or 0.0 for row in timeline.rows) == pytest.approx(gap_us)
-    html = html_of(step, named_graphs(step))
+    html = html_text(step, named_graphs(step))
     (view,) = views_of(html)
     assert sum(time for _, time in view["gaps"]) == pytest.approx(gap_us)
     assert dict(view["facts"]).items() >= dict(time_facts(graph)).items()
