@@ -6,8 +6,10 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from graphkit.records import GraphRecord, Node
+from graphkit.records import GraphRecord, Node, count_of
+from graphkit.views.formatting import us
 from graphkit.views.module_tree import Branch, module_tree, node_phases, total_us
+from graphkit.views.parts import common_part, node_parts
 
 _NAMES = 3
 """Most numbers of equal layers that a name lists."""
@@ -24,6 +26,7 @@ class Frame:
         begin, width: Its place in us, the root from 0; in nodes if no time was measured.
         us: Sum of the durations of its nodes; ``None`` if none was measured.
         num_nodes: Number of its nodes.
+        part: Part that all of them belong to; empty if several.
     """
 
     name: str
@@ -33,6 +36,13 @@ class Frame:
     width: float
     us: float | None
     num_nodes: int
+    part: str
+
+    def describe(self, title: str, whole: float | None) -> str:
+        """Return its path, time, share and number of nodes; the root has the graph's title."""
+        time = "not measured" if self.us is None else f"{us(self.us)} us"
+        share = f", {self.us / whole:.1%}" if self.us is not None and whole else ""
+        return f"{self.path or title}: {time}{share}, {count_of(self.num_nodes, 'node')}"
 
 
 def module_frames(record: GraphRecord) -> tuple[list[Frame], list[int]]:
@@ -46,7 +56,7 @@ class _Frames:
     def __init__(self, record: GraphRecord) -> None:
         self.frames: list[Frame] = []
         self.places: dict[int, int] = {}
-        self._phases = frozenset(node_phases(record))
+        self._phases, self._parts = frozenset(node_phases(record)), node_parts(record)
         self._is_measured = bool(_time(record.nodes))
 
     def add(
@@ -75,8 +85,8 @@ class _Frames:
         at, nodes = len(self.frames), [node for each in branches for node in each.all_nodes]
         path = f"{around}.{name}" if around else name
         label = f"{name} ({len(branches)} x)" if len(branches) > outer else name
-        time = _time(nodes)
-        self.frames.append(Frame(label, path, parent, begin, 0.0, time, len(nodes)))
+        time, part = _time(nodes), common_part(self._parts[node.index] for node in nodes)
+        self.frames.append(Frame(label, path, parent, begin, 0.0, time, len(nodes), part))
         inside = 0.0
         for inner, each in groups:
             inside += self.add(inner, path, each, at, begin + inside, len(branches))

@@ -6,7 +6,7 @@ Those of a whole step are inside its phases.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -14,11 +14,19 @@ from itertools import groupby
 from graphkit.records import GraphRecord, Node, extent
 from graphkit.views.facts import further_time_facts, time_facts
 from graphkit.views.formatting import bar, size, us
-from graphkit.views.module_tree import Branch, module_tree, node_phases, shortened, total_us
+from graphkit.views.module_tree import (
+    Branch,
+    equal_layers,
+    module_tree,
+    node_phases,
+    shortened,
+    total_us,
+)
 from graphkit.views.pages.graph_groups import GraphGroup
 from graphkit.views.pages.node import node_note, page_by_index
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column
 from graphkit.views.parts import common_part, node_parts
+from graphkit.views.selection import NamedGraph
 from graphkit.views.source_code import source_cell
 
 _OPEN_ROWS = 16
@@ -42,6 +50,29 @@ def graph_page(group: GraphGroup, index: int) -> Page:
         empty="this graph has no nodes",
         nodes=graph.nodes,
     )
+
+
+def picture_page(named: NamedGraph) -> Page:
+    """Return the page of a graph alone; of equal layers of a large one, only the first one's nodes.
+
+    For pictures and texts, in which nothing can be opened or closed.
+    """
+    page, (_, graph) = graph_page(GraphGroup((named,)), 0), named
+    return replace(page, rows=tuple(_without_repeats(page.rows, equal_layers(module_tree(graph)))))
+
+
+def _without_repeats(rows: Iterable[Row], equal: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows without those inside of layers that equal an earlier one."""
+    for row in rows:
+        around = f"{row.key}."
+        first = next((other for path, other in equal.items() if around.startswith(f"{path}.")), "")
+        if first:
+            name, *others = row.values
+            yield replace(row, values=(f"{name}, as {first}", *others), make_children=None)
+        elif row.make_children and not row.is_run:
+            yield replace(row, make_children=partial(_without_repeats, row.children, equal))
+        else:
+            yield row
 
 
 def _crumb(title: str, graph: GraphRecord) -> str:

@@ -10,7 +10,7 @@ from graphkit.views.formatting import size, us
 from graphkit.views.pages.page import Column, Page, Row, Siblings, count_column, section
 from graphkit.views.source_code import source_code
 
-_COLUMNS = (
+NODE_COLUMNS = (
     Column(name="fact"),
     Column(name="value", least=24),
     Column(name="kind", rank=1, most=9),
@@ -18,6 +18,8 @@ _COLUMNS = (
     count_column("bytes", 2),
 )
 _NONE = (None, None, None)
+_HEADER = ("kind", "module", "source", "time")
+"""Facts that the head of the page repeats."""
 _EDGES = {"programmatic": "programmatic (PDL): the later node starts before the earlier one ends"}
 
 
@@ -37,42 +39,34 @@ def node_page(graph: GraphRecord, at: int) -> Page:
     """Return everything about ``graph.nodes[at]``."""
     node = graph.nodes[at]
     rows = (
-        *_fact_rows(node),
+        *(Row(key=n, values=(n, text, *_NONE), note=text) for n, text in node_facts(node)),
         *_source_rows(node),
-        *_argument_rows(node),
+        *_argument_section(node),
         *_neighbour_rows(graph, node),
     )
     return Page(
         title=f"#{node.index} {node.short_name}",
         crumb=" > ".join(filter(None, (node.module, f"#{node.index} {node.short_name}"))),
-        facts=tuple(
-            (name, text)
-            for name, text in (*_origin(node), *_launch(node))
-            if text and name in ("kind", "module", "source", "time")
-        ),
-        columns=_COLUMNS,
+        facts=tuple(fact for fact in node_facts(node) if fact[0] in _HEADER),
+        columns=NODE_COLUMNS,
         rows=rows,
         opened=frozenset(row.key for row in rows if row.make_children),
         siblings=Siblings(count=len(graph.nodes), index=at, make=partial(node_page, graph)),
     )
 
 
-def _fact_rows(node: Node) -> Iterator[Row]:
-    for name, text in (*_origin(node), *_launch(node)):
-        if text:
-            yield Row(key=name, values=(name, text, None, None, None), note=text)
+def node_facts(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield name and text of what is known of a node's origin and of its launch."""
+    yield from ((name, text) for name, text in _facts(node) if text)
 
 
-def _origin(node: Node) -> Iterator[tuple[str, str]]:
+def _facts(node: Node) -> Iterator[tuple[str, str]]:
     yield "name", node.name
     yield "kind", node.kind
     yield "module", node.module
     yield "op", node.op
     yield "source", node.source
     yield "scope", node.scope
-
-
-def _launch(node: Node) -> Iterator[tuple[str, str]]:
     yield "time", "" if node.duration_us is None else f"{us(node.duration_us)} us"
     yield "starts at", "" if node.start_us is None else f"{us(node.start_us)} us"
     yield "grid", extent(node.grid)
@@ -102,9 +96,14 @@ def _source_rows(node: Node) -> Iterator[Row]:
     yield section(title, (title, text, *_NONE), rows, note=note)
 
 
-def _argument_rows(node: Node) -> Iterator[Row]:
+def _argument_section(node: Node) -> Iterator[Row]:
     if node.arguments:
-        yield _section("arguments", [_argument(at, each) for at, each in enumerate(node.arguments)])
+        yield _section("arguments", [*argument_rows(node)])
+
+
+def argument_rows(node: Node) -> Iterator[Row]:
+    """Yield the arguments of a node, and inside of each structure its pointers."""
+    return (_argument(at, argument) for at, argument in enumerate(node.arguments))
 
 
 def _argument(at: int, argument: Argument) -> Row:

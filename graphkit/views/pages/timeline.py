@@ -32,7 +32,7 @@ _WIDTH = 20
 """Cells of a node's place in the replay, as text."""
 
 
-class _Span(NamedTuple):
+class Span(NamedTuple):
     """Times of a node, in us, and of the gap before it, if there is one."""
 
     begin: float
@@ -44,7 +44,7 @@ class _Span(NamedTuple):
 def timeline_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = no_links) -> Page:
     """Return the measured nodes of a graph in the order in which they started."""
     title, graph = graphs[index]
-    spans = _spans(graph)
+    spans = replay_spans(graph)
     has_branches = any(span.branch for _, span in spans)
     ends = (span.end for _, span in spans if math.isfinite(span.end))
     whole = max((end for end in ends if end > 0), default=1.0)
@@ -95,7 +95,7 @@ def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> t
     )
 
 
-def _picture(span: _Span, width: int, begin: float, end: float) -> str:
+def _picture(span: Span, width: int, begin: float, end: float) -> str:
     """Return a node's place in a window of time: at least one cell, after the gap before it.
 
     Arrows show where a node outside of the window is; those of further branches are shaded.
@@ -120,7 +120,7 @@ def _share(time: float, begin: float, end: float) -> float:
     return min(1.0, max(0.0, share))  # in this order: NaN is not more than 0.0
 
 
-def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, _Span]]) -> Iterator[tuple[str, str]]:
+def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, Span]]) -> Iterator[tuple[str, str]]:
     yield from time_facts(graph)
     longest = max(timeline_of(graph.nodes).gaps, key=lambda gap: gap.us, default=None)
     if longest:
@@ -130,19 +130,20 @@ def _facts(graph: GraphRecord, spans: Sequence[tuple[Node, _Span]]) -> Iterator[
         yield "branches", f"{branches}, side by side"
 
 
-def _spans(graph: GraphRecord) -> list[tuple[Node, _Span]]:
+def replay_spans(graph: GraphRecord) -> list[tuple[Node, Span]]:
+    """Return the measured nodes in the order in which they started, and when each one ran."""
     pairs = zip(graph.nodes, node_branches(graph), strict=True)
     found = [(node, branch or 0) for node, branch in pairs if node.start_us is not None]
     found.sort(key=lambda pair: (pair[0].start_us or 0.0, pair[0].index))
     gaps = {gap.node: gap.us for gap in timeline_of(graph.nodes).gaps}
     return [
-        (node, _Span(node.start_us or 0.0, end_of(node), gaps.get(node.index), branch))
+        (node, Span(node.start_us or 0.0, end_of(node), gaps.get(node.index), branch))
         for node, branch in found
     ]
 
 
 def _rows(
-    graph: GraphRecord, spans: Sequence[tuple[Node, _Span]], *, has_branches: bool
+    graph: GraphRecord, spans: Sequence[tuple[Node, Span]], *, has_branches: bool
 ) -> Iterator[Row]:
     parts = node_parts(graph)
     for node, span in spans:
