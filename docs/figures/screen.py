@@ -1,4 +1,4 @@
-"""Takes the picture of the screen: ``python docs/figures/screen.py`` writes ``docs/inspect.svg``."""
+"""Takes the picture of the screen, ``docs/inspect.svg``: ``python docs/figures/screen.py``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from graphkit.views.pages import Page
 
 _WORD = re.compile(r"\w+")
 Match = Callable[[Sequence[str], str], bool]
-"""True if a row, given as its cells and its note, contains the words."""
+"""True if the cells and the note of a row contain the words."""
 
 
 def matcher(words: str, columns: Sequence[str]) -> Match | None:
@@ -30,7 +30,7 @@ def matcher(words: str, columns: Sequence[str]) -> Match | None:
 def sum_text(page: Page, lines: Iterable[Line]) -> str:
     """Return number, time in us and share of the nodes in these rows; empty if a page has none.
 
-    A node in several of the rows, such as that of a module and its own, counts once.
+    A node in several of the rows, such as its own row and its module's, counts once.
     """
     if not page.nodes:
         return ""

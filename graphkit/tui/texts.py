@@ -46,11 +46,11 @@ def place_line(crumbs: Sequence[str], module: str, device: str, width: int) -> T
 
     Where they do not fit, the device is left out first, then the outermost pages.
     """
-    names = [plain(each) for each in crumbs]
+    names = [plain(crumb) for crumb in crumbs]
     paths = [names, *([_MORE, *names[at:]] for at in range(1, len(names)))]
     fitting = (path for path in paths if cell_len(_ARROW.join(path)) <= width)
     *around, page = next(fitting, paths[-1])
-    before = "".join(each + _ARROW for each in around)
+    before = "".join(crumb + _ARROW for crumb in around)
     has_device = device and cell_len(before + page) <= width - cell_len(device) - 2
     room = width - (cell_len(device) + 2) * bool(has_device)
     is_wide = module and room - cell_len(before + page) >= _LEAST_MODULE

@@ -164,7 +164,7 @@ def _nodes(sign: str, nodes: Sequence[Node]) -> Iterator[Text]:
 
 
 def _changes(changed: Sequence[NodeChange]) -> Iterator[Text]:
-    """Yield the nodes, those of which only arguments changed last."""
+    """Yield the nodes that changed; last the ones of which only arguments changed."""
     for node in sorted(changed, key=_changes_only_arguments):
         module = f" in {node.module}" if node.module else ""
         is_moved = node.before != node.after

@@ -42,7 +42,7 @@ class _Drawing:
 
     Args:
         graph: The graph.
-        prefix: Keeps its names apart from those of other graphs.
+        prefix: Makes its names differ from other graphs' names.
     """
 
     def __init__(self, graph: GraphRecord, prefix: str) -> None:

@@ -35,8 +35,8 @@ def environment_line(target: str, backend: str, environment: Environment) -> str
 
 
 PROFILED = (
-    "Times of nodes and gaps are those of profiled replays, which take longer, above all in the "
-    "gaps."
+    "Times of nodes and gaps were measured in profiled replays, which take longer, above all in "
+    "the gaps."
 )
 
 
@@ -44,7 +44,7 @@ def time_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
     """Yield what was measured of a graph, the most important first.
 
     Only ``unprofiled`` is a time without the profiler. ``the profiler adds`` says how much longer
-    the median profiled replay took. Busy time and gaps are those of the page's nodes.
+    the median profiled replay took. Busy time and gaps are sums over the page's nodes.
     """
     timing, timeline = graph.timing, timeline_of(graph.nodes)
     if timing is None:

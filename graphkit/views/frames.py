@@ -82,15 +82,15 @@ class _Frames:
         while self._is_joined(name, branches) and len(groups) == 1:
             ((inner, branches),) = groups
             name, groups = f"{name}.{inner}", _groups(branches)
-        at, nodes = len(self.frames), [node for each in branches for node in each.all_nodes]
+        at, nodes = len(self.frames), [node for branch in branches for node in branch.all_nodes]
         path = f"{around}.{name}" if around else name
         label = f"{name} ({len(branches)} x)" if len(branches) > outer else name
         time, part = _time(nodes), common_part(self._parts[node.index] for node in nodes)
         self.frames.append(Frame(label, path, parent, begin, 0.0, time, len(nodes), part))
         inside = 0.0
-        for inner, each in groups:
-            inside += self.add(inner, path, each, at, begin + inside, len(branches))
-        for node in (node for each in branches for node in each.nodes):
+        for inner, group in groups:
+            inside += self.add(inner, path, group, at, begin + inside, len(branches))
+        for node in (node for branch in branches for node in branch.nodes):
             self.places[node.index] = at
         own = (time or 0.0) if self._is_measured else float(len(nodes))
         width = max(own, inside)  # a module inside a measured child graph may take longer
@@ -100,7 +100,7 @@ class _Frames:
     def _is_joined(self, name: str, branches: Sequence[Branch]) -> bool:
         """Return True if a module that is the only content shares the frame, as in the tree."""
         is_phase = branches[0].path in self._phases
-        return bool(name) and not is_phase and not any(each.nodes for each in branches)
+        return bool(name) and not is_phase and not any(branch.nodes for branch in branches)
 
 
 def _groups(branches: Sequence[Branch]) -> list[tuple[str, list[Branch]]]:
@@ -108,7 +108,7 @@ def _groups(branches: Sequence[Branch]) -> list[tuple[str, list[Branch]]]:
     found: dict[Hashable, list[Branch]] = {}
     for child in (child for branch in branches for child in branch.children):
         found.setdefault(_likeness(child), []).append(child)
-    numbers = {each.name for group in found.values() for each in group if each.is_layer}
+    numbers = {branch.name for group in found.values() for branch in group if branch.is_layer}
     return [(_name(group, numbers), group) for group in found.values()]
 
 

@@ -45,13 +45,13 @@ class Branch:
 
     @cached_property
     def all_nodes(self) -> tuple[Node, ...]:
-        """Its own nodes and those of all modules inside it, in record order."""
+        """All nodes inside it, its own and its modules', in record order."""
         below = (node for child in self.children for node in child.all_nodes)
         return tuple(sorted((*self.nodes, *below), key=lambda node: node.index))
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, those of all modules inside it included."""
+        """Number of nodes, nodes of modules inside it included."""
         return len(self.all_nodes)
 
     @cached_property

@@ -90,7 +90,7 @@ def _roots() -> tuple[str, ...]:
         here = str(Path.cwd())
     except OSError:  # the working folder was removed
         here = ""
-    return tuple(dict.fromkeys([here, *(each or here for each in sys.path)]))
+    return tuple(dict.fromkeys([here, *(folder or here for folder in sys.path)]))
 
 
 @lru_cache(maxsize=1024)
@@ -102,8 +102,8 @@ def _files(name: str, roots: tuple[str, ...]) -> tuple[Path, ...]:
     folders = [Path(root) for root in roots if root]
     if len(parts) == 2 and folders:
         inside = list(_folders(folders[0]))
-        below = (each for folder in inside for each in _folders(folder))
-        folders += [*inside, *below, *(each for root in folders[1:] for each in _folders(root))]
+        below = (inner for folder in inside for inner in _folders(folder))
+        folders += [*inside, *below, *(inner for root in folders[1:] for inner in _folders(root))]
     found = (folder / name for folder in folders)
     return tuple(dict.fromkeys(path.resolve() for path in found if _is_readable(path)))
 
@@ -111,7 +111,8 @@ def _files(name: str, roots: tuple[str, ...]) -> tuple[Path, ...]:
 def _folders(folder: Path) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = sorted(each.name for each in entries if each.is_dir() and each.name[0] != ".")
+            inside = (entry.name for entry in entries if entry.is_dir())
+            names = sorted(name for name in inside if not name.startswith("."))
     except OSError:
         return
     yield from (folder / name for name in names[:_MAX_FOLDERS])

@@ -41,7 +41,7 @@ def trace_text(graphs: Sequence[NamedGraph]) -> str:
     each node that its own forward made.
     """
     flows = count(1)
-    events = [_process(number, *each, flows) for number, each in enumerate(graphs, 1)]
+    events = [_process(number, *named, flows) for number, named in enumerate(graphs, 1)]
     return json.dumps(
         {"displayTimeUnit": "ns", "traceEvents": list(chain.from_iterable(events))},
         separators=(",", ":"),

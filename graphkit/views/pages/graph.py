@@ -1,6 +1,6 @@
 """Page of one graph: the modules whose forward made its nodes, and what the nodes cost.
 
-Those of a whole step are inside its phases.
+In a whole step, the modules are inside of its phases.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _MOST_GB_PER_S = 20_000.0
 """More than caches and memories of present GPUs deliver: the kernel used a part of the tensors."""
 _TOO_FAST = f"no GB/s: above {_MOST_GB_PER_S:,.0f}, so that it uses a part of its tensors"
 BYTES_NOTE = (
-    "Bytes are those of the tensors that the arguments of a kernel point to. They are unknown "
+    "Bytes are the sizes of the tensors that the arguments of a kernel point to. They are unknown "
     "where the record has no tensor for a pointer, such as a workspace of cuBLAS. A rate above "
     f"{_MOST_GB_PER_S:,.0f} GB/s is left out, because such a kernel uses a part of its tensors."
 )
@@ -48,7 +48,7 @@ def kernels_page(graphs: Sequence[NamedGraph], index: int, links: GraphLinks = n
     """Return the kernels of a graph by total time, in each its modules, in these their nodes.
 
     Modules that differ in the number of their layer only, as ``layers.0.mlp``, share a row. The
-    bytes are those of the tensors that the arguments point to, as ``addressed_bytes`` counts them:
+    bytes are the sizes of the tensors that the arguments point to, as ``addressed_bytes`` counts:
     a node that reads a part of a tensor counts all of it. GB/s are these bytes per time, and empty
     where no memory is as fast.
     """
@@ -166,9 +166,9 @@ def addressed_bytes(nodes: Sequence[Node]) -> int | None:
     Returns:
         ``None`` if a node has no pointers, or if the size behind one of them is not in the record.
     """
-    each = [_node_bytes(node) for node in nodes]
-    known = [size for size in each if size is not None]
-    return sum(known) if known and len(known) == len(each) else None
+    by_node = [_node_bytes(node) for node in nodes]
+    known = [num_bytes for num_bytes in by_node if num_bytes is not None]
+    return sum(known) if known and len(known) == len(by_node) else None
 
 
 def unknown_bytes_reason(nodes: Sequence[Node]) -> str:

@@ -201,9 +201,9 @@ def node_uses(nodes: Iterable[int], total: int) -> Uses:
 def live_counts(uses: Sequence[Uses], total: int) -> LiveCounts:
     """Return how many of the addresses are in use at each of ``total`` nodes."""
     changes = [0] * (total + 1)
-    for each in uses:
-        changes[each.first] += 1
-        changes[each.last + 1] -= 1
+    for use in uses:
+        changes[use.first] += 1
+        changes[use.last + 1] -= 1
     return LiveCounts(tuple(accumulate(changes[:total])))
 
 

@@ -136,7 +136,7 @@ def _pointer(
 
 
 def _neighbour_rows(graph: GraphRecord, node: Node) -> Iterator[Row]:
-    names = {each.index: each.short_name for each in graph.nodes}
+    names = {other.index: other.short_name for other in graph.nodes}
     for title, others in _neighbours(graph, node).items():
         if others:
             yield _section(
@@ -153,7 +153,7 @@ def _neighbours(graph: GraphRecord, node: Node) -> dict[str, list[tuple[int, Edg
         "waits for": [(edge.source, edge) for edge in graph.edges if edge.target == node.index],
         "waited for by": [(edge.target, edge) for edge in graph.edges if edge.source == node.index],
         "is in": [] if node.parent is None else [(node.parent, None)],
-        "holds": [(each.index, None) for each in graph.nodes if each.parent == node.index],
+        "holds": [(other.index, None) for other in graph.nodes if other.parent == node.index],
     }
 
 

@@ -98,7 +98,7 @@ def _columns(begin: float, end: float, whole: float, *, has_branches: bool) -> t
 def _picture(span: Span, width: int, begin: float, end: float) -> str:
     """Return a node's place in a window of time: at least one cell, after the gap before it.
 
-    Arrows show where a node outside of the window is; those of further branches are shaded.
+    Arrows show where a node outside of the window is; nodes of further branches are shaded.
     """
     if span.begin < begin and span.end <= begin:
         return "<"

@@ -11,7 +11,7 @@ function showKernels() {
   markKernel();
 }
 
-// Shows the nodes of one kernel alone, or those of all if it is chosen already.
+// Shows the nodes of one kernel alone, or all nodes if it is chosen already.
 function chooseKernel(kernel) {
   state.kernel = kernel === state.kernel ? null : kernel;
   markKernel();
