@@ -1,4 +1,4 @@
-"""The first line of the screen: where in the record it is, and the device of the record."""
+"""Texts around the list: the first line, facts and notes in lines of a width."""
 
 from __future__ import annotations
 
@@ -7,10 +7,34 @@ from itertools import takewhile
 
 from rich.cells import cell_len
 from rich.text import Text
+from textual.content import Content
 
 from graphkit.records import Node
 from graphkit.views.columns import clip
 from graphkit.views.formatting import plain
+
+SEPARATOR = " · "
+
+
+def pack(texts: Iterable[str], width: int) -> str:
+    """Join texts into as few lines as possible without breaking any of them."""
+    lines: list[str] = []
+    for text in map(plain, texts):
+        longer = f"{lines[-1]}{SEPARATOR}{text}" if lines else ""
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(text)
+    return "\n".join(lines)
+
+
+def fold(text: str, width: int, max_lines: int) -> str:
+    """Break text into at most ``max_lines`` lines; more text ends in an ellipsis."""
+    lines = [line.plain for line in Content(text).wrap(max(width, 1))]
+    if len(lines) > max_lines:
+        lines[max_lines - 1 :] = [clip(f"{lines[max_lines - 1].rstrip()}…", width)]
+    return "\n".join(lines)
+
 
 _ARROW, _MORE = " > ", "…"
 _LEAST_MODULE = 10
@@ -22,11 +46,11 @@ def place_line(crumbs: Sequence[str], module: str, device: str, width: int) -> T
 
     Where they do not fit, the device is left out first, then the outermost pages.
     """
-    names = [plain(each) for each in crumbs]
+    names = [plain(crumb) for crumb in crumbs]
     paths = [names, *([_MORE, *names[at:]] for at in range(1, len(names)))]
     fitting = (path for path in paths if cell_len(_ARROW.join(path)) <= width)
     *around, page = next(fitting, paths[-1])
-    before = "".join(each + _ARROW for each in around)
+    before = "".join(crumb + _ARROW for crumb in around)
     has_device = device and cell_len(before + page) <= width - cell_len(device) - 2
     room = width - (cell_len(device) + 2) * bool(has_device)
     is_wide = module and room - cell_len(before + page) >= _LEAST_MODULE

@@ -1,4 +1,4 @@
-// Time by module as nested frames. A click zooms into a module; the path above leads back.
+// Modules: as nested frames, into which a click zooms, and as a tree of rows.
 const LEAST = 1 / 500;
 const ROW = 24;
 const icicle = { graph: null, root: 0, buttons: new Map() };
@@ -14,7 +14,7 @@ function placed(frames, root) {
     if (!inside.has(frame.parent)) return [];
     inside.add(at);
     const whole = frames[root].width || 1;
-    const left = (frame.begin - frames[root].begin) / whole;
+    const left = (frame.left - frames[root].left) / whole;
     const width = frame.width / whole;
     return width < LEAST ? [] : [{ at, depth: depths[at], left, width }];
   });
@@ -27,29 +27,9 @@ function pathTo(frames, at) {
   return path;
 }
 
-// Gives each frame the part of all its nodes, or null if they have several.
-function colourFrames(graph) {
-  for (const node of graph.nodes) {
-    for (const at of pathTo(graph.frames, node.frame)) {
-      const frame = graph.frames[at];
-      frame.part = [undefined, node.part].includes(frame.part) ? node.part : null;
-    }
-  }
-}
-
 function showIcicle(graph) {
   Object.assign(icicle, { graph, root: 0 });
-  colourFrames(graph);
   drawIcicle();
-}
-
-const nameOf = (frame) => frame.parent === null ? icicle.graph.title : frame.name;
-
-function textOf(frame) {
-  const whole = icicle.graph.us;
-  const time = isNumber(frame.us) ? `${us(frame.us)} us` : "not measured";
-  const share = whole > 0 && isNumber(frame.us) ? `, ${percent(frame.us / whole)}` : "";
-  return `${frame.path || icicle.graph.title}: ${time}${share}, ${counted(frame.num_nodes, "node")}`;
 }
 
 function drawIcicle() {
@@ -63,19 +43,17 @@ function drawIcicle() {
   const path = pathTo(graph.frames, root);
   $("crumbs").replaceChildren(...path.map((at) => make("li", {}, make("button", {
     type: "button", "aria-current": at === root ? "location" : undefined,
-    onclick: () => enter(at) }, nameOf(graph.frames[at])))));
+    onclick: () => enter(at) }, graph.frames[at].name))));
   markFrames(state.open);
 }
 
 function frameButton({ at, depth, left, width }) {
-  const frame = icicle.graph.frames[at];
-  const isOne = typeof frame.part === "string";
-  const colour = isOne ? colourOf(frame.part) : "";
-  const made = make("button", { type: "button", role: "treeitem", class: `frame ${colour}`,
-    tabindex: -1, title: textOf(frame), "aria-label": textOf(frame), "aria-level": depth + 1,
+  const { name, text, part, parent } = icicle.graph.frames[at];
+  const made = make("button", { type: "button", role: "treeitem",
+    class: part ? `frame part-${part}` : "frame",
+    tabindex: -1, title: text, "aria-label": text, "aria-level": depth + 1,
     "aria-selected": at === icicle.root ? "true" : "false", "data-at": at,
-    onclick: () => enter(at === icicle.root && frame.parent !== null ? frame.parent : at) },
-    nameOf(frame));
+    onclick: () => enter(at === icicle.root && parent !== null ? parent : at) }, name);
   Object.assign(made.style, { left: `${100 * left}%`, width: `${100 * width}%`,
     top: `${depth * ROW}px` });
   return made;
@@ -115,4 +93,40 @@ function pressIcicle(event) {
   buttons.get(at).tabIndex = -1;
   buttons.get(next.at).tabIndex = 0;
   buttons.get(next.at).focus();
+}
+
+// Numbers and bars are in columns of their own; a name is indented by its depth.
+function treeRow(tag, name, time, share, depth, facts = {}) {
+  const made = make(tag, { class: "row", title: name, ...facts },
+    make("span", { class: "us" }, time), shareBar(share),
+    make("span", { class: "name" }, ...breakable(name)));
+  made.style.setProperty("--depth", depth);
+  return made;
+}
+
+// The rows inside of a module are made when it is opened.
+function branch({ name, time, share, isOpen, rows }, depth, graph) {
+  const made = make("details", {}, treeRow("summary", name, time, share, depth));
+  const fill = () => made.childElementCount === 1 &&
+    made.append(...rows.map((row) => treeEntry(row, depth + 1, graph)));
+  made.addEventListener("toggle", fill);
+  if (isOpen) {
+    fill();
+    made.open = true;
+  }
+  return made;
+}
+
+function treeEntry(row, depth, graph) {
+  const { node } = row;
+  return node ? treeRow("button", node.name, us(node.us), graph.us ? node.us / graph.us : 0, depth,
+    { type: "button", onclick: () => showNode(node) }) : branch(row, depth, graph);
+}
+
+function showTree() {
+  const isOpen = state.graphs.length === 1;
+  $("tree").replaceChildren(...state.graphs.map((graph) => branch({ name: graph.title,
+    time: us(graph.us), share: graph.us ? 1 : 0, isOpen, rows: graph.tree }, 0, graph)));
+  $("totals").replaceChildren(...(isOpen ? state.graphs[0].facts : []).map((fact) =>
+    make("div", {}, ...list([fact]))));
 }
