@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exit_codes import DONE
-from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.exits import DONE
+from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_result
 
 if TYPE_CHECKING:

@@ -7,13 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exit_codes import DONE
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.model_options import add_speculation_options
+from graphkit.cli.exits import DONE
+from graphkit.cli.options import HelpFormatter, add_device_option, add_speculation_options
 from graphkit.cli.output import is_terminal
-from graphkit.cli.prompts import read_prompts
 from graphkit.cli.ranks import add_tp_option, run_on_ranks
-from graphkit.cli.target_options import add_device_option
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -142,7 +139,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
-    from graphkit.cli.generated_text import count_tokens, print_generated, stream_text
+    from graphkit.cli.generate_texts import (
+        count_tokens,
+        print_generated,
+        read_prompts,
+        stream_text,
+    )
     from graphkit.cli.run_generate import complete, follow
     from graphkit.distributed import Channel
 
