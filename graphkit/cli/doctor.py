@@ -74,8 +74,8 @@ def _facts() -> Iterator[Fact]:
         "cuda-bindings",
         bindings,
         bool(runtime()),
-        "run pip install 'graphkit[cuda]' to inspect CUDA graphs and to upload them before the "
-        "first replay",
+        "run pip install 'graphkit-cuda[cuda]' to inspect CUDA graphs and to upload them before "
+        "the first replay",
     )
     if has_cuda:
         yield Fact("CUDA of torch", torch.version.cuda or "", True)
