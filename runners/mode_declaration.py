@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from graphkit.attention import AttentionBackend
 from graphkit.buffers import InputBuffers
+from graphkit.config import BufferSizes
 from graphkit.runners.sample_rows import SampleRows, sample_fields
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
@@ -38,6 +40,14 @@ class ModeDeclaration:
 
     spec: SpecConfig
     """How the algorithm drafts and verifies."""
+    sizes: BufferSizes
+    """Sizes of the buffers."""
+    attention: AttentionBackend | None
+    """Backend that makes ``inputs.attention``, if any."""
+    buffers: InputBuffers
+    """Memory of the inputs."""
+    tokens_per_request: int
+    """Rows per request (W), num_tokens_per_bs in other engines."""
     num_front_tokens: int = 0
     """Rows before the drafts of each request that run again."""
 
@@ -59,7 +69,8 @@ class ModeDeclaration:
             spec: How the algorithm drafts and verifies.
             rows: The requests of the batch.
         """
-        return sample_fields(rows, cls.width(spec), ragged=cls.ragged, appends=cls.appends_rows)
+        width = cls.width(spec) if rows.width is None else rows.width
+        return sample_fields(rows, width, ragged=cls.ragged, appends=cls.appends_rows)
 
     @classmethod
     def constructor_kwargs(cls, inputs: type | None, output: type | None) -> dict[str, Any]:  # noqa: ARG003

@@ -38,6 +38,7 @@ from graphkit.runners.mode_declaration import ModeDeclaration
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.replayer import ReplayCount, Replayer
+from graphkit.runners.sample_batch import sample_batch
 from graphkit.runners.settings import (
     check_draft_token_map,
     check_forward,
@@ -140,7 +141,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         self.draft_token_map = draft_token_map
         """Target token of each id of a reduced draft vocabulary, if any."""
         self.tokens_per_request = self._rows_per_request(spec)
-        """Rows per request (W), num_tokens_per_bs in other engines."""
         self.eager_reason = prepare_attention(
             attention,
             self.attention_mode or self.mode,
@@ -372,6 +372,24 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             self._check_arguments(batch, padded_batch_size)
             raise
         return output.clone() if clone else output
+
+    def sample_batch(self, batch_size: int, seed: int = 0) -> InputsT:
+        """Return a valid random batch, for a first ``replay``; the same for the same arguments.
+
+        Token ids, positions and lengths are in range, and each row writes a KV slot of its own.
+        Prefixes are made up: the KV cache does not hold them. A replay writes into the slots.
+        Integer fields of your own get their pad value, because their range is unknown.
+
+        Args:
+            batch_size: Number of requests.
+            seed: Seed of all values, an int from 0 on.
+
+        Raises:
+            ConfigError: ``max_context_len`` or the KV pool has no room for a step.
+            InputError: An argument is not an int, or the buffers cannot hold so many requests.
+        """
+        batch: InputsT = sample_batch(self, batch_size, seed)
+        return batch
 
     def stage(self, batch_size: int, num_tokens: int | None = None) -> StagedBatch[OutputT]:
         """Return the next mailbox entry, for the scheduler to write directly.

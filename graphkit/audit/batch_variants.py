@@ -17,10 +17,7 @@ import numpy as np
 import torch
 
 from graphkit.buffers import Axis, Capacity, FieldLayout, Inputs
-from graphkit.config import BufferSizes
 
-TOKEN_IDS = ("input_ids", "topk_index")
-_POSITIONS = ("positions", "mrope_positions")
 _ROW_INDEX = "select_index"
 """Holds row indices of its own batch."""
 _DESTINATION = "out_cache_loc"
@@ -138,19 +135,6 @@ def is_content(layout: FieldLayout) -> bool:
         or field.name == _DESTINATION
         or (field.axis is Axis.REQUEST and is_integer)
     )
-
-
-def largest_number(layout: FieldLayout, sizes: BufferSizes, steps_ahead: int = 0) -> int | None:
-    """Return the largest integer that a field of the library may hold; ``None`` if unknown.
-
-    Args:
-        layout: Layout of the field.
-        sizes: Sizes of the runner.
-        steps_ahead: See ``Runner.steps_ahead``.
-    """
-    if layout.name in TOKEN_IDS:  # the reduced vocabulary of drafts is part of the target's
-        return (sizes.draft_vocab_size or sizes.vocab_size) - 1
-    return sizes.max_context_len - 1 - steps_ahead if layout.name in _POSITIONS else None
 
 
 def worst_of(value: float) -> Fill:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkit.audit.batch_variants import Fill, Requests, largest_number, worst_of
+from graphkit.audit.batch_variants import Fill, Requests, worst_of
 from graphkit.audit.bugs import Bug
 from graphkit.audit.forward_caches import ForwardCache, cache_at_fault
 from graphkit.errors import InspectError
 from graphkit.records import Node
 from graphkit.runners import Runner
+from graphkit.runners.sample_batch import largest_number
 from graphkit.verify import Rounding, StepRuns
 from graphkit.verify.differences import even_owner, first_difference
 from graphkit.verify.first_node import FirstNode

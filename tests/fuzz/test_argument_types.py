@@ -178,6 +178,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
         "Runner.replay": (runner.replay, batch),
         "Runner.run": (runner.run, batch),
         "Runner.run_padded": (runner.run_padded, batch),
+        "Runner.sample_batch": (runner.sample_batch, {"batch_size": 2, "seed": 0}),
         "Runner.stage": (runner.stage, {"batch_size": 1, "num_tokens": None}),
         "SamplingParams": (
             gk.SamplingParams,

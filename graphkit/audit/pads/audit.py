@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.audit_log import AuditLog
-from graphkit.audit.batch_variants import Fill, largest_number, worst_of
+from graphkit.audit.batch_variants import Fill, worst_of
 from graphkit.audit.bugs import Bug
 from graphkit.audit.finding_text import requests_text
 from graphkit.audit.padding_cause import Cause, padding_cause
@@ -26,6 +26,7 @@ from graphkit.audit.pads.trials import Tensors, Trials, in_order
 from graphkit.audit.ranks import on_any_rank
 from graphkit.records import Mismatch, count_of
 from graphkit.runners import Runner
+from graphkit.runners.sample_batch import largest_number
 from graphkit.spec import ForwardMode
 from graphkit.targets import CaptureTarget
 from graphkit.verify import Rounding, first_difference

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 
 import graphkit as gk
 from declared_modes import MODES, every_mode
-from graphkit.audit.batch_variants import Requests, is_content, largest_number, worst_of
+from graphkit.audit.batch_variants import Requests, is_content, worst_of
 from graphkit.buffers import Axis, declare, fields_of
 from graphkit.runners import RUNNERS
+from graphkit.runners.sample_batch import largest_number
 from graphkit.testing import batches
 
 VERIFY, EXTEND = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT_EXTEND
