@@ -100,6 +100,18 @@ def log_to_stderr(verbosity: int) -> Iterator[None]:
         logger.setLevel(level_before)
 
 
+@contextmanager
+def without_warnings(name: str) -> Iterator[None]:
+    """Drop what the logger ``name`` receives in the block, except errors."""
+    logger = logging.getLogger(name)
+    level_before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level_before)
+
+
 class _MessageHandler(logging.Handler):
     """Prints entries as ``warning: text``."""
 
