@@ -6,6 +6,7 @@ Private names of torch, checked on 2.13: ``ProcessGroup._get_backend``,
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from graphkit.errors import RankError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed.Store, without its stub
 
+logger = logging.getLogger(__name__)
 _AT_ONCE = timedelta(milliseconds=1)
 _TAG = 0x676B
 """Tag of the receive of ``break_gloo``, for which no rank sends a message."""
@@ -130,6 +132,7 @@ def abort_nccl(process_group: dist.ProcessGroup, drain_s: float) -> None:
     with suppress(RuntimeError, ValueError, AssertionError):  # it may be destroyed meanwhile
         if uses_nccl(process_group):
             time.sleep(drain_s)
+            logger.warning("Rank %d aborts its NCCL process group.", process_group.rank())
             process_group.abort()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,8 @@ from graphkit.step import (
     SpecStepRunner,
     StepOptions,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class EngineOptions(TypedDict, total=False):
@@ -550,6 +553,8 @@ def _plan(spec: SpecConfig, requested: Literal["v1", "v2", "v3"] | None, refusal
     """
     if requested == "v3" and refusal:
         raise ConfigError(f"generation 'v3' cannot run: {refusal}.", field="generation")
+    if requested is None and refusal:
+        logger.warning("The engine runs no device loops: %s. It runs generation v2.", refusal)
     return spec.plan(refusal) if requested is None else Plan(requested, "as requested")
 
 

@@ -34,6 +34,7 @@ from graphkit.graphs.driver import (
 from graphkit.graphs.garbage_collection import gc_paused
 from graphkit.graphs.output_aliases import non_owning_aliases
 from graphkit.graphs.pool_memory import Allocation, PoolBlock, blocks_of_segments
+from graphkit.graphs.streams import note_eager_step
 
 
 class CudaGraph:
@@ -183,6 +184,7 @@ class CudaBackend:
         Raises:
             CaptureFailure: The function raised an exception.
         """
+        note_eager_step(self.device)
         try:
             try:
                 function()

@@ -56,7 +56,7 @@ _ASSIGN_DEFAULT = 1
 
 def loop_refusal() -> str:
     """Return why CUDA graphs cannot loop here, as a phrase; empty if they can."""
-    return "" if runtime() else "cuda-bindings are not installed: install graphkit[cuda]"
+    return "" if runtime() else "cuda-bindings are not installed: install graphkit-cuda[cuda]"
 
 
 class CudaLoop:

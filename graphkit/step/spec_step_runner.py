@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -32,6 +33,7 @@ from graphkit.step.slot_checks import SlotChecks
 from graphkit.step.step_stream import StepStream
 from graphkit.step.step_tensors import to_device
 
+logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 
@@ -139,6 +141,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         )
         slots_per_row = context.req_to_token.shape[1]
         self._admission = Admission(step, context_limit=slots_per_row - self.slots_ahead)
+        for runner in step.runners:  # their eager runs are parts of this step
+            runner.dispatch.counts_fallbacks = False
         self._slot_checks = SlotChecks(
             step.state, context.req_to_token, step.slots_ahead, context.sizes.page_size,
             context.kv_slots + context.sizes.page_size,
@@ -261,7 +265,9 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         if self.status != "planned":
             return super().capture()  # raises
         self._admission.warm_up(self.capturing_backend())
-        if not self.loop_refusal:
+        if self.loop_refusal:
+            logger.warning("%s runs no device loops: %s.", self.mode.name, self.loop_refusal)
+        else:
             kinds = (True,) if self._is_greedy else (True, False)
             self._loops.capture({kind: partial(self._run, is_greedy=kind) for kind in kinds})
         try:
@@ -288,7 +294,8 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         Arguments and errors are those of ``DeviceStep.draft_and_verify``.
         """
         result = self.device_step.draft_and_verify(req_pool_indices, is_greedy=is_greedy)
-        self.dispatch.fallbacks[Reason.NOT_CAPTURED.value] += 1
+        reason = Reason.NOT_CAPTURED.value
+        self.dispatch.count_fallback(reason, self.mode.name, reason)
         return result
 
     @property

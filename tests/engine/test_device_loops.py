@@ -83,8 +83,9 @@ def test_the_next_launch_precedes_the_reading_of_this_one(make_engine, task, mon
     assert requests[0].output_ids[: len(expected)] == expected
 
 
-def test_v3_is_the_default_and_says_why_not(make_engine):
+def test_v3_is_the_default_and_says_why_not(make_engine, caplog):
     assert make_engine().generation == "v3"
+    assert not caplog.records
 
     class Hosted(EagleDrafter):
         host_reason = "the drafter asks a grammar"
@@ -92,9 +93,21 @@ def test_v3_is_the_default_and_says_why_not(make_engine):
     engine = make_engine(drafter=Hosted)
     assert engine.generation == "v2"
     assert engine.plan.reason == "a chain; v3 cannot run: the drafter asks a grammar"
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("graphkit.engine.engine", "WARNING")
+    assert "no device loops: the drafter asks a grammar. It runs" in record.getMessage()
     with pytest.raises(ConfigError, match="'v3' cannot run: the drafter asks a grammar") as caught:
         make_engine(drafter=Hosted, generation="v3")
     assert caught.value.field == "generation"
+
+
+def test_a_runner_without_loops_says_why_when_it_is_captured(make_engine, caplog):
+    (runner,) = make_engine(batch_sizes=[2], max_batch_size=2).runners
+    runner.loop_refusal = "cuda-bindings are not installed"
+    runner.capture()
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("graphkit.step.spec_step_runner", "WARNING")
+    assert record.getMessage() == "STEP runs no device loops: cuda-bindings are not installed."
 
 
 def test_a_backend_that_plans_on_the_host_runs_in_v2(make_engine, monkeypatch):

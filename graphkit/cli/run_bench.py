@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from graphkit.benchmarks import Generation, StepBench, longest_path, variants_of
-from graphkit.cli.exit_codes import UsageError
-from graphkit.cli.model_options import algorithm_of, dtype_of
+from graphkit.cli.exits import UsageError
+from graphkit.cli.options import chosen_algorithm, model_dtype, use_one_thread
 from graphkit.cli.output import print_message, progress_on_stderr
-from graphkit.cli.threads import use_one_thread
 from graphkit.distributed import OneShotCollectives, RankGroup
 from graphkit.errors import GraphkitError
 from graphkit.graphs import backend_for, resolve_device
@@ -67,7 +66,7 @@ def _bench(
     arguments: argparse.Namespace, device: torch.device, group: RankGroup | None
 ) -> tuple[StepBench, str, dict[str, str]]:
     """Return what to measure, the name of the models, and notes for the report."""
-    algorithm = check_algorithm(algorithm_of(arguments))
+    algorithm = check_algorithm(chosen_algorithm(arguments))
     spec = spec_of(algorithm, arguments.num_steps, arguments.topk, arguments.num_draft_tokens)
     generations, notes = _generations(arguments.generations, device, group)
     if device.type == "cpu" and arguments.checkpoint is None:
@@ -131,7 +130,7 @@ def _models(
         models = random_models(arguments.shape, algorithm, device=device, group=group)
         return models, arguments.shape
     folder = arguments.checkpoint
-    dtype = dtype_of(folder, device)
+    dtype = model_dtype(folder, device)
     models = load_models(
         algorithm,
         checkpoint=folder,
@@ -156,7 +155,7 @@ def _accept_lengths(arguments: argparse.Namespace, longest: int) -> Sequence[flo
     """Return the accept lengths to report, at most the longest path of a step."""
     if arguments.accept_lengths is None:
         has_random_drafts = arguments.shape is not None and longest > 1
-        return [each for each in _USUAL_LENGTHS if has_random_drafts and each <= longest]
+        return [length for length in _USUAL_LENGTHS if has_random_drafts and length <= longest]
     for length in arguments.accept_lengths:
         if length > longest:
             raise UsageError(

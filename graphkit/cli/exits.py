@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as exceptions, so that an ending command restores what it changed."""
+"""How a command ends: exit codes, the errors that lead to them, and signals as exceptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from graphkit.errors import ConfigError, DeviceError, GraphkitError, TargetError
+
+DONE, FAILED, USAGE, NO_DEVICE = 0, 1, 2, 3
+INTERRUPTED, TERMINATED = 130, 143
+"""128 plus the number of SIGINT and of SIGTERM, as a shell reports them."""
+
 _Handler = Callable[[int, FrameType | None], None]
+
+
+class UsageError(GraphkitError):
+    """The arguments of a command contradict each other or name a file that cannot be used."""
+
+
+def describe(error: Exception) -> str:
+    """Return an error as one line for the terminal."""
+    if isinstance(error, GraphkitError):
+        return str(error)
+    first_line = str(error).partition("\n")[0].rstrip(".")
+    summary = f"{type(error).__name__}: {first_line}".rstrip(": ")
+    return f"{summary}. Run graphkit -v to see the traceback."
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code of a command that ends with this error."""
+    if isinstance(error, DeviceError):
+        return NO_DEVICE
+    return USAGE if isinstance(error, (UsageError, TargetError, ConfigError)) else FAILED
 
 
 class Terminated(KeyboardInterrupt):
