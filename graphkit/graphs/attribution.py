@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphkit.graphs.dispatch_modes import DISPATCH_MODES
+from graphkit.graphs.capture_state import DISPATCH_MODES
 from graphkit.graphs.driver import captured_node_counter
 from graphkit.graphs.host_memory import fill_stack
 from graphkit.graphs.module_names import ModuleNames

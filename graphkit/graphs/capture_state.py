@@ -1,17 +1,27 @@
-"""Whether a capture runs, for graphkit, torch and other libraries.
+"""State of the process during a capture: who knows of it, and how torch's dispatch modes behave.
 
 Only this module replaces private names of torch during a capture. Checked on torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from threading import RLock
 from typing import Any
 
 import torch
 import torch.overrides
+
+DISPATCH_MODES = RLock()
+"""Held while a dispatch mode of graphkit is active.
+
+torch keeps part of a mode's state per process: if modes of two threads overlap, compiled functions
+run eagerly from then on. The recorder waits for the lock. Attribution does not wait, because the
+captures of two ranks may wait for each other.
+"""
 
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
 _reports_capture: ContextVar[bool] = ContextVar("reports_capture", default=False)
@@ -74,3 +84,17 @@ def recording() -> Iterator[None]:
             yield
     finally:
         _is_recording.reset(token)
+
+
+@contextmanager
+def compilation_disabled() -> Iterator[None]:
+    """Run compiled functions eagerly for a block, and keep what was compiled before.
+
+    Enter it before a ``CaptureRulesMode``: torch cannot compile under a dispatch mode, and a
+    compiled function that runs under one is never compiled again.
+    """
+    with DISPATCH_MODES:
+        # Importing torch._dynamo takes a second; nothing is compiled before it is imported.
+        is_loaded = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+            yield

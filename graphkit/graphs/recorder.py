@@ -13,9 +13,8 @@ from graphkit.graphs.attribution import Attribution, attributing
 from graphkit.graphs.backend import LoopGraph
 from graphkit.graphs.capture_failure import failure_of
 from graphkit.graphs.capture_rules import CaptureRulesMode, tensors_in
-from graphkit.graphs.capture_state import recording
+from graphkit.graphs.capture_state import compilation_disabled, recording
 from graphkit.graphs.collectives import finished
-from graphkit.graphs.dispatch_modes import compilation_disabled
 from graphkit.graphs.host_calls import HostCallsMode, HostTensors
 from graphkit.graphs.loop_queue import LoopQueue
 from graphkit.graphs.output_pool import OutputPool

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.graphs import Attribution
 from graphkit.graphs.attribution import NodeOrigin, attributing
 from graphkit.graphs.capture_rules import tensors_in
-from graphkit.graphs.dispatch_modes import compilation_disabled
+from graphkit.graphs.capture_state import compilation_disabled
 from graphkit.graphs.operands import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED
 from graphkit.graphs.recorded_op import storage_id

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.buffers import fields_of
 from graphkit.graphs import Attribution, StateSnapshot
 from graphkit.graphs.attribution import NodeOrigin, attributing
-from graphkit.graphs.dispatch_modes import compilation_disabled
+from graphkit.graphs.capture_state import compilation_disabled
 from graphkit.graphs.operands import arguments_written, extent_bytes
 from graphkit.runners.step import Step
 from graphkit.verify.teacher_forcing import ForwardPair, wrapped_forward
