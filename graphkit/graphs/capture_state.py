@@ -1,6 +1,10 @@
 """State of the process during a capture: who knows of it, and how torch's dispatch modes behave.
 
-Only this module replaces private names of torch during a capture. Checked on torch 2.11 and 2.13.
+Only this module replaces names of torch, and only during a capture:
+``torch.cuda.graphs._cuda_isCurrentStreamCapturing`` and ``torch.overrides.has_torch_function``. It
+also uses ``_len_torch_function_stack`` and ``_pop_mode_temporarily`` of ``torch.overrides``, and
+two guards of ``torch._C``. Checked on torch 2.11 and 2.13; ``tests/unit/test_private_names.py``
+names what another version changes.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ torch keeps part of a mode's state per process: if modes of two threads overlap,
 run eagerly from then on. The recorder waits for the lock. Attribution does not wait, because the
 captures of two ranks may wait for each other.
 """
+
+disable_function_modes: Any = torch._C.DisableTorchFunction
+"""A context manager under which functions call no ``__torch_function__``."""
+disable_autocast: Any = torch._C._DisableAutocast
+"""A context manager under which autocast changes no operation, on all devices."""
 
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
 _reports_capture: ContextVar[bool] = ContextVar("reports_capture", default=False)

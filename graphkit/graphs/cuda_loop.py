@@ -4,6 +4,7 @@ Rules of CUDA that shape this file: a child graph must not contain conditional n
 switch are built around the captured bodies; a kernel sets the value of a node's condition through
 its handle, in the same launch.
 https://docs.nvidia.com/cuda/cuda-runtime-api/cuda_runtime_api/structcudaConditionalNodeParams.html
+Checked on cuda-bindings 13.3 with driver 580.
 """
 
 from __future__ import annotations

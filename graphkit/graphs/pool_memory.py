@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
+from graphkit.graphs.operations import OpOverload, schema
+
 _aten = torch.ops.aten
 UNINITIALISED = frozenset(
     {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
@@ -61,7 +63,7 @@ class Allocation(NamedTuple):
 
 
 def allocations_of(
-    func: torch._ops.OpOverload, out: Any, source: Callable[[bool], str]
+    func: OpOverload, out: Any, source: Callable[[bool], str]
 ) -> Iterator[Allocation]:
     """Yield the memory of the results that an operation allocated.
 
@@ -105,9 +107,9 @@ class _OperationFacts(NamedTuple):
 
 
 @cache
-def _facts_of(func: torch._ops.OpOverload) -> _OperationFacts:
-    returns = func._schema.returns
-    fresh = tuple(i for i, each in enumerate(returns) if each.alias_info is None)
+def _facts_of(func: OpOverload) -> _OperationFacts:
+    returns = schema(func).returns
+    fresh = tuple(i for i, result in enumerate(returns) if result.alias_info is None)
     is_initialised = func.overloadpacket not in UNINITIALISED
     return _OperationFacts(func.name(), len(returns), fresh, is_initialised)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from graphkit.audit.object_snapshot import checksum
-from graphkit.graphs.operands import arguments_written
+from graphkit.graphs.operations import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
