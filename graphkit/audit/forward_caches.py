@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from graphkit.audit.bugs import Bug
-from graphkit.graphs.recorded_op import storage_id
+from graphkit.graphs.operations import storage_id
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import Container, ReachableObjects, roots_of
 from graphkit.verify.teacher_forcing import wrapped_forward

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from graphkit.graphs.capture_rules import tensors_in
+from graphkit.graphs.operations import tensors_in
 from graphkit.graphs.recorded_op import RecordedOp
 from graphkit.runners.reachable_objects import ReachableObjects
 

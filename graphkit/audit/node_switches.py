@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphkit.graphs import RecordedGraph
-from graphkit.graphs.cuda import CudaGraph
+from graphkit.graphs.cuda_graph import CudaGraph
 from graphkit.graphs.driver import checked, runtime
 from graphkit.graphs.recorded_op import RecordedOp, replay_context
 from graphkit.records import Node

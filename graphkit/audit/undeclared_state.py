@@ -17,7 +17,7 @@ from graphkit.audit.audit_log import AuditLog
 from graphkit.audit.changing_lines import changing_lines
 from graphkit.audit.row_axes import row_axes, rows_of_batch
 from graphkit.graphs import StateSnapshot
-from graphkit.graphs.recorded_op import storage_id
+from graphkit.graphs.operations import storage_id
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.runners import Runner
 from graphkit.runners.reachable_objects import ReachableObjects, roots_of

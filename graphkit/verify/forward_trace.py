@@ -13,11 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphkit.graphs import Attribution
 from graphkit.graphs.attribution import NodeOrigin, attributing
-from graphkit.graphs.capture_rules import tensors_in
-from graphkit.graphs.dispatch_modes import compilation_disabled
-from graphkit.graphs.operands import arguments_written
+from graphkit.graphs.capture_state import compilation_disabled
+from graphkit.graphs.operations import OpOverload, arguments_written, storage_id, tensors_in
 from graphkit.graphs.pool_memory import UNINITIALISED
-from graphkit.graphs.recorded_op import storage_id
 from graphkit.runners import Output
 from graphkit.runners.step import Step
 from graphkit.verify.teacher_forcing import wrapped_forward
@@ -118,7 +116,7 @@ class _TraceMode(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphkit.buffers import fields_of
 from graphkit.graphs import Attribution, StateSnapshot
 from graphkit.graphs.attribution import NodeOrigin, attributing
-from graphkit.graphs.dispatch_modes import compilation_disabled
-from graphkit.graphs.operands import arguments_written, extent_bytes
+from graphkit.graphs.capture_state import compilation_disabled
+from graphkit.graphs.operations import OpOverload, arguments_written, extent_bytes
 from graphkit.runners.step import Step
 from graphkit.verify.forward_trace import Weights
 from graphkit.verify.teacher_forcing import ForwardPair, wrapped_forward
@@ -151,7 +151,7 @@ class _WatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,

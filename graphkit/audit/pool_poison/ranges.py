@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from graphkit.graphs import Allocation, PoolBlock
-from graphkit.graphs.operands import extent_bytes
+from graphkit.graphs.operations import extent_bytes
 
 UNIT = 512
 """Bytes that are searched as one; the allocator of CUDA memory rounds sizes up to it."""

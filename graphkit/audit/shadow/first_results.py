@@ -19,7 +19,7 @@ import torch
 from graphkit.audit.node_switches import Incomparable, Nodes, bisected, switches
 from graphkit.audit.object_snapshot import checksum
 from graphkit.graphs import Stage
-from graphkit.graphs.operands import arguments_written
+from graphkit.graphs.operations import arguments_written
 from graphkit.graphs.pool_memory import UNINITIALISED, device_bytes
 from graphkit.graphs.recorded_graph import RecordedGraph
 from graphkit.graphs.recorded_op import RecordedOp, replay_context

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from graphkit.graphs.operands import distinct_bytes, operands_in
+from graphkit.graphs.operations import distinct_bytes, operands_in
 
 X = torch.zeros(8, 4)
 
