@@ -87,6 +87,14 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
     name = "past_key_values" if "past_key_values" in parameters else "cache_params"
     with torch.no_grad(), probe.watching(cache), attending(probe.attend):
         model(input_ids=ids, position_ids=positions, use_cache=True, **{name: cache})
+    cached = sum(1 for layer in cache.layers if getattr(layer, "keys", None) is not None)
+    if cached > len(probe.attention):
+        raise ConfigError(
+            f"{type(model).__name__} caches keys and values in {cached} layers, but "
+            f"{len(probe.attention)} attend through the attention registry of transformers. "
+            "graphkit cannot serve the others.",
+            field="folder_or_model",
+        )
     return ModelLayout(tuple(probe.attention), probe.recurrent_layers(cache))
 
 
@@ -102,7 +110,7 @@ class _Probe:
             raise ConfigError(
                 f"{name} ({type(call.module).__name__}) passes {', '.join(call.others)} to its "
                 "attention, which graphkit does not compute.",
-                field="model",
+                field="folder_or_model",
             )
         _, key_heads, _, key_size = call.key.shape
         self.attention.append(
@@ -157,7 +165,7 @@ class _Probe:
                     raise ConfigError(
                         f"{self._name(module)} ({type(module).__name__}) has recurrent states, but "
                         "takes no cache.",
-                        field="model",
+                        field="folder_or_model",
                     )
                 found.append(
                     RecurrentLayer(

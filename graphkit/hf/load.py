@@ -16,6 +16,9 @@ from graphkit.hf.layout import ModelLayout, learn_layout
 from graphkit.hf.model import TransformersModel
 from graphkit.hf.recurrent import convert_mixers
 
+_RECURRENT_TOLERANCE = 64.0
+"""Recurrent layers compute a prompt in chunks in transformers and node by node here, so that their
+sums round differently: by up to 9 ulp of float32 per layer in the small models of the tests."""
 _EXPERTS = "batched_mm"
 """Products of all experts with static shapes; the other forms wait for the router on the host."""
 
@@ -112,8 +115,11 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
 def _check(loaded: TransformersModel) -> None:
     from graphkit.testing import check_wrapper
 
+    tolerance = _RECURRENT_TOLERANCE if loaded.layout.recurrent else 1.0
     try:
-        check_wrapper(loaded.target(max_batch_size=2), device=str(loaded.device.type))
+        check_wrapper(
+            loaded.target(max_batch_size=2), device=loaded.device.type, tolerance=tolerance
+        )
     except AssertionError as error:
         raise ConfigError(
             f"{type(loaded.model).__name__} computes other logits through graphkit: {error}",

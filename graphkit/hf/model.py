@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -128,12 +127,18 @@ class TransformersModel:
             ConfigError: A setting is out of range.
         """
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
+        return self.engine_with(spec, max_batch_size, max_context_len, **options)
+
+    def engine_with(
+        self, spec: SpecConfig, max_batch_size: int, max_context_len: int, **options: Any
+    ) -> SpeculativeEngine:
+        """Create an engine with settings that ``spec`` returned; see ``engine``."""
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         return SpeculativeEngine(
             self._engine_model(requests, spec),
             NgramDrafter() if spec.num_steps else None,
             spec=spec,
-            sizes=self._sizes(max_batch_size, max_context_len, page_size),
+            sizes=self._sizes(max_batch_size, max_context_len, spec.page_size),
             device=self.device,
             **options,
         )
@@ -152,25 +157,25 @@ class TransformersModel:
         """Create a target for commands and audits, with pools of its own; arguments as ``engine``."""
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
+        columns = requests.req_to_token.shape[1]
+        slots = page_size + torch.arange(max_batch_size * columns, device=self.device)
+        requests.req_to_token[1:] = slots.view(max_batch_size, columns)
         model = self._engine_model(requests, spec)
-        slots = page_size + np.arange(max_batch_size * max_context_len)
-        table = slots.reshape(max_batch_size, max_context_len)
-        requests.req_to_token[1:] = torch.from_numpy(table).to(requests.req_to_token)
-        states = {} if model.recurrent_state is None else model.recurrent_state.tensors()
+        states = model.recurrent_state
         modes = (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE)
         return CaptureTarget(
             name=type(self.model).__name__,
             spec=spec,
             sizes=self._sizes(max_batch_size, max_context_len, page_size),
             forwards=dict.fromkeys(modes, model.forward),
-            sample_batch=partial(_sample_batch, spec, table, self._vocab_size),
             weights=self.model,
-            mutable_state={**model.attention.kv_pool.tensors(), **states},
+            mutable_state={
+                **model.attention.kv_pool.tensors(), **({} if states is None else states.tensors())
+            },
             attention=model.attention,
-            engine=partial(
-                _engine_of_target, self, spec, max_batch_size, max_context_len
-            ),
+            engine=partial(_engine_of_target, self, spec, max_batch_size, max_context_len),
             model=self.original,
+            recurrent_state=states,
         )
 
     def runner(self, mode: ForwardMode, *, batch_sizes: Sequence[int] | None = None, **options: Any) -> Runner[Any, Any]:
@@ -196,3 +201,16 @@ class TransformersModel:
         states = recurrent_states(self.layout, requests.size, width, self.device)
         forward = TransformersForward(self.model, self.layout, attention, states)
         return EngineModel(forward, attention, states)
+
+
+def _engine_of_target(
+    model: TransformersModel,
+    spec: SpecConfig,
+    max_batch_size: int,
+    max_context_len: int,
+    *,
+    device: object,  # noqa: ARG001 - commands pass it; it is that of the weights
+    **options: Any,
+) -> SpeculativeEngine:
+    """Create the engine of a target; ``options`` are those that commands pass."""
+    return model.engine_with(spec, max_batch_size, max_context_len, **options)

@@ -13,6 +13,7 @@ from graphkit.attention import AttentionBackend
 from graphkit.config import BufferSizes
 from graphkit.distributed import RankGroup
 from graphkit.errors import TargetError
+from graphkit.kv import RecurrentStatePool
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -43,6 +44,9 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
         (NoneType, Callable),  # type: ignore[dict-item]
         "a function from token ids [1, N] to logits [1, N, V], or None",
     ),
+    "recurrent_state": (
+        (NoneType, RecurrentStatePool), "a graphkit.RecurrentStatePool, or None",
+    ),  # fmt: skip
     "kv_slots": ((NoneType, torch.Tensor), "a tensor of KV slots [rows, context], or None"),
 }
 """Types of each argument, and what to pass."""

@@ -16,6 +16,7 @@ from graphkit.distributed import RankGroup
 from graphkit.errors import TargetError
 from graphkit.graphs import Backend
 from graphkit.graphs.capture_failure import describe_exception
+from graphkit.kv import RecurrentStatePool
 from graphkit.runners import RUNNERS, Output, Runner
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets.argument_checks import check_arguments, has_runner
@@ -79,6 +80,8 @@ class CaptureTarget:
             transformers, or any function from token ids, int64 [1, N] on the device, to logits
             [1, N, V], or to an object with ``logits``. It must not run through the wrapper.
             Commands and audits compare the forwards with it, as ``testing.check_wrapper`` does.
+        recurrent_state: States of the recurrent layers that the forwards read and write. The
+            comparison with ``model`` commits them after a prompt.
         kv_slots: KV slot of each position of each row of the request pool, int [rows, context],
             for the comparison with ``model``; 0 where a position has none. ``None`` reads the
             ``req_to_token_pool`` of ``attention``.
@@ -109,6 +112,7 @@ class CaptureTarget:
     engine: Callable[..., SpeculativeEngine] | None = None
     group: RankGroup | None = None
     model: Callable[[torch.Tensor], Any] | None = None
+    recurrent_state: RecurrentStatePool | None = None
     kv_slots: torch.Tensor | None = None
 
     def __post_init__(self) -> None:

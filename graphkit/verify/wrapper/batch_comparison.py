@@ -91,7 +91,10 @@ class BatchComparison:
         return difference is None
 
     def _run(self, runner: Runner[Any, Any], batch: WrapperBatch) -> torch.Tensor:
-        """Return the wrapper's logits for a batch, [T, V]."""
+        """Return the wrapper's logits for a batch, [T, V]. Commit the states of a prompt."""
+        states, row = self._target.recurrent_state, torch.as_tensor(batch.inputs.req_pool_indices)
+        if states is not None and batch.prompt_start == 0:
+            states.reset(row.to(states.device))
         try:
             output = runner.fall_back(batch.inputs, without=batch.without)
         except GraphkitError:
@@ -102,6 +105,9 @@ class BatchComparison:
                 f"{batch.inputs.num_tokens} rows: {describe_exception(error)}. An engine runs "
                 f"prompts through the forward of {runner.mode.name}, too."
             ) from error
+        if states is not None and batch.prompt_start is not None:
+            last = min(batch.inputs.num_tokens, states.width) - 1
+            states.commit(row.to(states.device), torch.full_like(row, last).to(states.device))
         logits: torch.Tensor = output.next_token_logits
         return logits
 

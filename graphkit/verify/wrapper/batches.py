@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ class WrapperBatch:
         inputs: The mode's inputs.
         without: Optional fields that the batch omits.
         sources: Where the model computes the rows, each row once.
+        prompt_start: Position of the first row in its prompt; ``None`` for drafts.
         advice: What to look at if a row differs although all earlier batches agree.
     """
 
@@ -57,6 +58,7 @@ class WrapperBatch:
     without: tuple[str, ...]
     sources: Sequence[RowSource]
     advice: str
+    prompt_start: int | None = None
 
 
 class WrapperBatches:
@@ -133,7 +135,8 @@ class WrapperBatches:
             sources = [RowSource(index, request.prompt, rows, positions.tolist())]
             advice = "Check what the wrapper passes to its attention: mask, positions, scaling."
             name = f"the prompt of request {index}"
-            yield self._batch(name, fields, _OMITTED_IN_PROMPTS, sources, advice)
+            chunk = self._batch(name, fields, _OMITTED_IN_PROMPTS, sources, advice)
+            yield replace(chunk, prompt_start=start)
 
     def _batch(
         self,

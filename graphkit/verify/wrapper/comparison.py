@@ -99,8 +99,8 @@ def _skip_reason(target: CaptureTarget, modes: Sequence[ForwardMode]) -> str:
         return "the target has no forward for TARGET_VERIFY or DECODE"
     if target.group is not None:
         return "the target runs on several ranks"
-    if target.spec.linear_attention:
-        return "the target has recurrent layers, whose states are committed by an engine"
+    if target.spec.linear_attention and target.recurrent_state is None:
+        return "the target has recurrent layers, but declares no recurrent_state"
     return ""
 
 

@@ -1,0 +1,96 @@
+"""What ``hf.load`` accepts, learns and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from small_models import small_model
+
+import graphkit as gk
+from graphkit import hf
+from graphkit.errors import CheckpointError, ConfigError, TargetError
+
+
+def test_a_folder_is_loaded_with_its_dtype(tmp_path):
+    small_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    loaded = hf.load(tmp_path, device="cpu")
+    assert loaded.model.dtype is torch.bfloat16
+    assert hf.load(tmp_path, device="cpu", dtype=torch.float32).model.dtype is torch.float32
+
+
+def test_a_model_shares_its_weights_with_the_original():
+    loaded = hf.load(small_model("qwen3"), device="cpu")
+    originals = dict(loaded.original.named_parameters())
+    for name, weight in loaded.model.named_parameters():
+        assert weight is originals[name]
+
+
+def test_the_layout_is_learnt_from_a_forward():
+    layout = hf.load(small_model("deepseek_v3"), device="cpu").layout
+    assert [(layer.heads, layer.key_size, layer.value_size) for layer in layout.attention] == [
+        (4, 24, 16),
+        (4, 24, 16),
+    ]
+    hybrid = hf.load(small_model("qwen3_next"), device="cpu").layout
+    assert [layer.name for layer in hybrid.attention] == ["model.layers.1.self_attn"]
+    (mixer,) = hybrid.recurrent
+    assert mixer.name == "model.layers.0.linear_attn"
+    assert set(mixer.shapes) == {"conv0", "recurrent0"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("bloom", ConfigError, "caches keys and values in 2 layers, but 0 attend through"),
+        ("bert", TargetError, "change by .* when tokens follow the prompt"),
+        ("doge", ConfigError, "passes attention_mask to its attention"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused(kind, error, message):
+    with pytest.raises(error, match=message):
+        hf.load(small_model(kind), device="cpu")
+
+
+def test_a_dropped_scaling_is_found_at_load(monkeypatch):
+    model = small_model("llama")
+    forward = hf.forward.LayerGroupAttention.attend
+
+    def unscaled(self, layer, call, *others):
+        call = type(call)(**{name: getattr(call, name) for name in call.__slots__} | {"scaling": 1})
+        return forward(self, layer, call, *others)
+
+    monkeypatch.setattr(hf.forward.LayerGroupAttention, "attend", unscaled)
+    with pytest.raises(ConfigError, match="computes other logits through graphkit"):
+        hf.load(model, device="cpu")
+
+
+@pytest.mark.parametrize("damage", ["empty", "config", "weights"])
+def test_a_bad_folder_is_one_line(tmp_path, damage):
+    if damage != "empty":
+        small_model("llama").save_pretrained(tmp_path)
+    if damage == "config":
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "unknown"}))
+    if damage == "weights":
+        (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        hf.load(tmp_path, device="cpu")
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
+def test_a_target_is_captured_and_audits_clean(kind):
+    target = hf.load(small_model(kind), device="cpu").target(max_batch_size=4, max_context_len=64)
+    report = gk.audit_target(target, modes=[gk.ForwardMode.TARGET_VERIFY], batch_sizes=[4])
+    assert [finding for finding in report.findings if finding.severity == "error"] == []
+
+
+def test_a_runner_replays_a_sample_batch():
+    loaded = hf.load(small_model("llama"), device="cpu")
+    with loaded.runner(gk.ForwardMode.TARGET_VERIFY, batch_sizes=[4], max_batch_size=4) as runner:
+        runner.capture()
+        batch = runner.sample_batch(3)
+        eager = runner.fall_back(batch).next_token_logits
+        assert torch.allclose(runner.replay(batch).next_token_logits, eager, atol=1e-5)

@@ -1,0 +1,112 @@
+"""Small random causal language models of transformers, one per model type.
+
+Sizes that most configurations share are in ``COMMON``; a configuration takes those that it has.
+``KINDS`` has what a type needs beside them, so that every kind of layer occurs.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+VOCAB = 128
+WINDOW = 8
+"""Keys of a window, and tokens of a chunk, so that short texts are longer."""
+COMMON = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 128, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+    "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 96, "ffn_dim": 96,
+    "word_embed_proj_dim": 64, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+    "sliding_window": WINDOW,
+}  # fmt: skip
+LATENT = {
+    "head_dim": 8, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "qk_head_dim": 24, "v_head_dim": 16,
+    "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+MAMBA2 = {
+    "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}  # fmt: skip
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+KINDS: dict[str, dict[str, object]] = {
+    "afmoe": {}, "apertus": {}, "arcee": {}, "aria_text": {}, "biogpt": {}, "bitnet": {},
+    "cohere": {}, "cohere2": {}, "ctrl": {}, "deepseek_v2": LATENT | {"first_k_dense_replace": 1},
+    "deepseek_v3": LATENT | {"first_k_dense_replace": 1}, "ernie4_5": {},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2}, "exaone4": {},
+    "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128}, "flex_olmo": {}, "gemma": {}, "gemma2": {},
+    "gemma3_text": {}, "glm": {}, "glm4": {}, "glm4_moe": {}, "gpt2": {}, "gpt_bigcode": {},
+    "gpt_neox": {}, "gpt_oss": ROPE, "granite": {}, "granitemoe": {},
+    "granitemoehybrid": MAMBA2 | {
+        "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32,
+    },
+    "granitemoeshared": {}, "helium": {}, "hyperclovax": {},
+    "jamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+        "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
+    },
+    "jetmoe": {}, "lfm2": {}, "llama": {}, "longcat_flash": LATENT,
+    "mamba": {"state_size": 8, "time_step_rank": 4}, "minimax_m2": {}, "mistral": {},
+    "mixtral": {}, "nanochat": {},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "moe", "attention", "mamba"], "mamba_num_heads": 8,
+        "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "olmo": {}, "olmo2": {}, "olmo3": {}, "olmo_hybrid": DELTA, "olmoe": {}, "opt": {},
+    "persimmon": {}, "phi": {}, "phi3": ROPE, "phimoe": {}, "qwen2": {}, "qwen2_moe": {},
+    "qwen3": {}, "qwen3_moe": {}, "qwen3_next": DELTA, "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA, "seed_oss": {}, "smollm3": {}, "solar_open": {}, "stablelm": {},
+    "starcoder2": {}, "vaultgemma": {}, "youtu": LATENT,
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"], "mamba_d_state": 8, "n_mamba_heads": 8,
+        "mamba_headdim": 16,
+    },
+}  # fmt: skip
+"""Settings by model type. All of them generate through graphkit what transformers generates."""
+
+
+def small_config(kind: str) -> PreTrainedConfig:
+    """Return the configuration of a small model of a type."""
+    base = AutoConfig.for_model(kind).get_text_config(decoder=True)
+    settings = {
+        name: value
+        for name, value in COMMON.items()
+        if hasattr(base, name)
+        and not _is_computed(base, name)
+        and (name == "pad_token_id" or getattr(base, name) is not None)
+    }
+    layer_types = getattr(base, "layer_types", None)
+    if layer_types and not _is_computed(base, "layer_types"):
+        occurring = list(dict.fromkeys(layer_types))
+        settings["layer_types"] = (occurring * 2)[: max(2, len(occurring))]
+        settings["num_hidden_layers"] = len(settings["layer_types"])
+    return type(base)(**settings | KINDS.get(kind, {}))
+
+
+def _is_computed(config: PreTrainedConfig, name: str) -> bool:
+    attribute = config.attribute_map.get(name, name)
+    return isinstance(getattr(type(config), attribute, None), property)
+
+
+def small_model(kind: str, seed: int = 0) -> PreTrainedModel:
+    """Create a small model of a type, in float32, with weights that make varied text."""
+    torch.manual_seed(seed)
+    config = small_config(kind)
+    options = {}
+    if getattr(config, "num_experts_per_tok", None):
+        options["experts_implementation"] = "batched_mm"
+    try:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+    except ValueError:  # experts of its own form
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.15)
+    return model.eval().requires_grad_(False)
