@@ -353,6 +353,8 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hf":  # imports transformers
+        return import_module("graphkit.hf")
     if name in __all__:
         for room in _ROOMS:
             module = import_module(f"graphkit.{room}")

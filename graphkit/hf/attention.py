@@ -1,9 +1,8 @@
-"""The attention of a transformers model over graphkit's pools, through the registry of transformers.
+"""Attention of transformers models over graphkit's pools, through the registry of transformers.
 
 Suffixes: T rows, N query heads, M key-value heads, D head size of keys, E head size of values.
 """
 
-# ruff: noqa: N803 - suffixes of tensor names are dimensions
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from graphkit.buffers import TargetVerifyInputs
 from graphkit.hf.attention import AttentionCall, attending
-from graphkit.hf.layout import ModelLayout
+from graphkit.hf.layout import ModelLayout, output_head
 from graphkit.hf.pools import LayerGroupAttention
 from graphkit.hf.recurrent import NodeScan, scanning
 from graphkit.kv import RecurrentStatePool
@@ -45,7 +45,7 @@ class TransformersForward:
             modules[layer.name]: number for number, layer in enumerate(layout.attention)
         }
         self._observed = [decoder_layers(model)[layer] for layer in aux_layers] or [
-            model.get_output_embeddings()
+            output_head(model)
         ]
 
     def __call__(self, inputs: TargetVerifyInputs) -> ForwardOutput:
@@ -56,8 +56,9 @@ class TransformersForward:
             hidden.append(args[0] if args else kwargs["hidden_states"])
 
         def attend(call: AttentionCall) -> torch.Tensor:
-            number = self._layer_numbers[call.module]
-            return self._attention.attend(number, call, inputs.out_cache_loc, inputs.attention)
+            number, metadata = self._layer_numbers[call.module], inputs.attention
+            assert metadata is not None, "a runner sets it"
+            return self._attention.attend(number, call, inputs.out_cache_loc, metadata)
 
         with ExitStack() as stack:
             for module in self._observed:
@@ -81,7 +82,5 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """Return the list of a model's decoder layers."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     return next(
-        each
-        for each in model.modules()
-        if isinstance(each, nn.ModuleList) and len(each) == count
+        each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == count
     )

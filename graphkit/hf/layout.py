@@ -98,6 +98,12 @@ def learn_layout(model: PreTrainedModel) -> ModelLayout:
     return ModelLayout(tuple(probe.attention), probe.recurrent_layers(cache))
 
 
+def output_head(model: PreTrainedModel) -> nn.Module:
+    """Return the module that computes the logits."""
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return head
+
+
 @dataclass
 class _Probe:
     model: PreTrainedModel
@@ -140,7 +146,9 @@ class _Probe:
 
             return call
 
-        hooks = [each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()]
+        hooks = [
+            each.register_forward_pre_hook(enter, with_kwargs=True) for each in self._modules()
+        ]
         hooks += [each.register_forward_hook(leave, always_call=True) for each in self._modules()]
         for name in _STATE_METHODS:
             setattr(cache, name, noting(getattr(cache, name)))

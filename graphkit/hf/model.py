@@ -13,7 +13,7 @@ from graphkit.config import BufferSizes
 from graphkit.engine import EngineModel, NgramDrafter, SpeculativeEngine
 from graphkit.errors import ConfigError
 from graphkit.hf.forward import TransformersForward
-from graphkit.hf.layout import ModelLayout
+from graphkit.hf.layout import ModelLayout, output_head
 from graphkit.hf.pools import LayerGroupAttention, recurrent_states
 from graphkit.kv import ReqToTokenPool
 from graphkit.runners import Runner
@@ -25,7 +25,7 @@ ALGORITHMS = ("NONE", "NGRAM")
 
 
 class TransformersModel:
-    """A model that ``load`` has prepared. It makes engines, targets and runners, each with own pools.
+    """A model that ``load`` has prepared. Its engines, targets and runners have pools of their own.
 
     Attributes:
         model: The model of transformers. It attends over the pools of the running forward; call
@@ -154,7 +154,10 @@ class TransformersModel:
         max_context_len: int = 256,
         page_size: int = 1,
     ) -> CaptureTarget:
-        """Create a target for commands and audits, with pools of its own; arguments as ``engine``."""
+        """Create a target for commands and audits, with pools of its own.
+
+        The arguments are those of ``engine``.
+        """
         spec = self.spec(algorithm, num_steps, topk, num_draft_tokens, page_size)
         requests = ReqToTokenPool(max_batch_size, max_context_len, self.device)
         columns = requests.req_to_token.shape[1]
@@ -170,7 +173,8 @@ class TransformersModel:
             forwards=dict.fromkeys(modes, model.forward),
             weights=self.model,
             mutable_state={
-                **model.attention.kv_pool.tensors(), **({} if states is None else states.tensors())
+                **model.attention.kv_pool.tensors(),
+                **({} if states is None else states.tensors()),
             },
             attention=model.attention,
             engine=partial(_engine_of_target, self, spec, max_batch_size, max_context_len),
@@ -178,19 +182,23 @@ class TransformersModel:
             recurrent_state=states,
         )
 
-    def runner(self, mode: ForwardMode, *, batch_sizes: Sequence[int] | None = None, **options: Any) -> Runner[Any, Any]:
+    def runner(
+        self, mode: ForwardMode, *, batch_sizes: Sequence[int] | None = None, **options: Any
+    ) -> Runner[Any, Any]:
         """Create the runner of a mode over ``target(**options)``."""
         return self.target(**options).runner(mode, device=self.device, batch_sizes=batch_sizes)
 
     @property
-    def _vocab_size(self) -> int:
-        return int(self.model.get_output_embeddings().weight.shape[0])
+    def _head_shape(self) -> tuple[int, int]:
+        """Rows and columns of the head: vocabulary and hidden size."""
+        vocab_size, hidden_size = output_head(self.model).weight.shape  # type: ignore[misc]
+        return int(vocab_size), int(hidden_size)
 
     def _sizes(self, max_batch_size: int, max_context_len: int, page_size: int) -> BufferSizes:
-        head = self.model.get_output_embeddings()
+        vocab_size, hidden_size = self._head_shape
         return BufferSizes(
-            max_batch_size, max_context_len, int(head.weight.shape[1]), self._vocab_size,
-            self.model.dtype, page_size=page_size,
+            max_batch_size, max_context_len, hidden_size, vocab_size, self.model.dtype,
+            page_size=page_size,
         )  # fmt: skip
 
     def _engine_model(self, requests: ReqToTokenPool, spec: SpecConfig) -> EngineModel:

@@ -51,7 +51,9 @@ class LayerGroupAttention(PooledAttention):
         tokens = requests.size * -(-requests.max_context_len // page_size) * page_size
         shapes = dict.fromkeys((layer.heads, _pool_size(layer)) for layer in layers) or [(1, 1)]
         members = {
-            shape: [n for n, layer in enumerate(layers) if (layer.heads, _pool_size(layer)) == shape]
+            shape: [
+                n for n, layer in enumerate(layers) if (layer.heads, _pool_size(layer)) == shape
+            ]
             for shape in shapes
         }
         pools = [
@@ -93,9 +95,9 @@ class LayerGroupAttention(PooledAttention):
         size = group.kv_pool.head_dim  # type: ignore[union-attr]
         # Scores are computed with a factor of 1; the queries carry that of the layer.
         parts = (call.query * call.scaling, call.key, call.value)
-        rows = [padded_to(part[0].transpose(0, 1), size) for part in parts]
+        query, key, value = (padded_to(part[0].transpose(0, 1), size) for part in parts)
         attended = group.attend(
-            index, *rows, out_cache_loc, metadata,
+            index, query, key, value, out_cache_loc, metadata,
             window=call.window, softcap=call.softcap, sinks_N=call.sinks,
         )  # fmt: skip
         return attended[None, ..., : call.value.shape[-1]].contiguous()

@@ -5,6 +5,7 @@ Here its batch is one node of each request, and the cache holds the states befor
 Suffixes: B requests, T rows.
 """
 
+# ruff: noqa: ARG002 - the signatures are those of transformers.Cache
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -64,12 +65,16 @@ class NodeCache:
     def __init__(self, states: Mapping[str, torch.Tensor]) -> None:
         self.states = dict(states)
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:  # noqa: ARG002
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """Return the last columns of the convolution's input, or ``None`` without one."""
         return self.states.get(f"conv{state_idx}")
 
     def update_conv_state(
-        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any  # noqa: ARG002
+        self,
+        conv_states: torch.Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        **_: Any,
     ) -> torch.Tensor:
         """Append columns, and return all that the convolution reads."""
         before = self.states[f"conv{state_idx}"]
@@ -77,12 +82,16 @@ class NodeCache:
         self.states[f"conv{state_idx}"] = columns[..., -before.shape[-1] :]
         return columns
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:  # noqa: ARG002
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """Return the recurrent state, or ``None`` without one."""
         return self.states.get(f"recurrent{state_idx}")
 
     def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any  # noqa: ARG002
+        self,
+        recurrent_states: torch.Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        **_: Any,
     ) -> torch.Tensor:
         """Set the recurrent state, and return it."""
         self.states[f"recurrent{state_idx}"] = recurrent_states
@@ -92,7 +101,7 @@ class NodeCache:
         """Return true: there is always a state."""
         return True
 
-    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002
+    def is_recording_past(self, layer_idx: int) -> bool:
         """Return false: states are those of one node."""
         return False
 

@@ -31,8 +31,8 @@ class LayerGroupKVPool(UsedPool):
         shapes = {(pool.size, pool.page_size, pool.device) for pool in groups}
         if len(shapes) != 1:
             raise ConfigError(
-                f"LayerGroupKVPool has pools of (size, page_size, device) {sorted(map(str, shapes))}: "
-                "expected one. Create all pools with the same values.",
+                f"the pools have (size, page_size, device) {sorted(map(str, shapes))}, expected "
+                "one. Create all pools with the same values.",
                 field="groups",
             )
         self.groups = tuple(groups)

@@ -45,8 +45,9 @@ _TYPES: Mapping[str, tuple[_Types, str]] = {
         "a function from token ids [1, N] to logits [1, N, V], or None",
     ),
     "recurrent_state": (
-        (NoneType, RecurrentStatePool), "a graphkit.RecurrentStatePool, or None",
-    ),  # fmt: skip
+        (NoneType, RecurrentStatePool),
+        "a graphkit.RecurrentStatePool, or None",
+    ),
     "kv_slots": ((NoneType, torch.Tensor), "a tensor of KV slots [rows, context], or None"),
 }
 """Types of each argument, and what to pass."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_models import small_model
 
 import graphkit as gk
 from graphkit import hf
+from small_models import small_model
 
 pytestmark = pytest.mark.slow
 PROMPTS = [[5, 17, 3, 17, 3, 17, 9, 5, 17], [7, 8, 9], list(range(30, 42))]

@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
-from small_models import small_model
 
 import graphkit as gk
 from graphkit import hf
 from graphkit.errors import CheckpointError, ConfigError, TargetError
+from small_models import small_model
 
 
 def test_a_folder_is_loaded_with_its_dtype(tmp_path):

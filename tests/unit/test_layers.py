@@ -18,7 +18,7 @@ LEVELS = (
     ("cli", "tui"),
     ("views",),
     ("benchmarks", "metrics"),
-    ("reference",),
+    ("hf", "reference"),
     ("testing", "audit"),
     ("functions",),
     ("verify",),
