@@ -90,7 +90,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
 
 
 def _quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bytes of each row's elements and those of its scale."""
+    """Return the bytes of each row's elements and of its scale."""
     most = torch.finfo(_FP8).max
     # Not a division: CUDA multiplies by the inverse, which rounds differently from the CPU.
     scale = rows.abs().amax(-1, keepdim=True).clamp(min=_LEAST) * (1 / most)

@@ -119,7 +119,7 @@ def verify_rows(
         req_to_token: Slot of each token of each request.
         seq_lens: Committed tokens.
         bonus_tokens: Token of each root.
-        draft_tokens: Token of each node; that of the root is not read.
+        draft_tokens: Token of each node; the token of the root is not read.
         tree_mask: True where node i attends to node j, which is i itself or an ancestor; ``None``
             for chains, whose node i is at depth i.
         num_draft_tokens: Nodes per request (W).

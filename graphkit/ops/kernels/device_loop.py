@@ -51,7 +51,7 @@ _CHUNK = tl.constexpr(1024)
 
 
 @triton.jit
-def _body_of(batch_sizes, live, bodies, BODIES: tl.constexpr):
+def _smallest_body(batch_sizes, live, bodies, BODIES: tl.constexpr):
     """Return the index of the smallest size that holds ``live`` requests."""
     each = tl.arange(0, BODIES)
     size = tl.load(batch_sizes + each, mask=each < bodies, other=0)
@@ -88,7 +88,7 @@ def begin_loop_kernel(
     tl.store(loop_watched + each, watched, mask=inside)
     live = tl.sum((row > 0).to(tl.int32), 0)
     tl.store(control + _AGAIN, 1)
-    tl.store(control + _BODY, _body_of(batch_sizes, live, bodies, BODIES))
+    tl.store(control + _BODY, _smallest_body(batch_sizes, live, bodies, BODIES))
     tl.store(control + _STEPS_LEFT, tl.load(max_steps))
     tl.store(control + _LAUNCH, tl.load(launch))
 
@@ -161,7 +161,7 @@ def advance_loop_kernel(
     end = tl.where(watched_ends > 0, _BY_REQUEST, end)
     end = tl.where(live == 0, _BY_IDLE, end)
     tl.store(control + _AGAIN, (end == 0).to(tl.int32))
-    tl.store(control + _BODY, _body_of(batch_sizes, live, bodies, BODIES))
+    tl.store(control + _BODY, _smallest_body(batch_sizes, live, bodies, BODIES))
     tl.store(control + _STEPS_LEFT, steps_left)
     tl.store(control + _WRITTEN, written + 1)
     tl.store(entry + _ENTRY_BATCH_SIZE, requests)

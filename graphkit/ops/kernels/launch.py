@@ -32,7 +32,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
     if not all(grid):
         return
     if "STARTS_EARLY" in kernel.arg_names:
-        device = next(each.device for each in others.values() if isinstance(each, torch.Tensor))
+        device = next(value.device for value in others.values() if isinstance(value, torch.Tensor))
         others["STARTS_EARLY"] = has_dependent_launch(device)
         if others["STARTS_EARLY"]:
             others["launch_pdl"] = True
@@ -41,8 +41,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: Any, **others: Any) -> None
         if name in others:
             arguments.append(others.pop(name))
         else:
-            each = getattr(args, name)
-            arguments.append(each.contiguous() if isinstance(each, torch.Tensor) else each)
+            value = getattr(args, name)
+            arguments.append(value.contiguous() if isinstance(value, torch.Tensor) else value)
     kernel[grid](*arguments, **others)
 
 

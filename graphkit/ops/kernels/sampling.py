@@ -91,8 +91,8 @@ def draw_token(
 ):  # fmt: skip
     """Draw a token by inverse transform: first its block, then the token within it.
 
-    The weights are those of ``source`` without the refused tokens, less ``draft``; either may be
-    None. Without a finite sum, return the token of the target's largest probability.
+    The weights are ``source`` without the refused tokens, less ``draft``; either may be None.
+    Without a finite sum, return the token of the target's largest probability.
     """
     lane = tl.arange(0, BLOCK)
     block = tl.arange(0, BLOCKS)
