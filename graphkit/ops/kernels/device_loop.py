@@ -48,6 +48,7 @@ _SIGNAL_STOP = tl.constexpr(int(EndSignal.STOP))
 _SIGNAL_FULL = tl.constexpr(int(EndSignal.RING_FULL))
 _SIGNAL_WORDS = tl.constexpr(END_SIGNAL_WORDS)
 _CHUNK = tl.constexpr(1024)
+"""Words of a report that the program copies at a time."""
 
 
 @triton.jit

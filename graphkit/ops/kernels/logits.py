@@ -14,6 +14,7 @@ BITMASK_BLOCK = 4096
 MAX_BLOCK = 8192
 """Values that a program holds at a time."""
 _NO_TOKEN = tl.constexpr(2**31 - 1)
+"""Larger than any token."""
 
 
 @triton.jit

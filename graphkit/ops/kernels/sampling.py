@@ -14,9 +14,11 @@ import triton.language as tl
 from graphkit.ops.kernels.launch import launch
 
 BLOCK = 128
+"""Threads of a program; each makes the four samples of one counter."""
 MAX_BLOCK = 8192
 """Tokens of the vocabulary that a program holds at a time."""
 _NO_TOKEN = tl.constexpr(2**62)
+"""Larger than any token."""
 
 
 @triton.jit
