@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphkit.buffers import DraftInputBuffers, DraftInputs
+from graphkit.buffers import DraftInputs
 from graphkit.errors import ConfigError
 from graphkit.ops.logits import argmax_rows, top_candidates
 from graphkit.ops.step_rows import draft_step_rows
@@ -97,7 +97,7 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
     """
 
     mode = ForwardMode.DRAFT
-    buffers_type = DraftInputBuffers
+    inputs_type = DraftInputs
     output_type = DraftOutput
     step_type = DraftStep
 
