@@ -65,7 +65,7 @@ def _publish(address, value):
     """Store an int64 with release semantics at system scope, which ``tl.store`` does not offer.
 
     ``st.release.sys`` is part of PTX since version 6.0, for sm_70 and later. Checked on Triton
-    3.6.0 and 3.7.1 (``tests/unit/ops/test_private_names.py``).
+    3.6.0 and 3.7.1 (``tests/unit/ops/test_triton_names.py``).
     """
     one = tl.arange(0, 1)
     tl.inline_asm_elementwise(

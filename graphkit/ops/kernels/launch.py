@@ -1,7 +1,7 @@
 """Launches a kernel by the names of its parameters.
 
 This module has what graphkit uses of Triton's launcher, checked on Triton 3.6.0 and 3.7.1
-(``tests/unit/ops/test_private_names.py``): ``JITFunction.arg_names``, which is undocumented, and
+(``tests/unit/ops/test_triton_names.py``): ``JITFunction.arg_names``, which is undocumented, and
 programmatic dependent launch, the option ``launch_pdl`` with ``gdc_wait`` and
 ``gdc_launch_dependents`` (https://triton-lang.org/main/python-api/triton.language.extra.cuda.html).
 """
