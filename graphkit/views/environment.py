@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphkit.records import Environment, RecordWithGraphs, backend_of
+from graphkit.records import Environment, RecordWithGraphs
 
 
 def environment_facts(record: RecordWithGraphs) -> Iterator[tuple[str, str]]:
     """Yield the device, the backend and the versions, as far as they are known."""
     environment = record.environment
     yield "device", environment.device
-    yield "backend", backend_of(record)
+    yield "backend", record.backend
     for name in ("torch", "triton", "cuda", "driver", "graphkit"):
         if getattr(environment, name):
             yield name, getattr(environment, name)

@@ -19,8 +19,6 @@ from graphkit.records import (
     RecordWithGraphs,
     extent,
     figure_heading,
-    timeline_of,
-    title_of,
 )
 from graphkit.views.environment import environment_facts
 from graphkit.views.formatting import plain, size, us
@@ -57,7 +55,7 @@ def html_of(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
     first = next((at for at, (_, graph) in enumerate(graphs) if graph.nodes), 0)
     where = ", ".join(" ".join(fact) for fact in environment_facts(record))
     texts = {
-        "title": escape(plain(f"graphkit {record.KIND}: {title_of(record)}")),
+        "title": escape(plain(f"graphkit {record.KIND}: {record.title}")),
         "where": escape(plain(where)),
         "first": str(first),
         "facts": _facts(graphs[first][1]) if graphs else "",
@@ -97,7 +95,7 @@ def _charts(graph: GraphRecord) -> dict[str, Any]:
         "phases": phases_of(graph),
         "parts": [parts[node.index] for node in graph.nodes],
         "branches": branches_of(graph),
-        "gaps": [(gap.begin, gap.us) for gap in timeline_of(graph.nodes).gaps],
+        "gaps": [(gap.begin, gap.us) for gap in graph.timeline.gaps],
         "facts": [*graph_facts(graph)],
         "frames": [asdict(frame) for frame in frames],
         "places": places,

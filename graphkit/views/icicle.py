@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from graphkit.records import GraphRecord, end_of
+from graphkit.records import GraphRecord
 from graphkit.views.module_tree import nodes_in_modules
 from graphkit.views.parts import common_part, parts_of
 from graphkit.views.phases import phases_of
@@ -75,9 +75,9 @@ def icicle_of(graph: GraphRecord) -> tuple[Level, ...]:
 def _spans(graph: GraphRecord) -> Iterator[_Span]:
     parts = parts_of(graph)
     for phase, (names, node) in zip(phases_of(graph), nodes_in_modules(graph), strict=True):
-        if node.start_us is not None and math.isfinite(end_of(node)):
+        if node.start_us is not None and math.isfinite(node.end_us):
             around = (phase, *names) if phase else names
-            yield _Span(node.start_us, end_of(node), around, parts[node.index])
+            yield _Span(node.start_us, node.end_us, around, parts[node.index])
 
 
 def _add(levels: list[list[Box]], spans: Sequence[_Span], depth: int, limit: float) -> None:

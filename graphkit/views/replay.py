@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from graphkit.records import GraphRecord, Node, end_of, timeline_of
+from graphkit.records import GraphRecord, Node
 
 
 def branches_of(record: GraphRecord) -> list[int | None]:
@@ -21,7 +21,7 @@ def branches_of(record: GraphRecord) -> list[int | None]:
         waits_for[edge.target].add(edge.source)
     found: dict[int, int] = {}
     last: list[Node] = []
-    for node in timeline_of(record.nodes).nodes:
+    for node in record.timeline.nodes:
         branch = _branch(node, last, waits_for[node.index])
         last[branch : branch + 1] = [node]
         found[node.index] = branch
@@ -37,4 +37,4 @@ def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:
 
 def _is_over(before: Node, node: Node) -> bool:
     shorter = min(before.duration_us or 0.0, node.duration_us or 0.0)
-    return end_of(before) - (node.start_us or 0.0) <= shorter / 2
+    return before.end_us - (node.start_us or 0.0) <= shorter / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphkit.records import GraphRecord, count_of, figure_name, timeline_of
+from graphkit.records import GraphRecord, count_of, figure_name
 from graphkit.views.formatting import us
 from graphkit.views.module_tree import duration_of
 
@@ -20,7 +20,7 @@ def time_facts(graph: GraphRecord) -> Iterator[tuple[str, str]]:
     Only ``unprofiled`` is a time without the profiler. ``the profiler adds`` says how much longer
     the median profiled replay took. Busy time and gaps are those of the page's nodes.
     """
-    timing, timeline = graph.timing, timeline_of(graph.nodes)
+    timing, timeline = graph.timing, graph.timeline
     if timing is None:
         yield "times", "not measured"
         return

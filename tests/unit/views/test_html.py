@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkit.records import CaptureRecord, GraphRecord, load_record, timeline_of
+from graphkit.records import CaptureRecord, GraphRecord, load_record
 from graphkit.views.frames import Frame, frames_of
 from graphkit.views.html import html_of
 from graphkit.views.pages import kernels_page
@@ -233,7 +233,7 @@ def test_the_views_of_each_graph_have_a_value_for_each_node(page, capture):
         assert view["parts"] == list(parts_of(graph).values())
         assert view["branches"] == branches_of(graph)
         assert [tuple(gap) for gap in view["gaps"]] == [
-            (gap.begin, gap.us) for gap in timeline_of(graph.nodes).gaps
+            (gap.begin, gap.us) for gap in graph.timeline.gaps
         ]
         frames, places = frames_of(graph)
         assert [Frame(**frame) for frame in view["frames"]] == frames
