@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from graphkit.benchmarks import Generation, StepBench, longest_path, variants_of
+from graphkit.benchmarks import Generation, StepBench, longest_path, make_variants
 from graphkit.cli.exit_codes import UsageError
 from graphkit.cli.model_options import algorithm_of, dtype_of
 from graphkit.cli.output import print_message, progress_on_stderr
@@ -83,7 +83,7 @@ def _bench(
     bench = StepBench(
         models=models,
         spec=spec,
-        variants=tuple(variants_of(generations, counts)),
+        variants=tuple(make_variants(generations, counts)),
         text_ids=_text_ids(arguments.checkpoint, models),
         context=arguments.context,
         steps=arguments.steps or _STEPS[device.type],

@@ -70,10 +70,10 @@ def _resource(
     max_capture_s: float | None,
 ) -> Resource:
     budgets = {"sizes": max_sizes, "memory_bytes": max_memory_bytes, "capture_s": max_capture_s}
-    given = {name: limit for name, limit in budgets.items() if limit is not None}
-    if len(given) > 1:
-        raise ConfigError(f"give one budget, not {' and '.join(given)}.", field=list(given)[1])
-    name, limit = next(iter(given.items()), ("sizes", default_count))
+    limits = {name: limit for name, limit in budgets.items() if limit is not None}
+    if len(limits) > 1:
+        raise ConfigError(f"give one budget, not {' and '.join(limits)}.", field=list(limits)[1])
+    name, limit = next(iter(limits.items()), ("sizes", default_count))
     one = np.ones(len(costs.replay_us))
     smaller, largest = {
         "sizes": (one, one),
