@@ -21,7 +21,6 @@ from graphkit.records import (
     Record,
     RecordWithGraphs,
     require_graphs,
-    title_of,
 )
 from graphkit.views.audit import audit_view
 from graphkit.views.bench import bench_view
@@ -89,7 +88,7 @@ _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
 
 def _svg(export: Export) -> str:
     record = export.record
-    title = title_of(record) if isinstance(record, RecordWithGraphs) else ""
+    title = record.title if isinstance(record, RecordWithGraphs) else ""
     return svg_text(_view(export), title=f"graphkit {record.KIND}: {title}".rstrip(": "))
 
 

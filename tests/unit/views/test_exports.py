@@ -24,6 +24,7 @@ from graphkit.records import (
     RecordingRecord,
     load_record,
 )
+from graphkit.records.record import Real
 from graphkit.views import FORMATS, Export, diff_view, inspect_view, page_view
 from graphkit.views.pages import node_page
 
@@ -33,6 +34,7 @@ GRAPHED = (CaptureRecord, RecordingRecord, GraphRecord)
 st.register_type_strategy(
     Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=2)
 )
+st.register_type_strategy(get_args(Real)[0], st.floats())
 
 
 def shown(svg):
