@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from graphkit.runners.reachable_objects import Container, ReachableObjects, roots_of
+from graphkit.runners.containers import Container
+from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 
 _NUMBERS = (bool, int, float)
 _MISSING = object()
@@ -85,7 +86,7 @@ class HostNumbers:
     """
 
     def __init__(self, forward: Any) -> None:
-        self._roots = roots_of(forward)
+        self._roots = walk_roots(forward)
         objects = ReachableObjects(self._roots)
         found: dict[tuple[int, Any], HostNumber] = {}
         for container, values in objects.entries:

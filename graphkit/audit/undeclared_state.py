@@ -20,7 +20,7 @@ from graphkit.graphs import StateSnapshot
 from graphkit.graphs.recorded_op import storage_id
 from graphkit.graphs.snapshot import restore_problem
 from graphkit.runners import Runner
-from graphkit.runners.reachable_objects import ReachableObjects, roots_of
+from graphkit.runners.reachable_objects import ReachableObjects, walk_roots
 from graphkit.targets import CaptureTarget
 from graphkit.verify.comparison import restorable_state
 
@@ -101,7 +101,7 @@ def undeclared_tensors(
     names = runner.memory_names(weights)
     known = {storage_id(each) for kind in names.values() for each in kind.values()}
     found: dict[Any, tuple[str, torch.Tensor]] = {}
-    for container, values in ReachableObjects(roots_of(runner.step.forward)).entries:
+    for container, values in ReachableObjects(walk_roots(runner.step.forward)).entries:
         for key, value in values.items():
             is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
             is_dense = is_tensor and value.layout is torch.strided and not value.is_meta
