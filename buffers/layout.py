@@ -60,7 +60,7 @@ class Capacity:
         return requests * self.tokens_per_request if tokens is None else tokens
 
 
-def capacity_of(
+def runner_capacity(
     spec: SpecConfig,
     sizes: BufferSizes,
     *,

@@ -107,7 +107,7 @@ class Dispatch:
         requests = batch.batch_size
         if not self._table.fits(requests):
             return Reason.BATCH_TOO_LARGE
-        if self.wrong_width(requests, self._buffers.tokens_of(batch)):
+        if self.wrong_width(requests, self._buffers.count_tokens(batch)):
             return Reason.WRONG_WIDTH
         if self.surplus_field(batch) is not None:
             return Reason.FIELD_NOT_CAPTURED
@@ -119,7 +119,7 @@ class Dispatch:
         Raises:
             InputError: The batch has rows but no requests.
         """
-        if wrong := self.wrong_width(0, self._buffers.tokens_of(batch)):
+        if wrong := self.wrong_width(0, self._buffers.count_tokens(batch)):
             raise InputError(f"{wrong}.", field="num_tokens")
 
     def check(self, batch: Any) -> None:
@@ -129,7 +129,7 @@ class Dispatch:
             InputError: A field is missing, wrong or not captured, or contradicts another one;
                 ``field`` names it.
         """
-        requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
+        requests, tokens = batch.batch_size, self._buffers.count_tokens(batch)
         surplus = self.surplus_field(batch)
         if surplus is not None:
             raise InputError(self._buffers.not_captured(surplus), field=surplus)
@@ -165,7 +165,7 @@ class Dispatch:
 
     def explain(self, miss: Reason, batch: Any, status: str) -> str:
         """Return the reason as a sentence, with the sizes of the batch and the captured ones."""
-        requests, tokens = batch.batch_size, self._buffers.tokens_of(batch)
+        requests, tokens = batch.batch_size, self._buffers.count_tokens(batch)
         if miss is Reason.BATCH_TOO_LARGE:
             return (
                 f"the batch has {requests} requests; the largest captured size is "

@@ -78,7 +78,7 @@ def output_rows(
     """Return the rows of the fields that declare them, by name.
 
     Args:
-        fields: Declarations, from ``output_fields_of``.
+        fields: Declarations, from ``declared_outputs``.
         spec: Gives S, K, N and P.
         sizes: Gives V, H and D.
         is_draft: Whether V is the draft model's vocabulary.
@@ -120,7 +120,7 @@ def output_rows(
     return rows
 
 
-def output_fields_of(output: type) -> Mapping[str, OutputField]:
+def declared_outputs(output: type) -> Mapping[str, OutputField]:
     """Return the declarations on an output dataclass, by name and in order."""
     return {field.name: field.metadata["output"] for field in dataclasses.fields(output)}
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from graphkit.attention import AttentionBackend
 from graphkit.runners.containers import Container, class_numbers, containers
-from graphkit.runners.step import name_of
+from graphkit.runners.step import forward_name
 
 MAX_ITEMS = 64
 """Length up to which the walk enters lists and dicts; longer ones are data."""
@@ -34,7 +34,7 @@ def walk_roots(forward: Any) -> dict[str, Any]:
     """Return a forward, or a sequence of forwards, by name, as the root of a walk."""
     is_sequence = isinstance(forward, (Sequence, nn.ModuleList))
     forwards = [unwrap(one) for one in (forward if is_sequence else (forward,))]
-    name = name_of(forwards[0]).rpartition(".")[2]
+    name = forward_name(forwards[0]).rpartition(".")[2]
     return {name: forwards if is_sequence else forwards[0]}
 
 

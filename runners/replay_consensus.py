@@ -79,7 +79,7 @@ class ReplayConsensus:
 
         def ready() -> RankReady:
             check()
-            return self._of(Choice.REPLAY, requests, padded_batch_size)
+            return self._message(Choice.REPLAY, requests, padded_batch_size)
 
         agreed = self._agree(ready)
         self.require_replay(agreed)
@@ -127,7 +127,7 @@ class ReplayConsensus:
     def refuse(self, error: GraphkitError) -> NoReturn:
         """Make this step an error on all ranks, which is ``error`` on this one."""
         if self.agrees:
-            self._group.refuse(self._of(Choice.REFUSED), error)
+            self._group.refuse(self._message(Choice.REFUSED), error)
         raise error
 
     def _agree(self, ready: Callable[[], RankReady]) -> AgreedSize:
@@ -144,10 +144,10 @@ class ReplayConsensus:
             raise ReplayError(f"{self._dispatch.explain(miss, batch, status)}.")
         if not requests:
             self._dispatch.check_idle(batch)
-            return self._of(Choice.IDLE)
+            return self._message(Choice.IDLE)
         if miss is not None:
             self._step.check_unpadded(batch)
-            return self._of(Choice.EAGER, requests, reason=_REASONS.index(miss))
+            return self._message(Choice.EAGER, requests, reason=_REASONS.index(miss))
         self._dispatch.check(batch)
         checks = self._step.buffers.value_checks
         if checks is not None:
@@ -164,9 +164,9 @@ class ReplayConsensus:
                     largest=self._table.largest,
                 )
             size = padded_batch_size
-        return self._of(Choice.REPLAY, requests, size)
+        return self._message(Choice.REPLAY, requests, size)
 
-    def _of(
+    def _message(
         self, choice: Choice, batch_size: int = 0, padded_batch_size: int = 0, reason: int = 0
     ) -> RankReady:
         return RankReady(

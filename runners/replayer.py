@@ -202,7 +202,7 @@ class Replayer(Generic[OutputT]):
         """
         tokens = plan.tokens
         if self._ragged:
-            tokens = self.buffers.tokens_of(batch)
+            tokens = self.buffers.count_tokens(batch)
             if wrong := self.dispatch.wrong_width(plan.requests, tokens):
                 raise InputError(f"{wrong}.", field="num_tokens")
         self.buffers.check(batch, tokens)

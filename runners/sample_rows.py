@@ -88,9 +88,9 @@ def tree_masks(parents_BW: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
     """
     requests, width = parents_BW.shape
     mask = np.zeros((requests, width, width), dtype=np.bool_)
-    each = np.arange(requests)
+    request = np.arange(requests)
     for node in range(width):
         if node:
-            mask[:, node] = mask[each, parents_BW[:, node]]
+            mask[:, node] = mask[request, parents_BW[:, node]]
         mask[:, node, node] = True
     return mask, mask.sum(2) - 1

@@ -136,7 +136,7 @@ def _state_and_replayed(
     with runner.recapture() as graphs:
         again = _snapshot(target, runner).summaries
         used = _addresses(graphs, "external") - {None}
-        runner.replayer_of(graphs).pads(max(graphs))
+        runner.make_replayer(graphs).pads(max(graphs))
         later = _snapshot(target, runner).summaries
     contents = {each.name: again.get(each.name, ABSENT).content for each in in_place}
     state = {

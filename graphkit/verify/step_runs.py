@@ -106,7 +106,7 @@ class StepRuns:
         The runner does not count the replay.
         """
         self.start.restore()
-        replayer = self._runner.replayer_of({self.padded_batch_size: graph})
+        replayer = self._runner.make_replayer({self.padded_batch_size: graph})
         output: Output = replayer.replay(self.batch, self.padded_batch_size)
         return output.clone().tensors()
 

@@ -93,7 +93,7 @@ class PoisonTrials:
         """
         self._restore(poison)
         try:
-            self.runner.replayer_of({self.size: graph}).replay(self._batch, self.size)
+            self.runner.make_replayer({self.size: graph}).replay(self._batch, self.size)
         except Exception:
             return []
         if self.runner.device.type == "cuda":
