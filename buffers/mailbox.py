@@ -120,7 +120,7 @@ class Mailbox:
         self._bodies[index][:] = words
 
     def post(self, index: int, requests: int, tokens: int, has_rows: int = 1) -> None:
-        """Write the header of an entry whose rows are written; ``one`` is 0 if it has no rows."""
+        """Write the header of an entry whose rows are written; ``has_rows`` is 0 without rows."""
         self._posted = self.sequence
         words = self._entries[index]
         words[_SEQUENCE] = self.sequence

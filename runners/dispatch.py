@@ -9,7 +9,7 @@ from typing import Any
 
 from graphkit.buffers import InputBuffers, StepInputs, validate_field
 from graphkit.config import is_int
-from graphkit.errors import InputError
+from graphkit.errors import InputError, SizeError
 from graphkit.graphs import SizeTable
 
 
@@ -58,6 +58,16 @@ def require_count(field: str, value: object) -> None:
     """
     if not is_int(value):
         raise InputError(f"{field} must be an int, got {value!r}.", field=field)
+
+
+def size_error(requests: int, padded_batch_size: int, table: SizeTable) -> SizeError:
+    """Return the error of a batch that a size does not hold, or of a size that is not captured."""
+    return SizeError(
+        f"{requests} requests cannot run at batch size {padded_batch_size}: captured are "
+        f"{list(table)}.",
+        batch_size=requests,
+        largest=table.largest,
+    )
 
 
 class Dispatch:

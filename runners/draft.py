@@ -110,7 +110,7 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
         spec.check_draft_steps()
 
     @classmethod
-    def slots_ahead(cls, spec: SpecConfig) -> int:
+    def slots_written(cls, spec: SpecConfig) -> int:
         """Return K * S: each branch has S consecutive slots."""
         return spec.topk * spec.num_steps
 
@@ -121,7 +121,7 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
         return super().sample_fields(spec, rows) | {
             "positions": positions,
             "mrope_positions": np.tile(positions, (3, 1)),
-            "out_cache_loc": rows.slots_after(cls.slots_ahead(spec)).ravel(),
+            "out_cache_loc": rows.slots_after(cls.slots_written(spec)).ravel(),
         }
 
     def steps_ahead(self) -> int:

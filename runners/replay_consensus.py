@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from graphkit.distributed import AgreedSize, Choice, RankGroup, RankReady
-from graphkit.errors import GraphkitError, RankError, ReplayError, SizeError
+from graphkit.errors import GraphkitError, RankError, ReplayError
 from graphkit.graphs import SizeTable
-from graphkit.runners.dispatch import Dispatch, Reason, require_count
+from graphkit.runners.dispatch import Dispatch, Reason, require_count, size_error
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode
 
@@ -157,12 +157,7 @@ class ReplayConsensus:
         if padded_batch_size is not None:
             require_count("padded_batch_size", padded_batch_size)
             if padded_batch_size not in self._table.sizes or padded_batch_size < requests:
-                raise SizeError(
-                    f"{requests} requests cannot run at batch size {padded_batch_size}: captured "
-                    f"are {list(self._table)}.",
-                    batch_size=requests,
-                    largest=self._table.largest,
-                )
+                raise size_error(requests, padded_batch_size, self._table)
             size = padded_batch_size
         return self._message(Choice.REPLAY, requests, size)
 

@@ -30,7 +30,7 @@ from graphkit.graphs import (
 from graphkit.graphs.snapshot import check_restorable
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
-from graphkit.runners.dispatch import Decision, Dispatch, require_count
+from graphkit.runners.dispatch import Decision, Dispatch, require_count, size_error
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names
 from graphkit.runners.mode_declaration import ModeDeclaration
@@ -507,12 +507,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             require_count("padded_batch_size", padded_batch_size)
         size = self.table.fit(requests) if padded_batch_size is None else padded_batch_size
         if not 0 < requests <= size <= self.table.largest:
-            raise SizeError(
-                f"{requests} requests cannot run at batch size {size}: the sizes are "
-                f"{list(self.table)}.",
-                batch_size=requests,
-                largest=self.table.largest,
-            )
+            raise size_error(requests, size, self.table)
         self.dispatch.check(batch)
         if self.buffers.value_checks is not None:
             self.buffers.value_checks.report()

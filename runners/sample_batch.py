@@ -114,7 +114,7 @@ def longest_request(runner: ModeDeclaration, context: int) -> int:
     Raises:
         ConfigError: A request has no room for a step.
     """
-    ahead = type(runner).slots_ahead(runner.spec) + runner.num_front_tokens
+    ahead = runner.slots_written(runner.spec) + runner.num_front_tokens
     if context <= ahead:
         raise ConfigError(
             f"requests of up to {context} tokens have no room for the {ahead} that a "
