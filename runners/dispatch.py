@@ -76,7 +76,7 @@ class Dispatch:
     Args:
         table: Captured sizes.
         buffers: The runner's buffers.
-        inputs_type: Class of the batches; the buffers may have that of a subclass.
+        inputs_type: Class of the batches; the buffers may be of a subclass.
         eager_reason: Reason why no batch has a graph, as a phrase, or an empty string.
     """
 

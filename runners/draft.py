@@ -90,7 +90,7 @@ class DraftRunner(Runner[DraftInputs, DraftOutput]):
     ``out_cache_loc`` and ``hidden_states`` of that step, one row per branch. It returns a
     ``ForwardOutput`` or ``DraftExtendOutput`` with one row per branch. Algorithms without hidden
     states may omit them. ``inputs.seq_lens`` is the committed length at every step. Batch and
-    output have target tokens, also with a ``draft_token_map``. Arguments are those of ``Runner``.
+    output have target tokens, also with a ``draft_token_map``. See ``Runner`` for the arguments.
 
     Raises:
         ConfigError: ``spec`` drafts nothing, or verifies more nodes than its steps create.

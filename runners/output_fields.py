@@ -1,6 +1,6 @@
 """Declaration of output fields: once, on the output dataclass of a mode, and their check.
 
-Row shapes use these letters: V vocabulary (that of the draft model in its modes), H hidden size, D
+Row shapes use these letters: V vocabulary (the draft model's in its modes), H hidden size, D
 spec_hidden_size, S num_steps, K topk, N draft nodes without the root (num_draft_tokens - 1), P
 parents of a draft tree (K * (S - 1) + 1).
 """

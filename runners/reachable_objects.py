@@ -1,7 +1,7 @@
 """Walk the host objects that a forward can reach, named as its author would write them.
 
 The walk enters the forward's own object, the variables that its function closes over, the globals
-that its code names, those of the user's modules among them, and the attributes of all of these:
+that its code names, also in the user's modules, and the attributes of all of these:
 modules at any depth, plain objects two levels deep. Code is the forward and the methods that it
 names. Objects of graphkit, torch and the standard library are left out.
 """
@@ -129,7 +129,7 @@ class _Walk:
                 yield class_numbers(base, frozenset(getattr(value, "__dict__", ())))
 
     def _function_containers(self, function: FunctionType) -> Iterator[Container]:
-        """Yield the globals that a function's code names, also those of the user's modules."""
+        """Yield the globals that a function's code names, and those in the user's modules."""
         words = code_words(function.__code__)
         self.words |= words
         # The module is None for code that exec compiled.

@@ -178,7 +178,7 @@ class Replayer(Generic[OutputT]):
         self.graphs, self.plans = {}, {}
 
     def writer(self, plan: ReplayPlan, entry: int, tokens: int) -> BatchWriter:
-        """Return the writer of a batch. Those of ragged batches are too many to keep."""
+        """Return the writer of a batch. Ragged batches have too many writers to keep."""
         if tokens == plan.tokens:
             return plan.writer(entry)
         return self.buffers.writer(entry, plan.requests, tokens)

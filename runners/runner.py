@@ -77,7 +77,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             takes the default list up to the largest.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: Backend that captures. Runners that share one share its memory pool. ``None``
-            takes the device's own.
+            selects the default of the device.
         attention: Backend that makes ``inputs.attention``; ``None`` if the forward has its own.
         multiple_of: Captured sizes are multiples of it.
         optional_fields: Optional fields that every batch brings; ``None`` selects what ``spec``
@@ -283,7 +283,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
 
         Raises:
             CaptureError: A size cannot be captured.
-            ConfigError: A size is none of the runner's, or an argument has a wrong type.
+            ConfigError: The runner has no such size, or an argument has a wrong type.
         """
         _check_callable("make_batch", make_batch)
         table = self.table
@@ -477,7 +477,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     def run_padded(self, batch: InputsT, *, padded_batch_size: int | None = None) -> OutputT:
         """Run the captured functions for a batch without a graph: refresh, padding and forward.
 
-        The result equals that of ``replay`` bit for bit unless the graph is wrong. It is not
+        The result equals the output of ``replay`` bit for bit unless the graph is wrong. It is not
         counted as a replay. Works before ``capture``, too.
 
         Args:
@@ -605,7 +605,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         """Return the host numbers that have changed since capture and that a graph keeps.
 
         Compares the attributes, closure variables, globals and list lengths that the forward can
-        read; not those of the models in a ``SpecStepRunner``. If one has changed, captures the size
+        read, except in the models of a ``SpecStepRunner``. If one has changed, captures the size
         again with both values, next to the graphs; outputs of the pool become invalid. With
         ``group`` all ranks call it.
 

@@ -25,7 +25,7 @@ class SampleRows:
         slots: KV slot of each position of each row of the request pool, [rows, context].
         parents: Parent of each tree node, an earlier node, [B, W]; ``None`` for chains.
         num_front_tokens: Rows before the drafts that run again.
-        width: Rows per request without these; ``None`` selects those of the mode.
+        width: Rows per request without these; ``None`` selects the mode's.
     """
 
     rows: Numbers

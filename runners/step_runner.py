@@ -1,4 +1,4 @@
-"""STEP: any step with declared inputs and outputs that is none of the other modes."""
+"""STEP: any step with declared inputs and outputs that fits no other mode."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class StepRunner(Runner[InputsT, OutputT]):
 
         runner = gk.StepRunner(head, inputs=HeadInputs, output=HeadOutput, sizes=sizes)
 
-    Arguments not listed are those of ``Runner``.
+    See ``Runner`` for further arguments.
 
     Args:
         forward: Takes ``inputs``, padded to a captured size, and returns ``output``.
         inputs: Subclass of ``StepInputs`` that declares the fields, at least one of them per
-            request. The letters of row shapes are those of ``graphkit.declare``.
+            request. See ``graphkit.declare`` for the letters of row shapes.
         output: Subclass of ``Output`` that declares the fields with ``graphkit.declare_output``.
         sizes: Sizes of the buffers.
         spec: Gives the letters K and S a value, and W without ``tokens_per_request``.

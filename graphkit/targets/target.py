@@ -141,8 +141,8 @@ class CaptureTarget:
         """Return a batch of ``sample_batch``, checked, or a random one without it.
 
         Raises:
-            TargetError: ``mode`` is none; ``sample_batch`` raised an error, or returned something
-                other than inputs of the mode with ``batch_size`` requests.
+            TargetError: ``mode`` is no forward mode; ``sample_batch`` raised an error, or returned
+                something other than inputs of the mode with ``batch_size`` requests.
         """
         _check_is_mode(mode)
         if self.sample_batch is None:
@@ -190,7 +190,7 @@ class CaptureTarget:
     ) -> Runner[Any, Any]:
         """Return a planned runner for one of the modes of ``forwards``.
 
-        Arguments are those of ``Runner``.
+        See ``Runner`` for the arguments.
 
         Raises:
             TargetError: The target has no forward for the mode.
