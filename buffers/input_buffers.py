@@ -23,8 +23,7 @@ from graphkit.buffers.value_rules import Limits
 from graphkit.buffers.writers import AxisWriters, BatchWriter, FieldWriter
 from graphkit.config import require_type
 from graphkit.errors import ConfigError, InputError
-from graphkit.ops.mailbox_layout import FROM_PAYLOAD, KEEP, Header
-from graphkit.ops.refresh import refresh
+from graphkit.ops.refresh import FROM_PAYLOAD, KEEP, Header, refresh
 
 
 class InputBuffers:

@@ -6,6 +6,7 @@ torch. ``__all__`` lists them by subject.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -176,6 +177,9 @@ if TYPE_CHECKING:
     )
     from graphkit.targets import CaptureTarget
     from graphkit.verify import capture_target
+
+# A library logs nothing by itself: the program configures handlers.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "distributed",

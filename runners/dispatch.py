@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +12,8 @@ from graphkit.buffers import InputBuffers, StepInputs, validate_field
 from graphkit.config import is_int
 from graphkit.errors import InputError, SizeError
 from graphkit.graphs import SizeTable
+
+logger = logging.getLogger(__name__)
 
 
 class Reason(Enum):
@@ -93,6 +96,8 @@ class Dispatch:
         self.inputs_type = inputs_type
         self.fallbacks: Counter[str] = Counter()
         """Number of eager runs by reason."""
+        self.counts_fallbacks = True
+        """Whether eager runs are counted and logged."""
 
     def require_inputs(self, batch: Any) -> None:
         """Refuse a value that is not a batch of the runner's inputs.
@@ -122,6 +127,20 @@ class Dispatch:
         if self.surplus_field(batch) is not None:
             return Reason.FIELD_NOT_CAPTURED
         return None
+
+    def count_fallback(self, reason: str, name: str, explanation: str) -> None:
+        """Count an eager run, and log the first one of each reason.
+
+        Args:
+            reason: Value of a ``Reason``, with the rank if another one has it.
+            name: Name of the mode.
+            explanation: The reason as a sentence; see ``explain``.
+        """
+        if not self.counts_fallbacks:
+            return
+        if reason not in self.fallbacks:
+            logger.warning("%s falls back to eager: %s. Logged once.", name, explanation)
+        self.fallbacks[reason] += 1
 
     def check_idle(self, batch: Any) -> None:
         """Refuse an idle batch that has rows.

@@ -10,9 +10,9 @@ import torch
 
 from graphkit.buffers import DraftInputs
 from graphkit.errors import ConfigError
-from graphkit.ops.argmax import argmax_rows
-from graphkit.ops.draft_rows import chain_candidates, draft_step_rows
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.logits import argmax_rows, top_candidates
+from graphkit.ops.step_rows import draft_step_rows
+from graphkit.ops.tree import chain_candidates
 from graphkit.runners.outputs import DraftOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.sample_rows import SampleRows

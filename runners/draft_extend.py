@@ -7,7 +7,7 @@ request at a uniform stride, so it does not wait for the lengths.
 from __future__ import annotations
 
 from graphkit.buffers import DraftExtendInputs
-from graphkit.ops.top_candidates import top_candidates
+from graphkit.ops.logits import top_candidates
 from graphkit.runners.outputs import DraftExtendOutput, LastRowOutput
 from graphkit.runners.runner import Runner
 from graphkit.runners.step import Step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ from graphkit.graphs import (
     inspect_graph,
 )
 from graphkit.graphs.snapshot import check_restorable
+from graphkit.graphs.streams import note_eager_step
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count, size_error
@@ -442,7 +442,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             raise ReplayError(f"{self.dispatch.explain(miss, batch, self.status)}.")
         output = self.fall_back(batch)
         if batch.batch_size:  # an idle batch needs no graph
-            self.dispatch.fallbacks[miss.value] += 1
+            explanation = self.dispatch.explain(miss, batch, self.status)
+            self.dispatch.count_fallback(miss.value, self.mode.name, explanation)
         return output
 
     def fall_back(self, batch: InputsT, *, without: Collection[str] = ()) -> OutputT:
@@ -467,6 +468,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if not isinstance(without, Collection):
             raise InputError(f"without must be names of fields, got {without!r}.", field="without")
         if batch.batch_size:
+            note_eager_step(self.device)
             return self.step.unpadded(batch, without)
         self.dispatch.check_idle(batch)
         if self._replayer is not None and self.status == "captured":
@@ -546,13 +548,14 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
     @contextmanager
     def without_stats(self) -> Iterator[None]:
         """Leave the replays and fallbacks of a block out of ``stats``."""
-        replayer, fallbacks = self._replayer, Counter(self.dispatch.fallbacks)
+        replayer, counts_fallbacks = self._replayer, self.dispatch.counts_fallbacks
+        self.dispatch.counts_fallbacks = False
         if replayer is not None and self.status == "captured":
             self._replayer = self.make_replayer(replayer.graphs)
         try:
             yield
         finally:
-            self._replayer, self.dispatch.fallbacks = replayer, fallbacks
+            self._replayer, self.dispatch.counts_fallbacks = replayer, counts_fallbacks
 
     # Sight.
 
@@ -684,7 +687,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             return output.clone() if clone else output
         if not batch.batch_size:
             return self._consensus.run(self._pads_without_graph)
-        self.dispatch.fallbacks[self._consensus.explain(agreed)] += 1
+        reason = self._consensus.explain(agreed)
+        self.dispatch.count_fallback(reason, self.mode.name, reason)
         return self.fall_back(batch)
 
     def _check_arguments(self, batch: InputsT, padded_batch_size: int | None) -> None:

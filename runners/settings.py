@@ -37,19 +37,23 @@ class RunnerOptions(TypedDict, total=False):
     group: RankGroup | None
 
 
-def show_options(base: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
-    """Return a decorator for a constructor that passes ``**options`` on to ``base``.
+def show_options(
+    base: Callable[..., Any], options_type: type = RunnerOptions
+) -> Callable[[FunctionT], FunctionT]:
+    """Return a decorator for a function that passes ``**options`` on to ``base``.
 
-    ``help`` and ``inspect.signature`` then list the ``RunnerOptions``, with the defaults of
-    ``base``.
+    ``help`` and ``inspect.signature`` then list the options, with the defaults of ``base``.
+
+    Args:
+        base: Declares the options and their defaults.
+        options_type: Typed dictionary of the options that are passed on.
     """
     known = inspect.signature(base).parameters
-    options = [known[name] for name in RunnerOptions.__annotations__]
+    options = [known[name] for name in options_type.__annotations__]
 
     def decorate(constructor: FunctionT) -> FunctionT:
         signature = inspect.signature(constructor)
-        named = signature.parameters.values()
-        own = [one for one in named if one.kind is not one.VAR_KEYWORD]
+        own = [kept for kept in signature.parameters.values() if kept.kind is not kept.VAR_KEYWORD]
         shown = signature.replace(parameters=[*own, *options])
         constructor.__signature__ = shown  # type: ignore[attr-defined]  # inspect reads it
         return constructor

@@ -20,7 +20,7 @@ from graphkit.buffers import (
     mailbox,
     resolve,
 )
-from graphkit.ops.mailbox_layout import Header
+from graphkit.ops.refresh import Header
 
 CPU = torch.device("cpu")
 
