@@ -35,7 +35,9 @@ _SEQUENCE, _REQUESTS, _TOKENS, _HAS_ROWS = (
     int(Header.SEQUENCE), int(Header.REQUESTS), int(Header.TOKENS), int(Header.HAS_ROWS),
 )  # fmt: skip
 _CHECK_EVERY = 1024
+"""Turns of a wait between checks of the device and the clock, which cost more than a turn."""
 _GIVE_UP_S = 60.0
+"""Longest wait for the device: longer than steps take, so that only endless work exceeds it."""
 
 
 class Mailbox:
