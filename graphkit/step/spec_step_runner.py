@@ -156,7 +156,7 @@ class SpecStepRunner(StepRunner[SpecStepInputs, SpecStepOutput]):
         return self.device_step.state
 
     @property
-    def slots_ahead(self) -> int:  # type: ignore[override]  # of this step, not of any STEP
+    def slots_ahead(self) -> int:
         """KV slots that a step writes behind the committed tokens of a request."""
         return self.device_step.slots_ahead
 
