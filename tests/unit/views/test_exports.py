@@ -24,7 +24,8 @@ from graphkit.records import (
     RecordingRecord,
     load_record,
 )
-from graphkit.views import FORMATS, Export, diff_view, inspect_view, page_view
+from graphkit.views import FORMATS, Export, diff_view, inspect_view
+from graphkit.views.page_view import page_view
 from graphkit.views.pages import node_page
 
 REAL = sorted((Path(__file__).parents[2] / "data").glob("**/*.json"))
