@@ -6,6 +6,7 @@ torch. ``__all__`` lists them by subject.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -28,18 +29,14 @@ if TYPE_CHECKING:
         AcceptedCounts,
         Axis,
         Capacity,
-        DraftExtendInputBuffers,
         DraftExtendInputs,
-        DraftInputBuffers,
         DraftInputs,
         InputBuffers,
         Inputs,
-        MultiLayerDraftExtendInputBuffers,
         MultiLayerDraftExtendInputs,
         Pad,
         Rows,
         StepInputs,
-        TargetVerifyInputBuffers,
         TargetVerifyInputs,
         declare,
     )
@@ -132,9 +129,9 @@ if TYPE_CHECKING:
         DraftRunner,
         ForwardOutput,
         LastRowOutput,
-        Launch,
         LayersOutput,
         MultiLayerEagleRunner,
+        ObservedReplay,
         Output,
         Reason,
         Runner,
@@ -181,6 +178,9 @@ if TYPE_CHECKING:
     from graphkit.targets import CaptureTarget
     from graphkit.verify import capture_target
 
+# A library logs nothing by itself: the program configures handlers.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
 _ROOMS = (
     "errors", "config", "records", "spec", "graphs", "kv", "attention", "buffers", "distributed",
     "runners",
@@ -203,19 +203,15 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "AcceptedCounts",
     "Axis",
     "Capacity",
-    "DraftExtendInputBuffers",
     "DraftExtendInputs",
-    "DraftInputBuffers",
     "DraftInputs",
     "InputBuffers",
     "Inputs",
     "MODEL_DTYPE",
-    "MultiLayerDraftExtendInputBuffers",
     "MultiLayerDraftExtendInputs",
     "Pad",
     "Rows",
     "StepInputs",
-    "TargetVerifyInputBuffers",
     "TargetVerifyInputs",
     "declare",
     # Outputs of each mode.
@@ -224,6 +220,7 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "ForwardOutput",
     "LastRowOutput",
     "LayersOutput",
+    "ObservedReplay",
     "Output",
     "declare_output",
     # Runners: capture, replay, stage, fall back.
@@ -232,7 +229,6 @@ __all__ = [  # noqa: RUF022 - sorted within each subject
     "DraftExtendRunner",
     "DraftExtendV2Runner",
     "DraftRunner",
-    "Launch",
     "MultiLayerEagleRunner",
     "RUNNERS",
     "Reason",

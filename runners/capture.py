@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from graphkit.records import ModeRecord, SizeRecord
 from graphkit.runners.known_memory import buffer_records
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode
+
+logger = logging.getLogger(__name__)
 
 
 class SizeCapture:
@@ -71,7 +74,8 @@ class SizeCapture:
         """
         graphs: dict[int, CapturedGraph] = {}
         records: list[SizeRecord] = []
-        size = self._table.largest
+        size, name = self._table.largest, self._step.mode.name
+        logger.info("Capturing %s at %d batch sizes up to %d.", name, len(self._table), size)
         try:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 for size in reversed(self._table.sizes):
@@ -79,6 +83,7 @@ class SizeCapture:
                     graphs[size] = self._one(size)
                     elapsed_ms = (time.perf_counter() - began) * 1e3
                     records.insert(0, self._record(size, graphs[size], elapsed_ms))
+                    logger.debug("Captured %s %d in %.0f ms.", name, size, elapsed_ms)
                     progress(records[0])
         except CaptureFailure as failure:
             _close(graphs.values())
@@ -88,6 +93,7 @@ class SizeCapture:
             raise
         finally:
             self._buffers.mailbox.rewind()
+        log_capture(name, records)
         return graphs, tuple(records)
 
     @contextmanager
@@ -140,6 +146,17 @@ class SizeCapture:
             capture_ms=capture_ms,
             pool_bytes=graph.pool_bytes,
         )
+
+
+def log_capture(name: str, records: Sequence[SizeRecord]) -> None:
+    """Log the sizes of a mode that were captured, with the time and the memory that they took."""
+    logger.info(
+        "Captured %s at batch sizes %s in %.1f s; its graphs take %.1f MiB.",
+        name,
+        ", ".join(str(record.batch_size) for record in records),
+        sum(record.capture_ms for record in records) / 1e3,
+        sum(record.pool_bytes for record in records) / 2**20,
+    )
 
 
 def capture_error(mode: ForwardMode, batch_size: int, failure: CaptureFailure) -> CaptureError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from graphkit.buffers import InputBuffers
+from graphkit.attention import AttentionBackend
+from graphkit.buffers import InputBuffers, StepInputs
+from graphkit.config import BufferSizes
 from graphkit.runners.sample_rows import SampleRows, sample_fields
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
@@ -13,15 +15,15 @@ from graphkit.spec import ForwardMode, SpecConfig
 class ModeDeclaration:
     """Base of ``Runner``: attributes and methods that the runner of a mode overrides.
 
-    Commands, audits and strategies read nothing else about a mode. ``mode``, ``buffers_type`` and
+    Commands, audits and strategies read nothing else about a mode. ``mode``, ``inputs_type`` and
     ``output_type`` have no default.
     """
 
     mode: ClassVar[ForwardMode]
     """The forward mode."""
-    buffers_type: ClassVar[type[InputBuffers]]
-    """Buffers of the mode; ``buffers_type.inputs_type`` is the class of its inputs."""
-    output_type: ClassVar[type[Any]]
+    inputs_type: type[StepInputs]
+    """Class of the inputs."""
+    output_type: type[Any]
     """Class of the output."""
     step_type: ClassVar[type[Step[Any]]] = Step
     """Operations around the forward."""
@@ -38,6 +40,14 @@ class ModeDeclaration:
 
     spec: SpecConfig
     """How the algorithm drafts and verifies."""
+    sizes: BufferSizes
+    """Sizes of the buffers."""
+    attention: AttentionBackend | None
+    """Backend that makes ``inputs.attention``, if any."""
+    buffers: InputBuffers
+    """Memory of the inputs."""
+    tokens_per_request: int
+    """Rows per request (W), num_tokens_per_bs in other engines."""
     num_front_tokens: int = 0
     """Rows before the drafts of each request that run again."""
 
@@ -59,7 +69,8 @@ class ModeDeclaration:
             spec: How the algorithm drafts and verifies.
             rows: The requests of the batch.
         """
-        return sample_fields(rows, cls.width(spec), ragged=cls.ragged, appends=cls.appends_rows)
+        width = cls.width(spec) if rows.width is None else rows.width
+        return sample_fields(rows, width, ragged=cls.ragged, appends=cls.appends_rows)
 
     @classmethod
     def constructor_kwargs(cls, inputs: type | None, output: type | None) -> dict[str, Any]:  # noqa: ARG003

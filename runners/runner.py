@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from graphkit.attention import AttentionBackend
-from graphkit.buffers import StepInputs, capacity_of
+from graphkit.buffers import InputBuffers, StepInputs, capacity_of
 from graphkit.config import BufferSizes
 from graphkit.distributed import AgreedSize, LockstepBackend, RankGroup
 from graphkit.errors import ConfigError, InputError, ReplayError, SizeError
@@ -28,16 +27,18 @@ from graphkit.graphs import (
     inspect_graph,
 )
 from graphkit.graphs.snapshot import check_restorable
+from graphkit.graphs.streams import note_eager_step
 from graphkit.records import CaptureRecord, GraphRecord, ReplayStats, SizeRecord
 from graphkit.runners.capture import SizeCapture, mode_record
 from graphkit.runners.dispatch import Decision, Dispatch, require_count
 from graphkit.runners.frozen_values import FrozenValue, FrozenValues
 from graphkit.runners.known_memory import memory_names
-from graphkit.runners.launch import Launch
 from graphkit.runners.mode_declaration import ModeDeclaration
+from graphkit.runners.observe import ObservedReplay, observed
 from graphkit.runners.outputs import Output
 from graphkit.runners.replay_consensus import ReplayConsensus
 from graphkit.runners.replayer import ReplayCount, Replayer
+from graphkit.runners.sample_batch import sample_batch
 from graphkit.runners.settings import (
     check_draft_token_map,
     check_forward,
@@ -48,7 +49,7 @@ from graphkit.runners.settings import (
     prepare_attention,
     value_limits,
 )
-from graphkit.runners.staged import StagedBatch
+from graphkit.runners.staged import StagedBatch, stage
 from graphkit.runners.step import Step
 from graphkit.spec import ForwardMode, SpecConfig
 
@@ -131,7 +132,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         check_forward(forward)
         self._check_spec(spec)
         if inputs_type is not None:
-            check_inputs_type(inputs_type, self.buffers_type.inputs_type)
+            check_inputs_type(inputs_type, self.inputs_type)
         self.spec, self.sizes, self.attention = spec, sizes, attention
         self.table = SizeTable(sizes.max_batch_size, batch_sizes, multiple_of=multiple_of)
         self.backend = backend_for(device, backend)
@@ -140,7 +141,6 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         self.draft_token_map = draft_token_map
         """Target token of each id of a reduced draft vocabulary, if any."""
         self.tokens_per_request = self._rows_per_request(spec)
-        """Rows per request (W), num_tokens_per_bs in other engines."""
         self.eager_reason = prepare_attention(
             attention,
             self.attention_mode or self.mode,
@@ -149,7 +149,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             may_stay_eager=self.may_stay_eager,
         )
         """Why no batch has a graph, as a sentence; empty if that is not so."""
-        self.buffers = self.buffers_type(
+        self.buffers = InputBuffers(
             capacity_of(
                 spec,
                 sizes,
@@ -160,7 +160,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
                 front_tokens=self.num_front_tokens,
             ),
             self.device,
-            inputs_type=inputs_type,
+            inputs_type=inputs_type or self.inputs_type,
             optional_fields=(self.implied_fields() if optional_fields is None else optional_fields),
             without=self.unused_fields(),
             bound_fields=bound_fields,
@@ -182,7 +182,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             draft_token_map,
         )
         """The forward with everything around it."""
-        self.dispatch = Dispatch(self.table, self.buffers, self.eager_reason)
+        self.dispatch = Dispatch(self.table, self.buffers, self.inputs_type, self.eager_reason)
         """Decides which batches have a graph."""
         self.group: RankGroup | None = None
         """Ranks that capture and replay together, if any."""
@@ -373,6 +373,24 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             raise
         return output.clone() if clone else output
 
+    def sample_batch(self, batch_size: int, seed: int = 0) -> InputsT:
+        """Return a valid random batch, for a first ``replay``; the same for the same arguments.
+
+        Token ids, positions and lengths are in range, and each row writes a KV slot of its own.
+        Prefixes are made up: the KV cache does not hold them. A replay writes into the slots.
+        Integer fields of your own get their pad value, because their range is unknown.
+
+        Args:
+            batch_size: Number of requests.
+            seed: Seed of all values, an int from 0 on.
+
+        Raises:
+            ConfigError: ``max_context_len`` or the KV pool has no room for a step.
+            InputError: An argument is not an int, or the buffers cannot hold so many requests.
+        """
+        batch: InputsT = sample_batch(self, batch_size, seed)
+        return batch
+
     def stage(self, batch_size: int, num_tokens: int | None = None) -> StagedBatch[OutputT]:
         """Return the next mailbox entry, for the scheduler to write directly.
 
@@ -389,7 +407,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if self._replayer is None or self.status != "captured":
             self._require_captured("stage")
         try:
-            return self._replayer.stage(batch_size, num_tokens)  # type: ignore[union-attr]
+            return stage(self._replayer, batch_size, num_tokens)  # type: ignore[arg-type]
         except TypeError:
             require_count("batch_size", batch_size)
             if num_tokens is not None:
@@ -424,7 +442,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             raise ReplayError(f"{self.dispatch.explain(miss, batch, self.status)}.")
         output = self.fall_back(batch)
         if batch.batch_size:  # an idle batch needs no graph
-            self.dispatch.fallbacks[miss.value] += 1
+            explanation = self.dispatch.explain(miss, batch, self.status)
+            self.dispatch.count_fallback(miss.value, self.mode.name, explanation)
         return output
 
     def fall_back(self, batch: InputsT, *, without: Collection[str] = ()) -> OutputT:
@@ -449,6 +468,7 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         if not isinstance(without, Collection):
             raise InputError(f"without must be names of fields, got {without!r}.", field="without")
         if batch.batch_size:
+            note_eager_step(self.device)
             return self.step.unpadded(batch, without)
         self.dispatch.check_idle(batch)
         if self._replayer is not None and self.status == "captured":
@@ -515,30 +535,31 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
         return self.dispatch.decide(batch, self.status)
 
     def observe(
-        self, observer: Callable[[Launch[OutputT]], OutputT]
+        self, observer: Callable[[ObservedReplay[OutputT]], OutputT]
     ) -> AbstractContextManager[None]:
-        """Pass every launch of a block through an observer.
+        """Pass every replay of a block through an observer.
 
-        ``observer(launch)`` is called after a batch was written and before its graph is launched,
-        by ``replay``, ``run`` and staged batches. It calls ``launch()`` once and returns the
+        ``observer(replay)`` is called after a batch was written and before its graph is launched,
+        by ``replay``, ``run`` and staged batches. It calls ``replay()`` once and returns the
         output. Blocks may be nested; the innermost observer is called first. Idle batches and
         batches that fall back are not observed.
 
         Raises:
             ReplayError: The runner is not ``captured``.
         """
-        return self._require_captured("observe").observed(observer)
+        return observed(self._require_captured("observe"), observer)
 
     @contextmanager
     def without_stats(self) -> Iterator[None]:
         """Leave the replays and fallbacks of a block out of ``stats``."""
-        replayer, fallbacks = self._replayer, Counter(self.dispatch.fallbacks)
+        replayer, counts_fallbacks = self._replayer, self.dispatch.counts_fallbacks
+        self.dispatch.counts_fallbacks = False
         if replayer is not None and self.status == "captured":
             self._replayer = self.replayer_of(replayer.graphs)
         try:
             yield
         finally:
-            self._replayer, self.dispatch.fallbacks = replayer, fallbacks
+            self._replayer, self.dispatch.counts_fallbacks = replayer, counts_fallbacks
 
     # Sight.
 
@@ -670,7 +691,8 @@ class Runner(ModeDeclaration, Generic[InputsT, OutputT]):
             return output.clone() if clone else output
         if not batch.batch_size:
             return self._consensus.run(self._pads_without_graph)
-        self.dispatch.fallbacks[self._consensus.explain(agreed)] += 1
+        reason = self._consensus.explain(agreed)
+        self.dispatch.count_fallback(reason, self.mode.name, reason)
         return self.fall_back(batch)
 
     def _check_arguments(self, batch: InputsT, padded_batch_size: int | None) -> None:

@@ -25,6 +25,7 @@ class SampleRows:
         slots: KV slot of each position of each row of the request pool, [rows, context].
         parents: Parent of each tree node, an earlier node, [B, W]; ``None`` for chains.
         num_front_tokens: Rows before the drafts that run again.
+        width: Rows per request without these; ``None`` selects those of the mode.
     """
 
     rows: Numbers
@@ -33,6 +34,7 @@ class SampleRows:
     slots: Numbers
     parents: Numbers | None = None
     num_front_tokens: int = 0
+    width: int | None = None
 
     def slots_after(self, count: int) -> Numbers:
         """Return the KV slots of the next positions of each request, [B, count]."""

@@ -12,8 +12,8 @@ from functools import partial
 from sphinx.application import Sphinx
 
 from generated_pages import write_pages
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.parser import build_parser
+from graphkit.cli import build_parser
+from graphkit.cli.options import HelpFormatter
 
 WIDTH = 88
 EXIT_CODES = "The exit codes are those of :doc:`every command <index>`."

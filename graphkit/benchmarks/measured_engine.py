@@ -92,12 +92,19 @@ class MeasuredEngine:
     def run(self, steps: int, into: Steps) -> None:
         """Run a round: at least ``steps`` steps, whole launches.
 
+        No counted step begins before the clock starts: the host waits for the steps that are
+        enqueued, starts the clock, and launches the first counted steps before it reads these. A
+        host that is late, at the first or the last step, therefore only adds to the time.
+
         Raises:
             ConfigError: A request ended, because it reached the context limit of the engine.
         """
         self._restart()
+        self._engine.runners[0].backend.wait_for_device()
+        began = time.perf_counter()
+        self._advance(self._variant.steps_ahead)
         tokens = sum(map(len, self.outputs))
-        seen = self._advance(steps)
+        seen = [began, *self._advance(steps)[1:]]
         into.ms.append((seen[-1] - seen[0]) / (len(seen) - 1) * 1e3)
         into.intervals_ms += [(after - before) * 1e3 for before, after in pairwise(seen)]
         into.tokens += sum(map(len, self.outputs)) - tokens
@@ -162,14 +169,14 @@ class MeasuredEngine:
     def _restart(self) -> None:
         """Begin the requests, instead of those that run, and warm up.
 
-        The launches that are in flight afterwards began when earlier ones had ended, as all later
-        ones do.
+        The last steps of the warm-up are enqueued and not read. They began when earlier ones had
+        ended, as all later ones do.
         """
         for request in self._requests:
             self._engine.abort(request)
         sampling = SamplingParams(max_new_tokens=self._engine.context_limit)
         self._requests = [self._engine.submit(prompt, sampling) for prompt in self._prompts]
-        self._advance(self._warm_up_steps)
+        self._advance(self._warm_up_steps - self._variant.steps_ahead)
 
     def _host_us_of_a_run(self, steps: int) -> float:
         with waits() as seconds:

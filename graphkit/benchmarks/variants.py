@@ -31,6 +31,11 @@ class Variant:
         """Most steps that are enqueued and not delivered when a step of the engine returns."""
         return _LAUNCHES_IN_FLIGHT * self.steps_per_launch
 
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are enqueued and not delivered when a launch has been delivered whole."""
+        return 0 if self.generation == "v1" else self.steps_per_launch
+
     def whole_launches(self, steps: int) -> int:
         """Return the steps of the fewest launches that run at least ``steps`` steps."""
         return -(-steps // self.steps_per_launch) * self.steps_per_launch

@@ -6,12 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exit_codes import DONE, FAILED, UsageError
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output import print_result, progress_on_stderr
-from graphkit.cli.output_files import check_writable, write_output
-from graphkit.cli.rank_records import path_of_rank, report_of_ranks
-from graphkit.cli.ranks import add_tp_option, run_on_ranks
+from graphkit.cli.exits import DONE, FAILED, UsageError
+from graphkit.cli.options import HelpFormatter
+from graphkit.cli.output import check_writable, print_result, progress_on_stderr, write_output
+from graphkit.cli.ranks import add_tp_option, merge_rank_reports, rank_path, run_on_ranks
 from graphkit.cli.target_options import (
     TargetSelection,
     add_target_argument,
@@ -81,18 +79,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     if arguments.lock is not None:
         _refuse_audit_options(arguments)
-        path = path_of_rank(arguments.lock, group)
+        path = rank_path(arguments.lock, group)
         check_writable(path)
         return _write_lock(path, select_target(arguments.target, arguments, group))
     out = None if group is not None and group.rank else arguments.out
     if out is not None:
         check_writable(out)
     path = arguments.check
-    lock = None if path is None else LockRecord.load(path_of_rank(path, group))
+    lock = None if path is None else LockRecord.load(rank_path(path, group))
     selection = select_target(arguments.target, arguments, group)
     report = _audit(selection, arguments.only, lock, arguments.tolerance)
     if group is not None:
-        report = report_of_ranks(report, group)
+        report = merge_rank_reports(report, group)
     if arguments.json:
         print_result(report.to_json())
     else:
@@ -101,7 +99,7 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
         print_result(audit_view(report))
     if out is not None:
         write_output(out, report.to_json())
-    return FAILED if any(each.severity == "error" for each in report.findings) else DONE
+    return FAILED if any(finding.severity == "error" for finding in report.findings) else DONE
 
 
 def _refuse_audit_options(arguments: argparse.Namespace) -> None:
@@ -124,7 +122,7 @@ def _audit(
 
     if only is None and lock is not None:
         only = []  # check the lock alone
-    announce("auditing", selection, _sizes_of(selection))
+    announce("auditing", selection, _audited_sizes(selection))
     with progress_on_stderr() as progress:
         return audit_target(
             selection.target,
@@ -141,7 +139,7 @@ def _audit(
 def _write_lock(path: Path, selection: TargetSelection) -> int:
     from graphkit.audit import lock_target
 
-    announce("capturing", selection, _sizes_of(selection))
+    announce("capturing", selection, _audited_sizes(selection))
     lock = lock_target(
         selection.target,
         modes=selection.modes,
@@ -152,7 +150,7 @@ def _write_lock(path: Path, selection: TargetSelection) -> int:
     return DONE
 
 
-def _sizes_of(selection: TargetSelection) -> list[int]:
+def _audited_sizes(selection: TargetSelection) -> list[int]:
     from graphkit.audit.report import representative_sizes
 
     return selection.batch_sizes or representative_sizes(selection.target)

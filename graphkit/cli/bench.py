@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from graphkit.cli.counts import parse_count
-from graphkit.cli.exit_codes import DONE
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.model_options import add_speculation_options
-from graphkit.cli.output import print_result
-from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.exits import DONE
+from graphkit.cli.options import (
+    HelpFormatter,
+    add_device_option,
+    add_speculation_options,
+    parse_count,
+)
+from graphkit.cli.output import check_writable, print_result, write_output
 from graphkit.cli.ranks import add_tp_option, run_on_ranks
-from graphkit.cli.target_options import add_device_option
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -81,15 +82,15 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 def _add_measurements(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--batch-sizes", type=_list_of(parse_count, "1,8"), default=[1, 8], metavar="1,8",
+        "--batch-sizes", type=_list_parser(parse_count, "1,8"), default=[1, 8], metavar="1,8",
         help="numbers of requests that run at the same time; default: 1,8",
     )  # fmt: skip
     parser.add_argument(
-        "--generations", type=_list_of(_generation, "v1,v2,v3"), metavar="v1,v2,v3",
+        "--generations", type=_list_parser(_generation, "v1,v2,v3"), metavar="v1,v2,v3",
         help="generations to measure; default: v1, v2, and v3 where it can run",
     )  # fmt: skip
     parser.add_argument(
-        "--steps-per-launch", type=_list_of(parse_count, "1,4,16,64"), metavar="1,4,16,64",
+        "--steps-per-launch", type=_list_parser(parse_count, "1,4,16,64"), metavar="1,4,16,64",
         help="steps of one launch of v3; default: 1,4,16,64, on the CPU 1,4,16",
     )  # fmt: skip
     parser.add_argument(
@@ -106,7 +107,7 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         help="rounds of each variant; default: 3",
     )  # fmt: skip
     parser.add_argument(
-        "--accept-lengths", type=_list_of(_length, "1,2.5"), metavar="1,2.5",
+        "--accept-lengths", type=_list_parser(_length, "1,2.5"), metavar="1,2.5",
         help="also give the tokens/s of steps that accept so many tokens per request, the bonus "
         "token included; default: none, but 1,2,3 for a --shape, which accepts drafts by chance",
     )  # fmt: skip
@@ -118,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
-    from graphkit.cli.measured_steps import measure
+    from graphkit.cli.run_bench import measure
     from graphkit.views import bench_view
 
     if arguments.out is not None:
@@ -130,7 +131,7 @@ def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     return DONE
 
 
-def _list_of(parse: Callable[[str], _T], example: str) -> Callable[[str], list[_T]]:
+def _list_parser(parse: Callable[[str], _T], example: str) -> Callable[[str], list[_T]]:
     """Return a parser of lists separated by commas, without duplicates."""
 
     def parse_list(text: str) -> list[_T]:

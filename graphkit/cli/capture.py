@@ -6,12 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exit_codes import DONE, FAILED
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output import print_result
-from graphkit.cli.output_files import check_writable, write_output
-from graphkit.cli.rank_records import check_same_order, path_of_rank
-from graphkit.cli.ranks import add_tp_option, run_on_ranks
+from graphkit.cli.exits import DONE, FAILED
+from graphkit.cli.options import HelpFormatter
+from graphkit.cli.output import check_writable, print_result, write_output
+from graphkit.cli.ranks import add_tp_option, check_same_order, rank_path, run_on_ranks
 from graphkit.cli.target_options import (
     add_target_argument,
     add_target_options,
@@ -64,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, group: RankGroup | None) -> int:
     from graphkit.views import capture_view
 
-    out = None if arguments.out is None else path_of_rank(arguments.out, group)
+    out = None if arguments.out is None else rank_path(arguments.out, group)
     if out is not None:
         check_writable(out)
     selection = select_target(arguments.target, arguments, group)

@@ -6,8 +6,8 @@ import argparse
 import math
 from pathlib import Path
 
-from graphkit.cli.exit_codes import DONE, FAILED
-from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.exits import DONE, FAILED
+from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_message, print_result
 from graphkit.diff import diff_records
 from graphkit.diff.figures import regressions, with_changes_above

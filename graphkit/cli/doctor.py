@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exit_codes import DONE
-from graphkit.cli.help_format import HelpFormatter
+from graphkit.cli.exits import DONE
+from graphkit.cli.options import HelpFormatter
 from graphkit.cli.output import print_result
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def _facts() -> Iterator[Fact]:
         "cuda-bindings",
         bindings,
         bool(runtime()),
-        "run pip install 'graphkit[cuda]' to inspect CUDA graphs and to upload them before the "
-        "first replay",
+        "run pip install 'graphkit-cuda[cuda]' to inspect CUDA graphs and to upload them before "
+        "the first replay",
     )
     if has_cuda:
         yield Fact("CUDA of torch", torch.version.cuda or "", True)

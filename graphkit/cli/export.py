@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from graphkit.cli.exit_codes import DONE, UsageError
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.exits import DONE, UsageError
+from graphkit.cli.options import HelpFormatter
+from graphkit.cli.output import check_writable, write_output
 from graphkit.records import load_record
 
 

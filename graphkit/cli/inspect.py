@@ -7,11 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from graphkit.cli.exit_codes import DONE, FAILED, UsageError
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.interrupts import signals_as_exit
+from graphkit.cli.exits import DONE, FAILED, UsageError, signals_as_exit
+from graphkit.cli.options import HelpFormatter, exists, is_folder
 from graphkit.cli.output import is_terminal, print_message, print_result
-from graphkit.cli.paths import exists, is_folder, module_name
 from graphkit.cli.target_options import (
     REFERENCE,
     add_target_options,
@@ -74,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if path.suffix == ".py" and exists(path):
         raise UsageError(
             f"cannot inspect {source!r}: it is a Python file. Name a TARGET in it, such as "
-            f"{module_name(path)}:target, as Python imports it from the working directory."
+            f"{_module_name(path)}:target, as Python imports it from the working directory."
         )
     if path.suffix == ".json" or (exists(path) and not is_folder(path)):
         return _show(_load(path, arguments), arguments)
@@ -86,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     record = capture_selected(select_target(source, arguments), inspect=True)
     code = _show(record, arguments)
-    wrong = {(each.mode, each.batch_size, each.padded_batch_size) for each in record.mismatches}
+    wrong = {(found.mode, found.batch_size, found.padded_batch_size) for found in record.mismatches}
     if wrong:
         verb = "differs" if len(wrong) == 1 else "differ"
         print_message(
@@ -140,3 +138,10 @@ def _has_screen() -> bool:
     """Return True if stdin and stdout are a terminal that can move its cursor."""
     on_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     return on_terminal and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _module_name(path: Path) -> str:
+    """Return the name by which the working directory imports a file in it; else its own name."""
+    path = path.absolute()
+    inside = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)
+    return ".".join(inside.with_suffix("").parts)

@@ -1,17 +1,19 @@
-"""The standard streams: results to stdout, messages and progress to stderr."""
+"""What a command writes: results to stdout, messages and progress to stderr, and files."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphkit.cli.exit_codes import UsageError
+from graphkit.cli.exits import UsageError
 
 _PIPE_WIDTH = 120
 _silent = False
@@ -77,6 +79,50 @@ def print_message(message: RenderableType, *, starts_line: bool = False) -> None
         _write(f"\n{text}" if starts_line and is_terminal(sys.stderr) else text, sys.stderr)
 
 
+@contextmanager
+def log_to_stderr(verbosity: int) -> Iterator[None]:
+    """Print what the logger ``graphkit`` receives in the block, a line per entry.
+
+    Args:
+        verbosity: 0 prints warnings and errors, 1 also what is of interest, 2 everything.
+    """
+    logger, handler = logging.getLogger("graphkit"), _MessageHandler()
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
+    handler.setLevel(level)
+    level_before = logger.level
+    if verbosity:
+        logger.setLevel(level)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level_before)
+
+
+@contextmanager
+def without_warnings(name: str) -> Iterator[None]:
+    """Drop what the logger ``name`` receives in the block, except errors."""
+    logger = logging.getLogger(name)
+    level_before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level_before)
+
+
+class _MessageHandler(logging.Handler):
+    """Prints entries as ``warning: text``."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print an entry."""
+        try:
+            print_message(f"{record.levelname.lower()}: {self.format(record)}")
+        except Exception:  # wrong arguments of a message must not end the command
+            self.handleError(record)
+
+
 def _render(result: RenderableType, console: Console) -> str:
     with console.capture() as captured:
         console.print(result)
@@ -119,3 +165,71 @@ def progress_on_stderr() -> Iterator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, description=description)
 
         yield advance
+
+
+def check_writable(path: Path) -> None:
+    """Check that an output file can be written.
+
+    Raises:
+        UsageError: The path is a folder, its folder does not exist, permission is missing, or no
+            file can have this name.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write {path}: {reason}.") from error
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder. Name a file.")
+    needed = [path] if path.exists() else []
+    if _is_regular(path):
+        folder = _resolve_link(path).parent
+        if not folder.is_dir():
+            raise UsageError(
+                f"cannot write {path}: folder {folder} does not exist. Create the folder first."
+            )
+        needed.append(folder)
+    for present in needed:
+        if not os.access(present, os.W_OK):
+            raise UsageError(
+                f"cannot write {path}: no permission to write {present}. Choose a different file."
+            )
+
+
+def write_output(path: Path, text: str, summary: str = "") -> None:
+    """Write an output file and name it on stderr, after a summary of its content if there is one.
+
+    A regular file is replaced in one step; a pipe or a device is written directly.
+
+    Raises:
+        UsageError: The system refuses; nothing is left behind.
+    """
+    try:
+        if _is_regular(path):
+            _replace(_resolve_link(path), text)
+        else:
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}.") from error
+    print_message(f"{summary}: wrote {path}" if summary else f"wrote {path}")
+
+
+def _replace(file: Path, text: str) -> None:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_regular(path: Path) -> bool:
+    """Return True for a regular file and for a file that does not exist yet."""
+    return path.is_file() or not path.exists()
+
+
+def _resolve_link(path: Path) -> Path:
+    """Return the file behind a link: the link itself, such as ``/dev/stdout``, must stay."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path

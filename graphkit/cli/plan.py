@@ -7,11 +7,9 @@ import math
 import re
 from pathlib import Path
 
-from graphkit.cli.counts import parse_count
-from graphkit.cli.exit_codes import DONE
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output import print_result
-from graphkit.cli.output_files import check_writable, write_output
+from graphkit.cli.exits import DONE
+from graphkit.cli.options import HelpFormatter, parse_count
+from graphkit.cli.output import check_writable, print_result, write_output
 
 _BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 

@@ -6,15 +6,19 @@ Rank 0 prints. All ranks end with the same exit code, the largest of theirs.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exit_codes import UsageError, describe, exit_code_of
+from graphkit.cli.exits import UsageError, describe, exit_code
 from graphkit.cli.output import print_message, silence
-from graphkit.records import count_of
+from graphkit.diff import differing_launch, launch_order
+from graphkit.errors import RankError
+from graphkit.records import AuditReport, CaptureRecord, count_of
 
 if TYPE_CHECKING:
     from graphkit.distributed import RankGroup
@@ -62,7 +66,7 @@ def run_on_ranks(
         code, text = command(arguments, group), ""
     except Exception as error:
         group.leave(error)
-        code, text = exit_code_of(error), describe(error)
+        code, text = exit_code(error), describe(error)
         if arguments.verbose:
             traceback.print_exc()
     return _agreed(group, code, text)
@@ -112,3 +116,48 @@ def _agreed(group: RankGroup, code: int, text: str) -> int:
         with suppress(RuntimeError):
             dist.destroy_process_group()
     return max(codes)
+
+
+def rank_path(path: Path, group: RankGroup | None) -> Path:
+    """Return the output file of this rank: ``F.json`` of rank 0, ``F.rank1.json`` of rank 1."""
+    if group is None or not group.rank:
+        return path
+    return path.with_name(f"{path.stem}.rank{group.rank}{path.suffix}")
+
+
+def check_same_order(record: CaptureRecord, group: RankGroup) -> None:
+    """Compare the sizes, nodes and collectives of this rank with those of rank 0, in order.
+
+    Raises:
+        RankError: They differ; the text names the first one that does.
+    """
+    from graphkit.distributed import Channel
+
+    mine = launch_order(record)
+    first: list[str] = json.loads(Channel(group).broadcast(json.dumps(mine).encode()))
+    found = differing_launch(mine, first)
+    if found is not None:
+        raise RankError(
+            f"captured other graphs than rank 0: {found[0]}, where rank 0 has {found[1]}. All "
+            "ranks must run the same operations in the same order. capture --out F.json writes "
+            f"the record of each: compare F.json with F.rank{group.rank}.json by graphkit diff.",
+            ranks=(group.rank,),
+        )
+
+
+def merge_rank_reports(report: AuditReport, group: RankGroup) -> AuditReport:
+    """Return on rank 0 the report of all ranks, on others the report as it is.
+
+    Raises:
+        RankError: A rank sent rank 0 no report.
+    """
+    from graphkit.audit import merged_reports
+
+    if group.rank:
+        group.store.write("audit report", report.to_json())
+        return report
+    texts = group.store.gather("audit report", group.others, group.time_limit)
+    missing = tuple(rank for rank in group.others if rank not in texts)
+    if missing:
+        raise RankError(f"rank {missing[0]} sent no report of its audits.", ranks=missing)
+    return merged_reports([report, *(AuditReport.from_json(texts[r]) for r in group.others)])

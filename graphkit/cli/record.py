@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkit.cli.exit_codes import UsageError
-from graphkit.cli.help_format import HelpFormatter
-from graphkit.cli.output import print_message
-from graphkit.cli.output_files import check_writable, write_output
-from graphkit.cli.paths import exists
+from graphkit.cli.exits import UsageError
+from graphkit.cli.options import HelpFormatter, exists
+from graphkit.cli.output import check_writable, print_message, write_output
 from graphkit.records import count_of
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 
-from graphkit.cli.exit_codes import UsageError
-from graphkit.cli.generated_text import OnText, TextDisplay, prompt_end
-from graphkit.cli.model_options import algorithm_of, dtype_of
+from graphkit.cli.exits import UsageError
+from graphkit.cli.generate_texts import OnText, TextDisplay, prompt_end
+from graphkit.cli.options import chosen_algorithm, model_dtype, use_one_thread
 from graphkit.cli.output import progress_on_stderr
-from graphkit.cli.threads import use_one_thread
 from graphkit.distributed import RankGroup
 from graphkit.engine import Request, SamplingParams, SpeculativeEngine
 from graphkit.graphs import environment, resolve_device
@@ -98,7 +97,7 @@ def _engine(
     if device.type == "cpu" and folder is None:
         use_one_thread()
     return reference_engine(
-        algorithm_of(arguments),
+        chosen_algorithm(arguments),
         topk=arguments.topk,
         num_steps=arguments.num_steps,
         num_draft_tokens=arguments.num_draft_tokens,
@@ -106,7 +105,7 @@ def _engine(
         max_context_len=_context_len(arguments, config.max_position_embeddings),
         page_size=arguments.page_size,
         device=device,
-        dtype=dtype_of(folder, device),
+        dtype=model_dtype(folder, device),
         generation=arguments.generation,
         steps_per_launch=arguments.steps_per_launch,
         checkpoint=folder,
@@ -195,7 +194,7 @@ def _record(
         completions=completions,
         environment=environment(engine.device),
         backend=engine.runners[0].backend.name,
-        algorithm=algorithm_of(arguments),
+        algorithm=chosen_algorithm(arguments),
         topk=spec.topk,
         num_steps=spec.num_steps,
         num_draft_tokens=spec.num_draft_tokens,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphkit.cli.options import add_device_option, exists, is_folder, use_one_thread
 from graphkit.cli.output import print_message, progress_on_stderr
-from graphkit.cli.paths import exists, is_folder
-from graphkit.cli.threads import use_one_thread
 from graphkit.errors import ConfigError, RecordError
 from graphkit.records import PlanRecord, count_of
 from graphkit.spec import ForwardMode
@@ -73,14 +72,6 @@ def add_target_options(
         f"default: {default_sizes}",
     )  # fmt: skip
     add_device_option(parser)
-
-
-def add_device_option(parser: argparse.ArgumentParser) -> None:
-    """Declare --device."""
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto",
-        help="device to run on; default: auto, which is cuda if torch sees a CUDA device",
-    )  # fmt: skip
 
 
 def select_target(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from graphkit.errors import CaptureCause, ConfigError, RankError
 from graphkit.graphs import Attribution, Backend, CapturedGraph, CaptureFailure, LoopGraph
 from graphkit.graphs.capture_failure import failure_of
 
+logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 
@@ -112,10 +114,9 @@ class CaptureBarrier:
                 return _missing(lost)
         if found is None:
             own = failure_of(error)
-            details = json.dumps([own.cause.name, own.where])
-            found = group.store.report(
-                topic, Failure((group.rank,), _text(group.rank, own), details=details)
-            )
+            details, text = json.dumps([own.cause.name, own.where]), _text(group.rank, own)
+            logger.warning("Reporting to the other ranks: %s", text)
+            found = group.store.report(topic, Failure((group.rank,), text, details=details))
         return _rank_failure(found)
 
     def _lost(self, error: BaseException) -> RankError | None:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphkit.errors import ConfigError
-from graphkit.ops.rms_norm import add_rms_norm
+from graphkit.ops.decoder import add_rms_norm
 
 _SHARED_BYTES = 16 << 20
 """Largest tensor of a one-shot collective."""
@@ -38,7 +38,7 @@ class Collectives:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Return ``graphkit.ops.rms_norm.add_rms_norm`` of the sum over all ranks.
+        """Return ``graphkit.ops.decoder.add_rms_norm`` of the sum over all ranks.
 
         Args:
             x: This rank's summand, contiguous; may be overwritten.
@@ -85,15 +85,17 @@ class OneShotCollectives(Collectives):
     """
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        from graphkit.distributed.push_collectives import PushCollectives  # needs Triton
+        from graphkit.distributed.push_collectives import (  # needs Triton
+            PushCollectives,
+            shared_memory,
+        )
 
         super().__init__(process_group)
         device = torch.device("cuda", torch.cuda.current_device())
         try:
-            shared = symmetric_memory.empty(_SHARED_BYTES, dtype=torch.uint8, device=device)
-            self._memory = symmetric_memory.rendezvous(shared, process_group)
+            self._shared, self._memory = shared_memory(
+                _SHARED_BYTES, torch.uint8, device, process_group
+            )
             self._push = PushCollectives(process_group, device)
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "")
@@ -102,7 +104,6 @@ class OneShotCollectives(Collectives):
                 "without one_shot.",
                 field="one_shot",
             ) from error
-        self._shared = shared
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See ``Collectives.all_reduce``. The sum has the same bits on every rank."""

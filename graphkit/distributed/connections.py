@@ -1,11 +1,13 @@
 """Process groups: creation, time limits, errors, and how to end collectives that wait.
 
-Private names of torch, checked on 2.13: ``ProcessGroup._get_backend``,
-``ProcessGroup._get_sequence_number_for_group`` and ``Backend._set_default_timeout``.
+Private names of torch, checked on 2.13: ``_get_backend`` and ``_get_sequence_number_for_group`` of
+process groups, ``_set_default_timeout`` of their backends, and ``_timeout`` of a backend's options.
+``tests/unit/test_private_names.py`` names what another version changes.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -20,8 +22,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not i
 from graphkit.errors import RankError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # torch.distributed.Store, without its stub
+    from graphkit.distributed.rank_store import Store
 
+logger = logging.getLogger(__name__)
 _AT_ONCE = timedelta(milliseconds=1)
 _TAG = 0x676B
 """Tag of the receive of ``break_gloo``, for which no rank sends a message."""
@@ -130,6 +133,7 @@ def abort_nccl(process_group: dist.ProcessGroup, drain_s: float) -> None:
     with suppress(RuntimeError, ValueError, AssertionError):  # it may be destroyed meanwhile
         if uses_nccl(process_group):
             time.sleep(drain_s)
+            logger.warning("Rank %d aborts its NCCL process group.", process_group.rank())
             process_group.abort()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from graphkit.distributed.heartbeat import (
 from graphkit.distributed.rank_store import Failure, RankStore
 from graphkit.errors import GraphkitError, RankError, ReplayError
 
+logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 _SLICE_S = 0.25
 """How long a rank waits for others before it looks at interrupts and failures."""
@@ -297,12 +299,13 @@ class FailureDetector:
                 raise self._report(self._missing([each for each in late if each in silent], late))
 
     def _report(self, failure: Failure) -> RankError:
-        if self._failure is None:
-            self._failure = self.store.report(_FAILURE, failure)
+        first = self._failure
+        if first is None:
+            first = self._set_failure(self.store.report(_FAILURE, failure))
             for each in self._cpu_groups:  # other ranks must not complete an agreement
                 break_gloo(each)
             self._heartbeat.wake()
-        return self._error(self._failure)
+        return self._error(first)
 
     def _error(self, failure: Failure) -> RankError:
         self._has_raised = True
@@ -345,11 +348,19 @@ class FailureDetector:
         own = self._progress()
         return tuple(rank for rank, each in liveness.progress().items() if each < own)
 
+    def _set_failure(self, failure: Failure) -> Failure:
+        """Set the failure that ends this rank's calls, and return the one that was set first."""
+        if self._failure is None:
+            self._failure = failure
+            text = failure.text.removesuffix(".")
+            logger.warning("The group of rank %d failed: %s.", self.rank, text)
+        return self._failure
+
     def _is_reported(self) -> bool:
         if self._failure is None:
             reported = self.store.failure(_FAILURE)
-            if reported is not None:  # the heartbeat's thread may set the failure meanwhile
-                self._failure = reported
+            if reported is not None:
+                self._set_failure(reported)
         return self._failure is not None
 
     # The thread of the heartbeat.
@@ -367,7 +378,7 @@ class FailureDetector:
             failure = self._end_of_host()
         if failure is None:
             return True
-        self._failure = self._failure or failure
+        self._set_failure(failure)
         is_waiting = self._topic is not None
         for each in self._cpu_groups:
             break_gloo(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -23,6 +24,7 @@ from graphkit.distributed.failure_detector import FailureDetector, failure_of_wa
 from graphkit.errors import ConfigError, RankError, ReplayError
 from graphkit.spec import ForwardMode
 
+logger = logging.getLogger(__name__)
 _MOST_S = 1e8
 """Largest time limit: gloo counts milliseconds in 64 bits."""
 
@@ -99,6 +101,7 @@ class RankGroup(FailureDetector):
         self._ready = torch.zeros(self.size, WORDS, dtype=torch.int64)
         self._rows = self._ready.numpy()
         self._members: list[weakref.ref[Member]] = []
+        logger.info("Rank %d of %d joined its group.", rank, self.size)
 
     def __repr__(self) -> str:
         return f"RankGroup(rank {self.rank} of {self.size})"

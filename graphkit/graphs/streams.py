@@ -15,14 +15,46 @@ default. Branches inside a graph run on streams of the driver, which no function
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from graphkit.graphs.driver import checked, runtime
 
+logger = logging.getLogger(__name__)
 ONE_STREAM_ADVICE = (
     "run eager steps on one stream: kernels on a second one slow an H200's replays by 8 to 18 %"
 )
 """How replays stay fast. No function of CUDA tells which state a process is in."""
+
+
+_first_streams: dict[int, int] = {}
+"""Handle of the stream of the first step without a graph, by index of the device."""
+_SECOND_STREAM = -1
+"""In its place once a step has run on another stream, which has been logged."""
+
+
+def note_eager_step(device: torch.device) -> None:
+    """Log a warning when steps without a graph run on a second stream. Call it before each.
+
+    The warning is logged once per device. Does nothing on a CPU and during a capture.
+
+    Args:
+        device: The device of the step; without an index the current one.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return
+    current = torch.cuda.current_stream(device)
+    index, handle = current.device.index, current.cuda_stream
+    first = _first_streams.setdefault(index, handle)
+    if first not in (handle, _SECOND_STREAM):
+        _first_streams[index] = _SECOND_STREAM
+        logger.warning(
+            "A step without a graph runs on a second stream of cuda:%d, after which replays of "
+            "this process may be slow: %s.",
+            index,
+            ONE_STREAM_ADVICE,
+        )
 
 
 def streams_in_use(device: torch.device) -> frozenset[int]:
@@ -69,3 +101,4 @@ def restore_fast_replays(device: torch.device) -> None:
         return
     checked(driver.cuCtxPopCurrent())
     checked(driver.cuCtxDestroy(context))
+    logger.info("Created and destroyed a context of %s, after which replays are fast.", device)

@@ -68,7 +68,7 @@ class PrometheusCollector:
             from prometheus_client import core
         except ImportError as error:
             raise ConfigError(
-                "PrometheusCollector needs prometheus_client: install graphkit[metrics].",
+                "PrometheusCollector needs prometheus_client: install graphkit-cuda[metrics].",
                 field="source",
             ) from error
         self._source, self._core, self._labels = source, core, labels

@@ -97,7 +97,7 @@ def _environment(folder: Path) -> ImmutableSandboxedEnvironment:
     except ImportError as error:
         raise CheckpointError(
             f"the chat template of {str(folder)!r} needs the package jinja2, which is not "
-            "installed. Install graphkit[models]."
+            "installed. Install graphkit-cuda[models]."
         ) from error
 
     class GenerationBlock(Extension):

@@ -98,7 +98,7 @@ def _read(file: Path) -> tokenizers.Tokenizer:
     except ImportError as error:
         raise CheckpointError(
             f"reading {str(file)!r} needs the package tokenizers, which is not installed. Install "
-            "graphkit[models]."
+            "graphkit-cuda[models]."
         ) from error
     try:
         return tokenizers.Tokenizer.from_file(str(file))

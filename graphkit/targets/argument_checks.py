@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,16 +16,16 @@ from graphkit.errors import TargetError
 from graphkit.runners import RUNNERS
 from graphkit.spec import ForwardMode, SpecConfig
 
-if TYPE_CHECKING:
-    from graphkit.targets.target import CaptureTarget
-
 _Types = type | tuple[type, ...]
 _TYPES: Mapping[str, tuple[_Types, str]] = {
     "name": (str, "a text for messages and records"),
     "spec": (SpecConfig, "a graphkit.SpecConfig"),
     "sizes": (BufferSizes, "a graphkit.BufferSizes"),
     "forwards": (Mapping, "a mapping from a graphkit.ForwardMode to its forward"),
-    "sample_batch": (Callable, "a function of mode, batch size and seed"),  # type: ignore[dict-item]
+    "sample_batch": (
+        (NoneType, Callable),  # type: ignore[dict-item]
+        "a function of mode, batch size and seed, or None",
+    ),
     "weights": ((NoneType, nn.Module, Mapping), "a module, tensors by name, or None"),
     "mutable_state": ((NoneType, Mapping), "tensors by name, or None"),
     "kept_memory": (
@@ -55,95 +55,95 @@ _TYPES_BY_MODE: Mapping[str, tuple[_Types, str]] = {
 """The same for arguments that may be ``None``, and may be mappings from a mode."""
 
 
-def check_arguments(target: CaptureTarget) -> None:
+def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments of a wrong type.
+
+    Args:
+        arguments: Arguments of a CaptureTarget by name.
 
     Raises:
         TargetError: Names the first such argument.
     """
+    whose = f"target {arguments['name']!r}"
     for name, (types, expected) in _TYPES.items():
-        _check_type(target, name, getattr(target, name), types, expected)
-    _check_forwards(target)
-    if target.engine is not None and ForwardMode.STEP in target.forwards:
+        _check_type(whose, name, arguments[name], types, expected)
+    _check_forwards(whose, arguments["forwards"], arguments["served_modes"] or ())
+    if arguments["engine"] is not None and ForwardMode.STEP in arguments["forwards"]:
         raise TargetError(
-            f"target {target.name!r} has a forward for STEP, and an engine whose step is STEP. "
+            f"{whose} has a forward for STEP, and an engine whose step is STEP. "
             "Pass one of the two."
         )
     for name, (types, expected) in _TYPES_BY_MODE.items():
-        _check_by_mode(target, name, types, expected)
-    _check_host_values(target)
-    weights = target.weights if isinstance(target.weights, Mapping) else {}
-    for name, each in weights.items():
-        if not isinstance(each, torch.Tensor):
+        _check_by_mode(whose, name, arguments[name], types, expected)
+    _check_host_values(whose, arguments["host_values"])
+    weights = arguments["weights"]
+    for name, weight in weights.items() if isinstance(weights, Mapping) else ():
+        if not isinstance(weight, torch.Tensor):
             raise TargetError(
-                f"target {target.name!r}: weights has no tensor for {name!r}, but {each!r}. Pass "
+                f"{whose}: weights has no tensor for {name!r}, but {weight!r}. Pass "
                 "tensors by name, or a module."
             )
 
 
-def _check_type(
-    target: CaptureTarget, name: str, value: object, types: _Types, expected: str
-) -> None:
+def _check_type(whose: str, name: str, value: object, types: _Types, expected: str) -> None:
     if not isinstance(value, types):
-        raise TargetError(f"target {target.name!r}: {name} is {value!r}. Pass {expected}.")
+        raise TargetError(f"{whose}: {name} is {value!r}. Pass {expected}.")
 
 
-def _check_forwards(target: CaptureTarget) -> None:
-    for mode in target.served_modes or ():
-        _check_mode(target, mode, "serves")
-    for mode, forward in target.forwards.items():
-        _check_mode(target, mode, "has a forward for")
+def _check_forwards(
+    whose: str, forwards: Mapping[ForwardMode, Any], served_modes: Collection[ForwardMode]
+) -> None:
+    for mode in served_modes:
+        _check_mode(whose, mode, "serves")
+    for mode, forward in forwards.items():
+        _check_mode(whose, mode, "has a forward for")
         is_chain = RUNNERS[mode].takes_layers and isinstance(forward, Sequence | nn.ModuleList)
-        forwards: Iterable[Any] = forward if is_chain else [forward]  # type: ignore[assignment]
-        for each in forwards:
-            if not callable(each):
+        for layer in forward if is_chain else [forward]:
+            if not callable(layer):
                 raise TargetError(
-                    f"target {target.name!r}: the forward of {mode.name} is {each!r}. Pass a "
+                    f"{whose}: the forward of {mode.name} is {layer!r}. Pass a "
                     "function or a module that takes the inputs of the mode."
                 )
 
 
 def has_runner(mode: object) -> bool:
     """Return whether a value is a forward mode with a runner; ``RUNNERS`` may gain modes."""
-    return any(mode is each for each in RUNNERS)
+    return any(mode is known for known in RUNNERS)
 
 
-def _check_mode(target: CaptureTarget, mode: object, verb: str) -> None:
+def _check_mode(whose: str, mode: object, verb: str) -> None:
     if not has_runner(mode):
         raise TargetError(
-            f"target {target.name!r} {verb} {mode!r}, which has no runner. Use "
+            f"{whose} {verb} {mode!r}, which has no runner. Use "
             f"graphkit.ForwardMode, one of {', '.join(mode.name for mode in RUNNERS)}."
         )
 
 
-def _check_by_mode(target: CaptureTarget, name: str, types: _Types, expected: str) -> None:
-    value = getattr(target, name)
+def _check_by_mode(whose: str, name: str, value: object, types: _Types, expected: str) -> None:
     if value is None:
         return
     if not isinstance(value, Mapping):
-        _check_type(target, name, value, types, expected)
+        _check_type(whose, name, value, types, expected)
         return
-    for mode, each in value.items():
+    for mode, one in value.items():
         if not isinstance(mode, ForwardMode):
             raise TargetError(
-                f"target {target.name!r}: {name} has a value for {mode!r}. Use "
-                "graphkit.ForwardMode as keys."
+                f"{whose}: {name} has a value for {mode!r}. Use graphkit.ForwardMode as keys."
             )
-        if each is not None:
-            _check_type(target, f"{name}[{mode.name}]", each, types, expected)
+        if one is not None:
+            _check_type(whose, f"{name}[{mode.name}]", one, types, expected)
 
 
-def _check_host_values(target: CaptureTarget) -> None:
-    host_values: Mapping[str, Any] = target.host_values
+def _check_host_values(whose: str, host_values: Mapping[str, Any]) -> None:
     for name, setting in host_values.items():
         is_pair = isinstance(setting, Sequence) and len(setting) == 2 and callable(setting[0])
         if not is_pair:
             raise TargetError(
-                f"target {target.name!r}: host_values[{name!r}] is {setting!r}. Pass a setter and "
+                f"{whose}: host_values[{name!r}] is {setting!r}. Pass a setter and "
                 "a sequence of values for it."
             )
         if not isinstance(setting[1], Sequence) or len(setting[1]) < 2:
             raise TargetError(
-                f"target {target.name!r}: host_values[{name!r}] is {setting!r}. Pass two or more "
+                f"{whose}: host_values[{name!r}] is {setting!r}. Pass two or more "
                 "values, so that a graph that keeps one of them can be detected."
             )

@@ -47,7 +47,8 @@ class CaptureTarget:
             sequence or an ``nn.ModuleList`` with one forward per step.
         sample_batch: ``sample_batch(mode, batch_size, seed)`` returns a live batch, the same for
             the same arguments: the mode's inputs as numpy arrays or CPU tensors, with hidden
-            states on the target's device.
+            states on the target's device. ``None`` draws random batches, see
+            ``Runner.sample_batch``, whose prefixes are not in the KV pools.
         weights: A module, or tensors by name; constant while graphs exist.
         mutable_state: Tensors that a step of any mode may change, by name, such as KV pools.
         kept_memory: Tensors that forwards allocate during a capture, and whose contents must last
@@ -91,7 +92,7 @@ class CaptureTarget:
     spec: SpecConfig
     sizes: BufferSizes
     forwards: Mapping[ForwardMode, Forward | Sequence[Forward]]
-    sample_batch: Callable[[ForwardMode, int, int], Any]
+    sample_batch: Callable[[ForwardMode, int, int], Any] | None = None
     weights: nn.Module | Mapping[str, torch.Tensor] | None = None
     mutable_state: Mapping[str, torch.Tensor] | None = None
     kept_memory: Mapping[str, torch.Tensor] | Callable[[], Mapping[str, torch.Tensor]] | None = None
@@ -111,7 +112,7 @@ class CaptureTarget:
     kv_slots: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_arguments(self)
+        check_arguments(vars(self))
 
     @property
     def modes(self) -> tuple[ForwardMode, ...]:
@@ -137,13 +138,15 @@ class CaptureTarget:
         return dict(kept)
 
     def batch(self, mode: ForwardMode, batch_size: int, seed: int) -> Any:
-        """Return a batch of ``sample_batch``, checked.
+        """Return a batch of ``sample_batch``, checked, or a random one without it.
 
         Raises:
             TargetError: ``mode`` is none; ``sample_batch`` raised an error, or returned something
                 other than inputs of the mode with ``batch_size`` requests.
         """
         _check_type_of(mode)
+        if self.sample_batch is None:
+            return self._runner(mode, device="cpu").sample_batch(batch_size, seed)
         try:
             batch = self.sample_batch(mode, batch_size, seed)
         except Exception as error:
@@ -151,7 +154,7 @@ class CaptureTarget:
                 f"target {self.name!r}: sample_batch({mode.name}, {batch_size}, {seed}) failed: "
                 f"{describe_exception(error)}."
             ) from error
-        inputs_type = RUNNERS[mode].buffers_type.inputs_type
+        inputs_type = RUNNERS[mode].inputs_type
         if not isinstance(batch, inputs_type):
             raise TargetError(
                 f"target {self.name!r}: sample_batch returned a {type(batch).__name__} for "
@@ -192,6 +195,18 @@ class CaptureTarget:
         Raises:
             TargetError: The target has no forward for the mode.
         """
+        return self._runner(
+            mode,
+            batch_sizes=self.batch_sizes if batch_sizes is None else batch_sizes,
+            device=device,
+            backend=backend,
+            mutable_state=self.mutable_state,
+            draft_token_map=self.draft_token_map,
+            group=self.group,
+        )
+
+    def _runner(self, mode: ForwardMode, **settings: Any) -> Runner[Any, Any]:
+        """Return a runner with the fields and the attention of a mode, and further settings."""
         self.check_mode(mode)
         if mode not in self.forwards:
             raise TargetError(
@@ -199,7 +214,7 @@ class CaptureTarget:
                 "graphkit.capture_target, or the runner of a SpeculativeEngine."
             )
         kind, attention = RUNNERS[mode], _of_mode(self.attention, mode)
-        settings = kind.constructor_kwargs(
+        settings |= kind.constructor_kwargs(
             _of_mode(self.inputs_type, mode), _of_mode(self.output_type, mode)
         )
         if attention is not None:
@@ -208,13 +223,7 @@ class CaptureTarget:
             self.forwards[mode],
             spec=self.spec,
             sizes=self.sizes,
-            batch_sizes=self.batch_sizes if batch_sizes is None else batch_sizes,
-            device=device,
-            backend=backend,
             optional_fields=_of_mode(self.optional_fields, mode),
-            mutable_state=self.mutable_state,
-            draft_token_map=self.draft_token_map,
-            group=self.group,
             **settings,
         )
 

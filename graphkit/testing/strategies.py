@@ -12,11 +12,18 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from graphkit.audit.batch_variants import TOKEN_IDS, Fill, Requests, largest_number
-from graphkit.buffers import Axis, FieldLayout, capacity_of, fields_of, resolve
+from graphkit.audit.batch_variants import Fill, Requests
+from graphkit.buffers import FieldLayout, capacity_of, fields_of, resolve
 from graphkit.config import BufferSizes
-from graphkit.errors import ConfigError
 from graphkit.runners import RUNNERS, Runner
+from graphkit.runners.sample_batch import (
+    TOKEN_IDS,
+    filled_batch,
+    largest_number,
+    longest_request,
+    most_accepted,
+    own_slots,
+)
 from graphkit.runners.sample_rows import Numbers, SampleRows
 from graphkit.spec import ForwardMode, SpecConfig
 from graphkit.targets import CaptureTarget
@@ -59,14 +66,8 @@ def batches(
     if table is None:
         table = own_slots(sizes.max_batch_size, sizes.max_context_len, sizes.page_size)
     slots = torch.as_tensor(table).cpu().numpy().astype(np.int64)
-    ahead = kind.slots_ahead(spec) + runner.num_front_tokens
-    longest = min(sizes.max_context_len, slots.shape[1]) - ahead
-    if longest < 1 or len(slots) <= 1:
-        raise ConfigError(
-            f"requests of up to {slots.shape[1]} tokens have no room for the {ahead} that a "
-            f"{mode.name} step writes. Increase max_context_len.",
-            field="max_context_len",
-        )
+    context = min(sizes.max_context_len, slots.shape[1]) if len(slots) > 1 else 0
+    longest = longest_request(runner, context)
     return _drawn(runner, slots, longest)
 
 
@@ -79,47 +80,32 @@ def target_batches(target: CaptureTarget, mode: ForwardMode) -> st.SearchStrateg
     return _sampled(target, mode)
 
 
-def own_slots(rows: int, context: int, page_size: int) -> Numbers:
-    """Return a table of KV slots, [rows + 1, context]: whole pages for each row; row 0 is 0."""
-    pages = -(-context // page_size)
-    first = page_size * (1 + pages * np.arange(-1, rows))
-    table = first[:, None] + np.arange(context)
-    table[0] = 0
-    return table
-
-
 @st.composite
 def _drawn(draw: st.DrawFn, runner: Runner[Any, Any], slots: Numbers, longest: int) -> Any:
     live = draw(st.integers(1, min(runner.table.max_batch_size, len(slots) - 1)))
     random = np.random.default_rng(draw(_SEEDS))
     lengths = st.lists(_lengths(longest, runner.sizes.page_size), min_size=live, max_size=live)
-    width, layouts = runner.tokens_per_request, runner.buffers.layouts
-    most_accepted = min(runner.spec.num_steps + 1, width - runner.num_front_tokens)
     accepted = {
-        "any": random.integers(1, most_accepted + 1, live),
+        "any": random.integers(1, most_accepted(runner) + 1, live),
         "none": np.full(live, 1),
-        "all": np.full(live, most_accepted),
+        "all": np.full(live, most_accepted(runner)),
     }[draw(st.sampled_from(_ACCEPTED))]
+    width = runner.tokens_per_request - runner.num_front_tokens
     rows = SampleRows(
         rows=1 + random.permutation(len(slots) - 1)[:live],
         committed=np.array(draw(lengths)),
         accepted=accepted,
         slots=slots,
-        parents=_parents(draw, live, width, random)
-        if any(layout.name == "custom_mask" for layout in layouts)
-        else None,
+        parents=_parents(draw, live, width, random),
         num_front_tokens=runner.num_front_tokens,
+        width=width,
     )
-    structure = runner.sample_fields(runner.spec, rows)
-    counts = {Axis.REQUEST: live, Axis.TOKEN: len(structure["positions"]), Axis.NONE: 1}
-    values: dict[str, Any] = {}
-    for layout in layouts:
-        value = structure.get(layout.name)
-        if value is None:
-            largest = largest_number(layout, runner.sizes, runner.steps_ahead())
-            value = _content(draw, layout, counts[layout.field.axis], largest, random)
-        values[layout.name] = _as_given(layout, value)
-    return runner.buffers.inputs(**values)
+
+    def content(layout: FieldLayout, shape: tuple[int, ...]) -> Any:
+        largest = largest_number(layout, runner.sizes, runner.steps_ahead())
+        return _content(draw, layout, shape, largest, random)
+
+    return filled_batch(runner, rows, content)
 
 
 @st.composite
@@ -142,7 +128,7 @@ def _sampled(draw: st.DrawFn, target: CaptureTarget, mode: ForwardMode) -> Any:
         "one repeated": _for_tokens(lambda _layout, rows: rows[:1]),
     }
     fill = fills[draw(st.sampled_from(_NUMBERS))]
-    return Requests.of(batch, layouts, capacity).take(order).filled(fill).batch()
+    return Requests.from_batch(batch, layouts, capacity).take(order).filled(fill).batch()
 
 
 def _for_tokens(fill: Fill) -> Fill:
@@ -152,7 +138,7 @@ def _for_tokens(fill: Fill) -> Fill:
 def _lengths(longest: int, page_size: int) -> st.SearchStrategy[int]:
     """Return a strategy for the committed tokens of a request, often at a boundary."""
     boundaries = {1, longest, longest - 1, page_size - 1, page_size, page_size + 1}
-    valid = sorted(each for each in boundaries if 1 <= each <= longest)
+    valid = sorted(length for length in boundaries if 1 <= length <= longest)
     return st.sampled_from(valid) | st.integers(1, longest)
 
 
@@ -170,11 +156,11 @@ def _parents(draw: st.DrawFn, live: int, width: int, random: np.random.Generator
 def _content(
     draw: st.DrawFn,
     layout: FieldLayout,
-    rows: int,
+    shape: tuple[int, ...],
     largest: int | None,
     random: np.random.Generator,
 ) -> Any:
-    shape, choice = layout.shape(rows), draw(st.sampled_from(_NUMBERS))
+    choice = draw(st.sampled_from(_NUMBERS))
     if layout.dtype.is_floating_point:
         if layout.field.by_address:  # hidden states
             scale = {"smallest": 0.0, "largest": 1e3}.get(choice, 1.0)
@@ -186,10 +172,3 @@ def _content(
     if choice in numbers:
         return np.full(shape, numbers[choice])
     return random.integers(0, largest + 1, shape)
-
-
-def _as_given(layout: FieldLayout, value: Any) -> Any:
-    """Return a field as callers give it: numpy, or a tensor where the field needs one."""
-    tensor = torch.from_numpy(np.ascontiguousarray(value)).to(layout.dtype)
-    is_tensor = layout.field.by_address or layout.dtype is torch.bfloat16
-    return tensor if is_tensor else tensor.numpy()

@@ -63,7 +63,7 @@ def test_device_loops_need_the_cuda_backend_and_cuda_bindings(run, monkeypatch):
     monkeypatch.setattr(
         import_module("graphkit.graphs.environment"), "package_version", lambda name: "3.6"
     )
-    for bindings, remedy in ((None, "install graphkit[cuda]"), (object(), "")):
+    for bindings, remedy in ((None, "install graphkit-cuda[cuda]"), (object(), "")):
         monkeypatch.setattr(
             import_module("graphkit.graphs.cuda_loop"), "runtime", lambda found=bindings: found
         )

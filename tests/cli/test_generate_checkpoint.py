@@ -283,7 +283,7 @@ def test_a_missing_package_is_named(run, folders, monkeypatch, package):
     ended = run("generate", "--checkpoint", path, "--prompt", "x", "--chat")
     assert ended.code == 1
     assert f"needs the package {package}, which is not installed" in ended.error
-    assert ended.error.endswith("Install graphkit[models].")
+    assert ended.error.endswith("Install graphkit-cuda[models].")
 
 
 @pytest.mark.parametrize(

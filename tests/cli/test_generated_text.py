@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from graphkit.cli.generated_text import count_tokens, print_generated, stream_text
+from graphkit.cli.generate_texts import count_tokens, print_generated, stream_text
 from graphkit.records import Completion, Environment, GenerateRecord
 from graphkit.views import generate_view, visible
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from graphkit.cli import main
-from graphkit.cli.interrupts import Terminated, signals_as_exceptions, signals_as_exit
+from graphkit.cli.exits import Terminated, signals_as_exceptions, signals_as_exit
 
 RECORD = Path(__file__).parents[1] / "data" / "h200-capture.json"
 SIGNALS = pytest.mark.parametrize(

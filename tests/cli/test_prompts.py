@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphkit.cli.exit_codes import UsageError
-from graphkit.cli.prompts import read_prompt_file
+from graphkit.cli.exits import UsageError
+from graphkit.cli.generate_texts import read_prompt_file
 
 
 @pytest.mark.parametrize(

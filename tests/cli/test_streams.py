@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from graphkit.cli import output
 from graphkit.cli.output import write_stdout
 from graphkit.records import CaptureRecord
 
@@ -100,3 +102,36 @@ def test_text_is_flushed_at_once(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="utf-8"))
     write_stdout("é")
     assert raw.getvalue() == "é".encode()
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        ((), ["warning: a fallback of 3"]),
+        (("-v",), ["info: a capture", "warning: a fallback of 3"]),
+        (("-vv",), ["debug: a detail", "info: a capture", "warning: a fallback of 3"]),
+    ],
+)
+def test_verbose_prints_the_log_to_stderr(run, monkeypatch, options, printed):
+    def facts():
+        log = logging.getLogger("graphkit.runners")
+        log.debug("a detail")
+        log.info("a capture")
+        log.warning("a fallback of %d", 3)
+        return iter(())
+
+    logger = logging.getLogger("graphkit")
+    before = logger.level, list(logger.handlers)
+    monkeypatch.setattr("graphkit.cli.doctor._facts", facts)
+    ended = run(*options, "doctor", "--json")
+    assert (ended.code, ended.out) == (0, "[]\n")
+    assert ended.err.splitlines() == printed
+    assert (logger.level, logger.handlers) == before
+
+
+def test_other_ranks_print_no_log(run, monkeypatch):
+    monkeypatch.setattr(output, "_silent", True)
+    monkeypatch.setattr(
+        "graphkit.cli.doctor._facts", lambda: logging.getLogger("graphkit").warning("slow") or ()
+    )
+    assert run("doctor").err == ""

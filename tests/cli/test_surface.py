@@ -12,8 +12,8 @@ import pytest
 
 import graphkit
 from graphkit.audit import AUDITS
-from graphkit.cli.exit_codes import exit_code_of
-from graphkit.cli.parser import build_parser
+from graphkit.cli import build_parser
+from graphkit.cli.exits import exit_code
 from graphkit.errors import CaptureError, ConfigError, DeviceError, GraphkitError, TargetError
 from graphkit.runners import RUNNERS
 
@@ -166,7 +166,7 @@ def test_a_folder_is_refused_with_what_is_expected(run, here, arguments, text):
     ],
 )
 def test_the_exit_code_of_an_error(error, code):
-    assert exit_code_of(error) == code
+    assert exit_code(error) == code
 
 
 def run_module(*arguments):

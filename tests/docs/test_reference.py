@@ -12,7 +12,7 @@ import command_reference
 import graphkit
 from docstring_sections import as_lists
 from documentation_blocks import PAGES
-from graphkit.cli.parser import build_parser
+from graphkit.cli import build_parser
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,12 @@ from graphkit.spec import ForwardMode
 from graphkit.step import SpecStepInputs, SpecStepRunner, StepStream
 
 
+def runner_of(engine, **changes):
+    """Return another runner of the step of an engine, with other options."""
+    step = engine.runners[0].device_step
+    return SpecStepRunner.from_step(step, dataclasses.replace(step.context.options, **changes))
+
+
 def run(engine):
     while engine.has_work:
         engine.step()
@@ -77,8 +83,9 @@ def test_the_next_launch_precedes_the_reading_of_this_one(make_engine, task, mon
     assert requests[0].output_ids[: len(expected)] == expected
 
 
-def test_v3_is_the_default_and_says_why_not(make_engine):
+def test_v3_is_the_default_and_says_why_not(make_engine, caplog):
     assert make_engine().generation == "v3"
+    assert not caplog.records
 
     class Hosted(EagleDrafter):
         host_reason = "the drafter asks a grammar"
@@ -86,9 +93,21 @@ def test_v3_is_the_default_and_says_why_not(make_engine):
     engine = make_engine(drafter=Hosted)
     assert engine.generation == "v2"
     assert engine.plan.reason == "a chain; v3 cannot run: the drafter asks a grammar"
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("graphkit.engine.engine", "WARNING")
+    assert "no device loops: the drafter asks a grammar. It runs" in record.getMessage()
     with pytest.raises(ConfigError, match="'v3' cannot run: the drafter asks a grammar") as caught:
         make_engine(drafter=Hosted, generation="v3")
     assert caught.value.field == "generation"
+
+
+def test_a_runner_without_loops_says_why_when_it_is_captured(make_engine, caplog):
+    (runner,) = make_engine(batch_sizes=[2], max_batch_size=2).runners
+    runner.loop_refusal = "cuda-bindings are not installed"
+    runner.capture()
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("graphkit.step.spec_step_runner", "WARNING")
+    assert record.getMessage() == "STEP runs no device loops: cuda-bindings are not installed."
 
 
 def test_a_backend_that_plans_on_the_host_runs_in_v2(make_engine, monkeypatch):
@@ -147,7 +166,7 @@ class TestRunner:
     def runner(self, make_engine, task, captured):
         if not captured:
             engine = make_engine(generation="v3", batch_sizes=[1, 2, 4], max_batch_size=4)
-            runner = SpecStepRunner.from_step(engine.runners[0].device_step, ring_entries=6)
+            runner = runner_of(engine, ring_entries=6)
             runner.capture()
             captured["runner"] = runner
         runner = captured["runner"]
@@ -414,7 +433,7 @@ def interrupt(*_):
 
 def test_a_greedy_runner_refuses_a_temperature(make_engine):
     engine = make_engine(generation="v3")
-    runner = SpecStepRunner.from_step(engine.runners[0].device_step, is_greedy=True)
+    runner = runner_of(engine, is_greedy=True)
     with pytest.raises(InputError, match=r"temperature 0\.5, but the runner was created with"):
         runner.admit(1, [1], SamplingParams(temperature=0.5))
 
@@ -439,7 +458,7 @@ def test_launch_needs_a_capture(make_engine):
 def test_launches_that_are_not_read_run_one_after_the_other(make_engine, task):
     """Also more than the mailbox holds: a launch then waits for the oldest loop, which ends."""
     engine = make_engine(generation="v3", batch_sizes=[2], max_batch_size=2)
-    with SpecStepRunner.from_step(engine.runners[0].device_step, is_greedy=True) as runner:
+    with runner_of(engine, is_greedy=True) as runner:
         runner.capture()
         context, found = runner.device_step.context, {}
         for row in (1, 2):

@@ -23,8 +23,7 @@ from sybil import Document, Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.myst import CodeBlockParser
 
-from graphkit.cli import main
-from graphkit.cli.parser import build_parser
+from graphkit.cli import build_parser, main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -155,4 +155,4 @@ def test_star_import_brings_exactly_the_list():
 def test_version_is_that_of_the_distribution():
     from importlib.metadata import version
 
-    assert graphkit.__version__ == version("graphkit")
+    assert graphkit.__version__ == version("graphkit-cuda")

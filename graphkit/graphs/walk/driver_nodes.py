@@ -194,7 +194,7 @@ def _driver() -> Any:
     except ImportError:
         raise InspectError(
             "cannot inspect a CUDA graph: cuda-bindings are missing. "
-            "Install the extra: pip install 'graphkit[cuda]'."
+            "Install the extra: pip install 'graphkit-cuda[cuda]'."
         ) from None
     return driver
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import graphkit as gk
-from graphkit.audit.pads.greedy_acceptance import accepted_drafts
+from graphkit.audit.pads.findings import accepted_drafts
 from graphkit.ops import build_tree, verify_tree_greedy
 
 VOCAB, STEPS = 11, 3
@@ -18,7 +18,7 @@ VOCAB, STEPS = 11, 3
 def drafted(requests, topk, width, seed):
     """Return a draft tree over a small vocabulary, so that many drafts are accepted."""
     torch.manual_seed(seed)
-    from graphkit.ops.top_candidates import top_candidates
+    from graphkit.ops.logits import top_candidates
     from graphkit.runners.tree_growth import TreeGrowth
 
     tree = TreeGrowth(*top_candidates(torch.randn(requests, VOCAB), topk), STEPS)

@@ -39,7 +39,7 @@ def modules():
         step, engines = map(importlib.import_module, ("step", "step_engines"))
         patch.setattr(reference.engine_models, "load_checkpoint", load_one_layer)
         patch.setattr(engines, "reference_engine", partial(reference_engine, num_steps=1))
-        patch.setattr(engines, "WARM_UP_STEPS", LOOP)
+        patch.setattr(engines, "WARM_UP_STEPS", 2 * LOOP)
         patch.setattr(engines, "CONTEXT", 128)
         for name in ("v1", "loop of 4", "loop of 16"):
             patch.delitem(engines.VARIANTS, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,6 +58,67 @@ def test_a_round_counts_no_step_that_was_enqueued_before_it(measured, monkeypatc
     engine.run(9, Steps())
     assert engine._requests[0].num_verifies == LOOP.steps_in_flight + 9
     assert len(launched) == 6, "two of the warm-up, three of the round, and one that is in flight"
+
+
+class SimulatedEngine:
+    """An engine whose device takes 1 ms per step, and whose host is sometimes late.
+
+    Like the engine, it launches the next steps before it reads those that are enqueued.
+
+    Args:
+        variant: How it runs its steps.
+        late_at: Numbers of steps after whose delivery the host loses 40 ms.
+    """
+
+    context_limit = 1 << 20
+
+    def __init__(self, variant, late_at=()):
+        self.now, self.device_ends, self.late_at = 0.0, 0.0, late_at
+        self.launches_ahead = int(variant.generation != "v1")
+        self.steps_per_launch, self.launches = variant.steps_per_launch, []
+        backend = SimpleNamespace(wait_for_device=self.wait_for_device)
+        self.runners = [SimpleNamespace(backend=backend)]
+
+    def capture(self):
+        pass
+
+    def abort(self, request):
+        pass
+
+    def submit(self, prompt, sampling):
+        self.request = SimpleNamespace(num_verifies=0, is_finished=False, output_ids=[])
+        return self.request
+
+    def wait_for_device(self):
+        self.now = max(self.now, self.device_ends)
+
+    def step(self):
+        while len(self.launches) <= self.launches_ahead:
+            begin = max(self.now, self.device_ends)
+            ends = [begin + 1e-3 * number for number in range(1, self.steps_per_launch + 1)]
+            self.launches.append(ends)
+            self.device_ends = ends[-1]
+        oldest = self.launches[0]
+        self.now = max(self.now, oldest[0])
+        while oldest and oldest[0] <= self.now:
+            oldest.pop(0)
+            self.request.num_verifies += 1
+            self.request.output_ids.append(0)
+        self.launches = [launch for launch in self.launches if launch]
+        if self.request.num_verifies in self.late_at:
+            self.now += 0.04
+
+
+@pytest.mark.parametrize("variant", [Variant("v1", "v1"), Variant("v2", "v2"), LOOP])
+@pytest.mark.parametrize("late_at", [(), (3, 5, 6), (18,), (6, 12, 18)])
+def test_no_counted_step_begins_before_the_clock(monkeypatch, variant, late_at):
+    engine, seen = SimulatedEngine(variant, late_at), Steps()
+    monkeypatch.setattr(measured_engine.time, "perf_counter", lambda: engine.now)
+    MeasuredEngine(engine, variant, [[1]], 6).run(12, seen)
+    assert (len(seen.intervals_ms), seen.tokens) == (12, 12)
+    assert seen.ms[0] >= 1 - 1e-6, "12 steps of the device take 12 ms"
+    if not late_at:
+        assert seen.ms[0] == pytest.approx(1.0)
 
 
 def test_all_rounds_measure_the_same_steps(measured):

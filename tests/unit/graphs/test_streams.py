@@ -1,7 +1,8 @@
-"""Streams that a process uses, and the context that makes replays fast."""
+"""Streams that a process uses, what is logged of them, and the context that makes replays fast."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from graphkit.errors import DeviceError
-from graphkit.graphs.streams import restore_fast_replays, streams_in_use
+from graphkit.graphs import streams
+from graphkit.graphs.streams import note_eager_step, restore_fast_replays, streams_in_use
 
 DEVICE = torch.device("cuda", 1)
 
@@ -99,3 +101,39 @@ def test_a_context_that_stays_is_an_error(driver):
 def test_a_cpu_has_no_contexts(driver):
     restore_fast_replays(torch.device("cpu"))
     assert not driver.calls
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """The current stream of device 1, whose handle a test sets."""
+    stream = SimpleNamespace(device=DEVICE, cuda_stream=0, is_capturing=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream.is_capturing)
+    monkeypatch.setattr(streams, "_first_streams", {})
+    return stream
+
+
+def test_a_step_without_a_graph_on_a_second_stream_is_logged_once(current, caplog):
+    for handle in (0, 0):
+        current.cuda_stream = handle
+        note_eager_step(DEVICE)
+    assert not caplog.records
+    for handle in (7, 0, 9):
+        current.cuda_stream = handle
+        note_eager_step(DEVICE)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("graphkit.graphs.streams", logging.WARNING)
+    assert "a second stream of cuda:1" in record.getMessage()
+
+
+def test_the_capture_stream_runs_no_step(current, caplog):
+    note_eager_step(DEVICE)
+    current.cuda_stream, current.is_capturing = 7, True
+    note_eager_step(DEVICE)
+    assert not caplog.records
+
+
+def test_steps_of_a_cpu_run_on_no_stream(current, caplog):
+    note_eager_step(torch.device("cpu"))
+    assert not caplog.records
+    assert not streams._first_streams

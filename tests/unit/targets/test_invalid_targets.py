@@ -10,7 +10,10 @@ from graphkit.errors import InputError, TargetError
 VERIFY, DRAFT = gk.ForwardMode.TARGET_VERIFY, gk.ForwardMode.DRAFT
 LAYERS = gk.ForwardMode.MULTI_LAYER_EAGLE
 ODD = [None, 5, "text", [5], object]
-NULLABLE = ("weights", "mutable_state", "kept_memory", "attention", "inputs_type", "output_type")
+NULLABLE = (
+    "sample_batch", "weights", "mutable_state", "kept_memory", "attention", "inputs_type",
+    "output_type",
+)  # fmt: skip
 
 
 def refusal(make_target, **facts):

@@ -106,6 +106,16 @@ def test_an_error_of_sample_batch_is_an_error_of_the_target(make_target):
     assert isinstance(caught.value.__cause__, IndexError)
 
 
+@every_mode
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+def test_a_target_without_sample_batch_draws_batches(make_target, mode, topk):
+    target = make_target(modes=(mode,), topk=topk, sample_batch=None, batch_sizes=[2, 4])
+    batch, same = (target.batch(mode, 3, 5) for _ in range(2))
+    assert batch.batch_size == 3
+    assert batch.seq_lens.tolist() == same.seq_lens.tolist()
+    assert gk.capture_target(target, device="cpu").mismatches == ()
+
+
 def test_sample_batch_must_return_inputs(make_target):
     target = make_target(sample_batch=lambda *_: None)
     with pytest.raises(
