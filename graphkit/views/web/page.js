@@ -69,7 +69,7 @@ function fail(error) {
 }
 
 // The time of nodes; one inside of another one that was measured is not counted again.
-function timeOf(nodes) {
+function totalTime(nodes) {
   const known = new Set(nodes);
   const isInside = ({ holder }) => holder &&
     ((known.has(holder) && holder.us !== null) || isInside(holder));
