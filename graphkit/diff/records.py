@@ -18,10 +18,7 @@ from graphkit.records import (
     RecordWithGraphs,
     SizeDiff,
     SizeRecord,
-    backend_of,
-    graphs_of,
     require_graphs,
-    title_of,
 )
 
 _Sizes = dict[str, tuple[str, SizeRecord]]
@@ -42,8 +39,8 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
     matched = _matched(old, new)
     old_sizes, new_sizes = _sizes(old), _sizes(new)
     return DiffRecord(
-        before=title_of(old),
-        after=title_of(new),
+        before=old.title,
+        after=new.title,
         environment=tuple(field_changes(_environment(old), _environment(new))),
         sizes=tuple(_size_diffs(old_sizes, new_sizes)),
         graphs=_graph_diffs(matched),
@@ -55,7 +52,7 @@ def diff_records(before: Record, after: Record) -> DiffRecord:
 def _matched(before: RecordWithGraphs, after: RecordWithGraphs) -> MatchedGraphs:
     if isinstance(before, GraphRecord) and isinstance(after, GraphRecord):
         return MatchedGraphs(((before, after),))
-    return match_graphs(graphs_of(before), graphs_of(after))
+    return match_graphs(before.graphs, after.graphs)
 
 
 def _graph_diffs(matched: MatchedGraphs) -> tuple[GraphDiff, ...]:
@@ -66,7 +63,7 @@ def _graph_diffs(matched: MatchedGraphs) -> tuple[GraphDiff, ...]:
 
 
 def _environment(record: RecordWithGraphs) -> dict[str, str]:
-    return {"backend": backend_of(record)} | asdict(record.environment)
+    return {"backend": record.backend} | asdict(record.environment)
 
 
 def _sizes(record: RecordWithGraphs) -> _Sizes:

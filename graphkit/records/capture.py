@@ -222,6 +222,11 @@ class CaptureRecord(Record):
         check_graphs(self.graphs)
 
     @property
+    def title(self) -> str:
+        """Name of the target."""
+        return self.target
+
+    @property
     def differs_from_model(self) -> bool:
         """Whether the logits of a row differ from those of the target's model."""
         return self.wrapper is not None and self.wrapper.difference is not None

@@ -21,7 +21,6 @@ from graphkit.records import (
     Record,
     RecordWithGraphs,
     require_graphs,
-    title_of,
 )
 from graphkit.views.audit import audit_view
 from graphkit.views.bench import bench_view
@@ -93,7 +92,7 @@ _VIEWS: Mapping[type[Record], Callable[[Any], RenderableType]] = {
 
 def _svg(export: Export) -> str:
     record = export.record
-    name = title_of(record) if isinstance(record, RecordWithGraphs) else ""
+    name = record.title if isinstance(record, RecordWithGraphs) else ""
     title = f"graphkit {record.KIND}: {name}".rstrip(": ")
     console = Console(
         record=True, width=_SVG_WIDTH, file=io.StringIO(), force_terminal=True,

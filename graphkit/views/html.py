@@ -20,7 +20,6 @@ from graphkit.records import (
     GraphRecord,
     RecordWithGraphs,
     figure_heading,
-    title_of,
 )
 from graphkit.views.drawing import details, drawing
 from graphkit.views.facts import PROFILED, environment_facts
@@ -50,7 +49,7 @@ def html_text(record: RecordWithGraphs, graphs: Sequence[NamedGraph]) -> str:
     where = ", ".join(" ".join(fact) for fact in environment_facts(record))
     later = {"record": with_only(record, graphs).to_json(), **details(graphs)}
     texts = {
-        "title": escape(plain(f"graphkit {record.KIND}: {title_of(record)}")),
+        "title": escape(plain(f"graphkit {record.KIND}: {record.title}")),
         "kind": record.KIND,
         "where": escape(plain(where)),
         "first": str(first),
