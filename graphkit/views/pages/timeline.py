@@ -192,4 +192,4 @@ def _branch(node: Node, last: Sequence[Node], sources: set[int]) -> int:
 
 def _is_over(before: Node, node: Node) -> bool:
     shorter = min(before.duration_us or 0.0, node.duration_us or 0.0)
-    return end_of(before) - (node.start_us or 0.0) <= shorter / 2
+    return before.end_us - (node.start_us or 0.0) <= shorter / 2
