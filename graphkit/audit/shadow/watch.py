@@ -91,7 +91,7 @@ class ShadowWatch:
         output = launch()
         size, replayed = launch.padded_batch_size, output.clone().tensors()
         after = self._snapshot(objects)
-        runs = EqualStateRuns(self._runner, batch, size, before, self._tolerance)
+        runs = EqualStateRuns(self._runner, batch, size, before, tolerance=self._tolerance)
         try:
             self._compare(runs, replayed, after)
         except Exception as error:  # callers of replay must not see it
