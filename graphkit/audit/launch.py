@@ -96,7 +96,7 @@ class LaunchTimes:
 
 
 def audit_launch(_target: CaptureTarget, runner: Runner[Any, Any], log: AuditLog) -> None:
-    """Report graphs whose launch takes more host time than that of a linear graph.
+    """Report graphs whose launch takes more host time than the launch of a linear graph.
 
     A graph of trivial kernels with the same dependencies tells forks from other causes. The
     recorder launches nothing, so nothing is measured there. Restores declared state.

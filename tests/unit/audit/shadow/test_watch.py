@@ -9,7 +9,7 @@ import torch
 
 import graphkit as gk
 from graphkit.audit import ShadowWatch
-from graphkit.audit.shadow import watch as watching
+from graphkit.audit.shadow import findings as findings_module
 
 VERIFY = gk.ForwardMode.TARGET_VERIFY
 GRAPH = "graph bug"
@@ -90,9 +90,9 @@ def test_the_caller_gets_it_also_after_a_bisection(capture, monkeypatch, batch_o
 
     def overwriting(*_):
         graph.output["next_token_logits"].fill_(7)
-        return watching.Divergence("nowhere.")
+        return findings_module.Divergence("nowhere.")
 
-    monkeypatch.setattr(watching, "first_divergence", overwriting)
+    monkeypatch.setattr(findings_module, "first_divergence", overwriting)
     model.scale = 0.5
     with ShadowWatch(runner, every=1, bisect=True) as watch:
         assert torch.equal(runner.replay(batch_of(3)).next_token_logits, right)
