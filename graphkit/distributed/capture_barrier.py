@@ -19,7 +19,7 @@ from graphkit.distributed.rank_group import RankGroup
 from graphkit.distributed.rank_store import Failure
 from graphkit.errors import CaptureCause, ConfigError, RankError
 from graphkit.graphs import Attribution, Backend, CapturedGraph, CaptureFailure, LoopGraph
-from graphkit.graphs.capture_failure import failure_of
+from graphkit.graphs.capture_failure import as_capture_failure
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -113,7 +113,7 @@ class CaptureBarrier:
             if found is None:
                 return _missing(lost)
         if found is None:
-            own = failure_of(error)
+            own = as_capture_failure(error)
             details, text = json.dumps([own.cause.name, own.where]), _text(group.rank, own)
             logger.warning("Reporting to the other ranks: %s", text)
             found = group.store.report(topic, Failure((group.rank,), text, details=details))

@@ -16,7 +16,7 @@ import torch
 from graphkit.errors import DeviceError
 from graphkit.graphs.attribution import Attribution, attributing
 from graphkit.graphs.backend import LoopGraph
-from graphkit.graphs.capture_failure import CaptureFailure, failure_of
+from graphkit.graphs.capture_failure import CaptureFailure, as_capture_failure
 from graphkit.graphs.capture_rules import CaptureRulesMode
 from graphkit.graphs.capture_state import compilation_disabled, reporting_capture
 from graphkit.graphs.cuda_graph import CudaGraph, CudaPool
@@ -109,7 +109,7 @@ class CudaBackend:
             finally:
                 torch.cuda.current_stream(self.device).synchronize()
         except Exception as error:
-            raise failure_of(error) from error
+            raise as_capture_failure(error) from error
 
     def capture(
         self,
@@ -134,7 +134,7 @@ class CudaBackend:
                 output = self._captured(graph, function, attribution)
             caller.wait_stream(self.stream)  # torch sets the graph's random offset on it
         except Exception as error:
-            raise failure_of(error) from error
+            raise as_capture_failure(error) from error
         graph.instantiate()
         upload(graph, caller)
         if before_replay is not None:
@@ -172,7 +172,7 @@ class CudaBackend:
         except CaptureFailure as failure:
             return failure
         except Exception as error:
-            return failure_of(error)
+            return as_capture_failure(error)
         finally:
             torch.cuda.synchronize(self.device)
         return None

@@ -6,9 +6,7 @@ Checked on cuda-bindings 13.3 with driver 580.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -26,20 +24,6 @@ def runtime() -> Any | None:
     except ImportError:
         return None
     return bindings
-
-
-@cache
-def driver_version() -> str:
-    """Return the NVIDIA driver's version, such as ``580.159.04``, or an empty string.
-
-    Asks ``nvidia-smi`` once per process.
-    """
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return next(iter(answer.stdout.split()), "")
 
 
 def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
@@ -60,7 +44,7 @@ def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     if bindings is None:
         return
     stream_of_bindings = bindings.cudaStream_t(stream.cuda_stream)
-    checked(bindings.cudaGraphUpload(executable_of(graph), stream_of_bindings))
+    checked(bindings.cudaGraphUpload(runtime_executable(graph), stream_of_bindings))
 
 
 def launch_function(executable: Any) -> Callable[[Any], None]:
@@ -87,7 +71,7 @@ def launch_function(executable: Any) -> Callable[[Any], None]:
     return launch
 
 
-def executable_of(graph: torch.cuda.CUDAGraph) -> Any:
+def runtime_executable(graph: torch.cuda.CUDAGraph) -> Any:
     """Return the executable of a graph as the bindings take it; ``None`` without them."""
     bindings = runtime()
     return None if bindings is None else bindings.cudaGraphExec_t(graph.raw_cuda_graph_exec())

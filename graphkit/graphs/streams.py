@@ -73,8 +73,8 @@ def streams_in_use(device: torch.device) -> frozenset[int]:
     if not torch.cuda.is_initialized():
         return frozenset()
     current = torch.cuda.current_stream(device)
-    segments = torch.cuda.memory_snapshot()
-    owners = {each["stream"] for each in segments if each["device"] == current.device.index}
+    index, segments = current.device.index, torch.cuda.memory_snapshot()
+    owners = {segment["stream"] for segment in segments if segment["device"] == index}
     return frozenset({*owners, current.cuda_stream})
 
 

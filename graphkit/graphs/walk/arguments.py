@@ -69,7 +69,7 @@ def decode(parameter: Parameter, memory: MemoryMap, operands: Sequence[Operand] 
         operands: Tensors of the operation that launched the kernel: they have the sizes of memory
             without a name, and those of views.
     """
-    pointers = tuple(_with_size(each, operands) for each in pointers_in(parameter, memory))
+    pointers = tuple(_with_size(pointer, operands) for pointer in pointers_in(parameter, memory))
     if parameter.data is None:
         kind = text = "unreadable"
     elif parameter.size > 8:
