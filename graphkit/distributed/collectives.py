@@ -68,7 +68,7 @@ class OneShotCollectives(Collectives):
     For a sum of up to 256 KiB each rank writes its tensor into the memory of all others, in one
     kernel without a barrier. ``add_rms_norm`` is part of that kernel. A gather of up to 2 MiB is
     one such kernel too. For larger tensors each rank copies its own into its part of the memory,
-    waits on the device until all have, and reads those of all others: one kernel for a sum
+    waits on the device until all have, and reads the others' parts: one kernel for a sum
     (``torch.ops.symm_mem``), four nodes for a gather. No multicast is used. Tensors of more than
     16 MiB go through NCCL.
 

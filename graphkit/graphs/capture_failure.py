@@ -84,7 +84,7 @@ def _cause(error: BaseException) -> CaptureCause:
         return CaptureCause.OUT_OF_MEMORY
     if isinstance(error, NotImplementedError):
         return CaptureCause.UNSUPPORTED_OP
-    texts = [str(raised).lower() for raised in _chain(error)]
+    texts = [str(raised).lower() for raised in exception_chain(error)]
     for cause, messages in _MESSAGES.items():
         if any(message in text for text in texts for message in messages):
             return cause
@@ -112,7 +112,8 @@ def _filename(frame: Frame) -> str:
     return frame[0].f_code.co_filename
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, the latest first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
