@@ -43,8 +43,7 @@ def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     bindings = runtime()
     if bindings is None:
         return
-    stream_of_bindings = bindings.cudaStream_t(stream.cuda_stream)
-    checked(bindings.cudaGraphUpload(runtime_executable(graph), stream_of_bindings))
+    checked(bindings.cudaGraphUpload(runtime_executable(graph), runtime_stream(stream)))
 
 
 def launch_function(executable: Any) -> Callable[[Any], None]:
@@ -89,7 +88,7 @@ def begin_empty_capture(stream: torch.cuda.Stream) -> None:
     if bindings is None:
         return
     mode = bindings.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-    checked(bindings.cudaStreamBeginCapture(bindings.cudaStream_t(stream.cuda_stream), mode))
+    checked(bindings.cudaStreamBeginCapture(runtime_stream(stream), mode))
 
 
 def captured_node_counter() -> Callable[[], int]:
@@ -101,7 +100,7 @@ def captured_node_counter() -> Callable[[], int]:
     bindings = runtime()
     if bindings is None or not torch.cuda.is_current_stream_capturing():
         return lambda: 0
-    stream = bindings.cudaStream_t(torch.cuda.current_stream().cuda_stream)
+    stream = runtime_stream(torch.cuda.current_stream())
     graph = checked(bindings.cudaStreamGetCaptureInfo(stream))[2]
     get_nodes = bindings.cudaGraphGetNodes
     return lambda: int(get_nodes(graph)[-1])
