@@ -10,7 +10,7 @@ from graphkit.errors import ConfigError
 from graphkit.ops.rms_norm import add_rms_norm
 
 _SHARED_BYTES = 16 << 20
-"""Largest tensor of a one-shot collective."""
+"""Largest tensor of a one-shot collective. Every rank keeps so much memory for it."""
 _WORD = 4
 """``torch.ops.symm_mem`` moves words of so many bytes."""
 _all_gather = getattr(

@@ -254,7 +254,10 @@ class _OperationMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Keep compiled code compiled under this mode; by default torch runs it eagerly."""
+        """Keep compiled code compiled under this mode; by default torch runs it eagerly.
+
+        https://github.com/pytorch/pytorch/pull/161648
+        """
         return True
 
     def __torch_dispatch__(

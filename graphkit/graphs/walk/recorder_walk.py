@@ -22,7 +22,9 @@ from graphkit.graphs.walk.timing import Span
 from graphkit.records import Argument, Edge, Node, Pointer
 
 _LONGEST_TEXT = 60
+"""Letters of an argument's value, which is one column of a page."""
 _TIMED_REPLAYS = 3
+"""Timed replays of a recorded graph, each of which takes much longer than a CUDA graph's."""
 
 
 class RecorderWalk:
