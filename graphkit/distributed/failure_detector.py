@@ -45,10 +45,12 @@ A ``^C`` takes effect within this time; each look is one read of the store.
 _GLOO_MARGIN_S = 60.0
 """Time that gloo's limit exceeds ``time_limit`` by, so that gloo does not time out while ranks find
 out who is missing."""
+# Failures have topics in the store. A rank looks under the topic of its own call:
+# "failure" ends the group, "refusal N" a call that a rank refuses before it waits for others, and
+# "failure of wait N" one wait, such as a barrier of a capture.
 _FAILURE = "failure"
-"""Topic of the failure that ends the group."""
 _KNOWN = "known"
-"""Topic of a call whose failure all ranks know."""
+"""Topic of a call whose failure all ranks know, so that nothing is reported under it."""
 
 
 class FailureDetector:
@@ -92,7 +94,7 @@ class FailureDetector:
         self._has_raised = False
         self.waits = self._runs = self._refusals = 0
         self._topic: str | None = None
-        """Topic of failures that end the call in which this rank is; ``None`` outside."""
+        """Topic of failures that end the call that this rank makes; ``None`` outside of calls."""
         self._stalls = StallDetector(self.others, time_limit)
         self._heartbeat = Heartbeat(self.store, self._on_beat)
 
