@@ -74,8 +74,8 @@ class SizeCapture:
         """
         graphs: dict[int, CapturedGraph] = {}
         records: list[SizeRecord] = []
-        size, name = self._table.largest, self._step.mode.name
-        logger.info("Capturing %s at %d batch sizes up to %d.", name, len(self._table), size)
+        size, name = self._table.largest, f"{self._step.mode.name} of {self._step.name}"
+        logger.info("Capturing %s, up to batch size %d.", name, size)
         try:
             with self._backend.session(), StateSnapshot(self._state, self._backend.device):
                 for size in reversed(self._table.sizes):
@@ -83,7 +83,7 @@ class SizeCapture:
                     graphs[size] = self._one(size)
                     elapsed_ms = (time.perf_counter() - began) * 1e3
                     records.insert(0, self._record(size, graphs[size], elapsed_ms))
-                    logger.debug("Captured %s %d in %.0f ms.", name, size, elapsed_ms)
+                    logger.debug("Captured %s at %d in %.0f ms.", name, size, elapsed_ms)
                     progress(records[0])
         except CaptureFailure as failure:
             _close(graphs.values())
@@ -149,7 +149,7 @@ class SizeCapture:
 
 
 def log_capture(name: str, records: Sequence[SizeRecord]) -> None:
-    """Log the sizes of a mode that were captured, with the time and the memory that they took."""
+    """Log the sizes of a step that were captured, with the time and the memory that they took."""
     logger.info(
         "Captured %s at batch sizes %s in %.1f s; its graphs take %.1f MiB.",
         name,
